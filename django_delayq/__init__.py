@@ -1,0 +1,39 @@
+"""A reliable delay queue for Django on Redis."""
+
+from __future__ import annotations
+
+from .backoff import constant, exponential, ladder
+from .context import current_message
+from .exceptions import (
+    DelayQError,
+    DuplicateMessage,
+    EnqueueUnknown,
+    InvalidMessage,
+    LeaseLost,
+    MessageNotFound,
+    MessageRunning,
+    Reject,
+    Retry,
+    Snooze,
+    StoreUnavailable,
+    UnknownTopic,
+)
+from .message import Message, Priority, State
+from .tasks import DelayedTask, Handle, delayed_task
+from .topics import Page, TopicStats, list_messages, pause_topic, purge_topic, resume_topic, topic_stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # Declaring
+    "delayed_task", "constant", "exponential", "ladder",
+    # Inside a task
+    "current_message", "Retry", "Snooze", "Reject",
+    # Topics
+    "list_messages", "pause_topic", "purge_topic", "resume_topic", "topic_stats",
+    # Types
+    "DelayedTask", "Handle", "Message", "Page", "Priority", "State", "TopicStats",
+    # Errors
+    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage", "LeaseLost", "MessageNotFound",
+    "MessageRunning", "StoreUnavailable", "UnknownTopic",
+]  # fmt: skip

@@ -1,0 +1,25 @@
+"""The Django app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.module_loading import autodiscover_modules
+from django.utils.translation import gettext_lazy as _
+
+
+class DelayQConfig(AppConfig):
+    """Finds the tasks of every installed app and connects them with the producer. No I/O."""
+
+    name = "django_delayq"
+    label = "django_delayq"
+    verbose_name = _("Delay queue")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Called by Django once all apps are loaded."""
+        from . import checks  # noqa: F401 - registers the system checks
+        from .producer import Sender
+        from .tasks import connect
+
+        connect(Sender())
+        autodiscover_modules("tasks")

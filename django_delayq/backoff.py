@@ -1,0 +1,55 @@
+"""How long to wait before the next attempt. Pure functions: failure number in, seconds out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+#: Takes the number of failures so far (1 after the first) and returns seconds to wait.
+Backoff = Callable[[int], float]
+
+
+def exponential(base: float = 5.0, factor: float = 2.0, maximum: float = 3600.0, jitter: float = 0.25) -> Backoff:
+    """`base * factor ** (failures - 1)` seconds, at most `maximum`, spread by +/- `jitter` (0 to 1).
+
+    >>> exponential(base=2, jitter=0)(3)
+    8.0
+    """
+
+    def wait(failures: int) -> float:
+        # The exponent is bounded: 2.0 ** 1024 overflows, and the maximum is reached long before.
+        seconds = min(maximum, base * factor ** min(failures - 1, 64))
+        return seconds * (1 + jitter * (2 * random.random() - 1))
+
+    return wait
+
+
+def constant(seconds: float) -> Backoff:
+    """Always the same wait.
+
+    >>> constant(30)(7)
+    30
+    """
+    return lambda failures: seconds
+
+
+def ladder(steps: Sequence[float]) -> Backoff:
+    """One wait per failure, the last one for all that follow.
+
+    >>> [ladder([0, 120, 600])(n) for n in (1, 2, 3, 9)]
+    [0, 120, 600, 600]
+    """
+    waits = tuple(steps)
+    return lambda failures: waits[min(failures, len(waits)) - 1]
+
+
+def as_backoff(value: Backoff | Sequence[float] | timedelta | float) -> Backoff:
+    """A number or timedelta is a constant, a sequence a ladder, a function stays itself."""
+    if callable(value):
+        return value
+    if isinstance(value, timedelta):
+        return constant(value.total_seconds())
+    if isinstance(value, int | float):
+        return constant(value)
+    return ladder(value)

@@ -1,0 +1,2 @@
+"""System checks."""
+from __future__ import annotations

@@ -1,0 +1,166 @@
+"""The DELAYQ setting: one dict in, one frozen dataclass out."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+
+from .exceptions import ConfigurationError, InvalidDelay, InvalidName
+from .times import duration_ms
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+DEFAULT_TOPIC = "default"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicSettings:
+    """One entry of DELAYQ["TOPICS"]. None means: what the task or DELAYQ says."""
+
+    partitions: int = 1
+    """Into how many partitions the topic is split, 1 to 256. May be raised while running, not lowered."""
+    weight: int = 1
+    """Share of the claims when several topics are due, 1 to 100."""
+    ttr: float | None = None
+    """Default length of a lease in seconds for tasks of this topic."""
+    max_attempts: int | None = None
+    """Default number of attempts for tasks of this topic."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything DELAYQ may hold; upper-case in the settings file. Durations are seconds or timedelta."""
+
+    redis: str = ""
+    """A CACHES alias (django-redis), or a redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL."""
+    prefix: str = "delayq"
+    """First part of every key. Give each project that shares a Redis its own."""
+    topics: Mapping[str, TopicSettings] = field(default_factory=dict)
+    """Topics by name. A topic that only tasks name needs no entry."""
+    database: str = "default"
+    """The database alias whose transaction an enqueue waits for."""
+    after_commit: bool = True
+    """Send when the surrounding transaction commits."""
+    ttr: float = 60.0
+    """Length of a lease in seconds, 1 to 86,400. A living worker extends it."""
+    max_runtime: float = 3600.0
+    """Seconds after which a running task is no longer extended, so that a stuck one is run again elsewhere."""
+    max_attempts: int = 5
+    """Failed attempts after which a message is dead, 1 to 1,000."""
+    poison_limit: int = 3
+    """Crashes (leases that ended without a word) after which a message is dead."""
+    unknown_task_grace: float = 600.0
+    """Seconds during which a message of an unknown task waits for a worker that knows it (a rolling deploy)."""
+    body_limit: int = 64 * 1024
+    """Most bytes of JSON per message, at most 1 MiB."""
+    compress_above: int = 1024
+    """Bodies of more bytes than this are compressed when that makes them smaller."""
+    finished_limit: int = 10_000
+    """Finished messages kept per partition until an archiver takes them."""
+    priority_ageing: float = 60.0
+    """Seconds of waiting that are worth one step of priority, so that a low one never starves."""
+    sweep_interval: float = 1.0
+    """Seconds between two looks at an idle partition. Wake-ups are quicker; this is what holds without them."""
+    connect_timeout: float = 2.0
+    """Seconds to wait for a connection."""
+    socket_timeout: float = 5.0
+    """Seconds to wait for an answer."""
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "ttr": (1, 86_400),
+    "max_runtime": (1, 7 * 86_400),
+    "max_attempts": (1, 1000),
+    "poison_limit": (1, 100),
+    "unknown_task_grace": (0, 7 * 86_400),
+    "body_limit": (1, 1024 * 1024),
+    "compress_above": (0, 1024 * 1024),
+    "finished_limit": (0, 100_000_000),
+    "priority_ageing": (0, 86_400),
+    "sweep_interval": (0.05, 60),
+    "connect_timeout": (0.05, 60),
+    "socket_timeout": (0.05, 600),
+    "partitions": (1, 256),
+    "weight": (1, 100),
+}
+_DURATIONS = {
+    "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval", "connect_timeout", "socket_timeout",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """DELAYQ of the Django settings, checked. Raises ConfigurationError."""
+    return parse_settings(getattr(django_settings, "DELAYQ", {}))
+
+
+def parse_settings(raw: Any) -> Settings:
+    """Build Settings from the dict of a settings file. Raises ConfigurationError that names the entry."""
+    if not isinstance(raw, Mapping):
+        raise ConfigurationError(f"DELAYQ must be a dict, not {type(raw).__name__}.")
+    values = _checked(Settings, {str(name).lower(): value for name, value in raw.items()}, "DELAYQ", str.upper)
+    topics = values.get("topics", {})
+    if not isinstance(topics, Mapping):
+        raise ConfigurationError('DELAYQ["TOPICS"] must be a dict of topic name -> dict of options.')
+    values["topics"] = {name: _topic(name, options) for name, options in topics.items()}
+    if "{" in str(values.get("prefix", "")) or not NAME.match(str(values.get("prefix", "delayq"))):
+        raise ConfigurationError(f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.__doc__}')
+    return Settings(**values)
+
+
+def _topic(name: str, options: Any) -> TopicSettings:
+    where = f'DELAYQ["TOPICS"]["{name}"]'
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"{where} must be a dict of options, not {type(options).__name__}.")
+    check_name(name, "a topic", ConfigurationError)
+    return TopicSettings(**_checked(TopicSettings, dict(options), where, str))
+
+
+def _checked(
+    cls: type[Settings] | type[TopicSettings], raw: dict[str, Any], where: str, spelling: Callable[[str], str]
+) -> dict[str, Any]:
+    known = {f.name: f for f in fields(cls)}
+    for name, value in raw.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {spelling(near[0])}?" if near else ""
+            raise ConfigurationError(f"{where} has no option {spelling(name)}.{hint}")
+        raw[name] = _in_range(name, value, f'{where}["{spelling(name)}"]')
+    return raw
+
+
+def _in_range(name: str, value: Any, where: str) -> Any:
+    if name not in _RANGES or value is None:
+        return value
+    low, high = _RANGES[name]
+    if name in _DURATIONS:
+        try:
+            value = duration_ms(value, where) / 1000
+        except InvalidDelay as error:
+            raise ConfigurationError(str(error)) from None
+    elif isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{where} must be a whole number, not {value!r}.")
+    if not low <= value <= high:
+        raise ConfigurationError(f"{where} must be from {low:g} to {high:g}, not {value!r}.")
+    return value
+
+
+def check_name(name: Any, what: str, error: type[Exception] = InvalidName) -> str:
+    """The name itself. Raises `error` when it may not be part of a Redis key."""
+    if not isinstance(name, str) or not NAME.match(name):
+        raise error(f"{name!r} cannot name {what}. {InvalidName.__doc__}")
+    return name
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "DELAYQ":
+        get_settings.cache_clear()
+
+
+setting_changed.connect(_forget)

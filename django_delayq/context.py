@@ -1,0 +1,40 @@
+"""What a running task can ask about its own message."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from .exceptions import DelayQError, UndecodableMessage
+from .message import ATTEMPTS, Attempts, Found, Message, State, view
+from .store.lease import Lease
+from .tasks import by_code
+
+#: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody asks.
+running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
+
+
+class CurrentMessage(Message, frozen=True, kw_only=True):
+    """The message whose task is running."""
+
+    lease: Any
+    """The lease it runs under."""
+
+    @property
+    def lease_lost(self) -> bool:
+        """True once the lease has ended: another worker may run the message, so a long task should stop here."""
+        return bool(self.lease.lost)
+
+
+def current_message() -> CurrentMessage:
+    """The message that the running task was called for. Raises DelayQError outside a task run by a worker."""
+    lease = running.get()
+    if lease is None:
+        raise DelayQError("current_message() is known only while a worker runs a task.")
+    task = by_code.get(lease.record[19:23])
+    if task is None or len(lease.entry) != ATTEMPTS.size:
+        raise UndecodableMessage
+    attempts = Attempts.decode(lease.entry)
+    found = Found(lease.id, State.LEASED, attempts.due_at_ms, lease.record, attempts)
+    message = view(lease.partition.topic, task.name, State.LEASED, found)
+    return CurrentMessage(lease=lease, **{name: getattr(message, name) for name in message.__struct_fields__})

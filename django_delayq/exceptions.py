@@ -1,0 +1,162 @@
+"""Every error this package raises, and the three a task raises to steer its own message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+class DelayQError(Exception):
+    """Something went wrong in django_delayq."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+# Configuration
+
+
+class ConfigurationError(DelayQError, ImproperlyConfigured):
+    """The DELAYQ setting or a task's declaration is wrong."""
+
+
+class DuplicateTask(ConfigurationError):
+    """Two tasks have the same name."""
+
+
+# Bad input: refused at the door, nothing was sent
+
+
+class InvalidMessage(DelayQError, ValueError):
+    """The message cannot be accepted as it is."""
+
+
+class InvalidDelay(InvalidMessage):
+    """A delay is a timedelta or a number of seconds from 0 to ten years."""
+
+
+class NaiveDatetime(InvalidMessage):
+    """A datetime needs a time zone: use django.utils.timezone, for example timezone.now()."""
+
+
+class InvalidName(InvalidMessage):
+    """A name may hold A-Z a-z 0-9 _ . - and has 1 to 64 characters."""
+
+
+class InvalidKey(InvalidMessage):
+    """A key is a string of 1 to 256 characters."""
+
+
+class InvalidArguments(InvalidMessage):
+    """The arguments do not fit the signature of the task."""
+
+
+class UnserialisableArguments(InvalidMessage):
+    """Arguments are JSON: None, bool, int, finite float, str, list, tuple and dict with str keys."""
+
+
+class BodyTooLarge(InvalidMessage):
+    """The arguments are larger than DELAYQ['BODY_LIMIT']."""
+
+
+class UnknownTopic(InvalidMessage):
+    """No task and no entry of DELAYQ['TOPICS'] declares this topic."""
+
+
+# The state of a message forbids the call
+
+
+class DuplicateMessage(DelayQError):
+    """A message with this key is live. Pass on_duplicate="keep" or "replace", or cancel it first."""
+
+    def __init__(self, message: str = "", *, keys: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+
+
+class MessageNotFound(DelayQError):
+    """No live message has this id or key: it was never sent, or it is already finished or cancelled."""
+
+
+class MessageRunning(DelayQError):
+    """A worker holds this message: it can no longer be cancelled or rescheduled."""
+
+
+class LeaseLost(DelayQError):
+    """The lease on this message ended: another worker may run it, and this run's result is not recorded."""
+
+
+class UndecodableMessage(DelayQError):
+    """The stored record is not one that this version can read."""
+
+
+# Redis
+
+
+class StoreError(DelayQError):
+    """Redis answered with an error that is a bug in django_delayq or a wrong server."""
+
+
+class StoreUnavailable(DelayQError):
+    """Redis did not execute the call. Nothing was changed; calling again is safe."""
+
+
+class StoreReadOnly(StoreUnavailable):
+    """Redis is a read-only replica or cannot write to its disk. Connect to the primary, or mend the disk."""
+
+
+class StoreFull(StoreUnavailable):
+    """Redis is at maxmemory and takes no new message. Workers go on draining; raise maxmemory or add workers."""
+
+
+class StoreLoading(StoreUnavailable):
+    """Redis is still loading its data set. Call again in a moment."""
+
+
+class StoreForbidden(StoreUnavailable):
+    """The Redis user may not run this command or touch this key. See docs/operations.md for the ACL it needs."""
+
+
+class OutcomeUnknown(DelayQError):
+    """The connection broke before the answer came: the call may or may not have been executed."""
+
+
+class EnqueueUnknown(OutcomeUnknown):
+    """It is not known whether the messages were stored. Enqueue again with using(id=...): that is safe."""
+
+    def __init__(self, message: str = "", *, ids: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.ids = tuple(ids)
+
+
+# Raised by a task about its own message
+
+
+class ControlFlow(Exception):  # noqa: N818 - not an error: what a task says about its own message
+    """Base of what a task raises to decide about its own message."""
+
+
+class Retry(ControlFlow):
+    """Run again after `delay` (the task's backoff when None). Counts as a failed attempt."""
+
+    def __init__(self, message: str = "", *, delay: timedelta | float | None = None) -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class Snooze(ControlFlow):
+    """Run again after `delay`. Does not count as an attempt."""
+
+    def __init__(self, delay: timedelta | float) -> None:
+        super().__init__()
+        self.delay = delay
+
+
+class Reject(ControlFlow):
+    """Give up at once: the message becomes a dead letter with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,158 @@
+"""What a task and a call can be told: the options, checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict
+from uuid import UUID
+
+from .backoff import Backoff, as_backoff, exponential
+from .conf import DEFAULT_TOPIC, check_name
+from .exceptions import InvalidKey, InvalidMessage
+from .message import Priority, parse_id
+from .times import duration_ms, instant_ms
+
+OnDuplicate = Literal["raise", "keep", "replace"]
+Duration = timedelta | float
+
+
+class TaskOptions(TypedDict, total=False):
+    """What @delayed_task and using() take."""
+
+    topic: str
+    """Named channel; names are [A-Za-z0-9_.-], 1 to 64 characters. Default "default"."""
+    delay: Duration
+    """How long to wait: timedelta or seconds, 0 to ten years. Default 0."""
+    ttr: Duration | None
+    """Time to run: length of a lease, 1 s to 24 h. A living worker extends it."""
+    max_runtime: Duration | None
+    """How long one run may take before its lease is given up, 1 s to 7 days."""
+    max_attempts: int | None
+    """Failed attempts after which the message is dead, 1 to 1,000."""
+    backoff: Backoff | Sequence[float] | Duration
+    """Wait between attempts: a function of the failure number, a ladder of seconds, or one wait."""
+    retry_for: tuple[type[Exception], ...]
+    """Exceptions worth another attempt; others are dead at once. Default every Exception."""
+    priority: Priority | Literal["high", "normal", "low"]
+    """Lane within the topic."""
+    expires: Duration | datetime | None
+    """Not started later than this after its due time, or than this instant."""
+    on_duplicate: OnDuplicate
+    """What enqueue does when a message with this key is live. Default "raise"."""
+
+
+class CallOptions(TaskOptions, total=False):
+    """What only using() takes."""
+
+    due_at: datetime | None
+    """When to run; an aware datetime instead of a delay."""
+    key: str | None
+    """Business identity inside the topic: at most one live message has it."""
+    id: str | UUID | None
+    """Id of an earlier enqueue whose outcome is unknown: enqueueing it again stores it once."""
+    headers: Mapping[str, str]
+    """Small strings for people and tracing; the task reads them with current_message()."""
+    database: str | None
+    """Alias of the database whose transaction to wait for."""
+    after_commit: bool | None
+    """False sends at once, whatever the transaction does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Checked options of a task or of one call. Times are milliseconds."""
+
+    topic: str = DEFAULT_TOPIC
+    when: str = "+0"
+    ttr_ms: int | None = None
+    max_runtime_ms: int | None = None
+    max_attempts: int | None = None
+    backoff: Backoff = field(default_factory=exponential)
+    retry_for: tuple[type[Exception], ...] = (Exception,)
+    priority: Priority = Priority.NORMAL
+    expires: str = ""
+    on_duplicate: OnDuplicate = "raise"
+    key: str | None = None
+    id: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    database: str | None = None
+    after_commit: bool | None = None
+
+    def changed(self, changes: CallOptions) -> Options:
+        """A copy with these changes. Raises InvalidMessage and its subclasses."""
+        if "delay" in changes and changes.get("due_at") is not None:
+            raise InvalidMessage("Give delay or due_at, not both.")
+        values: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name not in _CHECKS:
+                raise InvalidMessage(f"{name!r} is not an option. Options are: {', '.join(_CHECKS)}.")
+            if value is not None or name in ("key", "expires"):
+                target, check = _CHECKS[name]
+                values[target] = check(value)
+        return replace(self, **values)
+
+
+def _between(low: int, high: int, name: str) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InvalidMessage(f"{name} must be a whole number from {low} to {high:,}, not {value!r}.")
+        return value
+
+    return check
+
+
+def _duration(low_s: int, high_s: int, name: str) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        milliseconds = duration_ms(value, name)
+        if not low_s * 1000 <= milliseconds <= high_s * 1000:
+            raise InvalidMessage(f"{name} must be from {low_s} to {high_s:,} seconds, not {value!r}.")
+        return milliseconds
+
+    return check
+
+
+def _expires(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(instant_ms(value, "expires")) if isinstance(value, datetime) else f"+{duration_ms(value, 'expires')}"
+
+
+def _on_duplicate(value: Any) -> Any:
+    if value not in ("raise", "keep", "replace"):
+        raise InvalidMessage(f'on_duplicate is {value!r}: use "raise", "keep" or "replace".')
+    return value
+
+
+def check_key(value: Any) -> str | None:
+    """The key itself. Raises InvalidKey."""
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256):
+        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.__doc__}")
+    return value
+
+
+def _headers(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(x, str) for pair in value.items() for x in pair):
+        raise InvalidMessage("headers is a mapping of str to str.")
+    return dict(value)
+
+
+_CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "topic": ("topic", lambda value: check_name(value, "a topic")),
+    "delay": ("when", lambda value: f"+{duration_ms(value)}"),
+    "due_at": ("when", lambda value: str(instant_ms(value))),
+    "ttr": ("ttr_ms", _duration(1, 86_400, "ttr")),
+    "max_runtime": ("max_runtime_ms", _duration(1, 7 * 86_400, "max_runtime")),
+    "max_attempts": ("max_attempts", _between(1, 1000, "max_attempts")),
+    "backoff": ("backoff", as_backoff),
+    "retry_for": ("retry_for", tuple),
+    "priority": ("priority", Priority.parse),
+    "expires": ("expires", _expires),
+    "on_duplicate": ("on_duplicate", _on_duplicate),
+    "key": ("key", check_key),
+    "id": ("id", parse_id),
+    "headers": ("headers", _headers),
+    "database": ("database", str),
+    "after_commit": ("after_commit", bool),
+}

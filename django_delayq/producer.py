@@ -1,0 +1,304 @@
+"""Sends messages: at once or when the transaction commits, all of one transaction in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from uuid import UUID
+
+from django.db import connections, transaction
+
+from . import signals, tasks
+from .conf import get_settings
+from .exceptions import (
+    DuplicateMessage,
+    EnqueueUnknown,
+    InvalidMessage,
+    MessageNotFound,
+    MessageRunning,
+    OutcomeUnknown,
+    UnknownTopic,
+)
+from .message import (
+    EXPIRES_WITH_DUE,
+    Body,
+    Message,
+    encode_body,
+    encode_record,
+    key_id,
+    new_ids,
+    parse_id,
+    view,
+)
+from .options import check_key
+from .store import get_store
+from .store.keys import Partition
+from .store.redis import BATCH, Outgoing
+from .tasks import Call, Handle
+from .times import from_ms
+
+
+@dataclass(slots=True)
+class _Item:
+    """One message on its way: its handle and what the enqueue script takes."""
+
+    handle: Handle
+    code: bytes
+    message: Outgoing
+    keyed: bool
+    may_exist: bool
+    """An explicit id or a repetition: finding the very same record is success."""
+
+
+# Public calls
+
+
+def send(calls: Iterable[Call]) -> list[Handle]:
+    """Check, encode and store one message per call; inside a transaction when it commits. Returns their handles."""
+    handles: list[Handle] = []
+    for chunk in _chunks(calls):
+        items = _build(chunk)
+        handles += [item.handle for item in items]
+        _dispatch(chunk[0], items)
+    return handles
+
+
+def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> None:
+    """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
+    identity = _identity(topic, key, message_id)
+    store = get_store()
+    for partition in store.partitions.candidates(topic, identity):
+        answer = store.cancel(partition, [identity])[0]
+        if answer == "RUNNING":
+            raise MessageRunning(f"{_named(key, identity)}: a worker holds it, so it can no longer be cancelled.")
+        if answer == "OK":
+            signals.report(signals.cancelled, topic, [signals.Event(identity.hex(), key=key)])
+            return
+    raise MessageNotFound(f"{_named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
+
+
+def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | None, when: str) -> datetime:
+    """Give a waiting message another due time. Raises MessageNotFound or MessageRunning."""
+    identity = _identity(topic, key, message_id)
+    store = get_store()
+    for partition in store.partitions.candidates(topic, identity):
+        try:
+            due_ms = store.reschedule(partition, identity, when)
+        except MessageNotFound:
+            continue
+        except MessageRunning:
+            raise MessageRunning(f"{_named(key, identity)}: a worker holds it, it can no longer be moved.") from None
+        signals.report(signals.rescheduled, topic, [signals.Event(identity.hex(), key=key)])
+        return from_ms(due_ms)
+    raise MessageNotFound(f"{_named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
+
+
+def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> Message | None:
+    """The live message, or None."""
+    identity = _identity(topic, key, message_id)
+    store = get_store()
+    for partition in store.partitions.candidates(topic, identity):
+        found = store.find(partition, [identity])[0]
+        if found is not None:
+            return view(topic, task_name(partition, found.record), found.state, found)
+    return None
+
+
+def check_topic(topic: str) -> str:
+    """The topic itself. Raises UnknownTopic with the nearest that exists."""
+    known = tasks.known_topics()
+    if topic not in known:
+        raise UnknownTopic(f"Topic {topic!r} is not declared. Known topics: {', '.join(sorted(known))}.")
+    return topic
+
+
+# Building
+
+
+def _chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
+    """Up to 500 calls of one destination: same topic, same database, same moment of sending."""
+    iterator = iter(calls)
+    pending = list(islice(iterator, BATCH))
+    while pending:
+        first = _destination(pending[0])
+        size = next((i for i, call in enumerate(pending) if _destination(call) != first), len(pending))
+        yield pending[:size]
+        pending = pending[size:] or list(islice(iterator, BATCH))
+
+
+def _destination(call: Call) -> tuple[str, str | None, bool | None]:
+    options = call.task.options
+    return options.topic, options.database, options.after_commit
+
+
+def _build(calls: Sequence[Call]) -> list[_Item]:
+    """Everything that can be refused is refused here, before anything is sent."""
+    check_topic(calls[0].task.options.topic)
+    return [_item(call, fresh) for call, fresh in zip(calls, new_ids(len(calls)), strict=True)]
+
+
+def _item(call: Call, fresh_id: bytes) -> _Item:
+    task, options, settings = call.task, call.task.options, get_settings()
+    task.definition.check_arguments(call.args, call.kwargs)
+    body = encode_body(
+        Body(list(call.args), dict(call.kwargs), options.key, dict(options.headers), task.max_attempts_of_call),
+        settings.body_limit,
+    )
+    identity = options.id or (key_id(options.topic, options.key) if options.key else fresh_id)
+    flags = options.priority | (EXPIRES_WITH_DUE if options.expires[:1] == "+" else 0)
+    record = encode_record(
+        task.definition.code, body, flags=flags, ttr_ms=task.ttr_ms, compress_above=settings.compress_above
+    )
+    return _Item(
+        Handle(identity, options.topic, task.name, options.key),
+        task.definition.code,
+        (identity, options.on_duplicate, options.when, options.expires, record),
+        options.key is not None,
+        options.id is not None or options.key is None,
+    )
+
+
+# Sending
+
+
+def _dispatch(call: Call, items: list[_Item]) -> None:
+    """Send now, or put into the batch of the transaction that is open."""
+    options, settings = call.task.options, get_settings()
+    database = options.database or settings.database
+    wait = settings.after_commit if options.after_commit is None else options.after_commit
+    if wait and connections[database].in_atomic_block:
+        _Batch.of(database).add(items)
+    else:
+        _store(items)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """What one transaction has enqueued. Lives in the connection's list of commit hooks and nowhere else."""
+
+    database: str
+    confirmed: list[_Item] = field(default_factory=list)
+    newest: _Flush | None = None
+
+    @classmethod
+    def of(cls, database: str) -> _Batch:
+        """The batch of the open transaction, found through its hook, so that a rollback forgets it."""
+        for _, hook, _ in reversed(connections[database].run_on_commit):
+            if isinstance(hook, _Flush):
+                return hook.batch
+        return cls(database)
+
+    def add(self, items: list[_Item]) -> None:
+        """Send the items when the transaction commits, unless the savepoint around this call is rolled back.
+
+        Two hooks: Django drops the first with the savepoint, so what it would confirm is never sent. The second
+        stands behind it and outlives every savepoint (no savepoint ids); the newest of these sends what was confirmed.
+        """
+        transaction.on_commit(lambda: self.confirmed.extend(items), using=self.database)
+        self.newest = _Flush(self)
+        connections[self.database].run_on_commit.append((set(), self.newest, False))
+
+
+@dataclass(slots=True, eq=False)
+class _Flush:
+    """Commit hook that sends a batch, if no later one will."""
+
+    batch: _Batch
+
+    def __call__(self) -> None:
+        if self.batch.newest is self:
+            items, self.batch.confirmed = self.batch.confirmed, []
+            _store(items)
+
+
+def _store(items: list[_Item]) -> None:
+    """Send the items, one script call per partition and 500. Raises DuplicateMessage after all were sent."""
+    duplicates: list[Handle] = []
+    for partition, batch in _batches(items):
+        duplicates += _send_batch(partition, batch)
+        signals.report(
+            signals.enqueued,
+            partition.topic,
+            [signals.Event(i.handle.id, i.handle.task, i.handle.key) for i in batch] if signals.enqueued.receivers else [],
+        )
+    if duplicates:
+        names = ", ".join(_named(handle.key, handle.identity) for handle in duplicates[:10])
+        raise DuplicateMessage(
+            f'{names}: already live. Pass on_duplicate="keep" or "replace", or cancel it first.',
+            keys=[handle.key or handle.id for handle in duplicates],
+        )
+
+
+def _batches(items: list[_Item]) -> Iterator[tuple[Partition, list[_Item]]]:
+    """Group by partition; a repeated id starts a new batch, so that order decides between the two."""
+    partitions = get_store().partitions
+    open_batches: dict[Partition, dict[bytes, _Item]] = {}
+    for item in items:
+        identity = item.message[0]
+        partition = partitions.place(item.handle.topic, identity, item.keyed)
+        batch = open_batches.setdefault(partition, {})
+        if identity in batch or len(batch) == BATCH:
+            yield partition, list(batch.values())
+            batch = open_batches[partition] = {}
+        batch[identity] = item
+    for partition, batch in open_batches.items():
+        yield partition, list(batch.values())
+
+
+def _send_batch(partition: Partition, batch: list[_Item]) -> list[Handle]:
+    """Store a batch and complete its handles. Returns those that were duplicates."""
+    names = {item.code: item.handle.task for item in batch}
+    try:
+        now_us, words = get_store().enqueue(partition, names, [item.message for item in batch])
+    except OutcomeUnknown as error:
+        ids = [item.handle.id for item in batch]
+        raise EnqueueUnknown(f"{error} Enqueue again with using(id=...): that is safe.", ids=ids) from error
+    duplicates = []
+    now_ms = -(-now_us // 1000)
+    for index, item in enumerate(batch):
+        word, when = words.get(index), item.message[2]
+        same = word == "SAME" and item.may_exist
+        if word in ("SAME", "DUPLICATE") and not same:
+            item.handle.outcome = "kept"
+            if item.message[1] == "raise":
+                duplicates.append(item.handle)
+        else:
+            item.handle.outcome = _OUTCOMES.get(word, "stored")
+            item.handle.due_ms = now_ms + int(when) if when[0] == "+" else int(when)
+    return duplicates
+
+
+_OUTCOMES: dict[str | None, str] = {"REPLACED": "replaced", "FOLLOWS": "follows"}
+
+
+# Finding
+
+
+def _identity(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> bytes:
+    check_topic(topic)
+    if (key is None) == (message_id is None):
+        raise InvalidMessage("Give either key or id.")
+    return key_id(topic, check_key(key) or "") if message_id is None else parse_id(message_id)
+
+
+def _named(key: str | None, identity: bytes) -> str:
+    return f"Message {key!r}" if key else f"Message {identity.hex()}"
+
+
+def task_name(partition: Partition, record: bytes) -> str:
+    """The name of a record's task: from the registry, else from the partition."""
+    code = record[19:23]
+    task = tasks.by_code.get(code)
+    return task.name if task else get_store().task_name(partition, code)
+
+
+class Sender:
+    """producer.py as tasks see it (tasks.Producer)."""
+
+    send = staticmethod(send)
+    cancel = staticmethod(cancel)
+    reschedule = staticmethod(reschedule)
+    get = staticmethod(get)
+

@@ -1,0 +1,26 @@
+"""Everything that knows Redis."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from django.core.signals import setting_changed
+
+from ..conf import get_settings
+from .connection import connect
+from .redis import RedisStore
+
+
+@lru_cache(maxsize=1)
+def get_store() -> RedisStore:
+    """The store that DELAYQ names. Its connections survive a fork: redis-py's pools notice a new pid."""
+    settings = get_settings()
+    return RedisStore(connect(settings), settings)
+
+
+def _forget(*, setting: str, **kwargs: object) -> None:
+    if setting in ("DELAYQ", "CACHES"):
+        get_store.cache_clear()
+
+
+setting_changed.connect(_forget)

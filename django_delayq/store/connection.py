@@ -1,0 +1,113 @@
+"""Builds the Redis client that DELAYQ["REDIS"] names: single, Sentinel or Cluster."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+from django.conf import settings as django_settings
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from ..conf import Settings
+from ..exceptions import ConfigurationError
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+Client = Any  # redis.Redis or RedisCluster: they share commands, not a base class
+
+
+def connect(settings: Settings) -> Client:
+    """A client that never retries by itself: a script that ran twice behind our back is a message run twice.
+
+    Raises ConfigurationError when REDIS is missing or not understood. Does not touch the network, except for Cluster.
+    """
+    where = settings.redis
+    if not where:
+        raise ConfigurationError(
+            'DELAYQ["REDIS"] is missing. Name an entry of CACHES that uses django-redis, or give a URL such as '
+            '"redis://127.0.0.1:6379/0".'
+        )
+    if "://" not in where:
+        return _from_cache_alias(where, settings)
+    scheme = where.split("://", 1)[0]
+    if scheme not in SCHEMES:
+        raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: use one of {", ".join(SCHEMES)}.')
+    try:
+        if scheme.endswith("+sentinel"):
+            return _from_sentinel(where, settings)
+        if scheme.endswith("+cluster"):
+            return _from_cluster(where, settings)
+        return redis.Redis.from_url(where, **_options(settings))
+    except ValueError as error:
+        raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: {error}.') from None
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": settings.connect_timeout,
+        "socket_timeout": settings.socket_timeout,
+        "socket_keepalive": True,
+        "decode_responses": False,
+        "protocol": 2,
+    }
+
+
+def _from_cache_alias(alias: str, settings: Settings) -> Client:
+    if alias not in django_settings.CACHES:
+        raise ConfigurationError(f'DELAYQ["REDIS"] is {alias!r}: neither a URL nor an entry of CACHES.')
+    from django_redis import get_redis_connection
+
+    try:
+        pool = get_redis_connection(alias).connection_pool
+    except (NotImplementedError, AttributeError):
+        raise ConfigurationError(f"CACHES[{alias!r}] is not a django-redis cache.") from None
+    # A pool of our own with the cache's address and credentials: the cache may retry and decode, we may not.
+    kwargs = {**pool.connection_kwargs, **_options(settings)}
+    own = type(pool)(connection_class=pool.connection_class, **kwargs)
+    return redis.Redis(connection_pool=own)
+
+
+def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[str]]:
+    """Hosts, credentials and TLS, path parts of scheme://user:password@host:port,host:port/part/part?option=value."""
+    parts = urlsplit(where)
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    options: dict[str, Any] = {
+        "username": unquote(username) or None,
+        "password": unquote(password) or None,
+        "ssl": parts.scheme.startswith("rediss"),
+        **dict(parse_qsl(parts.query)),
+    }
+    addresses = [(host or "127.0.0.1", int(port or 0)) for host, _, port in (h.rpartition(":") for h in hosts.split(","))]
+    if not all(port for _, port in addresses):
+        raise ValueError("every host needs a port, as in host1:26379,host2:26379")
+    return addresses, options, [part for part in parts.path.split("/") if part]
+
+
+def _from_sentinel(where: str, settings: Settings) -> Client:
+    addresses, options, path = _addresses(where)
+    if not path:
+        raise ValueError("name the primary, as in redis+sentinel://host:26379/mymaster/0")
+    tls = options.pop("ssl")
+    sentinel_password = options.pop("sentinel_password", None)
+    common = {**_options(settings), **({"ssl": True} if tls else {})}
+    sentinel = Sentinel(addresses, sentinel_kwargs={**common, "password": sentinel_password}, **common)
+    client: Client = sentinel.master_for(path[0], db=int(path[1]) if len(path) > 1 else 0, **options)
+    return client
+
+
+def _from_cluster(where: str, settings: Settings) -> Client:
+    addresses, options, _ = _addresses(where)
+    nodes = [ClusterNode(host, port) for host, port in addresses]
+    common = _options(settings)
+    return RedisCluster(startup_nodes=nodes, **common, **options)
+
+
+def mask(where: str) -> str:
+    """The URL without its password."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", where)

@@ -1,0 +1,59 @@
+"""The subscription to wake-up hints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from .errors import translate
+from .keys import Partition, wakeups_channel
+from .redis import RedisStore
+
+
+class HintStream:
+    """Reads hints from a connection of its own, which it makes anew after every failure."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._pubsub: Any = None
+
+    def connect(self) -> bool:
+        """Subscribe unless subscribed. True when the subscription is new."""
+        if self._pubsub is not None:
+            return False
+        try:
+            pubsub = self._store.client.pubsub(ignore_subscribe_messages=True)
+            pubsub.subscribe(wakeups_channel(self._store.prefix))
+        except redis.RedisError as error:
+            raise translate(error, self._store.where) from error
+        self._pubsub = pubsub
+        return True
+
+    def read(self, seconds: float) -> tuple[Partition | None, float] | None:
+        """The next hint: partition and its due time in ms. None when none comes in time or it is not understood."""
+        try:
+            message = self._pubsub.get_message(timeout=seconds)
+        except redis.RedisError as error:
+            self.close()
+            raise translate(error, self._store.where) from error
+        except (OSError, AttributeError, ValueError):  # closed by stop() in the middle of the read
+            self.close()
+            return None
+        return _parse(message["data"]) if message else None
+
+    def close(self) -> None:
+        """Unsubscribe."""
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            try:
+                pubsub.close()
+            except (redis.RedisError, OSError):
+                return
+
+
+def _parse(data: bytes) -> tuple[Partition, float] | None:
+    topic, number, due_ms = ([*data.decode("utf-8", "replace").rsplit(":", 2)] + ["", ""])[:3]
+    if not number.isdecimal() or not due_ms.isdecimal():
+        return None
+    return Partition(topic, int(number)), float(due_ms)

@@ -1,0 +1,76 @@
+"""Names of all Redis keys, and nothing else.
+
+One partition = one hash tag, so that every script stays in one cluster slot:
+
+| key                                       | type   | member -> value                                          |
+|-------------------------------------------|--------|----------------------------------------------------------|
+| PREFIX:{topic:p}:delayed:high/normal/low  | zset   | id -> due_at in ms; one lane per priority                |
+| PREFIX:{topic:p}:leased                   | zset   | id -> lease deadline in ms; this is the lease            |
+| PREFIX:{topic:p}:messages                 | hash   | id -> record (see message.py)                            |
+| PREFIX:{topic:p}:attempts                 | hash   | id -> attempt, crashes, due, first claim, token          |
+| PREFIX:{topic:p}:finished                 | stream | one entry per finished message, until it is archived     |
+| PREFIX:{topic:p}:followers                | hash   | id -> due_at and record to enqueue when its run ends     |
+| PREFIX:{topic:p}:meta                     | hash   | paused, wakeups, counters, task:<code> -> name           |
+| PREFIX:topics                             | set    | topic:N, every number of partitions it has had           |
+| PREFIX:workers                            | hash   | worker -> heartbeat (JSON)                               |
+| PREFIX:wakeups                            | channel| topic:p:due_at_ms, a hint that a partition has more to do|
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Partition(NamedTuple):
+    """One part of a topic."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.number}"
+
+
+@lru_cache(maxsize=4096)
+def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
+    """The nine keys of a partition in the order that the scripts expect (shared/1_partition.lua)."""
+    base = f"{prefix}:{{{partition}}}:"
+    names = ("delayed:high", "delayed:normal", "delayed:low", "leased", "messages", "attempts", "finished",
+             "followers", "meta")  # fmt: skip
+    return tuple(base + name for name in names)
+
+
+def leased_key(prefix: str, partition: Partition) -> str:
+    """The zset of leases."""
+    return partition_keys(prefix, partition)[3]
+
+
+def finished_key(prefix: str, partition: Partition) -> str:
+    """The stream of finished messages."""
+    return partition_keys(prefix, partition)[6]
+
+
+def meta_key(prefix: str, partition: Partition) -> str:
+    """The hash of counters and flags."""
+    return partition_keys(prefix, partition)[8]
+
+
+def topics_key(prefix: str) -> str:
+    """The set of topics and their numbers of partitions."""
+    return f"{prefix}:topics"
+
+
+def workers_key(prefix: str) -> str:
+    """The hash of heartbeats."""
+    return f"{prefix}:workers"
+
+
+def wakeups_channel(prefix: str) -> str:
+    """The channel of hints. Equal to what park() in shared/2_lanes.lua builds."""
+    return f"{prefix}:wakeups"
+
+
+def partition_of(topic: str, message_id: bytes, count: int) -> Partition:
+    """Where a message lives among `count` partitions: by the last bytes of its id, which are random or a hash."""
+    return Partition(topic, int.from_bytes(message_id[-4:], "big") % count)

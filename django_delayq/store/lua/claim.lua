@@ -1,0 +1,45 @@
+-- claim: delayed and due -> leased; delayed and past expires_at -> expired; without a record -> dead.
+-- Guarantee: a message is in one lease at a time, and never before its due time. At most 1 MiB leaves at once.
+-- KEYS: the partition (shared/1_partition.lua).
+-- ARGV: limit (500 at most), token (16 bytes, new for each claim), ageing in ms per lane, finished_limit.
+-- Returns: now in us, next due in ms or '', wakeups, {id, record, attempts entry, ...}, {id over, ...}, paused or ''.
+local limit, token, ageing, finished_limit = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local meta = redis.call('HMGET', META, 'wakeups', 'paused')
+if meta[2] then return {NOW_US, '', tonumber(meta[1] or 0), {}, {}, meta[2]} end
+local ids, scores, lanes = pick(limit, ageing)
+if #ids == 0 then return {NOW_US, next_due(), tonumber(meta[1] or 0), {}, {}, ''} end
+
+local records, olds = redis.call('HMGET', MESSAGES, unpack(ids)), redis.call('HMGET', ATTEMPTS, unpack(ids))
+local claimed, leases, entries, taken, over, bytes = {}, {}, {}, {{}, {}, {}}, {}, 0
+local first_claim = struct.pack('>I6', NOW)
+for i, id in ipairs(ids) do
+  local record, old = records[i], olds[i]
+  bytes = bytes + #(record or '')
+  if i > 1 and bytes > 1048576 then break end
+  local members = taken[lanes[i]]
+  members[#members + 1] = id
+  local whole = record and #record >= 23
+  local expires_at = whole and struct.unpack('>I6', record, 9) or 0
+  if not record or (expires_at > 0 and expires_at <= NOW) then
+    over[#over + 1] = i
+  else
+    local attempt, crashes = 0, 0
+    if old then attempt, crashes = struct.unpack('>I2I2', old) end
+    local entry = struct.pack('>I2I2I6', math.min(attempt + 1, 65535), crashes, scores[i])
+      .. (old and string.sub(old, 11, 16) or first_claim) .. token
+    local n = #leases
+    leases[n + 1], leases[n + 2] = NOW + (whole and struct.unpack('>I4', record, 16) or 60000), id
+    entries[n + 1], entries[n + 2] = id, entry
+    n = #claimed
+    claimed[n + 1], claimed[n + 2], claimed[n + 3] = id, record, entry
+  end
+end
+
+for i, lane in ipairs(LANES) do
+  if #taken[i] > 0 then redis.call('ZREM', lane, unpack(taken[i])) end
+end
+if #leases > 0 then
+  redis.call('ZADD', LEASED, unpack(leases))
+  redis.call('HSET', ATTEMPTS, unpack(entries))
+end
+return {NOW_US, next_due(), tonumber(meta[1] or 0), claimed, close(over, ids, records, olds, finished_limit), ''}

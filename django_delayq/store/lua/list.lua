@@ -1,0 +1,27 @@
+-- list: changes nothing. One page of a lane, after a cursor.
+-- Guarantee: the cursor is a place in the order (due, id), not a count, so nothing that stays is skipped or seen twice.
+--   Cost is O(log^2 n + page): the place is found by bisection over ranks.
+-- KEYS: the partition (shared/1_partition.lua).
+-- ARGV: lane (1 to 3), due in ms and id of the last one seen ('' = from the start), limit (500 at most).
+-- Returns: id, due in ms, record, attempts entry or '' for each.
+local lane, after_due, after_id, limit = LANES[tonumber(ARGV[1])], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local low = 0
+if after_due ~= '' then
+  low = redis.call('ZCOUNT', lane, '-inf', '(' .. after_due)
+  local high = redis.call('ZCOUNT', lane, '-inf', after_due)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if redis.call('ZRANGE', lane, middle, middle)[1] <= after_id then low = middle + 1 else high = middle end
+  end
+end
+local page, reply, ids = redis.call('ZRANGE', lane, low, low + limit - 1, 'WITHSCORES'), {}, {}
+for i = 1, #page, 2 do ids[#ids + 1] = page[i] end
+if #ids == 0 then return reply end
+local records, entries = redis.call('HMGET', MESSAGES, unpack(ids)), redis.call('HMGET', ATTEMPTS, unpack(ids))
+for i, id in ipairs(ids) do
+  reply[#reply + 1] = id
+  reply[#reply + 1] = tonumber(page[2 * i])
+  reply[#reply + 1] = records[i] or ''
+  reply[#reply + 1] = entries[i] or ''
+end
+return reply

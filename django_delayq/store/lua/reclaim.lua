@@ -1,0 +1,39 @@
+-- reclaim: leased and past its deadline -> delayed; after too many crashes -> dead with reason poison.
+-- Guarantee: a message whose holder vanished runs again; one that kills its holders stops. The token is wiped, so a
+--   holder that wakes up again is refused. A first crash costs no wait, each further one `backoff` more.
+-- KEYS: the partition (shared/1_partition.lua).
+-- ARGV: limit (500 at most), poison limit, backoff in ms, finished_limit.
+-- Returns: {id sent back, ...}, {id dead, ...}.
+local limit, poison, backoff, finished_limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local ids = redis.call('ZRANGEBYSCORE', LEASED, '-inf', NOW, 'LIMIT', 0, limit)
+local back, dead, moves = {}, {}, {}
+if #ids == 0 then return {back, dead} end
+local entries = redis.call('HMGET', ATTEMPTS, unpack(ids))
+local records = redis.call('HMGET', MESSAGES, unpack(ids))
+redis.call('ZREM', LEASED, unpack(ids))
+
+local again = {}
+for i, id in ipairs(ids) do
+  local entry, record = entries[i] or string.rep('\0', 32), records[i]
+  local attempt, crashes = struct.unpack('>I2I2', entry)
+  crashes = crashes + 1
+  entry = struct.pack('>I2I2', attempt, crashes) .. string.sub(entry, 5, 16) .. NO_TOKEN
+  if not record or crashes >= poison then
+    redis.call('HDEL', MESSAGES, id)
+    redis.call('HDEL', ATTEMPTS, id)
+    finish(finished_limit, id, 'dead', record, entry, record and '{"reason":"poison"}' or '{"reason":"body_missing"}')
+    dead[#dead + 1] = id
+  else
+    redis.call('HSET', ATTEMPTS, id, entry)
+    again[id] = {NOW + (crashes - 1) * backoff, lane_of(record)}
+    back[#back + 1] = id
+  end
+end
+local followed = follow(ids, moves)
+for id, place in pairs(again) do
+  if not followed[id] then move(moves, place[2], place[1], id) end
+end
+park(moves)
+if #dead > 0 then redis.call('HINCRBY', META, 'dead', #dead) end
+redis.call('HINCRBY', META, 'reclaimed', #back)
+return {back, dead}

@@ -1,0 +1,25 @@
+-- release: leased -> delayed at its old due time, the attempt given back.
+-- Guarantee: only the holder of the lease gives a message back; it loses neither its turn nor an attempt.
+-- KEYS: the partition (shared/1_partition.lua).
+-- ARGV: id, token for each.
+-- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
+local ids, entries, refused = held(1, 2)
+local records = redis.call('HMGET', MESSAGES, unpack(ids))
+local mine, moves = {}, {}
+for i, id in ipairs(ids) do
+  if entries[i] then mine[#mine + 1] = id end
+end
+if #mine == 0 then return refused end
+
+redis.call('ZREM', LEASED, unpack(mine))
+local followed = follow(mine, moves)
+for i, id in ipairs(ids) do
+  local entry = entries[i]
+  if entry and not followed[id] then
+    local attempt, _, due = struct.unpack('>I2I2I6', entry)
+    redis.call('HSET', ATTEMPTS, id, struct.pack('>I2', math.max(attempt - 1, 0)) .. string.sub(entry, 3))
+    move(moves, lane_of(records[i]), due, id)
+  end
+end
+park(moves)
+return refused

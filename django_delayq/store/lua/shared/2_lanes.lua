@@ -1,0 +1,45 @@
+-- Put before every script: moves into the lanes.
+local function head_of(lane)
+  return tonumber(redis.call('ZRANGE', lane, 0, 0, 'WITHSCORES')[2])
+end
+
+-- moves[lane] = {due, id, due, id, ...}. A head that comes sooner is counted (what a sweep reads) and published (a hint).
+local function park(moves)
+  for lane, members in pairs(moves) do
+    local before = head_of(lane)
+    redis.call('ZADD', lane, unpack(members))
+    local after = head_of(lane)
+    if not before or after < before then
+      redis.call('HINCRBY', META, 'wakeups', 1)
+      local prefix, partition = string.match(META, '^(.-):{(.*)}')
+      redis.call('PUBLISH', prefix .. ':wakeups', partition .. ':' .. string.format('%.0f', after))
+    end
+  end
+end
+
+local function move(moves, lane, due, id)
+  local members = moves[lane] or {}
+  moves[lane] = members
+  members[#members + 1] = due
+  members[#members + 1] = id
+end
+
+-- The run of these ids has ended: what was enqueued under their keys meanwhile takes their place.
+-- followed[id] is true for those; the caller parks `moves`.
+local function follow(ids, moves)
+  local followed = {}
+  if #ids == 0 or redis.call('EXISTS', FOLLOWERS) == 0 then return followed end
+  local found = redis.call('HMGET', FOLLOWERS, unpack(ids))
+  for i, id in ipairs(ids) do
+    local follower = found[i]
+    if follower then
+      local record = string.sub(follower, 7)
+      redis.call('HDEL', FOLLOWERS, id)
+      redis.call('HDEL', ATTEMPTS, id)
+      redis.call('HSET', MESSAGES, id, record)
+      move(moves, lane_of(record), struct.unpack('>I6', follower), id)
+      followed[id] = true
+    end
+  end
+  return followed
+end

@@ -1,0 +1,21 @@
+-- Put before every script: the fence of a lease.
+-- Who still holds what: ids, their attempts entries (false when the lease is not the caller's), and {index, word} of those.
+-- SETTLED: this token settled it before (a repeated call). GONE: finished. LEASE_LOST: another's now.
+local function held(first, step)
+  local ids, refused = {}, {}
+  for at = first, #ARGV, step do ids[#ids + 1] = ARGV[at] end
+  local entries = redis.call('HMGET', ATTEMPTS, unpack(ids))
+  local deadlines = redis.call('ZMSCORE', LEASED, unpack(ids))
+  for i = 1, #ids do
+    local entry, word = entries[i], nil
+    if not entry then word = 'GONE'
+    elseif string.sub(entry, 17, 32) ~= ARGV[first + (i - 1) * step + 1] then word = 'LEASE_LOST'
+    elseif not deadlines[i] then word = 'SETTLED' end
+    if word then
+      entries[i] = false
+      refused[#refused + 1] = i - 1
+      refused[#refused + 1] = word
+    end
+  end
+  return ids, entries, refused
+end

@@ -1,0 +1,12 @@
+-- stats: changes nothing. O(log n): counts come from the structures themselves.
+-- Guarantee: all figures are of one instant.
+-- KEYS: the partition (shared/1_partition.lua).
+-- ARGV: none.
+-- Returns: now in us, waiting, ready, leased, finished stream length, next due in ms or '', meta fields and values.
+local waiting, ready = 0, 0
+for _, lane in ipairs(LANES) do
+  waiting = waiting + redis.call('ZCARD', lane)
+  ready = ready + redis.call('ZCOUNT', lane, '-inf', NOW)
+end
+return {NOW_US, waiting, ready, redis.call('ZCARD', LEASED), redis.call('XLEN', FINISHED), next_due(),
+  redis.call('HGETALL', META)}

@@ -1,0 +1,298 @@
+"""The store: the message states as they lie in Redis. One method and one Lua file per transition."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from ..conf import Settings
+from ..exceptions import MessageNotFound, MessageRunning
+from ..message import Attempts, Found, State
+from . import keys
+from .connection import Client, mask
+from .errors import translate
+from .keys import Partition
+from .lease import Lease
+from .partitions import Partitions
+from .scripts import load
+
+#: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack (7,999).
+BATCH = 500
+#: Wait before a message is sent back a second time after a crash; the first time it waits for nothing.
+CRASH_BACKOFF_MS = 5_000
+
+#: id, mode, when, expires, record: see enqueue.lua.
+Outgoing = tuple[bytes, str, str, str, bytes]
+
+
+class Claimed(NamedTuple):
+    """What a claim found in a partition."""
+
+    now_us: int
+    """Redis' clock."""
+    next_due_ms: int | None
+    """The earliest due time that waits there now."""
+    wakeups: int
+    """How often the head of the partition had come sooner; changes when there is something new to look at."""
+    leases: list[Lease]
+    over: list[bytes]
+    """Ids that had expired or had no record."""
+    paused: bool
+
+
+class PartitionStats(NamedTuple):
+    """Figures of one partition at one instant."""
+
+    now_ms: float
+    waiting: int
+    ready: int
+    leased: int
+    finished: int
+    next_due_ms: int | None
+    meta: dict[str, str]
+
+
+class RedisStore:
+    """The only way to change the state of a message.
+
+    Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed; calling again with the
+    same ids and tokens is safe) or StoreError (a bug).
+    """
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self.client = client
+        self.settings = settings
+        self.prefix = settings.prefix
+        self.where = mask(settings.redis)
+        self.partitions = Partitions(self)
+
+    # Transitions
+
+    def enqueue(
+        self, partition: Partition, tasks: Mapping[bytes, str], messages: Sequence[Outgoing]
+    ) -> tuple[int, dict[int, str]]:
+        """- -> delayed. Returns Redis' clock in microseconds and a word for each index that is not simply new."""
+        head: list[Any] = [len(tasks)]
+        for code, name in tasks.items():
+            head += (code.hex(), name)
+        for message in messages:
+            head += message
+        now_us, *words = self._call("enqueue", partition, head)
+        return now_us, _words(words)
+
+    def claim(self, partition: Partition, limit: int, token: bytes | None = None) -> Claimed:
+        """Delayed and due -> leased, at most `limit` (and 500) messages."""
+        settings = self.settings
+        token = token or os.urandom(16)
+        ageing_ms = int(settings.priority_ageing * 1000)
+        answer = self._call("claim", partition, (min(limit, BATCH), token, ageing_ms, settings.finished_limit))
+        now_us, next_due, wakeups, flat, over, paused = answer
+        at = time.monotonic()
+        triples = iter(flat)
+        leases = [Lease(partition, i, r, e, at) for i, r, e in zip(triples, triples, triples, strict=True)]
+        return Claimed(now_us, _optional(next_due), wakeups, leases, over, bool(paused))
+
+    def ack(self, partition: Partition, settled: Sequence[tuple[Lease, bytes]], *, repeated: bool = False) -> list[Lease]:
+        """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as lost."""
+        args: list[Any] = [self.settings.finished_limit]
+        for lease, detail in settled:
+            args += (lease.id, lease.token, detail)
+        return self._refused(self._call("ack", partition, args), [lease for lease, _ in settled], repeated)
+
+    def nack(
+        self,
+        partition: Partition,
+        settled: Sequence[tuple[Lease, int | None, bool, bytes]],
+        *,
+        repeated: bool = False,
+    ) -> list[Lease]:
+        """Leased -> delayed after a delay in ms, or -> dead (delay None); with whether the attempt counts, and detail."""
+        args: list[Any] = [self.settings.finished_limit]
+        for lease, delay_ms, counts, detail in settled:
+            args += (lease.id, lease.token, "" if delay_ms is None else delay_ms, int(counts), detail)
+        return self._refused(self._call("nack", partition, args), [item[0] for item in settled], repeated)
+
+    def release(self, partition: Partition, leases: Sequence[Lease], *, repeated: bool = False) -> list[Lease]:
+        """Leased -> delayed at the old due time, the attempt given back."""
+        args: list[Any] = []
+        for lease in leases:
+            args += (lease.id, lease.token)
+        return self._refused(self._call("release", partition, args), leases, repeated)
+
+    def extend(self, partition: Partition, leases: Sequence[Lease]) -> list[Lease]:
+        """Leased -> leased for another ttr. Returns the leases that are lost; marks them so."""
+        args: list[Any] = []
+        for lease in leases:
+            args += (lease.id, lease.token, lease.ttr_ms)
+        return self._refused(self._call("extend", partition, args), leases, False)
+
+    def reclaim(self, partition: Partition, limit: int = BATCH) -> tuple[list[bytes], list[bytes]]:
+        """Leased past the deadline -> delayed or dead. Returns the ids sent back and the ids that are dead."""
+        settings = self.settings
+        args = (min(limit, BATCH), settings.poison_limit, CRASH_BACKOFF_MS, settings.finished_limit)
+        back, dead = self._call("reclaim", partition, args)
+        return back, dead
+
+    def cancel(self, partition: Partition, ids: Sequence[bytes], reason: str = "cancelled") -> list[str]:
+        """Delayed -> cancelled. Returns OK, RUNNING or NOT_FOUND for each id."""
+        detail = json.dumps({"reason": reason})
+        answer = self._call("cancel", partition, (self.settings.finished_limit, detail, *ids))
+        return [word.decode() for word in answer]
+
+    def reschedule(self, partition: Partition, message_id: bytes, when: str) -> int:
+        """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or MessageRunning."""
+        word, *due = self._call("reschedule", partition, (message_id, when))
+        if word == b"NOT_FOUND":
+            raise MessageNotFound
+        if word == b"RUNNING":
+            raise MessageRunning
+        return int(due[0])
+
+    def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> int:
+        """Delayed -> cancelled for up to `limit` messages. Returns how many; call until it returns 0."""
+        detail = json.dumps({"reason": reason})
+        return int(self._call("purge", partition, (min(limit, BATCH), self.settings.finished_limit, detail)))
+
+    # Looking
+
+    def find(self, partition: Partition, ids: Sequence[bytes]) -> list[Found | None]:
+        """The live messages with these ids, None for those that are not live here."""
+        answer = self._call("find", partition, ids)
+        return [_found(message_id, *item) if item else None for message_id, item in zip(ids, answer, strict=True)]
+
+    def list(self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int) -> list[Found]:
+        """Up to `limit` waiting messages of a lane (0 to 2) in the order of (due, id), after the given place."""
+        due, message_id = after if after else ("", b"")
+        flat = iter(self._call("list", partition, (lane + 1, due, message_id, min(limit, BATCH))))
+        now_ms = time.time() * 1000
+        return [
+            _found(i, b"ready" if at <= now_ms else b"delayed", at, record, entry)
+            for i, at, record, entry in zip(flat, flat, flat, flat, strict=True)
+        ]
+
+    def stats(self, partition: Partition) -> PartitionStats:
+        """Counts by state and the counters of a partition."""
+        now_us, waiting, ready, leased, finished, next_due, meta = self._call("stats", partition, ())
+        pairs = iter(meta)
+        fields = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in zip(pairs, pairs, strict=True)}
+        return PartitionStats(now_us / 1000, waiting, ready, leased, finished, _optional(next_due), fields)
+
+    def leased_under(self, partition: Partition, token: bytes) -> list[bytes]:
+        """The ids leased under a token: what a claim took whose answer was lost."""
+        cursor, ids = "0", set[bytes]()
+        while True:
+            next_cursor, page = self._call("leases", partition, (cursor, token))
+            ids.update(page)
+            cursor = next_cursor.decode()
+            if cursor == "0":
+                return sorted(ids)
+
+    def task_name(self, partition: Partition, code: bytes) -> str:
+        """The name behind a task code, `code:` and its digits when nobody has said it."""
+        name = self.command("HGET", keys.meta_key(self.prefix, partition), f"task:{code.hex()}")
+        return name.decode() if name else f"code:{code.hex()}"
+
+    def wakeups(self, partitions: Sequence[Partition]) -> list[int]:
+        """The wake-up counter of each partition: one cheap command each, for sweeps."""
+        return [int(self.command("HGET", keys.meta_key(self.prefix, p), "wakeups") or 0) for p in partitions]
+
+    def oldest_lease_ms(self, partition: Partition) -> float | None:
+        """The deadline that ends first."""
+        head = self.command("ZRANGE", keys.leased_key(self.prefix, partition), 0, 0, "WITHSCORES")
+        return float(head[0][1] if isinstance(head[0], list | tuple) else head[1]) if head else None
+
+    # Topics and workers
+
+    def pause(self, topic: str, note: str) -> None:
+        """Nothing of the topic is claimed from now on. `note` (JSON) says who, when and why."""
+        for partition in self.partitions.all(topic):
+            self.command("HSET", keys.meta_key(self.prefix, partition), "paused", note)
+
+    def resume(self, topic: str) -> None:
+        """The topic goes on; its dispatchers are told."""
+        for partition in self.partitions.all(topic):
+            meta = keys.meta_key(self.prefix, partition)
+            self.command("HDEL", meta, "paused")
+            self.command("HINCRBY", meta, "wakeups", 1)
+            self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{partition}:0")
+
+    def register_topic(self, topic: str, count: int) -> set[int]:
+        """Say that the topic has `count` partitions; returns every number it has had."""
+        key = keys.topics_key(self.prefix)
+        self.command("SADD", key, f"{topic}:{count}")
+        pairs = (member.decode().rpartition(":") for member in self.command("SMEMBERS", key))
+        return {int(number) for name, _, number in pairs if name == topic}
+
+    def topics(self) -> list[str]:
+        """Every topic that has ever been used with this prefix."""
+        members = self.command("SMEMBERS", keys.topics_key(self.prefix))
+        return sorted({member.decode().rpartition(":")[0] for member in members})
+
+    def beat(self, worker: str, heartbeat: str) -> None:
+        """Write the heartbeat of a worker."""
+        self.command("HSET", keys.workers_key(self.prefix), worker, heartbeat)
+
+    def forget_worker(self, *workers: str) -> None:
+        """Remove heartbeats."""
+        self.command("HDEL", keys.workers_key(self.prefix), *workers)
+
+    def heartbeats(self) -> dict[str, dict[str, Any]]:
+        """All heartbeats by worker, also old ones."""
+        raw = self.command("HGETALL", keys.workers_key(self.prefix))
+        return {name.decode(): json.loads(value) for name, value in raw.items()}
+
+    def clock_ms(self) -> float:
+        """Redis' clock."""
+        seconds, microseconds = self.command("TIME")
+        return int(seconds) * 1000 + int(microseconds) / 1000
+
+    def command(self, *args: Any) -> Any:
+        """Run one plain command with the errors of this class."""
+        try:
+            return self.client.execute_command(*args)
+        except redis.RedisError as error:
+            raise translate(error, self.where) from error
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.client.close()
+
+    def _call(self, name: str, partition: Partition, args: Iterable[Any]) -> Any:
+        script = load(name)
+        all_keys = keys.partition_keys(self.prefix, partition)
+        try:
+            try:
+                return self.client.evalsha(script.sha, len(all_keys), *all_keys, *args)
+            except redis.exceptions.NoScriptError:
+                # The text itself, not LOAD and EVALSHA again: a flush in between would fail once more.
+                return self.client.eval(script.text, len(all_keys), *all_keys, *args)
+        except redis.RedisError as error:
+            raise translate(error, self.where) from error
+
+    @staticmethod
+    def _refused(answer: list[Any], leases: Sequence[Lease], repeated: bool) -> list[Lease]:
+        """The leases that are really lost. In a repeated call, settled or gone means that the first call did it."""
+        fine = {"SETTLED", "GONE"} if repeated else set()
+        lost = [leases[index] for index, word in _words(answer).items() if word not in fine]
+        for lease in lost:
+            lease.lost = True
+        return lost
+
+
+def _words(flat: Sequence[Any]) -> dict[int, str]:
+    pairs: Iterator[Any] = iter(flat)
+    return {index: word.decode() for index, word in zip(pairs, pairs, strict=True)}
+
+
+def _optional(number: Any) -> int | None:
+    return None if number == b"" else int(number)
+
+
+def _found(message_id: bytes, state: bytes, due_ms: int, record: bytes, entry: bytes) -> Found:
+    return Found(message_id, State(state.decode()), due_ms, record, Attempts.decode(entry) if entry else None)
+

@@ -1,0 +1,291 @@
+"""The @delayed_task decorator, the tasks it makes and their registry."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+
+from .conf import DEFAULT_TOPIC, get_settings
+from .exceptions import ConfigurationError, DuplicateTask, InvalidArguments, InvalidMessage
+from .message import Message, task_code
+from .options import CallOptions, Duration, Options, TaskOptions
+from .times import duration_ms, from_ms, instant_ms
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Producer(Protocol):
+    """What a task needs of producer.py, which stands above this module and introduces itself with connect()."""
+
+    def send(self, calls: Iterable[Call]) -> list[Handle]: ...
+    def cancel(self, topic: str, key: str | None, message_id: Any) -> None: ...
+    def reschedule(self, topic: str, key: str | None, message_id: Any, when: str) -> datetime: ...
+    def get(self, topic: str, key: str | None, message_id: Any) -> Message | None: ...
+
+
+_producer: list[Producer] = []
+
+
+def connect(producer: Producer) -> None:
+    """Name the producer that tasks send through. The app does so when it is ready."""
+    _producer[:] = [producer]
+
+
+def producer() -> Producer:
+    """The producer. Raises ConfigurationError before the app is ready."""
+    if not _producer:
+        raise ConfigurationError("django_delayq is not ready: add it to INSTALLED_APPS and call django.setup().")
+    return _producer[0]
+
+
+@dataclass(slots=True)
+class Handle:
+    """What enqueue returns: names the message, already before the transaction commits."""
+
+    identity: bytes
+    topic: str
+    task: str
+    key: str | None
+    outcome: str = ""
+    """Empty until it is sent; then `stored`, `kept` (the live one stays), `replaced` or `follows` (the running one)."""
+    due_ms: int | None = None
+
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits."""
+        return self.identity.hex()
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it runs, by Redis' clock. None until it is sent, and for a kept message."""
+        return None if self.due_ms is None else from_ms(self.due_ms)
+
+    def get(self) -> Message | None:
+        """The live message, or None when it is finished or not yet sent."""
+        return producer().get(self.topic, None, self.identity)
+
+    def cancel(self) -> None:
+        """Take it back. Raises MessageNotFound or MessageRunning."""
+        producer().cancel(self.topic, None, self.identity)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What is said once about a task, at its declaration."""
+
+    func: Callable[..., Any]
+    name: str
+    options: Options
+
+    @cached_property
+    def code(self) -> bytes:
+        """Stands for the name in records."""
+        return task_code(self.name)
+
+    @cached_property
+    def is_async(self) -> bool:
+        """Whether it is an `async def`."""
+        return inspect.iscoroutinefunction(self.func)
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """Of the function."""
+        return inspect.signature(self.func)
+
+    @cached_property
+    def _positional(self) -> range:
+        """The numbers of purely positional arguments that fit: the quick answer for most calls (0.1 us for 4 us)."""
+        parameters = list(self.signature.parameters.values())
+        plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(plain) < len(parameters):
+            return range(0)
+        return range(sum(p.default is p.empty for p in plain), len(plain) + 1)
+
+    def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise InvalidArguments unless the function can be called with these."""
+        if not kwargs and len(args) in self._positional:
+            return
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArguments(f"{self.name}{self.signature} cannot be called so: {error}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A task, its options and arguments: what one message is made of."""
+
+    task: DelayedTask[Any, Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+class DelayedTask(Generic[P, R]):
+    """A function that can be enqueued. Calling it calls the function."""
+
+    def __init__(self, definition: Definition, options: Options) -> None:
+        self.definition = definition
+        self.options = options
+        self.__wrapped__ = definition.func
+        self.__doc__ = definition.func.__doc__
+
+    def __repr__(self) -> str:
+        return f"<delayed task {self.name} of topic {self.options.topic}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self.definition.func(*args, **kwargs)
+        return result
+
+    @property
+    def name(self) -> str:
+        """Stands for the task in logs and stored messages."""
+        return self.definition.name
+
+    def using(self, **changes: Unpack[CallOptions]) -> DelayedTask[P, R]:
+        """A copy with other options. Raises InvalidMessage and its subclasses."""
+        return DelayedTask(self.definition, self.options.changed(changes))
+
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """One element for enqueue_many, with this copy's options."""
+        return Call(self, args, kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        """Store a message that calls the task with these arguments, and return its handle.
+
+        Inside a transaction it is sent when that commits. Raises InvalidMessage (nothing was sent), DuplicateMessage,
+        StoreUnavailable (nothing was sent) or EnqueueUnknown; inside a transaction the last three come at the commit.
+        """
+        return producer().send((Call(self, args, kwargs),))[0]
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        """enqueue() for async code."""
+        return await sync_to_async(self.enqueue, thread_sensitive=True)(*args, **kwargs)
+
+    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any] | Call]) -> list[Handle]:
+        """Enqueue one message per element and return their handles. Sent in batches of 500.
+
+        An element is a sequence (positional arguments), a mapping (keyword arguments) or what prepare() returned.
+        Duplicates raise DuplicateMessage after everything else was sent.
+        """
+        return producer().send(self._call(element) for element in calls)
+
+    def cancel(self, *, key: str | None = None, id: str | UUID | None = None) -> None:  # noqa: A002
+        """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
+        producer().cancel(self.options.topic, key, id)
+
+    def reschedule(
+        self,
+        *,
+        key: str | None = None,
+        id: str | UUID | None = None,  # noqa: A002
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+    ) -> datetime:
+        """Give a waiting message another due time, which is returned. Raises MessageNotFound or MessageRunning."""
+        if (delay is None) == (due_at is None):
+            raise InvalidMessage("Give either delay or due_at.")
+        when = f"+{duration_ms(delay)}" if due_at is None else str(instant_ms(due_at))
+        return producer().reschedule(self.options.topic, key, id, when)
+
+    def get(self, *, key: str | None = None, id: str | UUID | None = None) -> Message | None:  # noqa: A002
+        """The live message with its state, due_at and attempt, or None when it is finished or unknown."""
+        return producer().get(self.options.topic, key, id)
+
+    def _call(self, element: Sequence[Any] | Mapping[str, Any] | Call) -> Call:
+        if isinstance(element, Call):
+            return element
+        if isinstance(element, Mapping):
+            return Call(self, (), element)
+        if isinstance(element, str | bytes) or not isinstance(element, Sequence):
+            raise InvalidArguments(f"enqueue_many takes tuples of arguments, mappings or prepare(...), not {element!r}.")
+        return Call(self, element, {})
+
+    @property
+    def ttr_ms(self) -> int:
+        """The task's, else the topic's, else DELAYQ's."""
+        if self.options.ttr_ms is not None:
+            return self.options.ttr_ms
+        topic = get_settings().topics.get(self.options.topic)
+        return int(1000 * ((topic.ttr if topic else None) or get_settings().ttr))
+
+    @property
+    def max_runtime_s(self) -> float:
+        """The task's, else DELAYQ's, in seconds."""
+        given = self.options.max_runtime_ms
+        return get_settings().max_runtime if given is None else given / 1000
+
+    @property
+    def max_attempts(self) -> int:
+        """The task's, else the topic's, else DELAYQ's."""
+        if self.options.max_attempts is not None:
+            return self.options.max_attempts
+        topic = get_settings().topics.get(self.options.topic)
+        return (topic.max_attempts if topic else None) or get_settings().max_attempts
+
+    @property
+    def max_attempts_of_call(self) -> int | None:
+        """What using() gave, if it differs from the declaration: only then it travels with the message."""
+        mine = self.options.max_attempts
+        return None if mine == self.definition.options.max_attempts else mine
+
+
+#: Every declared task by name and by code. Messages are resolved here and nowhere else.
+by_name: dict[str, DelayedTask[Any, Any]] = {}
+by_code: dict[bytes, DelayedTask[Any, Any]] = {}
+
+
+def register(task: DelayedTask[Any, Any]) -> None:
+    """Make the task known. Raises DuplicateTask when its name, or its code, belongs to another function."""
+    new = task.definition
+    known = by_code.get(new.code)
+    if known is not None and _place(known.definition.func) != _place(new.func):
+        raise DuplicateTask(
+            f"Two tasks are named {new.name!r} (or share its code): {_place(known.definition.func)} and "
+            f"{_place(new.func)}. Give one of them another name: @delayed_task(name=...)."
+        )
+    by_name[new.name] = by_code[new.code] = task
+
+
+def _place(func: Callable[..., Any]) -> str:
+    """File and line: a module that is imported a second time declares the same task, not another one."""
+    code = inspect.unwrap(func).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def known_topics() -> set[str]:
+    """Every topic that a task or the settings declare."""
+    return {DEFAULT_TOPIC, *get_settings().topics, *(task.options.topic for task in by_name.values())}
+
+
+@overload
+def delayed_task(func: Callable[P, R], /) -> DelayedTask[P, R]: ...
+@overload
+def delayed_task(
+    *, name: str | None = None, **options: Unpack[TaskOptions]
+) -> Callable[[Callable[P, R]], DelayedTask[P, R]]: ...
+def delayed_task(func: Any = None, /, *, name: str | None = None, **options: Unpack[TaskOptions]) -> Any:
+    """Make a function a task that can be enqueued. With or without options; `def` or `async def`.
+
+    `name` stands for the task in stored messages (default: module and qualified name); keep it when you move the
+    function. The options are those of TaskOptions. Raises InvalidMessage or DuplicateTask at import.
+    """
+
+    def decorate(function: Callable[P, R]) -> DelayedTask[P, R]:
+        checked = Options().changed(options)  # type: ignore[arg-type]
+        definition = Definition(function, name or f"{function.__module__}.{function.__qualname__}", checked)
+        task: DelayedTask[P, R] = DelayedTask(definition, checked)
+        register(task)
+        return task
+
+    return decorate if func is None else decorate(func)

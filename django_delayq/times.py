@@ -1,0 +1,68 @@
+"""Checks delays and instants at the door and turns them into integer milliseconds."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from .exceptions import InvalidDelay, NaiveDatetime
+
+Duration = timedelta | float | int
+
+#: Ten years. Longer delays are mistakes of unit (milliseconds given as seconds) more often than plans.
+MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
+
+
+def duration_ms(value: Any, name: str = "delay") -> int:
+    """The duration in whole milliseconds, rounded up so that nothing is early.
+
+    Accepts a timedelta or a number of seconds from 0 to ten years.
+    Raises InvalidDelay for anything else (bool, negative, NaN, infinite, longer).
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidDelay(f"{name} must be a timedelta or a number of seconds, not {type(value).__name__}.")
+    if not math.isfinite(seconds) or seconds < 0:
+        raise InvalidDelay(f"{name} must be zero or more seconds and finite, not {value!r}.")
+    # Six digits first: 0.3 * 1000 is 300.00000000000006 in binary and must stay 300.
+    milliseconds = math.ceil(round(seconds * 1000, 6))
+    if milliseconds > MAX_DELAY_MS:
+        raise InvalidDelay(f"{name} is {value!r}: more than ten years. Is it in seconds?")
+    return milliseconds
+
+
+def instant_ms(value: Any, name: str = "due_at") -> int:
+    """The aware datetime as milliseconds since 1970 UTC, rounded up.
+
+    Raises NaiveDatetime without a time zone, InvalidDelay for another type or more than ten years ahead.
+    """
+    if not isinstance(value, datetime):
+        raise InvalidDelay(f"{name} must be an aware datetime, not {type(value).__name__}.")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise NaiveDatetime(f"{name} is {value.isoformat()} without a time zone. Use django.utils.timezone.")
+    since_epoch = value.astimezone(timezone.utc) - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    milliseconds = -(since_epoch // timedelta(milliseconds=-1))  # integers only: a float would lose microseconds
+    if milliseconds > now_ms() + MAX_DELAY_MS:
+        raise InvalidDelay(f"{name} is {value.isoformat()}: more than ten years ahead.")
+    return max(milliseconds, 0)
+
+
+def now_ms() -> int:
+    """This machine's clock. Only for bounds and display: Redis decides what is due."""
+    return int(datetime.now(tz=timezone.utc).timestamp() * 1000)
+
+
+def from_ms(milliseconds: float) -> datetime:
+    """The aware UTC datetime of an instant in milliseconds."""
+    return datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc)
+
+
+def in_words(seconds: float) -> str:
+    """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`."""
+    if abs(seconds) < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for unit, size in (("d", 86400 * 2), ("h", 7200), ("min", 120)):
+        if abs(seconds) >= size:
+            return f"{seconds / {'d': 86400, 'h': 3600, 'min': 60}[unit]:.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,147 @@
+"""What people do to a topic: look, pause, resume, purge, list."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from . import signals
+from .exceptions import InvalidMessage, UndecodableMessage
+from .message import Found, Message, Priority, State, view
+from .producer import check_topic, task_name
+from .store import get_store
+from .store.keys import Partition
+from .store.redis import BATCH
+from .times import from_ms, now_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicStats:
+    """Figures of a topic; each partition's are of one instant."""
+
+    topic: str
+    delayed: int
+    """Messages that wait for their due time."""
+    backlog: int
+    """Messages that are due and wait for a worker (ready)."""
+    leased: int
+    """Messages that workers hold."""
+    finished: int
+    """Entries of the finished streams that are not yet archived."""
+    lag: float
+    """Seconds since the oldest waiting message fell due; 0 without a backlog."""
+    next_due_at: datetime | None
+    """When the next message is due; in the past with a backlog."""
+    paused: dict[str, Any] | None
+    """Who paused the topic, when (at) and why (reason); None while it runs."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Since the first message: enqueued, acked, retried, dead, cancelled, expired, reclaimed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Part of a listing."""
+
+    messages: list[Message]
+    cursor: str | None
+    """Pass it to list_messages for the next page; None at the end."""
+
+
+_COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
+
+
+def topic_stats(topic: str) -> TopicStats:
+    """Counts by state, backlog, lag and next due time. Raises UnknownTopic."""
+    store = get_store()
+    parts = [store.stats(partition) for partition in store.partitions.all(check_topic(topic))]
+    heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
+    paused = next((part.meta["paused"] for part in parts if "paused" in part.meta), None)
+    return TopicStats(
+        topic=topic,
+        delayed=sum(part.waiting - part.ready for part in parts),
+        backlog=sum(part.ready for part in parts),
+        leased=sum(part.leased for part in parts),
+        finished=sum(part.finished for part in parts),
+        lag=max([0.0, *((p.now_ms - p.next_due_ms) / 1000 for p in parts if p.next_due_ms is not None)]),
+        next_due_at=from_ms(min(heads)) if heads else None,
+        paused=json.loads(paused) if paused else None,
+        counters={name: sum(int(part.meta.get(name, 0)) for part in parts) for name in _COUNTERS},
+    )
+
+
+def pause_topic(topic: str, *, by: str = "", reason: str = "") -> None:
+    """Hold a topic: what runs goes on, nothing more is claimed. Raises UnknownTopic."""
+    note = {"by": by, "reason": reason, "at": now_ms()}
+    get_store().pause(check_topic(topic), json.dumps(note))
+    signals.report(signals.topic_paused, topic, [signals.Event("", reason=reason)])
+
+
+def resume_topic(topic: str) -> None:
+    """Let a paused topic go on. Raises UnknownTopic."""
+    get_store().resume(check_topic(topic))
+    signals.report(signals.topic_resumed, topic, [signals.Event("")])
+
+
+def purge_topic(topic: str, *, reason: str = "purged") -> int:
+    """Cancel everything that waits in a topic; what runs goes on. Returns how many. Raises UnknownTopic."""
+    store, purged = get_store(), 0
+    for partition in store.partitions.all(check_topic(topic)):
+        # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for ever.
+        left = store.stats(partition).waiting
+        while left > 0 and (count := store.purge(partition, min(left, BATCH), reason)):
+            purged += count
+            left -= count
+    return purged
+
+
+def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) -> Page:
+    """One page of waiting messages by due time, at most 500. The cost does not grow with the queue or the depth.
+
+    Raises UnknownTopic, and InvalidMessage for a cursor that is not ours.
+    """
+    store, limit = get_store(), max(1, min(limit, BATCH))
+    after = _parse_cursor(cursor)
+    lanes = [
+        _lane(partition, lane, after, limit)
+        for partition in store.partitions.all(check_topic(topic))
+        for lane in Priority
+    ]
+    merged = heapq.merge(*lanes, key=lambda pair: (pair[1].due_at_ms, pair[1].id))
+    page = [pair for pair, _ in zip(merged, range(limit), strict=False)]
+    last = page[-1][1] if len(page) == limit else None
+    return Page(
+        messages=[_shown(partition, found) for partition, found in page],
+        cursor=f"{last.due_at_ms}:{last.id.hex()}" if last else None,
+    )
+
+
+def _lane(
+    partition: Partition, lane: Priority, after: tuple[int, bytes] | None, limit: int
+) -> Iterator[tuple[Partition, Found]]:
+    return ((partition, found) for found in get_store().list(partition, lane, after, limit))
+
+
+def _parse_cursor(cursor: str | None) -> tuple[int, bytes] | None:
+    if cursor is None:
+        return None
+    due, _, message_id = cursor.partition(":")
+    try:
+        return int(due), bytes.fromhex(message_id)
+    except ValueError:
+        raise InvalidMessage(f"{cursor!r} is not a cursor of list_messages.") from None
+
+
+def _shown(partition: Partition, found: Found) -> Message:
+    """The message; one that cannot be decoded is shown without its contents instead of hiding the page."""
+    try:
+        return view(partition.topic, task_name(partition, found.record), found.state, found)
+    except UndecodableMessage:
+        when = from_ms(found.due_at_ms)
+        return Message(
+            id=found.id.hex(), topic=partition.topic, task="undecodable", state=State(found.state), enqueued_at=when,
+            due_at=when,
+        )  # fmt: skip

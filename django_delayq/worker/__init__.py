@@ -1,0 +1,3 @@
+"""Everything that runs."""
+
+from __future__ import annotations

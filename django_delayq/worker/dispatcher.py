@@ -1,0 +1,221 @@
+"""Claims messages when they fall due and hands them to the pool. The only thread that claims."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from .. import signals, tasks
+from ..exceptions import DelayQError, OutcomeUnknown
+from ..signals import Event
+from ..store.keys import Partition
+from ..store.lease import Lease
+from ..store.redis import BATCH
+from .agenda import Agenda, Turn
+from .event_loop import EventLoop
+from .pool import Pool
+from .service import Service
+from .shared import Shared
+
+logger = logging.getLogger("delayq.worker")
+
+#: How often to look again while claimed messages wait beside idle threads (seconds).
+KICK = 0.002
+#: A message that has waited in the buffer for so many seconds is given back: well within the shortest lease (1 s).
+BUFFER_SECONDS = 0.5
+#: A quick loop must not wake at 0.99 ms before the due time and turn round once more for nothing.
+WAKE_MARGIN = 0.0001
+
+
+class Dispatcher(Service):
+    """Sleeps until the earliest due time of all partitions; woken by hints and by free slots."""
+
+    name = "dispatcher"
+
+    def __init__(
+        self, shared: Shared, pool: Pool, event_loop: EventLoop, release: Callable[[Sequence[Lease]], None]
+    ) -> None:
+        super().__init__()
+        self._shared = shared
+        self._store = shared.store
+        self._clock = shared.clock
+        self._pool = pool
+        self._event_loop = event_loop
+        self._release = release
+        self.agenda = Agenda({name: topic.weight for name, topic in shared.settings.topics.items()})
+        self._hints: deque[tuple[Partition | None, float]] = deque()
+        self._sweep_at = 0.0
+        self._partitions_at = 0.0
+        self._unanswered: list[tuple[Partition, bytes]] = []
+        self._down_since = 0.0
+        self.claimed = 0
+        self.limit: int | None = None
+        """Claim no more than so many in all (--max-messages)."""
+        self.nothing_due = False
+        """Whether the last round found nothing due anywhere."""
+
+    def hint(self, partition: Partition | None, due_ms: float) -> None:
+        """Somebody says that the partition (None: any) has a message due then. Thread-safe."""
+        self._hints.append((partition, due_ms))
+        self.sleeper.wake()
+
+    def run_once(self) -> float:
+        """Claim what is due and return how long to sleep."""
+        try:
+            pause = self._turn_round()
+        except DelayQError:
+            self._down_since = self._down_since or time.monotonic()
+            self._hints.append((None, 0))  # whatever happened meanwhile: look everywhere
+            time_down = time.monotonic() - self._down_since
+            self.sleeper.wait(random.uniform(0, min(1.0, 0.1 + time_down / 10)))  # many workers, one server
+            raise
+        if self._down_since:
+            logger.warning("Redis is back after %.1f s", time.monotonic() - self._down_since)
+            self._down_since = 0.0
+        return pause
+
+    # One round
+
+    def _turn_round(self) -> float:
+        self._recover()
+        self._take_hints()
+        self._sweep()
+        self._give_back()
+        waiting = self._serve()
+        if self._pool.stuck:
+            self._pool.kick()
+            return KICK
+        if waiting:
+            # The pool wakes us when there is room. The bound is for the age of what is buffered.
+            return 0.05
+        return self._until_next()
+
+    def _serve(self) -> bool:
+        """Claim for the turns that are due, as far as there is room. Returns whether due turns had to wait."""
+        now_ms = self._clock.now_ms() if self._clock.known else float("inf")
+        turns = self.agenda.due(now_ms)
+        self.nothing_due = not turns
+        waiting = False
+        for turn in turns:
+            room = self._room(turn.partition.topic)
+            if room <= 0:
+                self.agenda.plan(turn, 0)
+                waiting = True
+                continue
+            # Several topics are due: each gets a part, the rest of its backlog comes in the next round.
+            self._claim(turn, max(1, room // len(turns)))
+        return waiting
+
+    def _claim(self, turn: Turn, limit: int) -> int:
+        token = os.urandom(16)
+        try:
+            claimed = self._store.claim(turn.partition, limit, token)
+        except DelayQError as error:
+            self.agenda.plan(turn, 0)
+            if isinstance(error, OutcomeUnknown):
+                self._unanswered.append((turn.partition, token))
+            raise
+        self._clock.sync(claimed.now_us)
+        turn.wakeups, turn.paused = claimed.wakeups, claimed.paused
+        self.agenda.plan(turn, claimed.next_due_ms)
+        self._hand_out(claimed.leases)
+        if claimed.over:
+            events = [Event(message_id.hex(), reason="expired") for message_id in claimed.over]
+            signals.report(signals.expired, turn.partition.topic, events)
+        self.agenda.charge(turn.partition.topic, max(1, len(claimed.leases)))
+        return len(claimed.leases)
+
+    def _hand_out(self, leases: list[Lease]) -> None:
+        if not leases:
+            return
+        self._shared.held.update(leases)
+        self.claimed += len(leases)
+        coroutines = [lease for lease in leases if _is_async(lease)] if self._has_coroutines else []
+        if coroutines:
+            self._event_loop.feed(coroutines)
+            asynchronous = set(coroutines)
+            leases = [lease for lease in leases if lease not in asynchronous]
+        if leases:
+            self._pool.feed(leases)
+
+    def _room(self, topic: str) -> int:
+        """How many messages of the topic may be claimed now. What it holds is known by the tasks declared for it."""
+        kinds = self._kinds.get(topic, {False})
+        room = min(self._event_loop.room() if kind else self._pool.room() for kind in kinds)
+        if self.limit is not None:
+            room = min(room, self.limit - self.claimed)
+        return room
+
+    @cached_property
+    def _kinds(self) -> dict[str, set[bool]]:
+        """Topic -> whether it has `async def` tasks, `def` tasks, or both."""
+        kinds: dict[str, set[bool]] = {}
+        for task in tasks.by_name.values():
+            kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)
+        return kinds
+
+    @cached_property
+    def _has_coroutines(self) -> bool:
+        return any(task.definition.is_async for task in tasks.by_name.values())
+
+    def _until_next(self) -> float:
+        next_due = self.agenda.next_due_ms()
+        until_sweep = self._sweep_at - time.monotonic()
+        if next_due is None:
+            return max(0.0, until_sweep)
+        return max(0.0, min(until_sweep, (next_due - self._clock.now_ms()) / 1000 + WAKE_MARGIN))
+
+    # Finding out
+
+    def _take_hints(self) -> None:
+        while self._hints:
+            partition, due_ms = self._hints.popleft()
+            for one in [partition] if partition else list(self.agenda.turns):
+                self.agenda.look(one, due_ms)
+
+    def _sweep(self) -> None:
+        """Look at the wake-up counters: what makes every guarantee hold when hints are lost."""
+        now = time.monotonic()
+        if now < self._sweep_at:
+            return
+        self._learn_partitions(now)
+        partitions = list(self.agenda.turns)
+        for partition, wakeups in zip(partitions, self._store.wakeups(partitions), strict=True):
+            if wakeups != self.agenda.turns[partition].wakeups:
+                self.agenda.look(partition, 0)
+        self._sweep_at = now + self._shared.settings.sweep_interval
+
+    def _learn_partitions(self, now: float) -> None:
+        """Partitions may be added while we run."""
+        if now < self._partitions_at:
+            return
+        for topic in self._shared.topics:
+            for partition in self._store.partitions.all(topic):
+                self.agenda.add(partition)
+        self._partitions_at = now + 10.0
+
+    def _recover(self) -> None:
+        """Give back what a claim took whose answer never came: nobody knows of it, and its lease would run out."""
+        while self._unanswered:
+            partition, token = self._unanswered[-1]
+            ids = self._store.leased_under(partition, token)
+            for at in range(0, len(ids), BATCH):
+                leases = [Lease(partition, i, b"", b"\0" * 16 + token, 0.0) for i in ids[at : at + BATCH]]
+                self._store.release(partition, leases, repeated=True)
+            self._unanswered.pop()
+
+    def _give_back(self) -> None:
+        """Release what waits for a thread for too long: another worker, or this one later, will be quicker."""
+        old = self._pool.take_back(BUFFER_SECONDS)
+        if old:
+            self._release(old)
+
+
+def _is_async(lease: Lease) -> bool:
+    task = tasks.by_code.get(lease.record[19:23])
+    return task is not None and task.definition.is_async

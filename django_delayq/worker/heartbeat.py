@@ -1,0 +1,50 @@
+"""Says in Redis that this worker lives, and what it does."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .service import Service
+from .shared import Shared
+
+#: Heartbeats older than this are those of workers that ended without saying so (seconds).
+DEAD_AFTER = 60.0
+
+
+class Heartbeat(Service):
+    """Writes the worker's figures and removes those of workers long gone."""
+
+    name = "heartbeat"
+    interval = 10.0
+
+    def __init__(self, shared: Shared, figures: Callable[[], dict[str, Any]]) -> None:
+        super().__init__()
+        self._store = shared.store
+        self._worker = shared.name
+        self._figures = figures
+        self._beats = 0
+
+    def run_once(self) -> float:
+        """Write the heartbeat."""
+        now_ms = self._store.clock_ms()
+        self._store.beat(self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()}))
+        if self._beats % 6 == 0:
+            old = [n for n, beat in self._store.heartbeats().items() if now_ms - beat["at_ms"] > DEAD_AFTER * 1000]
+            if old:
+                self._store.forget_worker(*old)
+        self._beats += 1
+        return self.interval
+
+
+def rss_kb() -> int:
+    """Memory of this process in KiB; the peak where the system does not tell the present."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize() // 1024
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak // 1024 if sys.platform == "darwin" else peak

@@ -1,0 +1,82 @@
+"""Extends the leases of everything that is held, so that a message is run again only when its worker is gone."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import time
+from collections.abc import Callable
+
+from .. import signals, tasks
+from ..signals import Event
+from ..store.keys import Partition
+from ..store.lease import Lease
+from ..store.redis import BATCH
+from .service import Service
+from .shared import Shared
+
+logger = logging.getLogger("delayq.worker")
+
+
+class LeaseKeeper(Service):
+    """Extends each lease when a third of it has passed, up to the task's max_runtime."""
+
+    name = "lease-keeper"
+    interval = 0.25
+
+    def __init__(self, shared: Shared, on_overrun: Callable[[Lease], None]) -> None:
+        super().__init__()
+        self._store = shared.store
+        self._held = shared.held
+        self._on_overrun = on_overrun
+        self._overrun: set[Lease] = set()
+
+    def run_once(self) -> float:
+        """Extend what needs it."""
+        due: dict[Partition, list[Lease]] = {}
+        now = time.monotonic()
+        held = list(self._held)  # one C call under the GIL: other threads add and remove
+        self._overrun.intersection_update(held)
+        for lease in held:
+            if now - lease.renewed_at < lease.ttr_ms / 3000 or lease.lost:
+                continue
+            if self._runs_too_long(lease, now):
+                continue
+            due.setdefault(lease.partition, []).append(lease)
+        for partition, leases in due.items():
+            for at in range(0, len(leases), BATCH):
+                self._extend(partition, leases[at : at + BATCH], now)
+        return self.interval
+
+    @property
+    def overrun(self) -> int:
+        """How many messages run for longer than they may."""
+        return len(self._overrun)
+
+    def _extend(self, partition: Partition, leases: list[Lease], now: float) -> None:
+        lost = [lease for lease in self._store.extend(partition, leases) if lease in self._held]
+        for lease in leases:
+            if not lease.lost:
+                lease.renewed_at = now
+        if lost:
+            events = [Event(lease.id.hex(), attempt=lease.attempt, reason="lease ended") for lease in lost]
+            signals.report(signals.lease_lost, partition.topic, events)
+            logger.warning("%d leases of topic %s ended although their tasks still run", len(lost), partition.topic)
+
+    def _runs_too_long(self, lease: Lease, now: float) -> bool:
+        if not lease.started_at:
+            return False
+        task = tasks.by_code.get(lease.record[19:23])
+        if task is None or now - lease.started_at < task.max_runtime_s:
+            return False
+        if lease not in self._overrun:
+            self._overrun.add(lease)
+            logger.error(
+                "task %s has run for %.0f s, more than its max_runtime; its lease is given up and it will run again",
+                task.name,
+                now - lease.started_at,
+            )
+            if not task.definition.is_async:
+                faulthandler.dump_traceback(all_threads=True)  # where it hangs
+            self._on_overrun(lease)
+        return True

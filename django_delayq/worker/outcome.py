@@ -1,0 +1,62 @@
+"""How a run ended, as a value."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ..signals import Event
+from ..store.lease import Lease
+from ..tasks import DelayedTask
+from .clock import ServerClock
+
+
+class Result(Enum):
+    """What becomes of the message."""
+
+    ACKED = "acked"
+    """The task returned."""
+    RETRIED = "retried"
+    """It failed and has attempts left."""
+    SNOOZED = "snoozed"
+    """It asked for another time, or nobody here knows its task yet. Does not count."""
+    RELEASED = "released"
+    """It was not run: given back with its attempt."""
+    DEAD = "dead"
+    """It failed for the last time, or can never run."""
+
+
+class Outcome:
+    """The end of one run, on its way to the settler."""
+
+    __slots__ = ("delay_ms", "ended_at", "lease", "reason", "repeated", "result", "task", "traceback")
+
+    def __init__(
+        self, lease: Lease, task: DelayedTask[..., object] | None, result: Result, ended_at: float, reason: str = ""
+    ) -> None:
+        self.lease = lease
+        self.task = task
+        self.result = result
+        self.ended_at = ended_at
+        self.reason = reason
+        self.traceback = ""
+        self.delay_ms: int | None = None
+        self.repeated = False
+        """An earlier try to settle it had an unknown outcome."""
+
+    @property
+    def run_ms(self) -> float:
+        """How long the task ran."""
+        return (self.ended_at - self.lease.started_at) * 1000 if self.lease.started_at else 0.0
+
+    def event(self, clock: ServerClock) -> Event:
+        """For signals."""
+        lease = self.lease
+        return Event(
+            id=lease.id.hex(),
+            task=self.task.name if self.task else "",
+            attempt=lease.attempt,
+            lateness_ms=clock.at_ms(lease.started_at or self.ended_at) - lease.due_at_ms,
+            run_ms=self.run_ms,
+            delay_ms=self.delay_ms,
+            reason=self.reason,
+        )

@@ -1,0 +1,138 @@
+"""Runs `def` tasks on threads that share one buffer of claimed messages."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from ..store.lease import Lease
+
+#: Seconds of work that may wait in the buffer beside what runs. Enough to outlast a round trip to Redis, so that quick
+#: tasks never starve; short enough that a message of another topic, or another worker, does not wait behind it.
+BUFFERED_WORK = 0.02
+MAX_BUFFERED = 2_000
+#: A thread is woken for at least so much work (seconds): for no-op tasks one thread outruns eight that fight for the GIL.
+WORTH_A_THREAD = 0.001
+
+
+class Slot:
+    """What one thread does now."""
+
+    __slots__ = ("idle", "lease", "thread")
+
+    def __init__(self) -> None:
+        self.idle = True
+        self.lease: Lease | None = None
+        self.thread: threading.Thread | None = None
+
+
+class Pool:
+    """`size` threads. The dispatcher feeds it and asks for its room; the threads take from the buffer themselves."""
+
+    def __init__(self, size: int, run: Callable[[Lease], None], on_room: Callable[[], None]) -> None:
+        self.size = size
+        self._run = run
+        self._on_room = on_room
+        self._buffer: deque[Lease] = deque()
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self.slots = [Slot() for _ in range(size)]
+        self._mean_s = 0.0
+        """Running mean of the time a message takes on a thread; 0 until the first."""
+        self._low_water = -1
+        """The dispatcher wants to hear when the buffer has sunk to this; -1: it does not."""
+
+    def start(self) -> None:
+        """Begin the threads."""
+        for number, slot in enumerate(self.slots):
+            slot.thread = threading.Thread(target=self._work, args=(slot,), name=f"delayq-pool-{number}", daemon=True)
+            slot.thread.start()
+
+    def room(self) -> int:
+        """How many more messages it takes: the idle threads, and a little work in advance when tasks are short."""
+        buffered = len(self._buffer)
+        ahead = min(MAX_BUFFERED, int(BUFFERED_WORK * self.size / self._mean_s)) if self._mean_s else 0
+        idle = sum(slot.idle for slot in self.slots)
+        room = idle + ahead - buffered
+        if room <= 0:
+            self._low_water = (idle + ahead) // 2
+        elif ahead and buffered > ahead // 2:
+            # Claiming a handful at a time would cost a round trip for each; wait until half is free.
+            self._low_water, room = ahead // 2, 0
+        else:
+            self._low_water = -1
+        return max(0, room)
+
+    def feed(self, leases: list[Lease]) -> None:
+        """Take the leases and wake as many threads as the work is worth."""
+        self._buffer.extend(leases)
+        self._wake_threads(math.ceil(len(self._buffer) * self._mean_s / WORTH_A_THREAD) if self._mean_s else len(leases))
+
+    def kick(self) -> None:
+        """Wake every idle thread that the buffer has work for: what was thought to be short is not."""
+        if self._buffer:
+            self._wake_threads(len(self._buffer))
+
+    @property
+    def stuck(self) -> bool:
+        """Work waits although threads are idle: kick() within a few ms."""
+        return bool(self._buffer) and any(slot.idle for slot in self.slots)
+
+    @property
+    def running(self) -> list[Lease]:
+        """What the threads run now."""
+        return [lease for slot in self.slots if (lease := slot.lease) is not None]
+
+    @property
+    def buffered(self) -> int:
+        """How many messages wait for a thread."""
+        return len(self._buffer)
+
+    def take_back(self, older_than: float = -1.0) -> list[Lease]:
+        """Remove what has waited in the buffer for longer than so many seconds, to release it."""
+        taken: list[Lease] = []
+        now = time.monotonic()
+        while True:
+            try:
+                lease = self._buffer.popleft()
+            except IndexError:
+                return taken
+            if now - lease.claimed_at < older_than:
+                self._buffer.appendleft(lease)
+                return taken
+            taken.append(lease)
+
+    def stop(self) -> None:
+        """End the threads when they have finished what they run."""
+        for _ in self.slots:
+            self._wake.put(False)
+
+    def _wake_threads(self, count: int) -> None:
+        idle = sum(slot.idle for slot in self.slots)
+        for _ in range(min(max(1, count), idle)):
+            self._wake.put(True)
+
+    def _work(self, slot: Slot) -> None:
+        buffer, run = self._buffer, self._run
+        while self._wake.get():
+            slot.idle = False
+            while True:
+                try:
+                    lease = buffer.popleft()
+                except IndexError:
+                    break
+                slot.lease = lease
+                begun = time.monotonic()
+                run(lease)
+                slot.lease = None
+                took = time.monotonic() - begun
+                # A race between two threads loses a sample; a lock would cost more than the sample is worth.
+                self._mean_s += (took - self._mean_s) * 0.05 if self._mean_s else took
+                if len(buffer) <= self._low_water:
+                    self._low_water = -1
+                    self._on_room()
+            slot.idle = True
+            self._on_room()

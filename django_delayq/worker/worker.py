@@ -1,0 +1,161 @@
+"""One worker: its parts, how they start and how they stop."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import __version__
+from ..conf import Settings
+from ..store.lease import Lease
+from ..store.redis import RedisStore
+from .dispatcher import Dispatcher
+from .event_loop import EventLoop
+from .executor import Executor
+from .heartbeat import Heartbeat
+from .lease_keeper import LeaseKeeper
+from .listener import Listener
+from .outcome import Outcome, Result
+from .pool import Pool
+from .reclaimer import Reclaimer
+from .service import Service
+from .settler import Settler
+from .shared import Shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """What the command line says."""
+
+    topics: tuple[str, ...]
+    concurrency: int = 8
+    """Threads for `def` tasks."""
+    async_concurrency: int = 100
+    """Coroutines of `async def` tasks at a time."""
+    shutdown_timeout: float = 25.0
+    """Seconds that running tasks get when the worker stops."""
+    burst: bool = False
+    """Stop when nothing is due."""
+    max_messages: int | None = None
+    """Stop after so many messages."""
+
+
+class Worker:
+    """Claims, runs and settles messages until it is told to stop."""
+
+    def __init__(self, store: RedisStore, settings: Settings, options: WorkerOptions) -> None:
+        name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
+        self.shared = Shared(store, settings, name, options.topics)
+        self.options = options
+        self.settled: Counter[Result] = Counter()
+        self.settler = Settler(self.shared, self._on_settled)
+        self.executor = Executor(self.shared, self.settler.put)
+        self.pool = Pool(options.concurrency, self.executor.run, self._on_room)
+        self.event_loop = EventLoop(options.async_concurrency, self.executor.run_async, self._on_room)
+        self.dispatcher = Dispatcher(self.shared, self.pool, self.event_loop, self.release)
+        self.dispatcher.limit = options.max_messages
+        self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel)
+        self.listener = Listener(self.shared, self.dispatcher.hint)
+        self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
+        self.heartbeat = Heartbeat(self.shared, self.figures)
+        self.stopping = threading.Event()
+        self.draining = False
+        self._started_at = time.time()
+
+    @property
+    def services(self) -> tuple[Service, ...]:
+        """In the order of their start."""
+        return (self.settler, self.lease_keeper, self.dispatcher, self.listener, self.reclaimer, self.heartbeat)
+
+    def start(self) -> None:
+        """Begin to work. Returns at once."""
+        self.pool.start()
+        self.event_loop.start()
+        for service in self.services:
+            service.start()
+
+    def stop(self) -> int:
+        """Drain: claim no more, let running tasks finish within the timeout, release the rest.
+
+        Returns how many messages were still running; they are given back and will run again.
+        """
+        self.draining = True
+        deadline = time.monotonic() + self.options.shutdown_timeout
+        for service in (self.listener, self.reclaimer, self.dispatcher):
+            service.stop()
+        self.dispatcher.join(self.shared.settings.socket_timeout)
+        self.release(self.pool.take_back())
+        while not self.idle and time.monotonic() < deadline:
+            self.stopping.wait(0.005)
+            self.stopping.clear()
+        left = [lease for lease in self.shared.held if not lease.lost]
+        self.release(left)
+        self._finish()
+        return len(left)
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        """Give messages back unrun, their attempt with them."""
+        now = time.monotonic()
+        for lease in leases:
+            self.settler.put(Outcome(lease, None, Result.RELEASED, now))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is claimed and everything is settled."""
+        return not self.shared.held and self.settler.idle
+
+    @property
+    def finished(self) -> bool:
+        """Whether --burst or --max-messages has come to its end."""
+        if self.options.max_messages is not None and self.dispatcher.claimed >= self.options.max_messages:
+            return self.idle
+        return self.options.burst and self.dispatcher.nothing_due and self.shared.clock.known and self.idle
+
+    @property
+    def stuck(self) -> bool:
+        """Whether every thread runs a task that has overrun its max_runtime: this process can do nothing more."""
+        return self.lease_keeper.overrun >= self.options.concurrency
+
+    def figures(self) -> dict[str, Any]:
+        """For heartbeats and the health port."""
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "topics": list(self.options.topics),
+            "concurrency": self.options.concurrency,
+            "in_flight": len(self.shared.held),
+            "started_ms": int(self._started_at * 1000),
+            "draining": self.draining,
+            "settled": {result.value: count for result, count in self.settled.items()},
+        }
+
+    def _finish(self) -> None:
+        deadline = time.monotonic() + 2.0
+        while not self.settler.idle and time.monotonic() < deadline:
+            self.stopping.wait(0.005)
+            self.stopping.clear()
+        for service in self.services:
+            service.stop()
+        self.pool.stop()
+        self.event_loop.stop()
+        try:
+            self.shared.store.forget_worker(self.shared.name)
+        except Exception:  # Redis is away: the heartbeat grows old by itself
+            return
+
+    def _on_room(self) -> None:
+        self.dispatcher.sleeper.wake()
+        self.stopping.set()
+
+    def _on_settled(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self.settled[outcome.result] += 1
+        self.stopping.set()
