@@ -38,7 +38,7 @@ class Settings:
     """Everything DELAYQ may hold; upper-case in the settings file. Durations are seconds or timedelta."""
 
     redis: str = ""
-    """A CACHES alias (django-redis), or a redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL."""
+    """A CACHES alias (django-redis), or a URL: redis://, rediss://, unix://, redis+sentinel://, redis+cluster://."""
     prefix: str = "delayq"
     """First part of every key. Give each project that shares a Redis its own."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
@@ -90,7 +90,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "weight": (1, 100),
 }
 _DURATIONS = {
-    "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval", "connect_timeout", "socket_timeout",
+    "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval", "connect_timeout",
+    "socket_timeout",
 }  # fmt: skip
 
 

@@ -35,6 +35,7 @@ def current_message() -> CurrentMessage:
     if task is None or len(lease.entry) != ATTEMPTS.size:
         raise UndecodableMessage
     attempts = Attempts.decode(lease.entry)
-    found = Found(lease.id, State.LEASED, attempts.due_at_ms, lease.record, attempts)
-    message = view(lease.partition.topic, task.name, State.LEASED, found)
+    leased = State("leased")
+    found = Found(lease.id, leased, attempts.due_at_ms, lease.record, attempts)
+    message = view(lease.partition.topic, task.name, leased, found)
     return CurrentMessage(lease=lease, **{name: getattr(message, name) for name in message.__struct_fields__})

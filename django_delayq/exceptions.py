@@ -134,7 +134,7 @@ class EnqueueUnknown(OutcomeUnknown):
 # Raised by a task about its own message
 
 
-class ControlFlow(Exception):  # noqa: N818 - not an error: what a task says about its own message
+class ControlFlow(Exception):
     """Base of what a task raises to decide about its own message."""
 
 

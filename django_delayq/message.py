@@ -17,6 +17,7 @@ only Redis' clock counts. A code in place of the name saves some 25 bytes in eve
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import struct
 import time
@@ -180,9 +181,7 @@ def new_ids(count: int) -> list[bytes]:
     noise = os.urandom(10 * count)
     stamp = int(time.time() * 1000).to_bytes(6, "big")
     return [
-        stamp
-        + bytes((0x70 | noise[at] & 0x0F, noise[at + 1], 0x80 | noise[at + 2] & 0x3F))
-        + noise[at + 3 : at + 10]
+        stamp + bytes((0x70 | noise[at] & 0x0F, noise[at + 1], 0x80 | noise[at + 2] & 0x3F)) + noise[at + 3 : at + 10]
         for at in range(0, 10 * count, 10)
     ]
 
@@ -250,23 +249,20 @@ _SCALARS = frozenset({str, int, bool, type(None)})
 def check_json(value: Any, depth: int = 0) -> None:
     """Raise UnserialisableArguments unless a round trip through JSON gives the value back (tuples become lists)."""
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in _SCALARS or (kind is float and math.isfinite(value)):
         return
     if depth > MAX_DEPTH:
         raise UnserialisableArguments(f"The arguments are nested deeper than {MAX_DEPTH} levels.")
-    if kind is list or kind is tuple:
-        for item in value:
-            if type(item) not in _SCALARS:
-                check_json(item, depth + 1)
-    elif kind is dict:
-        if not all(type(name) is str for name in value):
-            raise UnserialisableArguments("A dict among the arguments has a key that is not a str.")
-        check_json(list(value.values()), depth + 1)
-    elif kind is not float or value != value or value in (float("inf"), float("-inf")):
+    if kind is dict and all(type(name) is str for name in value):
+        value = value.values()
+    elif kind is not list and kind is not tuple:
         raise UnserialisableArguments(
             f"An argument is {value!r:.80} of type {kind.__name__}. {UnserialisableArguments.__doc__} "
             "Pass a primary key or an ISO string and load the rest in the task."
         )
+    for item in value:
+        if type(item) not in _SCALARS:
+            check_json(item, depth + 1)
 
 
 def view(topic: str, task: str, state: State, found: Found) -> Message:

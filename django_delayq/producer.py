@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
+from typing import Any
 from uuid import UUID
 
 from django.db import connections, transaction
@@ -185,7 +186,8 @@ class _Batch:
     @classmethod
     def of(cls, database: str) -> _Batch:
         """The batch of the open transaction, found through its hook, so that a rollback forgets it."""
-        for _, hook, _ in reversed(connections[database].run_on_commit):
+        hooks: list[Any] = connections[database].run_on_commit
+        for _, hook, _ in reversed(hooks):
             if isinstance(hook, _Flush):
                 return hook.batch
         return cls(database)
@@ -198,7 +200,8 @@ class _Batch:
         """
         transaction.on_commit(lambda: self.confirmed.extend(items), using=self.database)
         self.newest = _Flush(self)
-        connections[self.database].run_on_commit.append((set(), self.newest, False))
+        hooks: list[Any] = connections[self.database].run_on_commit
+        hooks.append((set(), self.newest, False))
 
 
 @dataclass(slots=True, eq=False)
@@ -221,7 +224,9 @@ def _store(items: list[_Item]) -> None:
         signals.report(
             signals.enqueued,
             partition.topic,
-            [signals.Event(i.handle.id, i.handle.task, i.handle.key) for i in batch] if signals.enqueued.receivers else [],
+            [signals.Event(i.handle.id, i.handle.task, i.handle.key) for i in batch]
+            if signals.enqueued.receivers
+            else [],
         )
     if duplicates:
         names = ", ".join(_named(handle.key, handle.identity) for handle in duplicates[:10])
@@ -301,4 +306,3 @@ class Sender:
     cancel = staticmethod(cancel)
     reschedule = staticmethod(reschedule)
     get = staticmethod(get)
-

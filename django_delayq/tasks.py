@@ -208,7 +208,9 @@ class DelayedTask(Generic[P, R]):
         if isinstance(element, Mapping):
             return Call(self, (), element)
         if isinstance(element, str | bytes) or not isinstance(element, Sequence):
-            raise InvalidArguments(f"enqueue_many takes tuples of arguments, mappings or prepare(...), not {element!r}.")
+            raise InvalidArguments(
+                f"enqueue_many takes tuples of arguments, mappings or prepare(...), not {element!r}."
+            )
         return Call(self, element, {})
 
     @property

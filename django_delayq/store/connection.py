@@ -83,7 +83,9 @@ def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[
         "ssl": parts.scheme.startswith("rediss"),
         **dict(parse_qsl(parts.query)),
     }
-    addresses = [(host or "127.0.0.1", int(port or 0)) for host, _, port in (h.rpartition(":") for h in hosts.split(","))]
+    addresses = [
+        (host or "127.0.0.1", int(port or 0)) for host, _, port in (h.rpartition(":") for h in hosts.split(","))
+    ]
     if not all(port for _, port in addresses):
         raise ValueError("every host needs a port, as in host1:26379,host2:26379")
     return addresses, options, [part for part in parts.path.split("/") if part]

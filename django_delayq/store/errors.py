@@ -39,7 +39,13 @@ _NOT_EXECUTED: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("max number of clients", StoreUnavailable),
 )
 #: redis-py says these before it has sent anything.
-_NOT_SENT = ("connecting to", "Too many connections", "No connection available", "No master found", "cannot be connected")
+_NOT_SENT = (
+    "connecting to",
+    "Too many connections",
+    "No connection available",
+    "No master found",
+    "cannot be connected",
+)
 
 
 def translate(error: redis.RedisError, where: str) -> DelayQError:

@@ -37,9 +37,6 @@ class HintStream:
         except redis.RedisError as error:
             self.close()
             raise translate(error, self._store.where) from error
-        except (OSError, AttributeError, ValueError):  # closed by stop() in the middle of the read
-            self.close()
-            return None
         return _parse(message["data"]) if message else None
 
     def close(self) -> None:
@@ -53,7 +50,7 @@ class HintStream:
 
 
 def _parse(data: bytes) -> tuple[Partition, float] | None:
-    topic, number, due_ms = ([*data.decode("utf-8", "replace").rsplit(":", 2)] + ["", ""])[:3]
+    topic, number, due_ms = [*data.decode("utf-8", "replace").rsplit(":", 2), "", ""][:3]
     if not number.isdecimal() or not due_ms.isdecimal():
         return None
     return Partition(topic, int(number)), float(due_ms)

@@ -26,6 +26,9 @@ BATCH = 500
 #: Wait before a message is sent back a second time after a crash; the first time it waits for nothing.
 CRASH_BACKOFF_MS = 5_000
 
+Ids = list[bytes]
+Leases = list[Lease]
+
 #: id, mode, when, expires, record: see enqueue.lua.
 Outgoing = tuple[bytes, str, str, str, bytes]
 
@@ -39,8 +42,8 @@ class Claimed(NamedTuple):
     """The earliest due time that waits there now."""
     wakeups: int
     """How often the head of the partition had come sooner; changes when there is something new to look at."""
-    leases: list[Lease]
-    over: list[bytes]
+    leases: Leases
+    over: Ids
     """Ids that had expired or had no record."""
     paused: bool
 
@@ -97,7 +100,7 @@ class RedisStore:
         leases = [Lease(partition, i, r, e, at) for i, r, e in zip(triples, triples, triples, strict=True)]
         return Claimed(now_us, _optional(next_due), wakeups, leases, over, bool(paused))
 
-    def ack(self, partition: Partition, settled: Sequence[tuple[Lease, bytes]], *, repeated: bool = False) -> list[Lease]:
+    def ack(self, partition: Partition, settled: Sequence[tuple[Lease, bytes]], *, repeated: bool = False) -> Leases:
         """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as lost."""
         args: list[Any] = [self.settings.finished_limit]
         for lease, detail in settled:
@@ -110,35 +113,35 @@ class RedisStore:
         settled: Sequence[tuple[Lease, int | None, bool, bytes]],
         *,
         repeated: bool = False,
-    ) -> list[Lease]:
-        """Leased -> delayed after a delay in ms, or -> dead (delay None); with whether the attempt counts, and detail."""
+    ) -> Leases:
+        """Leased -> delayed after a delay in ms, or -> dead (delay None); whether the attempt counts; detail."""
         args: list[Any] = [self.settings.finished_limit]
         for lease, delay_ms, counts, detail in settled:
             args += (lease.id, lease.token, "" if delay_ms is None else delay_ms, int(counts), detail)
         return self._refused(self._call("nack", partition, args), [item[0] for item in settled], repeated)
 
-    def release(self, partition: Partition, leases: Sequence[Lease], *, repeated: bool = False) -> list[Lease]:
+    def release(self, partition: Partition, leases: Sequence[Lease], *, repeated: bool = False) -> Leases:
         """Leased -> delayed at the old due time, the attempt given back."""
         args: list[Any] = []
         for lease in leases:
             args += (lease.id, lease.token)
         return self._refused(self._call("release", partition, args), leases, repeated)
 
-    def extend(self, partition: Partition, leases: Sequence[Lease]) -> list[Lease]:
-        """Leased -> leased for another ttr. Returns the leases that are lost; marks them so."""
+    def extend(self, partition: Partition, leases: Sequence[Lease]) -> Leases:
+        """Leased -> leased for another ttr. Returns the leases that another holds now; what is settled is not lost."""
         args: list[Any] = []
         for lease in leases:
             args += (lease.id, lease.token, lease.ttr_ms)
-        return self._refused(self._call("extend", partition, args), leases, False)
+        return self._refused(self._call("extend", partition, args), leases, True)
 
-    def reclaim(self, partition: Partition, limit: int = BATCH) -> tuple[list[bytes], list[bytes]]:
+    def reclaim(self, partition: Partition, limit: int = BATCH) -> tuple[Ids, Ids]:
         """Leased past the deadline -> delayed or dead. Returns the ids sent back and the ids that are dead."""
         settings = self.settings
         args = (min(limit, BATCH), settings.poison_limit, CRASH_BACKOFF_MS, settings.finished_limit)
         back, dead = self._call("reclaim", partition, args)
         return back, dead
 
-    def cancel(self, partition: Partition, ids: Sequence[bytes], reason: str = "cancelled") -> list[str]:
+    def cancel(self, partition: Partition, ids: Sequence[bytes], reason: str = "cancelled") -> Sequence[str]:
         """Delayed -> cancelled. Returns OK, RUNNING or NOT_FOUND for each id."""
         detail = json.dumps({"reason": reason})
         answer = self._call("cancel", partition, (self.settings.finished_limit, detail, *ids))
@@ -160,12 +163,12 @@ class RedisStore:
 
     # Looking
 
-    def find(self, partition: Partition, ids: Sequence[bytes]) -> list[Found | None]:
+    def find(self, partition: Partition, ids: Sequence[bytes]) -> Sequence[Found | None]:
         """The live messages with these ids, None for those that are not live here."""
         answer = self._call("find", partition, ids)
         return [_found(message_id, *item) if item else None for message_id, item in zip(ids, answer, strict=True)]
 
-    def list(self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int) -> list[Found]:
+    def list(self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int) -> Sequence[Found]:
         """Up to `limit` waiting messages of a lane (0 to 2) in the order of (due, id), after the given place."""
         due, message_id = after if after else ("", b"")
         flat = iter(self._call("list", partition, (lane + 1, due, message_id, min(limit, BATCH))))
@@ -182,7 +185,7 @@ class RedisStore:
         fields = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in zip(pairs, pairs, strict=True)}
         return PartitionStats(now_us / 1000, waiting, ready, leased, finished, _optional(next_due), fields)
 
-    def leased_under(self, partition: Partition, token: bytes) -> list[bytes]:
+    def leased_under(self, partition: Partition, token: bytes) -> Ids:
         """The ids leased under a token: what a claim took whose answer was lost."""
         cursor, ids = "0", set[bytes]()
         while True:
@@ -197,9 +200,15 @@ class RedisStore:
         name = self.command("HGET", keys.meta_key(self.prefix, partition), f"task:{code.hex()}")
         return name.decode() if name else f"code:{code.hex()}"
 
-    def wakeups(self, partitions: Sequence[Partition]) -> list[int]:
+    def wakeups(self, partitions: Sequence[Partition]) -> Sequence[int]:
         """The wake-up counter of each partition: one cheap command each, for sweeps."""
-        return [int(self.command("HGET", keys.meta_key(self.prefix, p), "wakeups") or 0) for p in partitions]
+        try:
+            pipeline = self.client.pipeline(transaction=False)
+            for partition in partitions:
+                pipeline.hget(keys.meta_key(self.prefix, partition), "wakeups")
+            return [int(value or 0) for value in pipeline.execute()]
+        except redis.RedisError as error:
+            raise translate(error, self.where) from error
 
     def oldest_lease_ms(self, partition: Partition) -> float | None:
         """The deadline that ends first."""
@@ -228,7 +237,7 @@ class RedisStore:
         pairs = (member.decode().rpartition(":") for member in self.command("SMEMBERS", key))
         return {int(number) for name, _, number in pairs if name == topic}
 
-    def topics(self) -> list[str]:
+    def topics(self) -> Sequence[str]:
         """Every topic that has ever been used with this prefix."""
         members = self.command("SMEMBERS", keys.topics_key(self.prefix))
         return sorted({member.decode().rpartition(":")[0] for member in members})
@@ -275,7 +284,7 @@ class RedisStore:
             raise translate(error, self.where) from error
 
     @staticmethod
-    def _refused(answer: list[Any], leases: Sequence[Lease], repeated: bool) -> list[Lease]:
+    def _refused(answer: Sequence[Any], leases: Sequence[Lease], repeated: bool) -> Leases:
         """The leases that are really lost. In a repeated call, settled or gone means that the first call did it."""
         fine = {"SETTLED", "GONE"} if repeated else set()
         lost = [leases[index] for index, word in _words(answer).items() if word not in fine]
@@ -295,4 +304,3 @@ def _optional(number: Any) -> int | None:
 
 def _found(message_id: bytes, state: bytes, due_ms: int, record: bytes, entry: bytes) -> Found:
     return Found(message_id, State(state.decode()), due_ms, record, Attempts.decode(entry) if entry else None)
-

@@ -19,19 +19,19 @@ class Script(NamedTuple):
 @lru_cache(maxsize=1)
 def shared_text() -> str:
     """The shared parts, in the order of their file names."""
-    parts = sorted(files(__package__).joinpath("lua", "shared").iterdir(), key=lambda part: part.name)
+    parts = sorted((files(__package__) / "lua" / "shared").iterdir(), key=lambda part: part.name)
     return "".join(part.read_text(encoding="utf-8") for part in parts if part.name.endswith(".lua"))
 
 
 @lru_cache(maxsize=64)
 def load(name: str) -> Script:
     """The script of `lua/<name>.lua`."""
-    own = files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    own = (files(__package__) / "lua" / f"{name}.lua").read_text(encoding="utf-8")
     text = (shared_text() + own).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest())
 
 
 def names() -> list[str]:
     """All transitions that have a script."""
-    lua = files(__package__).joinpath("lua")
+    lua = files(__package__) / "lua"
     return sorted(part.name[:-4] for part in lua.iterdir() if part.name.endswith(".lua"))

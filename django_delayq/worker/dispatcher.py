@@ -79,6 +79,11 @@ class Dispatcher(Service):
             self._down_since = 0.0
         return pause
 
+    @property
+    def connected(self) -> bool:
+        """Whether Redis answered the last time."""
+        return self._clock.known and not self._down_since
+
     # One round
 
     def _turn_round(self) -> float:

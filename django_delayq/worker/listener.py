@@ -24,12 +24,7 @@ class Listener(Service):
         """Wait for one hint. A new connection is a hint for everything: what was said meanwhile is lost."""
         if self._stream.connect():
             self._hint(None, 0)
-        heard = self._stream.read(seconds=5.0)
+        heard = self._stream.read(seconds=1.0)
         if heard is not None:
             self._hint(*heard)
         return 0.0
-
-    def stop(self) -> None:
-        """End the loop; the open read ends with its connection."""
-        super().stop()
-        self._stream.close()

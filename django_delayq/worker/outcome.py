@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
+from typing import overload
 
+from ..exceptions import UndecodableMessage
+from ..message import Record, decode_body
 from ..signals import Event
 from ..store.lease import Lease
 from ..tasks import DelayedTask
@@ -48,15 +52,43 @@ class Outcome:
         """How long the task ran."""
         return (self.ended_at - self.lease.started_at) * 1000 if self.lease.started_at else 0.0
 
+    def _key(self) -> str | None:
+        try:
+            record = Record.decode(self.lease.record)
+            return decode_body(record.flags, record.body).key
+        except UndecodableMessage:
+            return None
+
     def event(self, clock: ServerClock) -> Event:
         """For signals."""
         lease = self.lease
         return Event(
             id=lease.id.hex(),
             task=self.task.name if self.task else "",
+            key=self._key(),
             attempt=lease.attempt,
             lateness_ms=clock.at_ms(lease.started_at or self.ended_at) - lease.due_at_ms,
             run_ms=self.run_ms,
             delay_ms=self.delay_ms,
             reason=self.reason,
         )
+
+
+class Events(Sequence[Event]):
+    """The events of a batch, each built when it is looked at: a receiver that only counts pays for no more."""
+
+    def __init__(self, outcomes: Sequence[Outcome], clock: ServerClock) -> None:
+        self._outcomes = outcomes
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> Events: ...
+    def __getitem__(self, index: int | slice) -> Event | Events:
+        if isinstance(index, slice):
+            return Events(self._outcomes[index], self._clock)
+        return self._outcomes[index].event(self._clock)

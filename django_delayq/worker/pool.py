@@ -15,7 +15,7 @@ from ..store.lease import Lease
 #: tasks never starve; short enough that a message of another topic, or another worker, does not wait behind it.
 BUFFERED_WORK = 0.02
 MAX_BUFFERED = 2_000
-#: A thread is woken for at least so much work (seconds): for no-op tasks one thread outruns eight that fight for the GIL.
+#: A thread is woken for at least so much work (seconds): for no-op tasks one thread outruns eight that share the GIL.
 WORTH_A_THREAD = 0.001
 
 
@@ -69,7 +69,9 @@ class Pool:
     def feed(self, leases: list[Lease]) -> None:
         """Take the leases and wake as many threads as the work is worth."""
         self._buffer.extend(leases)
-        self._wake_threads(math.ceil(len(self._buffer) * self._mean_s / WORTH_A_THREAD) if self._mean_s else len(leases))
+        self._wake_threads(
+            math.ceil(len(self._buffer) * self._mean_s / WORTH_A_THREAD) if self._mean_s else len(leases)
+        )
 
     def kick(self) -> None:
         """Wake every idle thread that the buffer has work for: what was thought to be short is not."""

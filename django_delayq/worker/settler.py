@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
+from django.dispatch import Signal
 
 from .. import signals
 from ..exceptions import DelayQError, OutcomeUnknown
-from ..signals import Signal
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.redis import BATCH
-from .outcome import Outcome, Result
+from .outcome import Events, Outcome, Result
 from .service import Service
 from .shared import Shared
 
@@ -96,9 +96,9 @@ class Settler(Service):
         return self._store.release(partition, [o.lease for o in chunk], repeated=repeated)
 
     def _keep(self, chunk: list[Outcome], error: DelayQError) -> None:
-        """Try again until the lease has ended. The keeper extends it, so that is when Redis was away for a whole lease."""
+        """Try again until the lease has ended. The keeper extends it: Redis was away for a whole lease then."""
         now = time.monotonic()
-        given_up = []
+        given_up: list[Outcome] = []
         for outcome in chunk:
             outcome.repeated = outcome.repeated or isinstance(error, OutcomeUnknown)
             ended = now > outcome.lease.renewed_at + outcome.lease.ttr_ms / 1000
@@ -108,15 +108,14 @@ class Settler(Service):
             self._done(given_up)
 
     def _report(self, topic: str, chunk: list[Outcome], lost: list[Lease]) -> None:
+        groups: dict[Signal, list[Outcome]] = {}
+        for outcome in chunk:
+            signal = signals.lease_lost if outcome.lease.lost else _SIGNALS[outcome.result]
+            groups.setdefault(signal, []).append(outcome)
+        for signal, outcomes in groups.items():
+            signals.report(signal, topic, Events(outcomes, self._clock))
         if lost:
-            gone = set(lost)
-            late = [outcome for outcome in chunk if outcome.lease in gone]
-            signals.report(signals.lease_lost, topic, [outcome.event(self._clock) for outcome in late])
-            logger.warning("%d results of topic %s were refused: their leases had ended", len(late), topic)
-        for result, signal in _SIGNALS.items():
-            if signal.receivers:
-                events = [o.event(self._clock) for o in chunk if o.result is result and not o.lease.lost]
-                signals.report(signal, topic, events)
+            logger.warning("%d results of topic %s were refused: their leases had ended", len(lost), topic)
         self._done(chunk)
 
     def _done(self, outcomes: list[Outcome]) -> None:

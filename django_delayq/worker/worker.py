@@ -65,7 +65,8 @@ class Worker:
         self.listener = Listener(self.shared, self.dispatcher.hint)
         self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
         self.heartbeat = Heartbeat(self.shared, self.figures)
-        self.stopping = threading.Event()
+        self.progress = threading.Event()
+        """Something changed that the thread that waits for the end should look at."""
         self.draining = False
         self._started_at = time.time()
 
@@ -93,8 +94,8 @@ class Worker:
         self.dispatcher.join(self.shared.settings.socket_timeout)
         self.release(self.pool.take_back())
         while not self.idle and time.monotonic() < deadline:
-            self.stopping.wait(0.005)
-            self.stopping.clear()
+            self.progress.wait(0.005)
+            self.progress.clear()
         left = [lease for lease in self.shared.held if not lease.lost]
         self.release(left)
         self._finish()
@@ -110,6 +111,11 @@ class Worker:
     def idle(self) -> bool:
         """Whether nothing is claimed and everything is settled."""
         return not self.shared.held and self.settler.idle
+
+    @property
+    def ready(self) -> bool:
+        """Whether it reaches Redis and claims."""
+        return self.dispatcher.connected and not self.draining
 
     @property
     def finished(self) -> bool:
@@ -140,8 +146,8 @@ class Worker:
     def _finish(self) -> None:
         deadline = time.monotonic() + 2.0
         while not self.settler.idle and time.monotonic() < deadline:
-            self.stopping.wait(0.005)
-            self.stopping.clear()
+            self.progress.wait(0.005)
+            self.progress.clear()
         for service in self.services:
             service.stop()
         self.pool.stop()
@@ -153,9 +159,8 @@ class Worker:
 
     def _on_room(self) -> None:
         self.dispatcher.sleeper.wake()
-        self.stopping.set()
 
     def _on_settled(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            self.settled[outcome.result] += 1
-        self.stopping.set()
+        self.settled.update(outcome.result for outcome in outcomes)
+        if self.draining or self.options.burst or self.options.max_messages is not None:
+            self.progress.set()

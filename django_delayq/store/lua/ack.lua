@@ -20,6 +20,6 @@ for i, id in ipairs(ids) do
 end
 redis.call('HINCRBY', META, 'acked', #done)
 local moves = {}
-follow(done, moves)
+follow(done, moves, {})
 park(moves)
 return refused

@@ -21,6 +21,7 @@ for at = 3, #ARGV do
       redis.call('HDEL', FOLLOWERS, id)
       finish(finished_limit, id, 'cancelled', string.sub(follower, 7), '', detail)
       cancelled = cancelled + 1
+      redis.call('HINCRBY', META, 'enqueued', 1)
     end
     answers[#answers + 1] = 'RUNNING'
   else

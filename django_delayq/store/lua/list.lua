@@ -3,25 +3,28 @@
 --   Cost is O(log^2 n + page): the place is found by bisection over ranks.
 -- KEYS: the partition (shared/1_partition.lua).
 -- ARGV: lane (1 to 3), due in ms and id of the last one seen ('' = from the start), limit (500 at most).
--- Returns: id, due in ms, record, attempts entry or '' for each.
+-- Returns: id, ready or delayed, due in ms, record, attempts entry or '' for each.
 local lane, after_due, after_id, limit = LANES[tonumber(ARGV[1])], ARGV[2], ARGV[3], tonumber(ARGV[4])
+-- Compared as hexadecimal digits: Lua compares strings in the server's locale, Redis sorts ids by their bytes.
+local function hex(id) return (string.gsub(id, '.', function(c) return string.format('%02x', string.byte(c)) end)) end
 local low = 0
 if after_due ~= '' then
   low = redis.call('ZCOUNT', lane, '-inf', '(' .. after_due)
   local high = redis.call('ZCOUNT', lane, '-inf', after_due)
   while low < high do
     local middle = math.floor((low + high) / 2)
-    if redis.call('ZRANGE', lane, middle, middle)[1] <= after_id then low = middle + 1 else high = middle end
+    if hex(redis.call('ZRANGE', lane, middle, middle)[1]) <= hex(after_id) then low = middle + 1 else high = middle end
   end
 end
+if limit == 0 then return {} end
 local page, reply, ids = redis.call('ZRANGE', lane, low, low + limit - 1, 'WITHSCORES'), {}, {}
 for i = 1, #page, 2 do ids[#ids + 1] = page[i] end
 if #ids == 0 then return reply end
 local records, entries = redis.call('HMGET', MESSAGES, unpack(ids)), redis.call('HMGET', ATTEMPTS, unpack(ids))
 for i, id in ipairs(ids) do
-  reply[#reply + 1] = id
-  reply[#reply + 1] = tonumber(page[2 * i])
-  reply[#reply + 1] = records[i] or ''
+  local due = tonumber(page[2 * i])
+  put(reply, id, due <= NOW and 'ready' or 'delayed')
+  put(reply, due, records[i] or '')
   reply[#reply + 1] = entries[i] or ''
 end
 return reply

@@ -30,7 +30,7 @@ for i, id in ipairs(ids) do
     retried = retried + 1
   end
 end
-local followed = follow(mine, moves)
+local followed = follow(mine, moves, again)
 for id, place in pairs(again) do
   if not followed[id] then move(moves, place[2], place[1], id) end
 end

@@ -5,7 +5,7 @@
 -- Returns: how many were purged.
 local limit, finished_limit, detail = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 for _, lane in ipairs(LANES) do
-  local ids = redis.call('ZRANGE', lane, 0, limit - 1)
+  local ids = redis.call('ZRANGEBYSCORE', lane, '-inf', '+inf', 'LIMIT', 0, limit)
   if #ids > 0 then
     local records, entries = redis.call('HMGET', MESSAGES, unpack(ids)), redis.call('HMGET', ATTEMPTS, unpack(ids))
     redis.call('ZREM', lane, unpack(ids))

@@ -29,7 +29,7 @@ for i, id in ipairs(ids) do
     back[#back + 1] = id
   end
 end
-local followed = follow(ids, moves)
+local followed = follow(ids, moves, again)
 for id, place in pairs(again) do
   if not followed[id] then move(moves, place[2], place[1], id) end
 end

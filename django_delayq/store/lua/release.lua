@@ -5,14 +5,14 @@
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
 local ids, entries, refused = held(1, 2)
 local records = redis.call('HMGET', MESSAGES, unpack(ids))
-local mine, moves = {}, {}
+local mine, again, moves = {}, {}, {}
 for i, id in ipairs(ids) do
-  if entries[i] then mine[#mine + 1] = id end
+  if entries[i] then mine[#mine + 1], again[id] = id, true end
 end
 if #mine == 0 then return refused end
 
 redis.call('ZREM', LEASED, unpack(mine))
-local followed = follow(mine, moves)
+local followed = follow(mine, moves, again)
 for i, id in ipairs(ids) do
   local entry = entries[i]
   if entry and not followed[id] then

@@ -10,7 +10,7 @@ local old = redis.call('ZSCORE', lane_of(record), id)
 if not old then return {'RUNNING'} end
 
 local due = due_of(when)
-local expires_at = struct.unpack('>I6', record, 9)
+local expires_at = #record >= 23 and struct.unpack('>I6', record, 9) or 0
 if expires_at > 0 and math.floor(string.byte(record, 15) / 8) % 2 == 1 then
   expires_at = math.max(expires_at + due - old, 1)
   redis.call('HSET', MESSAGES, id, string.sub(record, 1, 8) .. struct.pack('>I6', expires_at) .. string.sub(record, 15))

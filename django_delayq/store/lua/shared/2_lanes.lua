@@ -20,14 +20,13 @@ end
 local function move(moves, lane, due, id)
   local members = moves[lane] or {}
   moves[lane] = members
-  members[#members + 1] = due
-  members[#members + 1] = id
+  put(members, due, id)
 end
 
--- The run of these ids has ended: what was enqueued under their keys meanwhile takes their place.
--- followed[id] is true for those; the caller parks `moves`.
-local function follow(ids, moves)
-  local followed = {}
+-- The run of these ids has ended: what was enqueued under their keys meanwhile takes their place; of those in `again`,
+-- which would have run once more, as a replacement does. followed[id] is true for those; the caller parks `moves`.
+local function follow(ids, moves, again)
+  local followed, started = {}, 0
   if #ids == 0 or redis.call('EXISTS', FOLLOWERS) == 0 then return followed end
   local found = redis.call('HMGET', FOLLOWERS, unpack(ids))
   for i, id in ipairs(ids) do
@@ -39,7 +38,9 @@ local function follow(ids, moves)
       redis.call('HSET', MESSAGES, id, record)
       move(moves, lane_of(record), struct.unpack('>I6', follower), id)
       followed[id] = true
+      if not again[id] then started = started + 1 end
     end
   end
+  if started > 0 then redis.call('HINCRBY', META, 'enqueued', started) end
   return followed
 end

@@ -1,0 +1,136 @@
+"""manage.py run_delayq: parses, builds, runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.management.base import BaseCommand, CommandError
+
+from ... import conf
+from ...checks import check_reports
+from ...conf import Settings, get_settings
+from ...exceptions import ConfigurationError, DelayQError, StoreUnavailable
+from ...store import get_store
+from ...worker import startup
+from ...worker.console import configure_logging
+from ...worker.runner import ExitCode, run
+from ...worker.supervisor import Supervisor
+from ...worker.worker import Worker, WorkerOptions
+
+
+class Command(BaseCommand):
+    """The worker. Exit codes: 0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6 stuck."""
+
+    help = "Runs messages when they are due. Ctrl-C finishes running tasks; twice stops at once."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Each option has an environment variable: DELAYQ_TOPICS for --topics and so on."""
+
+        def add(name: str, default: Any, kind: Any, text: str) -> None:
+            value = os.environ.get(f"DELAYQ_{name.upper().replace('-', '_')}", default)
+            parser.add_argument(f"--{name}", default=value, type=kind, help=f"{text} (default: {default})")
+
+        add("topics", "all", str, "topics to serve: all, or a,b or a:3,b:1 with weights, or -a for all but a")
+        add("concurrency", 8, _whole(1, 1000), "threads for def tasks")
+        add("async-concurrency", 100, _whole(1, 100_000), "coroutines of async def tasks at a time")
+        add("processes", 1, _whole(1, 256), "worker processes")
+        add("shutdown-timeout", 25, float, "seconds that running tasks get at the end")
+        add("connect-timeout", 30, float, "seconds to wait for Redis at the start")
+        add("max-messages", None, _whole(1, 10**12), "stop after so many messages, per process")
+        add("health-port", None, _whole(0, 65535), "answer /healthz and /readyz there; further processes on the next")
+        add("log-format", "auto", str, "auto, pretty, logfmt or json")
+        parser.add_argument("--burst", action="store_true", help="stop when nothing is due")
+        parser.add_argument("--embedded", action="store_true", help="start a server of its own (DEBUG only)")
+        parser.add_argument("--reload", action="store_true", default=None, help="start anew when code changes")
+        parser.add_argument("--no-reload", action="store_false", dest="reload", help="do not (default unless DEBUG)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Make sure that everything is there, say so, and work."""
+        configure_logging(options["log_format"], options["verbosity"])
+        begun = time.monotonic()
+        try:
+            with _embedded(options["embedded"]):
+                code = self._work(options, begun)
+        except ConfigurationError as error:
+            raise CommandError(str(error), returncode=ExitCode.CONFIGURATION) from error
+        except StoreUnavailable as error:
+            raise CommandError(str(error), returncode=ExitCode.UNREACHABLE) from error
+        except DelayQError as error:
+            raise CommandError(str(error), returncode=ExitCode.ERROR) from error
+        if code:
+            sys.exit(code)
+
+    def _work(self, options: dict[str, Any], begun: float) -> int:
+        topics, weights = startup.choose_topics(options["topics"])
+        settings = _with_weights(get_settings(), weights)
+        store = get_store()
+        reports = startup.wait_for_redis(store, options["connect_timeout"], self.stderr.write)
+        self._check(reports)
+        startup.banner(store, reports, topics, self.stdout.write)
+        names = ("concurrency", "async_concurrency", "shutdown_timeout", "burst", "max_messages")
+        worker_options = WorkerOptions(topics=topics, **{name: options[name] for name in names})
+        count, port = options["processes"], options["health_port"]
+        reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
+        took, timeout = time.monotonic() - begun, worker_options.shutdown_timeout
+        self.stdout.write(
+            f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice stops now."
+        )
+        self.stdout.flush()
+        if count == 1:
+            return run(Worker(store, settings, worker_options), port, reload=reload and not options["burst"])
+        store.close()  # each process makes its own connections
+        return Supervisor(
+            count, lambda index: run(Worker(get_store(), settings, worker_options), port and port + index)
+        ).run()
+
+    def _check(self, reports: list[Any]) -> None:
+        findings = check_reports(reports)
+        for finding in findings:
+            self.stderr.write(f"{finding.id}: {finding.msg} {finding.hint or ''}")
+        if any(finding.is_serious() for finding in findings):
+            raise ConfigurationError("This server would lose messages; see above.")
+
+
+def _whole(low: int, high: int) -> Any:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise ValueError(f"{text!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    parse.__name__ = "whole number"
+    return parse
+
+
+def _with_weights(settings: Settings, weights: dict[str, int]) -> Settings:
+    topics = dict(settings.topics)
+    for name, weight in weights.items():
+        topics[name] = replace(topics.get(name, conf.TopicSettings()), weight=weight)
+    return replace(settings, topics=topics)
+
+
+@contextlib.contextmanager
+def _embedded(wanted: bool) -> Iterator[None]:
+    """Run against a server that lives as long as this command, and keeps its data in .delayq/."""
+    if not wanted:
+        yield
+        return
+    if not django_settings.DEBUG:
+        raise ConfigurationError("--embedded is for development (DEBUG = True). In production run a Redis server.")
+    from django.test.utils import override_settings
+
+    from ...embedded import EmbeddedServer
+
+    with (
+        EmbeddedServer(".delayq") as server,
+        override_settings(DELAYQ={**django_settings.DELAYQ, "REDIS": server.url}),
+    ):
+        yield

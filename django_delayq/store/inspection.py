@@ -1,0 +1,68 @@
+"""Looks at the server: version, eviction policy, persistence, clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import redis
+
+from .errors import translate
+from .redis import RedisStore
+
+OLDEST_VERSION = (6, 2, 0)
+#: Seconds by which Redis' clock and this machine's may differ before it is worth a word: absolute due times suffer.
+CLOCK_SKEW = 5.0
+
+
+class ServerReport(NamedTuple):
+    """What one primary says of itself. None: it does not tell (CONFIG is forbidden)."""
+
+    name: str
+    version: tuple[int, ...]
+    eviction: str | None
+    maxmemory: int
+    aof: bool
+    fsync: str | None
+    skew_ms: float
+
+
+def inspect_server(store: RedisStore) -> list[ServerReport]:
+    """One report per primary. Raises StoreUnavailable when one cannot be reached."""
+    try:
+        return [_report(node) for node in _primaries(store.client)]
+    except redis.RedisError as error:
+        raise translate(error, store.where) from error
+
+
+def _primaries(client: Any) -> list[Any]:
+    if hasattr(client, "get_primaries"):
+        return [client.get_redis_connection(node) for node in client.get_primaries()]
+    return [client]
+
+
+def _report(client: Any) -> ServerReport:
+    info = client.info()
+    before = time.time()
+    seconds, microseconds = client.time()
+    after = time.time()
+    name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
+    version = str(info.get("valkey_version") if name == "Valkey" else info["redis_version"])
+    return ServerReport(
+        name=f"{name} {version}",
+        version=tuple(int(part) for part in str(info["redis_version"]).split(".")[:3]),
+        eviction=_config(client, "maxmemory-policy") or info.get("maxmemory_policy"),
+        maxmemory=int(info.get("maxmemory", 0)),
+        aof=bool(info.get("aof_enabled")),
+        fsync=_config(client, "appendfsync"),
+        skew_ms=(seconds + microseconds / 1e6 - (before + after) / 2) * 1000,
+    )
+
+
+def _config(client: Any, name: str) -> str | None:
+    try:
+        values = client.config_get(name)
+    except redis.ResponseError:
+        return None
+    value = next(iter(values.values()), None)
+    return value.decode() if isinstance(value, bytes) else value

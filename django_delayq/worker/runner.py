@@ -1,0 +1,121 @@
+"""Runs one worker in this process, from the first signal handler to the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from types import FrameType
+from typing import NoReturn
+
+from .console import Console
+from .health import Health
+from .reloader import Reloader
+from .worker import Worker
+
+logger = logging.getLogger("delayq.worker")
+
+
+class ExitCode(IntEnum):
+    """What the shell, systemd and Kubernetes see."""
+
+    OK = 0
+    """Drained."""
+    ERROR = 1
+    """An unexpected error."""
+    CONFIGURATION = 2
+    """Wrong settings or options, or a server that would lose messages."""
+    UNREACHABLE = 3
+    """Redis could not be reached at the start."""
+    ABANDONED = 4
+    """Some tasks outlived the shutdown timeout; their messages run again."""
+    STUCK = 6
+    """Every thread ran a task beyond its max_runtime."""
+
+
+def run(worker: Worker, health_port: int | None = None, reload: bool = False) -> int:
+    """Work until a signal, the end of --burst or --max-messages, or changed code; then drain. Returns the exit code."""
+    console = Console()
+    restart: list[bool] = []
+    stop_requested: list[int] = []
+
+    def changed() -> None:
+        restart.append(True)
+        worker.progress.set()
+
+    with _signals(lambda number: _request(stop_requested, number, worker)), _health(worker, health_port):
+        worker.start()
+        if reload:
+            Reloader(changed).start()
+        while not (stop_requested or restart or worker.finished or worker.stuck):
+            worker.progress.wait(0.2 if not worker.options.burst else 0.005)
+            worker.progress.clear()
+            console.summarise()
+        code = _drain(worker, console)
+    if restart and not stop_requested:
+        _start_anew()
+    return code
+
+
+def _request(requested: list[int], number: int, worker: Worker) -> None:
+    if requested:
+        # The second signal means it: no drain, no atexit handlers that could wait.
+        os.write(2, b"stopped at once; what was running runs again when its lease ends\n")
+        os._exit(128 + number)
+    requested.append(number)
+    worker.progress.set()
+
+
+def _drain(worker: Worker, console: Console) -> int:
+    stuck, begun = worker.stuck, time.monotonic()
+    running, waiting = len(worker.pool.running) + len(worker.event_loop.running), worker.pool.buffered
+    if running or waiting:
+        logger.info(
+            "draining: %d running, %d handed back (at most %.0f s)", running, waiting, worker.options.shutdown_timeout
+        )
+    left = worker.stop()
+    logger.info("stopped in %.1f s · %s · %d abandoned", time.monotonic() - begun, console.totals(), left)
+    if stuck:
+        return ExitCode.STUCK
+    return ExitCode.ABANDONED if left else ExitCode.OK
+
+
+@contextlib.contextmanager
+def _signals(request: Callable[[int], None]) -> Iterator[None]:
+    """TERM and INT ask to stop; USR2 shows what every thread does."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        request(number)
+
+    old = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _health(worker: Worker, port: int | None) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    health = Health(port, lambda: not worker.stuck, lambda: worker.ready, worker.figures)
+    health.start()
+    try:
+        yield
+    finally:
+        health.stop()
+
+
+def _start_anew() -> NoReturn:
+    """The same command in the same process, with the new code."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

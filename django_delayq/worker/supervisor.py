@@ -1,0 +1,99 @@
+"""Keeps several worker processes alive."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from .service import Sleeper
+
+logger = logging.getLogger("delayq.worker")
+
+#: Wait before a process that died is replaced; doubles while it dies quickly, so that a bad deploy is no hot loop.
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+QUICK_DEATH = 10.0
+PR_SET_PDEATHSIG = 1
+
+
+class Supervisor:
+    """Forks `count` workers, replaces those that die, passes signals on. Must start before any thread."""
+
+    def __init__(self, count: int, run_worker: Callable[[int], int]) -> None:
+        self._count = count
+        self._run_worker = run_worker
+        self._children: dict[int, int] = {}
+        self._begun: dict[int, float] = {}
+        self._pauses: dict[int, float] = {}
+        self._codes: list[int] = []
+        self._signals = 0
+        self._sleeper = Sleeper()
+
+    def run(self) -> int:
+        """Until all workers have ended. Returns the highest exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        for index in range(self._count):
+            self._fork(index)
+        while self._children:
+            try:
+                pid, status = os.wait()
+            except InterruptedError:
+                continue
+            self._ended(pid, os.waitstatus_to_exitcode(status))
+        return max(self._codes, default=0)
+
+    def _fork(self, index: int) -> None:
+        sys.stdout.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                _die_with(parent)
+                code = self._run_worker(index)
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        self._children[pid] = index
+        self._begun[index] = time.monotonic()
+
+    def _ended(self, pid: int, code: int) -> None:
+        index = self._children.pop(pid)
+        if code == 0 or self._signals:
+            self._codes.append(code if code >= 0 else 128 - code)
+            return
+        lived = time.monotonic() - self._begun[index]
+        pause = FIRST_PAUSE if lived > QUICK_DEATH else min(LONGEST_PAUSE, 2 * self._pauses.get(index, FIRST_PAUSE / 2))
+        self._pauses[index] = pause
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        logger.error("worker process %d %s after %.1f s; a new one starts in %.1f s", pid, how, lived, pause)
+        self._wait(pause)
+        if not self._signals:
+            self._fork(index)
+
+    def _wait(self, seconds: float) -> None:
+        """Until the time has passed or a signal came."""
+        until = time.monotonic() + seconds
+        while not self._signals and (left := until - time.monotonic()) > 0:
+            self._sleeper.wait(min(left, 0.2))
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        for pid in self._children:
+            os.kill(pid, number)
+
+
+def _die_with(parent: int) -> None:
+    """Linux: end when the supervisor is killed, so that nobody works unseen."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)

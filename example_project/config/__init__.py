@@ -1,0 +1,2 @@
+"""The example project: settings and URLs."""
+

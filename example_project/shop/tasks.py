@@ -1,0 +1,58 @@
+"""What the shop does later."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from urllib.request import Request, urlopen
+
+from django.conf import settings
+from django.core.mail import send_mail
+from django.utils import timezone
+
+from django_delayq import Retry, delayed_task
+
+from .models import Coupon, Order
+
+#: Seconds before each of Alipay's eight attempts to report a payment.
+LADDER = [0, 120, 600, 600, 3600, 7200, 21_600, 54_000]
+
+
+@delayed_task(topic="orders", delay=timedelta(minutes=30), priority="high")
+def close_order(order_id: int) -> None:
+    """Close the order, unless it was paid."""
+    Order.objects.close(order_id)
+
+
+@delayed_task(topic="reminders", max_attempts=3)
+def remind_unpaid(order_id: int) -> None:
+    """Write to the customer once half of the time has gone."""
+    if Order.objects.pending().filter(pk=order_id).update(reminded_at=timezone.now()):
+        send_mail(f"Order {order_id} waits for your payment", "Half of your time is gone.", None, ["you@example.com"])
+
+
+@delayed_task(topic="coupons")
+def expire_coupon(coupon_id: int) -> None:
+    """Take a coupon out of use."""
+    Coupon.objects.valid().filter(pk=coupon_id).update(expired_at=timezone.now())
+
+
+@delayed_task(topic="webhooks", delay=LADDER[0], backoff=LADDER[1:], max_attempts=len(LADDER))
+def webhook_retry(order_id: int) -> None:
+    """Report a payment until the merchant's server takes it."""
+    with urlopen(Request(settings.SHOP_WEBHOOK_URL, f"paid={order_id}".encode()), timeout=10) as response:
+        if response.read(7) != b"success":
+            raise Retry("the merchant did not say success")
+
+
+@delayed_task(topic="reviews", delay=settings.SHOP_REVIEW_AFTER)
+def auto_review(order_id: int) -> None:
+    """Five stars from everyone who said nothing."""
+    Order.objects.filter(pk=order_id, stars=None).update(stars=5)
+
+
+@delayed_task(topic="payments", priority="high")
+def pay_late(order_id: int) -> None:
+    """The other side of the race: a payment at the last moment."""
+    from .checkout import pay
+
+    pay(order_id)
