@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
 
 class DelayQError(Exception):
     """Something went wrong in django_delayq."""
+
+    enqueued: Sequence[Any] = ()
+    """Handles of the messages that the same enqueue_many had already sent."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())

@@ -201,17 +201,18 @@ def parse_id(value: str | uuid.UUID | bytes) -> bytes:
         raise InvalidMessage(f"{value!r} is not a message id: 32 hexadecimal digits.") from None
 
 
-def encode_body(body: Body, limit: int) -> bytes:
+def encode_body(content: Body | Sequence[Any], limit: int) -> bytes:
     """JSON: a plain array when there are only positional arguments, else an object.
 
     Raises UnserialisableArguments for what JSON cannot carry unchanged and BodyTooLarge above `limit` bytes.
     """
-    check_json(body.args)
-    plain = not (body.kwargs or body.key or body.headers or body.max_attempts)
-    if not plain:
-        check_json(body.kwargs)
+    if isinstance(content, Body):
+        check_json(content.args)
+        check_json(content.kwargs)
+    else:
+        check_json(content if type(content) is tuple else list(content))
     try:
-        encoded = _encoder.encode(body.args if plain else body)
+        encoded = _encoder.encode(content)
     except (TypeError, ValueError, OverflowError, UnicodeError) as error:
         raise UnserialisableArguments(f"The arguments cannot be written as JSON: {error}.") from None
     if len(encoded) > limit:
@@ -221,13 +222,20 @@ def encode_body(body: Body, limit: int) -> bytes:
     return encoded
 
 
+def compress(flags: int, ttr_ms: int, code: bytes, body: bytes) -> bytes:
+    """Header and body, compressed when that makes it smaller."""
+    packed = zlib.compress(body, 1)
+    if len(packed) < len(body):
+        return HEADER.pack(flags | COMPRESSED, ttr_ms, code) + packed
+    return HEADER.pack(flags, ttr_ms, code) + body
+
+
 def encode_record(code: bytes, body: bytes, *, flags: int, ttr_ms: int, compress_above: int) -> bytes:
     """Header and body without the stamp, which the enqueue script adds."""
+    flags |= VERSION << 4
     if len(body) > compress_above:
-        packed = zlib.compress(body, 1)
-        if len(packed) < len(body):
-            body, flags = packed, flags | COMPRESSED
-    return HEADER.pack(flags | VERSION << 4, ttr_ms, code) + body
+        return compress(flags, ttr_ms, code, body)
+    return HEADER.pack(flags, ttr_ms, code) + body
 
 
 def decode_body(flags: int, raw: bytes) -> Body:

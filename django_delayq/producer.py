@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -14,55 +14,42 @@ from django.db import connections, transaction
 from . import signals, tasks
 from .conf import get_settings
 from .exceptions import (
+    DelayQError,
     DuplicateMessage,
     EnqueueUnknown,
     InvalidMessage,
     MessageNotFound,
     MessageRunning,
     OutcomeUnknown,
-    UnknownTopic,
 )
-from .message import (
-    EXPIRES_WITH_DUE,
-    Body,
-    Message,
-    encode_body,
-    encode_record,
-    key_id,
-    new_ids,
-    parse_id,
-    view,
-)
+from .message import Message, key_id, parse_id, view
 from .options import check_key
+from .outgoing import Item, build
 from .store import get_store
 from .store.keys import Partition
-from .store.redis import BATCH, Outgoing
-from .tasks import Call, Handle
+from .store.redis import BATCH
+from .tasks import Call, Handle, check_topic
 from .times import from_ms
-
-
-@dataclass(slots=True)
-class _Item:
-    """One message on its way: its handle and what the enqueue script takes."""
-
-    handle: Handle
-    code: bytes
-    message: Outgoing
-    keyed: bool
-    may_exist: bool
-    """An explicit id or a repetition: finding the very same record is success."""
-
 
 # Public calls
 
 
 def send(calls: Iterable[Call]) -> list[Handle]:
-    """Check, encode and store one message per call; inside a transaction when it commits. Returns their handles."""
+    """Check, encode and store one message per call; inside a transaction when it commits. Returns their handles.
+
+    An error that stops it half-way carries the handles of what was sent before as `enqueued`.
+    """
     handles: list[Handle] = []
+    duplicates: list[Handle] = []
     for chunk in _chunks(calls):
-        items = _build(chunk)
+        try:
+            items = build(chunk)
+            duplicates += _dispatch(chunk[0], items)
+        except DelayQError as error:
+            error.enqueued = tuple(handles)
+            raise
         handles += [item.handle for item in items]
-        _dispatch(chunk[0], items)
+    _refuse(duplicates)
     return handles
 
 
@@ -107,15 +94,7 @@ def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> M
     return None
 
 
-def check_topic(topic: str) -> str:
-    """The topic itself. Raises UnknownTopic with the nearest that exists."""
-    known = tasks.known_topics()
-    if topic not in known:
-        raise UnknownTopic(f"Topic {topic!r} is not declared. Known topics: {', '.join(sorted(known))}.")
-    return topic
-
-
-# Building
+# Sending
 
 
 def _chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
@@ -134,45 +113,15 @@ def _destination(call: Call) -> tuple[str, str | None, bool | None]:
     return options.topic, options.database, options.after_commit
 
 
-def _build(calls: Sequence[Call]) -> list[_Item]:
-    """Everything that can be refused is refused here, before anything is sent."""
-    check_topic(calls[0].task.options.topic)
-    return [_item(call, fresh) for call, fresh in zip(calls, new_ids(len(calls)), strict=True)]
-
-
-def _item(call: Call, fresh_id: bytes) -> _Item:
-    task, options, settings = call.task, call.task.options, get_settings()
-    task.definition.check_arguments(call.args, call.kwargs)
-    body = encode_body(
-        Body(list(call.args), dict(call.kwargs), options.key, dict(options.headers), task.max_attempts_of_call),
-        settings.body_limit,
-    )
-    identity = options.id or (key_id(options.topic, options.key) if options.key else fresh_id)
-    flags = options.priority | (EXPIRES_WITH_DUE if options.expires[:1] == "+" else 0)
-    record = encode_record(
-        task.definition.code, body, flags=flags, ttr_ms=task.ttr_ms, compress_above=settings.compress_above
-    )
-    return _Item(
-        Handle(identity, options.topic, task.name, options.key),
-        task.definition.code,
-        (identity, options.on_duplicate, options.when, options.expires, record),
-        options.key is not None,
-        options.id is not None or options.key is None,
-    )
-
-
-# Sending
-
-
-def _dispatch(call: Call, items: list[_Item]) -> None:
-    """Send now, or put into the batch of the transaction that is open."""
+def _dispatch(call: Call, items: list[Item]) -> list[Handle]:
+    """Send now, or put into the batch of the transaction that is open. Returns duplicates that are already known."""
     options, settings = call.task.options, get_settings()
     database = options.database or settings.database
     wait = settings.after_commit if options.after_commit is None else options.after_commit
     if wait and connections[database].in_atomic_block:
         _Batch.of(database).add(items)
-    else:
-        _store(items)
+        return []
+    return _store(items)
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +129,7 @@ class _Batch:
     """What one transaction has enqueued. Lives in the connection's list of commit hooks and nowhere else."""
 
     database: str
-    confirmed: list[_Item] = field(default_factory=list)
+    confirmed: list[Item] = field(default_factory=list)
     newest: _Flush | None = None
 
     @classmethod
@@ -192,7 +141,7 @@ class _Batch:
                 return hook.batch
         return cls(database)
 
-    def add(self, items: list[_Item]) -> None:
+    def add(self, items: list[Item]) -> None:
         """Send the items when the transaction commits, unless the savepoint around this call is rolled back.
 
         Two hooks: Django drops the first with the savepoint, so what it would confirm is never sent. The second
@@ -213,21 +162,21 @@ class _Flush:
     def __call__(self) -> None:
         if self.batch.newest is self:
             items, self.batch.confirmed = self.batch.confirmed, []
-            _store(items)
+            _refuse(_store(items))
 
 
-def _store(items: list[_Item]) -> None:
-    """Send the items, one script call per partition and 500. Raises DuplicateMessage after all were sent."""
+def _store(items: list[Item]) -> list[Handle]:
+    """Send the items, one script call per partition and 500. Returns the duplicates that are to be refused."""
     duplicates: list[Handle] = []
     for partition, batch in _batches(items):
         duplicates += _send_batch(partition, batch)
-        signals.report(
-            signals.enqueued,
-            partition.topic,
-            [signals.Event(i.handle.id, i.handle.task, i.handle.key) for i in batch]
-            if signals.enqueued.receivers
-            else [],
-        )
+        if signals.enqueued.receivers:
+            events = [signals.Event(item.handle.id, item.handle.task, item.handle.key) for item in batch]
+            signals.report(signals.enqueued, partition.topic, events)
+    return duplicates
+
+
+def _refuse(duplicates: list[Handle]) -> None:
     if duplicates:
         names = ", ".join(_named(handle.key, handle.identity) for handle in duplicates[:10])
         raise DuplicateMessage(
@@ -236,15 +185,18 @@ def _store(items: list[_Item]) -> None:
         )
 
 
-def _batches(items: list[_Item]) -> Iterator[tuple[Partition, list[_Item]]]:
+def _batches(items: list[Item]) -> Iterator[tuple[Partition, list[Item]]]:
     """Group by partition; a repeated id starts a new batch, so that order decides between the two."""
     partitions = get_store().partitions
-    open_batches: dict[Partition, dict[bytes, _Item]] = {}
+    open_batches: dict[Partition, dict[bytes, Item]] = {}
+    single = {topic: partitions.single(topic) for topic in {item.template.topic for item in items}}
     for item in items:
         identity = item.message[0]
-        partition = partitions.place(item.handle.topic, identity, item.keyed)
-        batch = open_batches.setdefault(partition, {})
-        if identity in batch or len(batch) == BATCH:
+        partition = single[item.template.topic] or partitions.place(item.template.topic, identity, item.template.fixed)
+        batch = open_batches.get(partition)
+        if batch is None:
+            batch = open_batches[partition] = {}
+        elif identity in batch or len(batch) == BATCH:
             yield partition, list(batch.values())
             batch = open_batches[partition] = {}
         batch[identity] = item
@@ -252,30 +204,34 @@ def _batches(items: list[_Item]) -> Iterator[tuple[Partition, list[_Item]]]:
         yield partition, list(batch.values())
 
 
-def _send_batch(partition: Partition, batch: list[_Item]) -> list[Handle]:
+def _send_batch(partition: Partition, batch: list[Item]) -> list[Handle]:
     """Store a batch and complete its handles. Returns those that were duplicates."""
-    names = {item.code: item.handle.task for item in batch}
+    names = {template.code: template.name for template in {item.template for item in batch}}
     try:
         now_us, words = get_store().enqueue(partition, names, [item.message for item in batch])
     except OutcomeUnknown as error:
         ids = [item.handle.id for item in batch]
         raise EnqueueUnknown(f"{error} Enqueue again with using(id=...): that is safe.", ids=ids) from error
-    duplicates = []
     now_ms = -(-now_us // 1000)
-    for index, item in enumerate(batch):
-        word, when = words.get(index), item.message[2]
-        same = word == "SAME" and item.may_exist
-        if word in ("SAME", "DUPLICATE") and not same:
-            item.handle.outcome = "kept"
-            if item.message[1] == "raise":
-                duplicates.append(item.handle)
-        else:
-            item.handle.outcome = _OUTCOMES.get(word, "stored")
-            item.handle.due_ms = now_ms + int(when) if when[0] == "+" else int(when)
-    return duplicates
+    for handle, message, _ in batch:
+        when = message[2]
+        handle.outcome, handle.due_ms = "stored", now_ms + int(when) if when[0] == "+" else int(when)
+    return [batch[index].handle for index, word in words.items() if _settle_word(batch[index], word)]
 
 
-_OUTCOMES: dict[str | None, str] = {"REPLACED": "replaced", "FOLLOWS": "follows"}
+def _settle_word(item: Item, word: str) -> bool:
+    """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
+    handle, mode = item.handle, item.message[1]
+    if word == "SAME" and item.template.may_exist:
+        return False
+    if word in ("SAME", "DUPLICATE"):
+        handle.outcome, handle.due_ms = "kept", None
+        return mode == "raise"
+    handle.outcome = _OUTCOMES[word]
+    return False
+
+
+_OUTCOMES = {"REPLACED": "replaced", "FOLLOWS": "follows"}
 
 
 # Finding

@@ -13,7 +13,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from .conf import DEFAULT_TOPIC, get_settings
-from .exceptions import ConfigurationError, DuplicateTask, InvalidArguments, InvalidMessage
+from .exceptions import ConfigurationError, DuplicateTask, InvalidArguments, InvalidMessage, UnknownTopic
 from .message import Message, task_code
 from .options import CallOptions, Duration, Options, TaskOptions
 from .times import duration_ms, from_ms, instant_ms
@@ -203,6 +203,8 @@ class DelayedTask(Generic[P, R]):
         return producer().get(self.options.topic, key, id)
 
     def _call(self, element: Sequence[Any] | Mapping[str, Any] | Call) -> Call:
+        if type(element) is tuple:
+            return Call(self, element, {})
         if isinstance(element, Call):
             return element
         if isinstance(element, Mapping):
@@ -263,6 +265,14 @@ def _place(func: Callable[..., Any]) -> str:
     """File and line: a module that is imported a second time declares the same task, not another one."""
     code = inspect.unwrap(func).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def check_topic(topic: str) -> str:
+    """The topic itself. Raises UnknownTopic that names those that exist."""
+    known = known_topics()
+    if topic not in known:
+        raise UnknownTopic(f"Topic {topic!r} is not declared. Known topics: {', '.join(sorted(known))}.")
+    return topic
 
 
 def known_topics() -> set[str]:

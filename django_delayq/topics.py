@@ -12,10 +12,11 @@ from typing import Any
 from . import signals
 from .exceptions import InvalidMessage, UndecodableMessage
 from .message import Found, Message, Priority, State, view
-from .producer import check_topic, task_name
+from .producer import task_name
 from .store import get_store
 from .store.keys import Partition
 from .store.redis import BATCH
+from .tasks import check_topic
 from .times import from_ms, now_ms
 
 

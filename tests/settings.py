@@ -1,14 +1,39 @@
-"""Settings of the test suite."""
+"""Settings of the test suite. The example project's shop is part of it."""
 
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example_project"))
+
+from config.settings import MIDDLEWARE, SHOP_REVIEW_AFTER, SHOP_WEBHOOK_URL, TEMPLATES  # noqa: F401
 
 SECRET_KEY = "tests"
 USE_TZ = True
-INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django_delayq", "tests"]
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "django_delayq",
+    "shop",
+    "tests",
+]
+ROOT_URLCONF = "config.urls"
+STATIC_URL = "static/"
 DATABASES = {
-    "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": ":memory:",
+        # A file: threads that share a database in memory do not wait for each other's locks but fail.
+        "TEST": {"NAME": Path(tempfile.gettempdir(), f"delayq-tests-{os.getpid()}.sqlite3")},
+        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE"},
+    },
     "other": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
 }
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}

@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ..conf import Settings
 from ..exceptions import ConfigurationError
@@ -68,6 +68,9 @@ def _from_cache_alias(alias: str, settings: Settings) -> Client:
         raise ConfigurationError(f"CACHES[{alias!r}] is not a django-redis cache.") from None
     # A pool of our own with the cache's address and credentials: the cache may retry and decode, we may not.
     kwargs = {**pool.connection_kwargs, **_options(settings)}
+    if isinstance(pool, SentinelConnectionPool):
+        kwargs |= {"service_name": pool.service_name, "sentinel_manager": pool.sentinel_manager}
+        del kwargs["connection_pool"]
     own = type(pool)(connection_class=pool.connection_class, **kwargs)
     return redis.Redis(connection_pool=own)
 
@@ -83,9 +86,8 @@ def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[
         "ssl": parts.scheme.startswith("rediss"),
         **dict(parse_qsl(parts.query)),
     }
-    addresses = [
-        (host or "127.0.0.1", int(port or 0)) for host, _, port in (h.rpartition(":") for h in hosts.split(","))
-    ]
+    pairs = (host.rpartition(":") for host in hosts.split(","))
+    addresses = [(host.strip("[]") or "127.0.0.1", int(port or 0)) for host, _, port in pairs]
     if not all(port for _, port in addresses):
         raise ValueError("every host needs a port, as in host1:26379,host2:26379")
     return addresses, options, [part for part in parts.path.split("/") if part]
@@ -111,5 +113,6 @@ def _from_cluster(where: str, settings: Settings) -> Client:
 
 
 def mask(where: str) -> str:
-    """The URL without its password."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", where)
+    """The URL without its passwords."""
+    where = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", where)
+    return re.sub(r"(password=)[^&]*", r"\1***", where)

@@ -35,6 +35,10 @@ class Partitions:
             self._read_at[topic] = now
         return self._counts[topic]
 
+    def single(self, topic: str) -> Partition | None:
+        """The only partition of a topic that has never had more: most topics, and one look-up for a whole batch."""
+        return Partition(topic, 0) if self.counts(topic) == {1} else None
+
     def all(self, topic: str) -> list[Partition]:
         """Every partition that may hold messages of the topic."""
         return [Partition(topic, number) for number in range(max(self.counts(topic)))]

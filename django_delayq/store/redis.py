@@ -6,12 +6,13 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import redis
 
 from ..conf import Settings
-from ..exceptions import MessageNotFound, MessageRunning
+from ..exceptions import MessageNotFound, MessageRunning, StoreFull
 from ..message import Attempts, Found, State
 from . import keys
 from .connection import Client, mask
@@ -172,11 +173,7 @@ class RedisStore:
         """Up to `limit` waiting messages of a lane (0 to 2) in the order of (due, id), after the given place."""
         due, message_id = after if after else ("", b"")
         flat = iter(self._call("list", partition, (lane + 1, due, message_id, min(limit, BATCH))))
-        now_ms = time.time() * 1000
-        return [
-            _found(i, b"ready" if at <= now_ms else b"delayed", at, record, entry)
-            for i, at, record, entry in zip(flat, flat, flat, flat, strict=True)
-        ]
+        return [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
 
     def stats(self, partition: Partition) -> PartitionStats:
         """Counts by state and the counters of a partition."""
@@ -233,9 +230,12 @@ class RedisStore:
     def register_topic(self, topic: str, count: int) -> set[int]:
         """Say that the topic has `count` partitions; returns every number it has had."""
         key = keys.topics_key(self.prefix)
-        self.command("SADD", key, f"{topic}:{count}")
         pairs = (member.decode().rpartition(":") for member in self.command("SMEMBERS", key))
-        return {int(number) for name, _, number in pairs if name == topic}
+        known = {int(number) for name, _, number in pairs if name == topic}
+        if count not in known:
+            with suppress(StoreFull):  # a full Redis must drain; partitions.py says it again soon
+                self.command("SADD", key, f"{topic}:{count}")
+        return known | {count}
 
     def topics(self) -> Sequence[str]:
         """Every topic that has ever been used with this prefix."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from ..store.redis import BATCH
 from .agenda import Agenda, Turn
 from .event_loop import EventLoop
 from .pool import Pool
+from .quarantine import Quarantine
 from .service import Service
 from .shared import Shared
 
@@ -48,6 +48,7 @@ class Dispatcher(Service):
         self._event_loop = event_loop
         self._release = release
         self.agenda = Agenda({name: topic.weight for name, topic in shared.settings.topics.items()})
+        self._quarantine = Quarantine(shared, self._feed, release)
         self._hints: deque[tuple[Partition | None, float]] = deque()
         self._sweep_at = 0.0
         self._partitions_at = 0.0
@@ -71,8 +72,6 @@ class Dispatcher(Service):
         except DelayQError:
             self._down_since = self._down_since or time.monotonic()
             self._hints.append((None, 0))  # whatever happened meanwhile: look everywhere
-            time_down = time.monotonic() - self._down_since
-            self.sleeper.wait(random.uniform(0, min(1.0, 0.1 + time_down / 10)))  # many workers, one server
             raise
         if self._down_since:
             logger.warning("Redis is back after %.1f s", time.monotonic() - self._down_since)
@@ -91,13 +90,13 @@ class Dispatcher(Service):
         self._take_hints()
         self._sweep()
         self._give_back()
-        waiting = self._serve()
+        waiting = True if self._quarantine.busy() else self._serve()
         if self._pool.stuck:
             self._pool.kick()
             return KICK
         if waiting:
-            # The pool wakes us when there is room. The bound is for the age of what is buffered.
-            return 0.05
+            # The pool wakes us when there is room. The bound is for the age of what is buffered, and for quarantine.
+            return 0.02
         return self._until_next()
 
     def _serve(self) -> bool:
@@ -116,7 +115,7 @@ class Dispatcher(Service):
             self._claim(turn, max(1, room // len(turns)))
         return waiting
 
-    def _claim(self, turn: Turn, limit: int) -> int:
+    def _claim(self, turn: Turn, limit: int) -> None:
         token = os.urandom(16)
         try:
             claimed = self._store.claim(turn.partition, limit, token)
@@ -133,13 +132,15 @@ class Dispatcher(Service):
             events = [Event(message_id.hex(), reason="expired") for message_id in claimed.over]
             signals.report(signals.expired, turn.partition.topic, events)
         self.agenda.charge(turn.partition.topic, max(1, len(claimed.leases)))
-        return len(claimed.leases)
 
     def _hand_out(self, leases: list[Lease]) -> None:
         if not leases:
             return
         self._shared.held.update(leases)
         self.claimed += len(leases)
+        self._feed(self._quarantine.admit(leases))
+
+    def _feed(self, leases: list[Lease]) -> None:
         coroutines = [lease for lease in leases if _is_async(lease)] if self._has_coroutines else []
         if coroutines:
             self._event_loop.feed(coroutines)

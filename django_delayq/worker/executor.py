@@ -63,11 +63,14 @@ class Executor:
     # Steps
 
     def _begin(self, lease: Lease) -> tuple[Resolved | None, Any]:
+        now = time.monotonic()
+        if now - lease.renewed_at > lease.ttr_ms / 1000:  # this process stood still: another worker has it by now
+            return None, Outcome(lease, None, Result.RELEASED, now)
         try:
             resolved = self._resolve(lease)
         except DelayQError as error:
             return None, self._unrunnable(lease, error)
-        lease.started_at = time.monotonic()
+        lease.started_at = now
         if signals.started.receivers:
             event = Outcome(lease, resolved.task, Result.ACKED, lease.started_at).event(self._clock)
             signals.report(signals.started, lease.partition.topic, [event])

@@ -24,6 +24,7 @@ class Heartbeat(Service):
     def __init__(self, shared: Shared, figures: Callable[[], dict[str, Any]]) -> None:
         super().__init__()
         self._store = shared.store
+        self._clock = shared.clock
         self._worker = shared.name
         self._figures = figures
         self._beats = 0
@@ -31,6 +32,7 @@ class Heartbeat(Service):
     def run_once(self) -> float:
         """Write the heartbeat."""
         now_ms = self._store.clock_ms()
+        self._clock.sync(int(now_ms * 1000))  # also notices when Redis' clock was set while nothing was claimed
         self._store.beat(self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()}))
         if self._beats % 6 == 0:
             old = [n for n, beat in self._store.heartbeats().items() if now_ms - beat["at_ms"] > DEAD_AFTER * 1000]

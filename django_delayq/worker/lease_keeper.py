@@ -29,6 +29,7 @@ class LeaseKeeper(Service):
         self._store = shared.store
         self._held = shared.held
         self._on_overrun = on_overrun
+        self._given_up: set[Lease] = set()
         self._overrun: set[Lease] = set()
 
     def run_once(self) -> float:
@@ -36,6 +37,7 @@ class LeaseKeeper(Service):
         due: dict[Partition, list[Lease]] = {}
         now = time.monotonic()
         held = list(self._held)  # one C call under the GIL: other threads add and remove
+        self._given_up.intersection_update(held)
         self._overrun.intersection_update(held)
         for lease in held:
             if now - lease.renewed_at < lease.ttr_ms / 3000 or lease.lost:
@@ -50,7 +52,7 @@ class LeaseKeeper(Service):
 
     @property
     def overrun(self) -> int:
-        """How many messages run for longer than they may."""
+        """How many threads run a message for longer than they may; coroutines are cancelled instead."""
         return len(self._overrun)
 
     def _extend(self, partition: Partition, leases: list[Lease], now: float) -> None:
@@ -69,14 +71,15 @@ class LeaseKeeper(Service):
         task = tasks.by_code.get(lease.record[19:23])
         if task is None or now - lease.started_at < task.max_runtime_s:
             return False
-        if lease not in self._overrun:
-            self._overrun.add(lease)
+        if lease not in self._given_up:
+            self._given_up.add(lease)
             logger.error(
                 "task %s has run for %.0f s, more than its max_runtime; its lease is given up and it will run again",
                 task.name,
                 now - lease.started_at,
             )
             if not task.definition.is_async:
+                self._overrun.add(lease)
                 faulthandler.dump_traceback(all_threads=True)  # where it hangs
             self._on_overrun(lease)
         return True

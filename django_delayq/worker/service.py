@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 
 from ..exceptions import DelayQError
@@ -68,7 +69,8 @@ class Service:
                 pause, failures = self.run_once(), 0
             except DelayQError as error:
                 failures += 1
-                pause = min(1.0, 0.05 * 2**failures)
+                # Jitter: many workers come back to one server.
+                pause = min(1.0, 0.05 * 2**failures) * random.uniform(0.5, 1.0)
                 # Said once per outage: the dispatcher reports when it is over.
                 logger.log(logging.WARNING if failures == 1 else logging.DEBUG, "%s: %s", self.name, error)
             except Exception:

@@ -1,2 +1,1 @@
 """The example project: settings and URLs."""
-

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from django.db import models, transaction
 from django.db.models import F
 from django.urls import reverse
 from django.utils import timezone
-
 
 class Product(models.Model):
     """Something to buy."""
@@ -33,21 +32,24 @@ class OrderQuerySet(models.QuerySet["Order"]):
 
     def pending(self) -> OrderQuerySet:
         """Those that can still be paid or closed."""
-        return self.filter(state=Order.State.PENDING)
+        found: OrderQuerySet = self.filter(state=Order.State.PENDING)
+        return found
 
     def pay(self, pk: int) -> bool:
         """PENDING -> PAID."""
         return bool(self.pending().filter(pk=pk).update(state=Order.State.PAID, paid_at=timezone.now()))
 
     def close(self, pk: int) -> bool:
-        """PENDING -> CLOSED, and its piece goes back into the stock. Notes when the deadline's message fired."""
-        now = timezone.now()
+        """PENDING -> CLOSED, and its piece goes back into the stock."""
         with transaction.atomic():
-            self.filter(pk=pk, fired_at=None).update(fired_at=now)
-            won = bool(self.pending().filter(pk=pk).update(state=Order.State.CLOSED, closed_at=now))
+            won = bool(self.pending().filter(pk=pk).update(state=Order.State.CLOSED, closed_at=timezone.now()))
             if won:
                 Product.objects.filter(order=pk).update(stock=F("stock") + 1)
         return won
+
+    def note_fired(self, pk: int) -> None:
+        """Remember when the deadline's message ran first, whoever wins."""
+        self.filter(pk=pk, fired_at=None).update(fired_at=timezone.now())
 
 
 class Order(models.Model):
@@ -96,6 +98,11 @@ class Order(models.Model):
         return _ms(self.fired_at - self.due_at) if self.fired_at and self.due_at else None
 
     @property
+    def overdue_ms(self) -> int | None:
+        """How long after the deadline it was closed."""
+        return _ms(self.closed_at - self.due_at) if self.closed_at and self.due_at else None
+
+    @property
     def spared_ms(self) -> int | None:
         """How long before the deadline it was paid; negative when after."""
         return _ms(self.due_at - self.paid_at) if self.paid_at and self.due_at else None
@@ -106,7 +113,8 @@ class CouponQuerySet(models.QuerySet["Coupon"]):
 
     def valid(self) -> CouponQuerySet:
         """Not expired."""
-        return self.filter(expired_at=None)
+        found: CouponQuerySet = self.filter(expired_at=None)
+        return found
 
 
 class Coupon(models.Model):
@@ -125,8 +133,3 @@ class Coupon(models.Model):
 
 def _ms(span: timedelta) -> int:
     return round(span / timedelta(milliseconds=1))
-
-
-def latest(*instants: datetime | None) -> datetime | None:
-    """The latest of those that are known."""
-    return max((instant for instant in instants if instant), default=None)

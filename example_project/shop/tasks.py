@@ -20,6 +20,7 @@ LADDER = [0, 120, 600, 600, 3600, 7200, 21_600, 54_000]
 @delayed_task(topic="orders", delay=timedelta(minutes=30), priority="high")
 def close_order(order_id: int) -> None:
     """Close the order, unless it was paid."""
+    Order.objects.note_fired(order_id)
     Order.objects.close(order_id)
 
 

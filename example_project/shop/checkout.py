@@ -1,0 +1,87 @@
+"""Buying and paying: what changes an order, and the message that would close it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from django_delayq import DelayQError, MessageNotFound, MessageRunning
+
+from .models import Order, Product
+from .tasks import auto_review, close_order, pay_late, remind_unpaid, webhook_retry
+
+logger = logging.getLogger("shop")
+MORE_TIME = timedelta(seconds=30)
+#: The race: payment and deadline are at most so many milliseconds apart.
+LAST_MOMENT_MS = 50
+
+
+class SoldOut(Exception):
+    """No piece is left."""
+
+
+def place(product_id: int, window: int) -> Order:
+    """Order one piece, to be paid within `window` seconds. Raises SoldOut, or DelayQError when it cannot be timed."""
+    order: Order | None = None
+    try:
+        with transaction.atomic():
+            if not Product.objects.filter(pk=product_id, stock__gt=0).update(stock=F("stock") - 1):
+                raise SoldOut
+            order = Order.objects.create(product_id=product_id, window=window)
+            handle = close_order.using(delay=window, key=order.key).enqueue(order.pk)
+            remind_unpaid.using(delay=window / 2, expires=window / 2).enqueue(order.pk)
+    except DelayQError:
+        # The commit stands, the message may not: an order that nothing would close gives its piece back now.
+        if order:
+            Order.objects.close(order.pk)
+        raise
+    order.message_id, order.due_at = handle.id, handle.due_at
+    order.save(update_fields=["message_id", "due_at"])
+    return order
+
+
+def pay(order_id: int) -> bool:
+    """Pay, unless the deadline was quicker. Returns who won; the queue is told, but does not decide."""
+    won = False
+    try:
+        with transaction.atomic():
+            won = Order.objects.pay(order_id)
+            if won:
+                auto_review.enqueue(order_id)
+                if settings.SHOP_WEBHOOK_URL:
+                    webhook_retry.enqueue(order_id)
+        if won:
+            # Too late to take it back? Then it runs, finds the order paid and does nothing.
+            with suppress(MessageNotFound, MessageRunning):
+                close_order.cancel(key=f"order:{order_id}")
+    except DelayQError as error:
+        logger.warning("order %s: paid %s, but the queue does not know: %s", order_id, won, error)
+    return won
+
+
+def more_time(order: Order) -> datetime:
+    """Move the deadline by 30 s and return it. Raises MessageNotFound or MessageRunning when it is too late."""
+    message = close_order.get(key=order.key)
+    if message is None:
+        raise MessageNotFound
+    later = max(message.due_at, timezone.now()) + MORE_TIME
+    order.due_at = close_order.reschedule(key=order.key, due_at=later)
+    order.save(update_fields=["due_at"])
+    return order.due_at
+
+
+def race(order: Order) -> int:
+    """Let a payment arrive at the last moment. Returns how many milliseconds after the deadline (below 0: before)."""
+    offset_ms = random.randint(-LAST_MOMENT_MS, LAST_MOMENT_MS)
+    if order.due_at is None or not Order.objects.pending().filter(pk=order.pk).update(race_offset_ms=offset_ms):
+        raise MessageNotFound
+    at = order.due_at + timedelta(milliseconds=offset_ms)
+    pay_late.using(due_at=at, key=order.key, on_duplicate="replace").enqueue(order.pk)
+    return offset_ms

@@ -1,0 +1,128 @@
+"""What the worker processes run. Every run writes a line of the history first, so that nothing of it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import os
+import signal
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from django_delayq import constant, current_message, delayed_task
+
+#: A gate that is never opened must not keep a process for ever.
+GATE_SECONDS = 60.0
+
+
+@cache
+def _history() -> int:
+    return os.open(os.environ["DELAYQ_TEST_HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def _write(what: str = "start") -> int:
+    """One write() of one line: it is there, whole, even when the process is killed right after. Returns the attempt."""
+    now, message = time.time(), current_message()
+    os.write(_history(), f"{message.id} {message.attempt} {now:.6f} {os.getpid()} {what}\n".encode())
+    return message.attempt
+
+
+@delayed_task
+def note(*args: Any) -> None:
+    """Nothing but the line."""
+    _write()
+
+
+@delayed_task(ttr=2)
+def work(seconds: float) -> None:
+    """A task that takes its time."""
+    _write()
+    time.sleep(seconds)
+
+
+@delayed_task(ttr=1)
+def spin(seconds: float) -> None:
+    """Works in Python all the time: the lease keeper competes for the GIL."""
+    _write()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+    _write("done")
+
+
+@delayed_task(ttr=1)
+def hold(gate: str) -> None:
+    """Runs until the test opens the gate of this attempt."""
+    attempt = _write()
+    until = time.monotonic() + GATE_SECONDS
+    while not Path(f"{gate}.{attempt}").exists() and time.monotonic() < until:
+        time.sleep(0.005)
+    _write("done")
+
+
+@delayed_task(ttr=1, max_runtime=1)
+def overrun(seconds: float) -> None:
+    """The first run takes longer than it may."""
+    if _write() == 1:
+        time.sleep(seconds)
+
+
+@delayed_task(topic="async", ttr=1, max_runtime=1, backoff=constant(0.1))
+async def overrun_async(seconds: float) -> None:
+    """The first run takes longer than it may, and is cancelled."""
+    if _write() == 1:
+        await asyncio.sleep(seconds)
+        _write("done")
+
+
+@delayed_task(max_attempts=3, backoff=constant(0))
+def fail_odd(number: int) -> None:
+    """Odd numbers fail at every attempt."""
+    _write()
+    if number % 2:
+        raise ValueError("odd")
+
+
+@delayed_task(backoff=constant(0.7))
+def fail_once(*args: Any) -> None:
+    """The first attempt fails."""
+    if _write() == 1:
+        raise ValueError("the first attempt")
+
+
+@delayed_task(ttr=1)
+def crash(how: str) -> None:
+    """Takes its whole process along."""
+    _write()
+    if how == "exit":
+        os._exit(1)
+    ctypes.string_at(0)
+
+
+@delayed_task
+def stop_worker(*args: Any) -> None:
+    """Stops the worker that runs it."""
+    _write()
+    os.kill(os.getpid(), signal.SIGTERM)
+    _write("done")
+
+
+if os.environ.get("DELAYQ_TEST_CODE") != "old":
+
+    @delayed_task
+    def newcomer() -> None:
+        """Not yet there in the worker that has the old code."""
+        _write()
+
+
+@delayed_task
+def say_version() -> None:
+    """Notes the version of a module that a test changes while the worker runs."""
+    _write(str(importlib.import_module("changing").VERSION))
+
+
+if "DELAYQ_TEST_CHANGING" in os.environ:
+    import changing  # noqa: F401 - the reloader looks at what is imported

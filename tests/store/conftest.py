@@ -1,0 +1,13 @@
+"""Runs every store test against each kind of server."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.servers import require
+
+
+@pytest.fixture(scope="session", params=["redis7", "valkey", "redis62", "cluster"])
+def server_kind(request: pytest.FixtureRequest) -> str:
+    require(request.param)
+    return str(request.param)

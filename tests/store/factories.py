@@ -1,0 +1,204 @@
+"""Puts messages into the states that tests begin with, and looks at everything a partition holds.
+
+The chain is as in life: `enqueue` -> `claim` -> a settled, released or crashed lease. Time is moved without sleeping:
+due times are instants long past or far ahead, and `end_leases` moves the deadlines themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redis import Redis
+
+from django_delayq.message import EXPIRES_WITH_DUE, HEADER_END, Attempts, Priority, encode_record, new_ids, task_code
+from django_delayq.store import keys
+from django_delayq.store.keys import Partition
+from django_delayq.store.lease import Lease
+from django_delayq.store.redis import Outgoing, RedisStore
+from tests.servers import Server
+
+PARTITION = Partition("orders", 0)
+TASK = "shop.close_order"
+CODE = task_code(TASK)
+TASKS = {CODE: TASK}
+PAST = "1000000000000"
+"""An instant long past: due."""
+DAY_MS = 86_400_000
+LATER = f"+{DAY_MS}"
+"""A delay of a day: not due during any test."""
+DETAIL = b'{"reason":"test"}'
+NAMES = ("high", "normal", "low", "leased", "messages", "attempts", "finished", "followers", "meta")
+
+
+def new_id() -> bytes:
+    return new_ids(1)[0]
+
+
+def record(
+    body: bytes = b"[1]", *, priority: Priority = Priority.NORMAL, ttr_ms: int = 60_000, flags: int = 0
+) -> bytes:
+    """A record as a producer sends it: without its stamp."""
+    return encode_record(CODE, body, flags=flags | priority, ttr_ms=ttr_ms, compress_above=2**24)
+
+
+def outgoing(
+    message_id: bytes | None = None, *, mode: str = "raise", when: str = PAST, expires: str = "", **fields: Any
+) -> Outgoing:
+    """One message for `store.enqueue`. A relative expiry sets its flag, as the producer does."""
+    flags = EXPIRES_WITH_DUE if expires.startswith("+") else 0
+    return message_id or new_id(), mode, when, expires, record(flags=flags, **fields)
+
+
+def send(store: RedisStore, *messages: Outgoing) -> dict[int, str]:
+    """Enqueue; returns the words."""
+    return store.enqueue(PARTITION, TASKS, messages)[1]
+
+
+def enqueue(store: RedisStore, message_id: bytes | None = None, **fields: Any) -> bytes:
+    """Enqueue one message, due unless told otherwise; returns its id."""
+    message = outgoing(message_id, **fields)
+    send(store, message)
+    return message[0]
+
+
+def enqueue_many(store: RedisStore, count: int, *, when: str = PAST) -> list[bytes]:
+    """A backlog; returns the ids in their order."""
+    ids = sorted(new_ids(count))
+    for at in range(0, count, 500):
+        send(store, *(outgoing(i, when=when) for i in ids[at : at + 500]))
+    return ids
+
+
+def claim(store: RedisStore, message_id: bytes | None = None, **fields: Any) -> Lease:
+    """The lease of a message: of a new one, or of the next that is due."""
+    if message_id is None:
+        enqueue(store, **fields)
+    (lease,) = store.claim(PARTITION, 1).leases
+    return lease
+
+
+def claim_again(store: RedisStore, lease: Lease) -> Lease:
+    """The lease that follows when the holder of the first was too slow: another worker has the message now."""
+    end_leases(store)
+    store.reclaim(PARTITION)
+    make_due(store, lease.id)
+    return claim(store, lease.id)
+
+
+def follow(store: RedisStore, message_id: bytes, body: bytes = b'["follower"]', **fields: Any) -> None:
+    """Replace a running message: it runs after the run that goes on."""
+    assert send(store, outgoing(message_id, mode="replace", body=body, **fields)) == {0: "FOLLOWS"}
+
+
+def end_leases(store: RedisStore, *ids: bytes) -> None:
+    """As if the ttr were over: moves the deadlines of the leases (all, or of these ids) into the past."""
+    leased = keys.leased_key(store.prefix, PARTITION)
+    for member in ids or store.command("ZRANGE", leased, 0, -1):
+        store.command("ZADD", leased, "XX", 1, member)
+
+
+def make_due(store: RedisStore, message_id: bytes) -> None:
+    """As if the delay were over."""
+    store.reschedule(PARTITION, message_id, PAST)
+
+
+def corrupt(store: RedisStore, message_id: bytes, raw: bytes | None) -> None:
+    """Overwrite the stored record, or lose it (None)."""
+    if raw is None:
+        store.command("HDEL", key(store, "messages"), message_id)
+    else:
+        store.command("HSET", key(store, "messages"), message_id, raw)
+
+
+# Looking
+
+
+def key(store: RedisStore, name: str) -> str:
+    """A key of the partition by its last word."""
+    return keys.partition_keys(store.prefix, PARTITION)[NAMES.index(name)]
+
+
+def dump(store: RedisStore) -> dict[str, Any]:
+    """Everything the partition holds: equal dumps mean that nothing changed."""
+    return {name: _content(store, name) for name in NAMES}
+
+
+def _content(store: RedisStore, name: str) -> Any:
+    if name in ("high", "normal", "low", "leased"):
+        return dict(_pairs(store.command("ZRANGE", key(store, name), 0, -1, "WITHSCORES")))
+    if name == "finished":
+        return store.command("XRANGE", key(store, name), "-", "+")
+    return store.client.hgetall(key(store, name))
+
+
+def _pairs(flat: Iterable[Any]) -> Iterator[tuple[bytes, float]]:
+    """RESP2 clients give pairs or a flat list, depending on the version of redis-py."""
+    items = list(flat)
+    if items and not isinstance(items[0], list | tuple):
+        items = list(zip(items[::2], items[1::2], strict=True))
+    return ((member, float(score)) for member, score in items)
+
+
+def waiting(store: RedisStore) -> dict[bytes, float]:
+    """Due time in ms of every message that waits, whatever its lane."""
+    content = dump(store)
+    return content["high"] | content["normal"] | content["low"]
+
+
+def leased(store: RedisStore) -> set[bytes]:
+    return set(dump(store)["leased"])
+
+
+def attempts(store: RedisStore, message_id: bytes) -> Attempts | None:
+    entry = dump(store)["attempts"].get(message_id)
+    return Attempts.decode(entry) if entry else None
+
+
+def live(store: RedisStore) -> set[bytes]:
+    return set(dump(store)["messages"])
+
+
+def finished(store: RedisStore) -> list[dict[str, bytes]]:
+    """The entries of the finished stream, oldest first."""
+    answer = store.client.xrange(key(store, "finished"))
+    return [{name.decode(): value for name, value in fields.items()} for _, fields in answer]
+
+
+def ends(store: RedisStore) -> list[tuple[bytes, str]]:
+    """Id and state of every finished message."""
+    return [(entry["id"], entry["state"].decode()) for entry in finished(store)]
+
+
+def counter(store: RedisStore, name: str) -> int:
+    return int(store.stats(PARTITION).meta.get(name, 0))
+
+
+def body_of(store: RedisStore, message_id: bytes) -> bytes:
+    """The body as it is stored."""
+    return bytes(dump(store)["messages"][message_id][HEADER_END:])
+
+
+# Servers
+
+
+def nodes(server: Server) -> list[Any]:
+    """A client for each primary, past the cluster client."""
+    return [Redis(unix_socket_path=str(node.socket)) for node in server.primaries]
+
+
+def on_all_nodes(server: Server, *command: Any) -> None:
+    for node in nodes(server):
+        with node:
+            node.execute_command(*command)
+
+
+@contextmanager
+def full(server: Server) -> Iterator[None]:
+    """A Redis that has reached its maxmemory."""
+    on_all_nodes(server, "CONFIG", "SET", "maxmemory", "1")
+    try:
+        yield
+    finally:
+        on_all_nodes(server, "CONFIG", "SET", "maxmemory", "0")
