@@ -17,9 +17,13 @@ class DelayQConfig(AppConfig):
 
     def ready(self) -> None:
         """Called by Django once all apps are loaded."""
-        from . import checks  # noqa: F401 - registers the system checks
+        from . import (
+            checks,  # noqa: F401 - registers the system checks
+            log,
+        )
         from .producer import Sender
         from .tasks import connect
 
         connect(Sender())
+        log.connect()
         autodiscover_modules("tasks")

@@ -18,8 +18,8 @@ OnDuplicate = Literal["raise", "keep", "replace"]
 Duration = timedelta | float
 
 
-class TaskOptions(TypedDict, total=False):
-    """What @delayed_task and using() take."""
+class SharedOptions(TypedDict, total=False):
+    """What both @delayed_task and using() take."""
 
     topic: str
     """Named channel; names are [A-Za-z0-9_.-], 1 to 64 characters. Default "default"."""
@@ -27,14 +27,8 @@ class TaskOptions(TypedDict, total=False):
     """How long to wait: timedelta or seconds, 0 to ten years. Default 0."""
     ttr: Duration | None
     """Time to run: length of a lease, 1 s to 24 h. A living worker extends it."""
-    max_runtime: Duration | None
-    """How long one run may take before its lease is given up, 1 s to 7 days."""
     max_attempts: int | None
     """Failed attempts after which the message is dead, 1 to 1,000."""
-    backoff: Backoff | Sequence[float] | Duration
-    """Wait between attempts: a function of the failure number, a ladder of seconds, or one wait."""
-    retry_for: tuple[type[Exception], ...]
-    """Exceptions worth another attempt; others are dead at once. Default every Exception."""
     priority: Priority | Literal["high", "normal", "low"]
     """Lane within the topic."""
     expires: Duration | datetime | None
@@ -43,8 +37,19 @@ class TaskOptions(TypedDict, total=False):
     """What enqueue does when a message with this key is live. Default "raise"."""
 
 
-class CallOptions(TaskOptions, total=False):
-    """What only using() takes."""
+class TaskOptions(SharedOptions, total=False):
+    """What @delayed_task takes. These do not travel with a message: the worker reads them from the task."""
+
+    max_runtime: Duration | None
+    """How long one run may take before its lease is given up, 1 s to 7 days."""
+    backoff: Backoff | Sequence[float] | Duration
+    """Wait between attempts: a function of the failure number, a ladder of seconds, or one wait."""
+    retry_for: tuple[type[Exception], ...]
+    """Exceptions worth another attempt; others are dead at once. Default every Exception."""
+
+
+class CallOptions(SharedOptions, total=False):
+    """What using() takes."""
 
     due_at: datetime | None
     """When to run; an aware datetime instead of a delay."""
@@ -70,7 +75,7 @@ class Options:
     max_runtime_ms: int | None = None
     max_attempts: int | None = None
     backoff: Backoff = field(default_factory=exponential)
-    retry_for: tuple[type[Exception], ...] = (Exception,)
+    retry_for: tuple[type[BaseException], ...] = (Exception,)
     priority: Priority = Priority.NORMAL
     expires: str = ""
     on_duplicate: OnDuplicate = "raise"
@@ -80,8 +85,24 @@ class Options:
     database: str | None = None
     after_commit: bool | None = None
 
+    @classmethod
+    def declared(cls, options: TaskOptions) -> Options:
+        """What @delayed_task was given. Raises InvalidMessage and its subclasses."""
+        for name in ("key", "id", "due_at"):
+            if name in options:
+                raise InvalidMessage(f"{name} is of one message, not of every one: give it to using().")
+        return cls()._with(options)
+
     def changed(self, changes: CallOptions) -> Options:
-        """A copy with these changes. Raises InvalidMessage and its subclasses."""
+        """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
+        for name in ("max_runtime", "backoff", "retry_for"):
+            if name in changes:
+                raise InvalidMessage(
+                    f"{name} is of the task, it does not travel with a message: give it to @delayed_task."
+                )
+        return self._with(changes)
+
+    def _with(self, changes: Mapping[str, Any]) -> Options:
         if "delay" in changes and changes.get("due_at") is not None:
             raise InvalidMessage("Give delay or due_at, not both.")
         values: dict[str, Any] = {}
@@ -127,9 +148,36 @@ def _on_duplicate(value: Any) -> Any:
 
 def check_key(value: Any) -> str | None:
     """The key itself. Raises InvalidKey."""
-    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256):
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_utf8(value)):
         raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.__doc__}")
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character
+        return False
+    return True
+
+
+def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
+    kinds = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise InvalidMessage(f"retry_for is a tuple of exception classes, not {value!r:.80}.")
+    return kinds
+
+
+def _backoff(value: Any) -> Backoff:
+    if not callable(value):
+        steps = [value] if isinstance(value, timedelta | int | float) else value
+        if not isinstance(steps, list | tuple) or not steps:
+            raise InvalidMessage(
+                f"backoff is {value!r:.80}: use a function of the failure number, seconds, or a list of seconds."
+            )
+        for step in steps:
+            duration_ms(step, "backoff")
+    return as_backoff(value)
 
 
 def _headers(value: Any) -> dict[str, str]:
@@ -145,8 +193,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "ttr": ("ttr_ms", _duration(1, 86_400, "ttr")),
     "max_runtime": ("max_runtime_ms", _duration(1, 7 * 86_400, "max_runtime")),
     "max_attempts": ("max_attempts", _between(1, 1000, "max_attempts")),
-    "backoff": ("backoff", as_backoff),
-    "retry_for": ("retry_for", tuple),
+    "backoff": ("backoff", _backoff),
+    "retry_for": ("retry_for", _retry_for),
     "priority": ("priority", Priority.parse),
     "expires": ("expires", _expires),
     "on_duplicate": ("on_duplicate", _on_duplicate),

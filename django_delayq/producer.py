@@ -41,14 +41,14 @@ def send(calls: Iterable[Call]) -> list[Handle]:
     """
     handles: list[Handle] = []
     duplicates: list[Handle] = []
-    for chunk in _chunks(calls):
-        try:
+    try:
+        for chunk in _chunks(calls):
             items = build(chunk)
             duplicates += _dispatch(chunk[0], items)
-        except DelayQError as error:
-            error.enqueued = tuple(handles)
-            raise
-        handles += [item.handle for item in items]
+            handles += [item.handle for item in items]
+    except DelayQError as error:
+        error.enqueued = tuple(handles)
+        raise
     _refuse(duplicates)
     return handles
 

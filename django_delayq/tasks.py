@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +14,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from .conf import DEFAULT_TOPIC, get_settings
-from .exceptions import ConfigurationError, DuplicateTask, InvalidArguments, InvalidMessage, UnknownTopic
+from .exceptions import ConfigurationError, DuplicateTask, InvalidArguments, InvalidMessage, InvalidName, UnknownTopic
 from .message import Message, task_code
 from .options import CallOptions, Duration, Options, TaskOptions
 from .times import duration_ms, from_ms, instant_ms
@@ -152,6 +153,10 @@ class DelayedTask(Generic[P, R]):
         """Stands for the task in logs and stored messages."""
         return self.definition.name
 
+    @property
+    def __name__(self) -> str:
+        return self.definition.func.__name__
+
     def using(self, **changes: Unpack[CallOptions]) -> DelayedTask[P, R]:
         """A copy with other options. Raises InvalidMessage and its subclasses."""
         return DelayedTask(self.definition, self.options.changed(changes))
@@ -267,6 +272,12 @@ def _place(func: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
+def _check_task_name(name: str) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", name):
+        raise InvalidName(f"{name!r:.80} cannot name a task: use A-Z a-z 0-9 _ . - and at most 200 characters.")
+    return name
+
+
 def check_topic(topic: str) -> str:
     """The topic itself. Raises UnknownTopic that names those that exist."""
     known = known_topics()
@@ -294,8 +305,9 @@ def delayed_task(func: Any = None, /, *, name: str | None = None, **options: Unp
     """
 
     def decorate(function: Callable[P, R]) -> DelayedTask[P, R]:
-        checked = Options().changed(options)  # type: ignore[arg-type]
-        definition = Definition(function, name or f"{function.__module__}.{function.__qualname__}", checked)
+        checked = Options.declared(options)
+        full_name = f"{function.__module__}.{function.__qualname__}" if name is None else _check_task_name(name)
+        definition = Definition(function, full_name, checked)
         task: DelayedTask[P, R] = DelayedTask(definition, checked)
         register(task)
         return task

@@ -13,6 +13,7 @@ from config.settings import MIDDLEWARE, SHOP_REVIEW_AFTER, SHOP_WEBHOOK_URL, TEM
 
 SECRET_KEY = "tests"
 USE_TZ = True
+TIME_ZONE = "UTC"
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",

@@ -133,7 +133,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"delay": "5"}, exceptions.InvalidDelay, "not str"),
     ({"delay": 1_800_000_000}, exceptions.InvalidDelay, "more than ten years. Is it in seconds"),
     ({"delay": timedelta(days=3700)}, exceptions.InvalidDelay, "more than ten years"),
-    ({"delay": 10**400}, exceptions.InvalidDelay, "more than ten years"),
+    ({"delay": 10**300}, exceptions.InvalidDelay, "more than ten years"),
     ({"delay": 5, "due_at": datetime(2030, 1, 1, tzinfo=UTC)}, exceptions.InvalidMessage, "delay or due_at, not both"),
     ({"topic": "not good"}, exceptions.InvalidName, "'not good' cannot name a topic. A name may hold A-Z"),
     ({"topic": "a{b}"}, exceptions.InvalidName, "cannot name a topic"),
@@ -208,7 +208,7 @@ def test_what_names_one_message_is_not_for_the_decorator(registry: dict[str, Any
 
 
 def test_one_exception_class_is_enough_for_retry_for() -> None:
-    assert Options().changed({"retry_for": OSError}).retry_for == (OSError,)  # type: ignore[typeddict-item]
+    assert Options.declared({"retry_for": OSError}).retry_for == (OSError,)  # type: ignore[typeddict-item]
 
 
 def test_using_returns_a_copy_and_leaves_the_original() -> None:
@@ -246,8 +246,9 @@ def test_topic_gives_defaults_to_its_tasks(settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"colour": "red"}), ((), {"reason": "x"})]
-)  # fmt: skip
+    ("args", "kwargs"),
+    [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"colour": "red"}), ((), {"reason": "x"})],
+)
 def test_arguments_that_do_not_bind_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with pytest.raises(exceptions.InvalidArguments, match=r"close_order\(order_id: .*cannot be called so"):
         close_order.enqueue(*args, **kwargs)
@@ -273,7 +274,6 @@ def test_defaults_and_keywords_bind(delayq: RedisStore) -> None:
         ({1: "one"}, "dict with str keys"),
         ([{"deep": {5: 5}}], "dict with str keys"),
         (nested(40), "nested deeper than 32 levels"),
-        (2**64, "cannot be written as JSON"),
         ("half \ud800", "cannot be written as JSON"),
     ],
 )
@@ -298,7 +298,7 @@ def test_arguments_that_contain_themselves_are_refused() -> None:
 
 def test_body_over_the_limit_is_refused(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "BODY_LIMIT": 1000}
-    with pytest.raises(exceptions.BodyTooLarge, match="take 1,004 bytes, the limit is 1,000. Store the data and send"):
+    with pytest.raises(exceptions.BodyTooLarge, match=r"take 1,004 bytes, the limit is 1,000\. Store the data and send"):
         noop.enqueue("x" * 1000)
 
 
@@ -316,6 +316,14 @@ def test_topic_of_the_settings_is_known(settings: Any, delayq: RedisStore) -> No
 def test_enqueue_many_refuses_what_is_no_call(element: Any) -> None:
     with pytest.raises(exceptions.InvalidArguments, match=r"takes tuples of arguments, mappings or prepare\(...\)"):
         noop.enqueue_many([element])
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, 2**64, -(2**70), [], {}, [{}], 1e300, 0.1, "\0 \u2028 ü", None, True])
+def test_arguments_come_back_unchanged(delayq: RedisStore, value: Any) -> None:
+    message = noop.using(delay=60).enqueue(value).get()
+    assert message is not None
+    assert message.args == [value]
+    assert type(message.args[0]) is type(value)
 
 
 def test_bad_input_is_a_value_error_of_this_package() -> None:
@@ -343,7 +351,11 @@ def test_get_shows_the_whole_message(delayq: RedisStore) -> None:
     assert isinstance(message, Message)
     assert (message.id, message.topic, message.task) == (handle.id, "orders", "tests.tasks.close_order")
     assert (message.state, message.key, message.attempt) == (State.DELAYED, "order:5", 0)
-    assert (list(message.args), dict(message.kwargs), dict(message.headers)) == ([5], {"reason": "stock"}, {"trace": "t"})
+    assert (list(message.args), dict(message.kwargs), dict(message.headers)) == (
+        [5],
+        {"reason": "stock"},
+        {"trace": "t"},
+    )
     assert message.due_at == handle.due_at
     assert message.expires_at == message.due_at + timedelta(seconds=30)
 
@@ -354,7 +366,7 @@ def test_get_shows_the_whole_message(delayq: RedisStore) -> None:
 def check_types(tmp_path: Path, body: str) -> str:
     """What mypy says about a snippet. Packages are followed silently: only the snippet is judged."""
     snippet = tmp_path / "snippet.py"
-    header = "from django_delayq import delayed_task\n@delayed_task(topic='x')\ndef close(order_id: int) -> str: ...\n"
+    header = "from django_delayq import delayed_task\n@delayed_task(topic='x')\ndef close(order_id: int) -> None: ...\n"
     snippet.write_text(header + textwrap.dedent(body))
     config = tmp_path / "mypy.ini"
     config.write_text("[mypy]\nstrict = True\nfollow_imports = silent\nignore_missing_imports = True\n")
@@ -370,7 +382,7 @@ def test_types_of_arguments_are_checked(tmp_path: Path) -> None:
         """
         close.enqueue(5)
         close.using(delay=5, key="k").enqueue(order_id=5)
-        text: str = close(5)
+        close(5)
         close.enqueue("5")
         close.using(delay=5).enqueue()
         close.prepare(5, 6)

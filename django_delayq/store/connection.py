@@ -15,6 +15,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ..conf import Settings
 from ..exceptions import ConfigurationError
+from .errors import ERRORS, translate
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 Client = Any  # redis.Redis or RedisCluster: they share commands, not a base class
@@ -23,7 +24,8 @@ Client = Any  # redis.Redis or RedisCluster: they share commands, not a base cla
 def connect(settings: Settings) -> Client:
     """A client that never retries by itself: a script that ran twice behind our back is a message run twice.
 
-    Raises ConfigurationError when REDIS is missing or not understood. Does not touch the network, except for Cluster.
+    Raises ConfigurationError when REDIS is missing or not understood. Does not touch the network, except for Cluster:
+    StoreUnavailable when no node answers.
     """
     where = settings.redis
     if not where:
@@ -109,7 +111,10 @@ def _from_cluster(where: str, settings: Settings) -> Client:
     addresses, options, _ = _addresses(where)
     nodes = [ClusterNode(host, port) for host, port in addresses]
     common = _options(settings)
-    return RedisCluster(startup_nodes=nodes, **common, **options)
+    try:
+        return RedisCluster(startup_nodes=nodes, **common, **options)
+    except ERRORS as error:
+        raise translate(error, mask(where)) from error
 
 
 def mask(where: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import redis
+from redis.exceptions import RedisClusterException
 
 from ..exceptions import (
     DelayQError,
@@ -14,6 +17,9 @@ from ..exceptions import (
     StoreReadOnly,
     StoreUnavailable,
 )
+
+#: What redis-py raises: the cluster client has an exception beside the tree.
+ERRORS = (redis.RedisError, RedisClusterException)
 
 #: Redis wraps the errors of commands inside scripts differently from version to version, so words are looked for,
 #: not classes. In this order: the first that matches counts. None of these has changed anything.
@@ -28,15 +34,20 @@ _NOT_EXECUTED: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("loading the dataset", StoreLoading),
     ("NOPERM", StoreForbidden),
     ("no permissions", StoreForbidden),
+    ("user executing the script can't", StoreForbidden),
     ("NOAUTH", StoreForbidden),
     ("WRONGPASS", StoreForbidden),
     ("BUSY", StoreUnavailable),
-    ("CLUSTERDOWN", StoreUnavailable),
-    ("MASTERDOWN", StoreUnavailable),
-    ("TRYAGAIN", StoreUnavailable),
-    ("MOVED", StoreUnavailable),
-    ("ASK ", StoreUnavailable),
     ("max number of clients", StoreUnavailable),
+)
+#: Where redis-py has a class, it takes the word that says so off the text.
+_REFUSED: tuple[tuple[type[Exception], type[StoreUnavailable]], ...] = (
+    (redis.AuthenticationError, StoreForbidden),
+    (redis.exceptions.NoPermissionError, StoreForbidden),
+    (redis.exceptions.OutOfMemoryError, StoreFull),
+    (redis.exceptions.ClusterDownError, StoreUnavailable),
+    (redis.exceptions.TryAgainError, StoreUnavailable),
+    (redis.exceptions.AskError, StoreUnavailable),
 )
 #: redis-py says these before it has sent anything.
 _NOT_SENT = (
@@ -45,25 +56,25 @@ _NOT_SENT = (
     "No connection available",
     "No master found",
     "cannot be connected",
+    "not covered by the cluster",
 )
 
 
-def translate(error: redis.RedisError, where: str) -> DelayQError:
+def translate(error: Exception, where: str) -> DelayQError:
     """Our exception for redis-py's, with what happened and where."""
+    if isinstance(error, RedisClusterException) and isinstance(error.__context__, redis.RedisError):
+        error = error.__context__  # a call broke, then the search for the nodes: what counts is whether it was sent
     text = str(error)
-    if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
-        return _explain(StoreForbidden, where, text)
-    if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return _explain(StoreFull, where, text)
-    for word, kind in _NOT_EXECUTED:
-        if word in text:
-            return _explain(kind, where, text)
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError | redis.exceptions.ClusterDownError):
+    if refusal := _refusal(error, text):
+        return refusal(f"{(refusal.__doc__ or '').strip()} Redis at {where} said: {text or type(error).__name__}")
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         if any(word in text for word in _NOT_SENT):
             return StoreUnavailable(f"Cannot reach Redis at {where}: {text}. Nothing was sent. Is it running?")
         return OutcomeUnknown(f"The connection to Redis at {where} broke before the answer came: {text}")
     return StoreError(f"Redis at {where} answered with an error that is not expected: {text}")
 
 
-def _explain(kind: type[StoreUnavailable], where: str, text: str) -> StoreUnavailable:
-    return kind(f"{(kind.__doc__ or '').strip()} Redis at {where} said: {text}")
+def _refusal(error: Exception, text: str) -> type[StoreUnavailable] | None:
+    by_class = (kind for refused, kind in _REFUSED if isinstance(error, refused))
+    by_word = (kind for word, kind in _NOT_EXECUTED if word in text)
+    return next(chain(by_class, by_word), None)

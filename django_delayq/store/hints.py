@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis
-
-from .errors import translate
+from .errors import ERRORS, translate
 from .keys import Partition, wakeups_channel
 from .redis import RedisStore
 
@@ -25,7 +23,7 @@ class HintStream:
         try:
             pubsub = self._store.client.pubsub(ignore_subscribe_messages=True)
             pubsub.subscribe(wakeups_channel(self._store.prefix))
-        except redis.RedisError as error:
+        except ERRORS as error:
             raise translate(error, self._store.where) from error
         self._pubsub = pubsub
         return True
@@ -34,7 +32,7 @@ class HintStream:
         """The next hint: partition and its due time in ms. None when none comes in time or it is not understood."""
         try:
             message = self._pubsub.get_message(timeout=seconds)
-        except redis.RedisError as error:
+        except ERRORS as error:
             self.close()
             raise translate(error, self._store.where) from error
         return _parse(message["data"]) if message else None
@@ -45,7 +43,7 @@ class HintStream:
         if pubsub is not None:
             try:
                 pubsub.close()
-            except (redis.RedisError, OSError):
+            except (*ERRORS, OSError):
                 return
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from .errors import translate
+from .errors import ERRORS, translate
 from .redis import RedisStore
 
 OLDEST_VERSION = (6, 2, 0)
@@ -31,7 +31,7 @@ def inspect_server(store: RedisStore) -> list[ServerReport]:
     """One report per primary. Raises StoreUnavailable when one cannot be reached."""
     try:
         return [_report(node) for node in _primaries(store.client)]
-    except redis.RedisError as error:
+    except ERRORS as error:
         raise translate(error, store.where) from error
 
 

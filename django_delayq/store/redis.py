@@ -16,7 +16,7 @@ from ..exceptions import MessageNotFound, MessageRunning, StoreFull
 from ..message import Attempts, Found, State
 from . import keys
 from .connection import Client, mask
-from .errors import translate
+from .errors import ERRORS, translate
 from .keys import Partition
 from .lease import Lease
 from .partitions import Partitions
@@ -204,7 +204,7 @@ class RedisStore:
             for partition in partitions:
                 pipeline.hget(keys.meta_key(self.prefix, partition), "wakeups")
             return [int(value or 0) for value in pipeline.execute()]
-        except redis.RedisError as error:
+        except ERRORS as error:
             raise translate(error, self.where) from error
 
     def oldest_lease_ms(self, partition: Partition) -> float | None:
@@ -264,7 +264,7 @@ class RedisStore:
         """Run one plain command with the errors of this class."""
         try:
             return self.client.execute_command(*args)
-        except redis.RedisError as error:
+        except ERRORS as error:
             raise translate(error, self.where) from error
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class RedisStore:
             except redis.exceptions.NoScriptError:
                 # The text itself, not LOAD and EVALSHA again: a flush in between would fail once more.
                 return self.client.eval(script.text, len(all_keys), *all_keys, *args)
-        except redis.RedisError as error:
+        except ERRORS as error:
             raise translate(error, self.where) from error
 
     @staticmethod

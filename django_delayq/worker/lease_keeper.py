@@ -55,6 +55,10 @@ class LeaseKeeper(Service):
         """How many threads run a message for longer than they may; coroutines are cancelled instead."""
         return len(self._overrun)
 
+    def gave_up(self, lease: Lease) -> bool:
+        """Whether the message runs for longer than it may and its lease is left to end."""
+        return lease in self._given_up
+
     def _extend(self, partition: Partition, leases: list[Lease], now: float) -> None:
         lost = [lease for lease in self._store.extend(partition, leases) if lease in self._held]
         for lease in leases:

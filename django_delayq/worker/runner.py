@@ -22,6 +22,10 @@ from .worker import Worker
 logger = logging.getLogger("delayq.worker")
 
 
+#: Seconds within which two signals are one: a terminal, or systemd, tells the supervisor's children too.
+SAME_SIGNAL = 0.3
+
+
 class ExitCode(IntEnum):
     """What the shell, systemd and Kubernetes see."""
 
@@ -43,7 +47,7 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
     """Work until a signal, the end of --burst or --max-messages, or changed code; then drain. Returns the exit code."""
     console = Console()
     restart: list[bool] = []
-    stop_requested: list[int] = []
+    stop_requested: list[float] = []
 
     def changed() -> None:
         restart.append(True)
@@ -63,12 +67,13 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
     return code
 
 
-def _request(requested: list[int], number: int, worker: Worker) -> None:
-    if requested:
+def _request(requested: list[float], number: int, worker: Worker) -> None:
+    now = time.monotonic()
+    if requested and now - requested[0] > SAME_SIGNAL:
         # The second signal means it: no drain, no atexit handlers that could wait.
         os.write(2, b"stopped at once; what was running runs again when its lease ends\n")
         os._exit(128 + number)
-    requested.append(number)
+    requested.append(now)
     worker.progress.set()
 
 

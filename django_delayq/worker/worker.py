@@ -96,8 +96,10 @@ class Worker:
         while not self.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
             self.progress.clear()
-        left = [lease for lease in self.shared.held if not lease.lost]
-        self.release(left)
+        left = [lease for lease in list(self.shared.held) if not lease.lost]
+        # What has overrun its max_runtime counts as a crash when its lease ends: given back unpunished it would hang
+        # the next worker, and the next, for ever.
+        self.release([lease for lease in left if not self.lease_keeper.gave_up(lease)])
         self._finish()
         return len(left)
 

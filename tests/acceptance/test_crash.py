@@ -48,8 +48,8 @@ def test_killed_worker_loses_nothing_and_only_what_it_held_runs_twice(
 
 def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(queue: Queue, figure: Figure) -> None:
     worker = queue.worker("--processes", "2", "--concurrency", "4")
-    neighbours = tasks.work.enqueue_many([(0.01,)] * 300)
     poison = tasks.crash.enqueue_many([("exit",), ("segfault",)])
+    neighbours = tasks.work.enqueue_many([(0.01,)] * 300) + tasks.spin.enqueue_many([(0.2,)] * 8)
     neighbours += tasks.work.using(delay=3).enqueue_many([(0.01,)] * 300)
 
     began = time.monotonic()
@@ -58,8 +58,9 @@ def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(queue
 
     ends = {message: (state, detail.get("reason")) for message, state, detail in queue.ends()}
     assert [ends[handle.id] for handle in poison] == [("dead", "poison")] * 2
-    assert [ends[handle.id] for handle in neighbours] == [("acked", None)] * 600
-    assert Counter(run.id for run in queue.history.starts(*poison)) == {handle.id: 3 for handle in poison}
+    assert [ends[handle.id] for handle in neighbours] == [("acked", None)] * 608
+    # One that waited in the process that the other killed is charged for that too, and so starts less often.
+    assert max(Counter(run.id for run in queue.history.starts(*poison)).values()) == 3
     assert "a new one starts in" in worker.output
     assert worker.stop() == 0
 
@@ -123,7 +124,7 @@ def test_worker_whose_threads_all_hang_ends_with_code_6_and_is_replaced(queue: Q
     queue.wait_until_drained()
 
     assert [run.attempt for run in queue.history.starts(handles[0])] == [1, 2]
-    worker.wait_for("ended with code 6", times=2)
+    worker.wait_for("ended with code 6")
 
 
 def _alive(pid: int) -> bool:

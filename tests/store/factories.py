@@ -73,15 +73,15 @@ def enqueue_many(store: RedisStore, count: int, *, when: str = PAST) -> list[byt
 
 def claim(store: RedisStore, message_id: bytes | None = None, **fields: Any) -> Lease:
     """The lease of a message: of a new one, or of the next that is due."""
-    if message_id is None:
-        enqueue(store, **fields)
+    message_id = message_id or enqueue(store, **fields)
     (lease,) = store.claim(PARTITION, 1).leases
+    assert message_id == lease.id, "another message was due sooner"
     return lease
 
 
 def claim_again(store: RedisStore, lease: Lease) -> Lease:
     """The lease that follows when the holder of the first was too slow: another worker has the message now."""
-    end_leases(store)
+    end_leases(store, lease.id)
     store.reclaim(PARTITION)
     make_due(store, lease.id)
     return claim(store, lease.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.message import Priority, Record, State
+from django_delayq.message import Priority, State
 from django_delayq.store.redis import BATCH, RedisStore
 from tests.store.factories import (
     DETAIL,
@@ -74,4 +74,3 @@ def test_the_instant_of_enqueue_is_to_the_microsecond(store: RedisStore) -> None
     now_us, _ = store.enqueue(PARTITION, {}, [(message_id := new_id(), "raise", "5", "", b"x" * 20)])
     (found,) = store.find(PARTITION, [message_id])
     assert int.from_bytes(found.record[:8], "big") == now_us
-    assert Record is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -68,13 +70,11 @@ def test_a_retry_is_listed_with_its_attempts_and_a_lease_not_at_all(store: Redis
     limit=st.integers(1, 7),
 )
 def test_paging_sees_every_message_once_in_order(store: RedisStore, places: set[tuple[int, bytes]], limit: int) -> None:
-    partition = Partition("list", hash(frozenset(places)) % 2**32)
+    partition = Partition("list", int.from_bytes(os.urandom(4), "big"))
     unique = {message_id: due for due, message_id in places}
-    store.enqueue(
-        partition, TASKS, [outgoing(i, mode="replace", when=str(due)) for i, due in unique.items()] or [outgoing()]
-    )
-    expected = sorted((due, message_id) for message_id, due in unique.items())
-    assert pages(store, limit, partition)[-len(expected) :] == expected or not expected
+    if unique:
+        store.enqueue(partition, TASKS, [outgoing(i, when=str(due)) for i, due in unique.items()])
+    assert pages(store, limit, partition) == sorted((due, message_id) for message_id, due in unique.items())
 
 
 def test_the_cursor_holds_when_messages_come_and_go(store: RedisStore) -> None:

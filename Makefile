@@ -1,0 +1,48 @@
+# Every target sets itself up: python3 (3.10 or later) and make are all that has to be there.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+BENCHMARKS = $(patsubst tests/benchmarks/%.py,%,$(shell grep -l __main__ tests/benchmarks/*.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help: ## Say what there is
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+demo: $(VENV)/demo.stamp ## Run the shop with its worker and a Redis of its own (SMOKE=1: check it and end)
+	@$(BIN)/python example_project/demo.py $(if $(filter-out 0,$(SMOKE)),--smoke)
+
+test: $(VENV)/dev.stamp ## Run the tests (ARGS="-k claim" for some of them)
+	@.ci/system-packages redis-server || echo "make test: going on without; what needs it is skipped, or fails in CI."
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp ## Check style, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/dev.stamp ## Measure, compared with raw Redis in the same run
+	@.ci/system-packages redis-server || true
+	@set -e; for name in $(BENCHMARKS); do $(BIN)/python -m tests.benchmarks.$$name; done
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) .delayq .delayq-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip and not python: where ensurepip is missing, a failed attempt leaves an environment with python alone.
+$(BIN)/pip:
+	@.ci/venv $(VENV) $(PYTHON)
+
+$(VENV)/demo.stamp: pyproject.toml | $(BIN)/pip
+	@echo "installing into $(VENV)"
+	@$(INSTALL) ".[embedded]"
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/pip
+	@echo "installing into $(VENV), with the tools of development"
+	@$(INSTALL) ".[dev]"
+	@touch $@ $(VENV)/demo.stamp

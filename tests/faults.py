@@ -1,0 +1,42 @@
+"""Faults between a client and its server, at the lowest level that redis-py has: one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import redis
+from redis.connection import AbstractConnection
+
+
+@contextmanager
+def lost_answers(times: int = 1) -> Iterator[list[str]]:
+    """The server executes the next scripts, but the connections break before their answers come."""
+    asked: set[int] = set()
+    lost: list[str] = []
+    send, read = AbstractConnection.send_packed_command, AbstractConnection.read_response
+
+    def send_packed_command(self: Any, command: Any, *args: Any, **kwargs: Any) -> Any:
+        text = command if isinstance(command, bytes) else b"".join(command)
+        if b"EVAL" in text[:30]:
+            asked.add(id(self))
+        return send(self, command, *args, **kwargs)
+
+    def read_response(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = read(self, *args, **kwargs)  # NOSCRIPT is raised here: nothing was executed, nothing is lost
+        if id(self) in asked and len(lost) < times:
+            asked.discard(id(self))
+            lost.append(repr(answer))
+            raise redis.ConnectionError("Connection closed by server.")
+        return answer
+
+    with mock.patch.multiple(AbstractConnection, send_packed_command=send_packed_command, read_response=read_response):
+        yield lost
+
+
+def scripts_run(store: Any) -> int:
+    """How many script calls the server has executed so far."""
+    stats = store.client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))

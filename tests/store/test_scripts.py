@@ -1,0 +1,287 @@
+"""What holds for every Lua file, and how scripts reach the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from django_delayq import store as package
+from django_delayq.conf import parse_settings
+from django_delayq.exceptions import StoreForbidden
+from django_delayq.store import keys, scripts
+from django_delayq.store.connection import connect
+from django_delayq.store.hints import HintStream
+from django_delayq.store.redis import RedisStore
+from tests.servers import Server
+from tests.store.factories import (
+    DETAIL,
+    PARTITION,
+    claim,
+    dump,
+    end_leases,
+    enqueue,
+    follow,
+    new_id,
+    on_all_nodes,
+    outgoing,
+    send,
+)
+
+LUA = files(package).joinpath("lua")
+HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
+READING = {"find", "leases", "list", "stats"}
+
+#: The least that a Redis user of django_delayq needs, for one prefix. docs/operations.md shows the same.
+ACL = (
+    "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+hincrby", "+exists",
+    "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
+    "+xadd", "+xlen", "+publish", "+sadd", "+smembers", "+subscribe",
+)  # fmt: skip
+#: Connection commands of redis-py and its cluster client.
+ACL_OF_CLIENT = ("+ping", "+client", "+select", "+info", "+command", "+cluster|slots", "+cluster|shards")
+
+every_script = pytest.mark.parametrize("name", scripts.names())
+
+
+def lines(name: str) -> list[str]:
+    return LUA.joinpath(f"{name}.lua").read_text(encoding="utf-8").splitlines()
+
+
+def all_files() -> Iterator[tuple[str, str]]:
+    for folder in (LUA, LUA.joinpath("shared")):
+        for part in folder.iterdir():
+            if part.name.endswith(".lua"):
+                yield part.name, part.read_text(encoding="utf-8")
+
+
+every_file = pytest.mark.parametrize(("name", "text"), list(all_files()))
+
+
+# The texts
+
+
+@every_script
+def test_a_script_is_named_as_the_method_that_calls_it(name: str) -> None:
+    assert hasattr(RedisStore, {"leases": "leased_under"}.get(name, name))
+
+
+@every_script
+def test_the_header_says_transition_guarantee_keys_argv_and_returns(name: str) -> None:
+    header = "\n".join(line for line in lines(name) if line.startswith("--"))
+    assert re.match(rf"-- {name}: \S", header)
+    places = [header.find(f"\n-- {word}: ") for word in HEADER]
+    assert all(place > 0 for place in places) and places == sorted(places)
+
+
+@every_script
+def test_a_script_says_whether_it_changes_anything(name: str) -> None:
+    assert ("changes nothing" in lines(name)[0]) == (name in READING)
+
+
+@every_file
+def test_a_script_fits_on_a_screen(name: str, text: str) -> None:
+    assert len(text.splitlines()) <= 50
+    assert max(map(len, text.splitlines())) <= 125
+
+
+@every_file
+def test_no_script_decodes_a_body_hides_an_error_or_searches_keys(name: str, text: str) -> None:
+    code = re.sub(r"--.*", "", text)
+    assert not re.search(r"cjson|cmsgpack|pcall|loadstring|'(KEYS|SCAN|SELECT|EXPIRE|PEXPIRE|RANDOMKEY)'", code)
+
+
+@every_file
+def test_keys_are_bound_once_and_the_clock_is_read_once(name: str, text: str) -> None:
+    first = name == "1_partition.lua"
+    code = re.sub(r"--.*", "", text)
+    assert len(re.findall(r"\bKEYS\b", code)) == first
+    assert len(re.findall(r"'TIME'", code)) == first
+
+
+@every_file
+def test_every_command_names_a_key_of_the_partition(name: str, text: str) -> None:
+    bound = {"LEASED", "MESSAGES", "ATTEMPTS", "FINISHED", "FOLLOWERS", "META"}
+    bound |= {"lane", "lane_of(record)", "replaced[i]"}
+    for command, key in re.findall(r"redis\.call\('(\w+)', ([^,()]+(?:\([^)]*\))?)", text):
+        assert key in bound or command == "PUBLISH"
+
+
+def test_the_first_lines_bind_the_keys_in_the_order_of_keys_py() -> None:
+    bound = re.search(r"local (.+) = unpack\(KEYS\)", scripts.shared_text())
+    assert bound and bound[1] == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META"
+    names = [key.rpartition("}:")[2] for key in keys.partition_keys("p", PARTITION)]
+    assert names == ["delayed:high", "delayed:normal", "delayed:low", *bound[1].lower().split(", ")[3:]]
+
+
+# NOSCRIPT
+
+
+@contextmanager
+def counting_evals(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    texts: list[str] = []
+    real = store.client.eval
+
+    def eval_(text: bytes, *args: Any) -> Any:
+        texts.append(text.decode().splitlines()[0])
+        return real(text, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.client, "eval", eval_)
+        yield texts
+
+
+def test_every_script_survives_a_flush_of_the_script_cache(
+    store: RedisStore, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counting_evals(store, monkeypatch) as texts:
+        for call in whole_life(store):
+            on_all_nodes(server, "SCRIPT", "FLUSH")
+            call()
+    assert len(texts) >= len(scripts.names())
+
+
+def test_the_text_is_sent_once_and_then_only_its_name(
+    store: RedisStore, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_all_nodes(server, "SCRIPT", "FLUSH")
+    with counting_evals(store, monkeypatch) as texts:
+        for _ in range(3):
+            store.stats(PARTITION)
+    assert len(texts) == 1
+
+
+def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
+    """One call of every method that reaches the server."""
+    message_id, cancelled = new_id(), new_id()
+    yield lambda: send(store, outgoing(message_id), outgoing(cancelled, when="+1000", expires="+5"))
+    yield lambda: store.find(PARTITION, [message_id])
+    yield lambda: store.list(PARTITION, 1, (1, b""), 5)
+    yield lambda: store.reschedule(PARTITION, cancelled, "+2000")
+    yield lambda: store.cancel(PARTITION, [cancelled])
+    yield lambda: store.nack(PARTITION, [(claim(store, message_id), 0, False, DETAIL)])
+    yield lambda: store.reschedule(PARTITION, message_id, "5")
+    yield lambda: store.release(PARTITION, store.claim(PARTITION, 1).leases)
+    yield lambda: store.extend(PARTITION, [claim(store, message_id)])
+    yield lambda: follow(store, message_id)
+    yield lambda: store.leased_under(PARTITION, bytes(16))
+    yield lambda: end_leases(store)
+    yield lambda: store.reclaim(PARTITION)
+    yield lambda: store.ack(PARTITION, [(store.claim(PARTITION, 1).leases[0], DETAIL)])
+    yield lambda: enqueue(store)
+    yield lambda: store.purge(PARTITION)
+    yield lambda: store.stats(PARTITION)
+    yield lambda: store.pause("orders", "{}")
+    yield lambda: store.resume("orders")
+    yield store.topics
+    yield lambda: store.beat("worker", "{}")
+    yield store.heartbeats
+    yield lambda: store.forget_worker("worker")
+    yield lambda: store.task_name(PARTITION, b"code")
+    yield lambda: store.wakeups([PARTITION])
+    yield lambda: store.oldest_lease_ms(PARTITION)
+    yield store.clock_ms
+
+
+def listen(store: RedisStore) -> None:
+    """Subscribe, and read until the server has answered."""
+    hints = HintStream(store)
+    try:
+        assert hints.connect()
+        store.client.publish(keys.wakeups_channel(store.prefix), "orders:0:5")
+        while hints.read(0.2) is None:
+            pass
+    finally:
+        hints.close()
+
+
+def test_the_life_above_calls_every_script(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: set[str] = set()
+    real = RedisStore._call
+
+    def spy(self: RedisStore, name: str, *args: Any) -> Any:
+        called.add(name)
+        return real(self, name, *args)
+
+    monkeypatch.setattr(RedisStore, "_call", spy)
+    for call in whole_life(store):
+        call()
+    assert called == set(scripts.names())
+
+
+# A user who is limited to the prefix
+
+
+@contextmanager
+def limited(server: Server, prefix: str, *rules: str) -> Iterator[RedisStore]:
+    """A store whose Redis user may do only this."""
+    on_all_nodes(server, "ACL", "SETUSER", prefix, "reset", "on", ">secret", *rules)
+    parts = urlsplit(server.url)
+    url = urlunsplit(parts._replace(netloc=f"{prefix}:secret@{parts.netloc}"))
+    settings = parse_settings({"REDIS": url, "PREFIX": prefix})
+    store = RedisStore(connect(settings), settings)
+    try:
+        yield store
+    finally:
+        store.close()
+        on_all_nodes(server, "ACL", "DELUSER", prefix)
+
+
+def client_rules(server: Server) -> tuple[str, ...]:
+    """Redis 6.2 has no rules for CLUSTER's subcommands of later versions, a single server needs none of them."""
+    return ACL_OF_CLIENT if server.kind == "cluster" else ACL_OF_CLIENT[:3]
+
+
+def prefix_rules(prefix: str) -> tuple[str, ...]:
+    return "resetchannels", f"~{prefix}:*", f"&{prefix}:*"
+
+
+def test_a_user_limited_to_the_prefix_can_do_everything(server: Server, prefix: str) -> None:
+    with limited(server, prefix, *prefix_rules(prefix), *ACL, *client_rules(server)) as store:
+        for call in whole_life(store):
+            call()
+        listen(store)
+
+
+@pytest.mark.parametrize("missing", ACL)
+def test_each_of_its_rights_is_needed(server: Server, prefix: str, missing: str) -> None:
+    if missing in ("+eval", "+evalsha"):
+        on_all_nodes(server, "SCRIPT", "FLUSH")
+    rights = [rule for rule in ACL if rule != missing]
+    weak = limited(server, prefix, *prefix_rules(prefix), *rights, *client_rules(server))
+    with weak as store, pytest.raises(StoreForbidden):
+        for call in whole_life(store):
+            call()
+        listen(store)
+
+
+def test_a_foreign_key_is_refused(server: Server, prefix: str) -> None:
+    with limited(server, prefix, *prefix_rules(prefix), "+@all") as store:
+        store.prefix = "foreign"
+        with pytest.raises(StoreForbidden):
+            enqueue(store)
+        with pytest.raises(StoreForbidden):
+            store.beat("worker", "{}")
+
+
+def test_a_foreign_channel_is_refused(server: Server, prefix: str) -> None:
+    with limited(server, prefix, "resetchannels", f"~{prefix}:*", "&other:*", "+@all") as store:
+        hints = HintStream(store)
+        hints.connect()
+        with pytest.raises(StoreForbidden):
+            hints.read(5)
+
+
+def test_a_refused_user_changes_nothing(store: RedisStore, server: Server, prefix: str) -> None:
+    enqueue(store, when="+9000")
+    before = dump(store)
+    rights = [rule for rule in ACL if rule != "+hset"]
+    with limited(server, prefix, *prefix_rules(prefix), *rights, *client_rules(server)) as weak:  # noqa: SIM117
+        with pytest.raises(StoreForbidden):
+            enqueue(weak)
+    assert dump(store) == before
