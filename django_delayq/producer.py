@@ -15,16 +15,14 @@ from . import signals, tasks
 from .conf import get_settings
 from .exceptions import (
     DelayQError,
-    DuplicateMessage,
-    EnqueueUnknown,
     InvalidMessage,
     MessageNotFound,
     MessageRunning,
-    OutcomeUnknown,
 )
 from .message import Message, key_id, parse_id, view
 from .options import check_key
 from .outgoing import Item, build
+from .sending import named, refuse, store_items
 from .store import get_store
 from .store.keys import Partition
 from .store.redis import BATCH
@@ -44,12 +42,13 @@ def send(calls: Iterable[Call]) -> list[Handle]:
     try:
         for chunk in _chunks(calls):
             items = build(chunk)
-            duplicates += _dispatch(chunk[0], items)
             handles += [item.handle for item in items]
+            if not _put_off(chunk[0], items):
+                duplicates += store_items(items)
     except DelayQError as error:
-        error.enqueued = tuple(handles)
+        error.enqueued = tuple(handle for handle in handles if handle.outcome)
         raise
-    _refuse(duplicates)
+    refuse(duplicates)
     return handles
 
 
@@ -60,11 +59,11 @@ def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None) -
     for partition in store.partitions.candidates(topic, identity):
         answer = store.cancel(partition, [identity])[0]
         if answer == "RUNNING":
-            raise MessageRunning(f"{_named(key, identity)}: a worker holds it, so it can no longer be cancelled.")
+            raise MessageRunning(f"{named(key, identity)}: a worker holds it, so it can no longer be cancelled.")
         if answer == "OK":
             signals.report(signals.cancelled, topic, [signals.Event(identity.hex(), key=key)])
             return
-    raise MessageNotFound(f"{_named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
+    raise MessageNotFound(f"{named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
 
 
 def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | None, when: str) -> datetime:
@@ -77,10 +76,10 @@ def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | Non
         except MessageNotFound:
             continue
         except MessageRunning:
-            raise MessageRunning(f"{_named(key, identity)}: a worker holds it, it can no longer be moved.") from None
+            raise MessageRunning(f"{named(key, identity)}: a worker holds it, it can no longer be moved.") from None
         signals.report(signals.rescheduled, topic, [signals.Event(identity.hex(), key=key)])
         return from_ms(due_ms)
-    raise MessageNotFound(f"{_named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
+    raise MessageNotFound(f"{named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
 
 
 def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> Message | None:
@@ -113,15 +112,15 @@ def _destination(call: Call) -> tuple[str, str | None, bool | None]:
     return options.topic, options.database, options.after_commit
 
 
-def _dispatch(call: Call, items: list[Item]) -> list[Handle]:
-    """Send now, or put into the batch of the transaction that is open. Returns duplicates that are already known."""
+def _put_off(call: Call, items: list[Item]) -> bool:
+    """Put the items into the batch of the transaction that is open, if there is one to wait for."""
     options, settings = call.task.options, get_settings()
     database = options.database or settings.database
     wait = settings.after_commit if options.after_commit is None else options.after_commit
-    if wait and connections[database].in_atomic_block:
-        _Batch.of(database).add(items)
-        return []
-    return _store(items)
+    if not wait or not connections[database].in_atomic_block:
+        return False
+    _Batch.of(database).add(items)
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -162,76 +161,7 @@ class _Flush:
     def __call__(self) -> None:
         if self.batch.newest is self:
             items, self.batch.confirmed = self.batch.confirmed, []
-            _refuse(_store(items))
-
-
-def _store(items: list[Item]) -> list[Handle]:
-    """Send the items, one script call per partition and 500. Returns the duplicates that are to be refused."""
-    duplicates: list[Handle] = []
-    for partition, batch in _batches(items):
-        duplicates += _send_batch(partition, batch)
-        if signals.enqueued.receivers:
-            events = [signals.Event(item.handle.id, item.handle.task, item.handle.key) for item in batch]
-            signals.report(signals.enqueued, partition.topic, events)
-    return duplicates
-
-
-def _refuse(duplicates: list[Handle]) -> None:
-    if duplicates:
-        names = ", ".join(_named(handle.key, handle.identity) for handle in duplicates[:10])
-        raise DuplicateMessage(
-            f'{names}: already live. Pass on_duplicate="keep" or "replace", or cancel it first.',
-            keys=[handle.key or handle.id for handle in duplicates],
-        )
-
-
-def _batches(items: list[Item]) -> Iterator[tuple[Partition, list[Item]]]:
-    """Group by partition; a repeated id starts a new batch, so that order decides between the two."""
-    partitions = get_store().partitions
-    open_batches: dict[Partition, dict[bytes, Item]] = {}
-    single = {topic: partitions.single(topic) for topic in {item.template.topic for item in items}}
-    for item in items:
-        identity = item.message[0]
-        partition = single[item.template.topic] or partitions.place(item.template.topic, identity, item.template.fixed)
-        batch = open_batches.get(partition)
-        if batch is None:
-            batch = open_batches[partition] = {}
-        elif identity in batch or len(batch) == BATCH:
-            yield partition, list(batch.values())
-            batch = open_batches[partition] = {}
-        batch[identity] = item
-    for partition, batch in open_batches.items():
-        yield partition, list(batch.values())
-
-
-def _send_batch(partition: Partition, batch: list[Item]) -> list[Handle]:
-    """Store a batch and complete its handles. Returns those that were duplicates."""
-    names = {template.code: template.name for template in {item.template for item in batch}}
-    try:
-        now_us, words = get_store().enqueue(partition, names, [item.message for item in batch])
-    except OutcomeUnknown as error:
-        ids = [item.handle.id for item in batch]
-        raise EnqueueUnknown(f"{error} Enqueue again with using(id=...): that is safe.", ids=ids) from error
-    now_ms = -(-now_us // 1000)
-    for handle, message, _ in batch:
-        when = message[2]
-        handle.outcome, handle.due_ms = "stored", now_ms + int(when) if when[0] == "+" else int(when)
-    return [batch[index].handle for index, word in words.items() if _settle_word(batch[index], word)]
-
-
-def _settle_word(item: Item, word: str) -> bool:
-    """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
-    handle, mode = item.handle, item.message[1]
-    if word == "SAME" and item.template.may_exist:
-        return False
-    if word in ("SAME", "DUPLICATE"):
-        handle.outcome, handle.due_ms = "kept", None
-        return mode == "raise"
-    handle.outcome = _OUTCOMES[word]
-    return False
-
-
-_OUTCOMES = {"REPLACED": "replaced", "FOLLOWS": "follows"}
+            refuse(store_items(items))
 
 
 # Finding
@@ -242,10 +172,6 @@ def _identity(topic: str, key: str | None, message_id: str | UUID | bytes | None
     if (key is None) == (message_id is None):
         raise InvalidMessage("Give either key or id.")
     return key_id(topic, check_key(key) or "") if message_id is None else parse_id(message_id)
-
-
-def _named(key: str | None, identity: bytes) -> str:
-    return f"Message {key!r}" if key else f"Message {identity.hex()}"
 
 
 def task_name(partition: Partition, record: bytes) -> str:

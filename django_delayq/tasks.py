@@ -138,6 +138,8 @@ class DelayedTask(Generic[P, R]):
     def __init__(self, definition: Definition, options: Options) -> None:
         self.definition = definition
         self.options = options
+        self.template: Any = None
+        """What outgoing.py has worked out for this copy."""
         self.__wrapped__ = definition.func
         self.__doc__ = definition.func.__doc__
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import signals
 from .exceptions import InvalidMessage, UndecodableMessage
-from .message import Found, Message, Priority, State, view
+from .message import Found, Message, Priority, State, parse_id, view
 from .producer import task_name
 from .store import get_store
 from .store.keys import Partition
@@ -131,7 +131,7 @@ def _parse_cursor(cursor: str | None) -> tuple[int, bytes] | None:
         return None
     due, _, message_id = cursor.partition(":")
     try:
-        return int(due), bytes.fromhex(message_id)
+        return int(due), parse_id(message_id)
     except ValueError:
         raise InvalidMessage(f"{cursor!r} is not a cursor of list_messages.") from None
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 from .console import Console
 from .health import Health
 from .reloader import Reloader
+from .supervisor import STOP_SIGNALS
 from .worker import Worker
 
 logger = logging.getLogger("delayq.worker")
@@ -98,7 +99,8 @@ def _signals(request: Callable[[int], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         request(number)
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    old = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     try:
         yield

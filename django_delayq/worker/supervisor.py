@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -20,6 +21,8 @@ FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 QUICK_DEATH = 10.0
 PR_SET_PDEATHSIG = 1
+#: What asks to stop. Blocked around a fork, and from the line "Ready" until somebody handles it.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Supervisor:
@@ -30,6 +33,8 @@ class Supervisor:
         self._run_worker = run_worker
         self._children: dict[int, int] = {}
         self._begun: dict[int, float] = {}
+        self._due: dict[int, float] = {}
+        """Workers to start, and when."""
         self._pauses: dict[int, float] = {}
         self._codes: list[int] = []
         self._signals = 0
@@ -37,17 +42,33 @@ class Supervisor:
 
     def run(self) -> int:
         """Until all workers have ended. Returns the highest exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        for number in STOP_SIGNALS:
             signal.signal(number, self._pass_on)
-        for index in range(self._count):
-            self._fork(index)
-        while self._children:
-            try:
-                pid, status = os.wait()
-            except InterruptedError:
-                continue
-            self._ended(pid, os.waitstatus_to_exitcode(status))
+        self._due = dict.fromkeys(range(self._count), 0.0)
+        self._start_due()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        while self._children or self._due:
+            # Sleeps in the kernel while all is well; looks again and again while a replacement waits for its time.
+            pid, status = os.waitpid(-1, os.WNOHANG if self._due else 0) if self._children else (0, 0)
+            if pid:
+                self._ended(pid, os.waitstatus_to_exitcode(status))
+            else:
+                self._sleeper.wait(0.1)
+            self._start_due()
         return max(self._codes, default=0)
+
+    def _start_due(self) -> None:
+        """Start the workers whose time has come; none after a signal to stop."""
+        # A signal must not find a child that is not yet in the list, nor reach it before it has handlers of its own:
+        # the worker unblocks them once it has (runner.py).
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        if self._signals:
+            self._due.clear()
+        for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
+            del self._due[index]
+            self._fork(index)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _fork(self, index: int) -> None:
         sys.stdout.flush()
@@ -74,20 +95,13 @@ class Supervisor:
         self._pauses[index] = pause
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         logger.error("worker process %d %s after %.1f s; a new one starts in %.1f s", pid, how, lived, pause)
-        self._wait(pause)
-        if not self._signals:
-            self._fork(index)
-
-    def _wait(self, seconds: float) -> None:
-        """Until the time has passed or a signal came."""
-        until = time.monotonic() + seconds
-        while not self._signals and (left := until - time.monotonic()) > 0:
-            self._sleeper.wait(min(left, 0.2))
+        self._due[index] = time.monotonic() + pause
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         for pid in self._children:
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, number)
 
 
 def _die_with(parent: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from argparse import ArgumentParser
@@ -22,7 +23,7 @@ from ...store import get_store
 from ...worker import startup
 from ...worker.console import configure_logging
 from ...worker.runner import ExitCode, run
-from ...worker.supervisor import Supervisor
+from ...worker.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
 
 
@@ -80,6 +81,9 @@ class Command(BaseCommand):
         worker_options = WorkerOptions(topics=topics, **{name: options[name] for name in names})
         count, port = options["processes"], options["health_port"]
         reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, STOP_SIGNALS
+        )  # who has read "Ready" may stop us: it waits for a handler
         took, timeout = time.monotonic() - begun, worker_options.shutdown_timeout
         self.stdout.write(
             f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice stops now."

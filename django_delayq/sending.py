@@ -1,0 +1,95 @@
+"""Stores built messages in Redis, in batches of one partition each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from . import signals
+from .exceptions import DuplicateMessage, EnqueueUnknown, OutcomeUnknown
+from .outgoing import Item
+from .signals import Event
+from .store import get_store
+from .store.keys import Partition
+from .store.redis import BATCH
+from .tasks import Handle
+
+
+def store_items(items: list[Item]) -> list[Handle]:
+    """Send the items, one script call per partition and 500. Returns the duplicates that are to be refused."""
+    duplicates: list[Handle] = []
+    for partition, batch in _batches(items):
+        duplicates += _send_batch(partition, batch)
+        _announce(batch)
+    return duplicates
+
+
+def _announce(items: Sequence[Item]) -> None:
+    if not signals.enqueued.receivers:
+        return
+    stored = [item.handle for item in items if item.handle.outcome != "kept"]
+    events = [Event(handle.id, handle.task, handle.key) for handle in stored]
+    signals.report(signals.enqueued, items[0].template.topic, events)
+
+
+def refuse(duplicates: Sequence[Handle]) -> None:
+    """Raise DuplicateMessage that names them, if there are any."""
+    if duplicates:
+        names = ", ".join(named(handle.key, handle.identity) for handle in duplicates[:10])
+        raise DuplicateMessage(
+            f'{names}: already live. Pass on_duplicate="keep" or "replace", or cancel it first.',
+            keys=[handle.key or handle.id for handle in duplicates],
+        )
+
+
+def _batches(items: list[Item]) -> Iterator[tuple[Partition, list[Item]]]:
+    """Group by partition; a repeated id starts a new batch, so that order decides between the two."""
+    partitions = get_store().partitions
+    open_batches: dict[Partition, dict[bytes, Item]] = {}
+    single = {topic: partitions.single(topic) for topic in {item.template.topic for item in items}}
+    for item in items:
+        identity = item.message[0]
+        partition = single[item.template.topic] or partitions.place(item.template.topic, identity, item.template.fixed)
+        batch = open_batches.get(partition)
+        if batch is None:
+            batch = open_batches[partition] = {}
+        elif identity in batch or len(batch) == BATCH:
+            yield partition, list(batch.values())
+            batch = open_batches[partition] = {}
+        batch[identity] = item
+    for partition, batch in open_batches.items():
+        yield partition, list(batch.values())
+
+
+def _send_batch(partition: Partition, batch: list[Item]) -> list[Handle]:
+    """Store a batch and complete its handles. Returns those that were duplicates."""
+    names = {template.code: template.name for template in {item.template for item in batch}}
+    try:
+        now_us, words = get_store().enqueue(partition, names, [item.message for item in batch])
+    except OutcomeUnknown as error:
+        ids = [item.handle.id for item in batch]
+        raise EnqueueUnknown(f"{error} Enqueue again with using(id=...): that is safe.", ids=ids) from error
+    now_ms = -(-now_us // 1000)
+    for handle, message, _ in batch:
+        when = message[2]
+        handle.outcome, handle.due_ms = "stored", now_ms + int(when) if when[0] == "+" else int(when)
+    return [batch[index].handle for index, word in words.items() if _settle_word(batch[index], word)]
+
+
+def _settle_word(item: Item, word: str) -> bool:
+    """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
+    handle, mode = item.handle, item.message[1]
+    if word == "SAME" and item.template.may_exist:
+        return False
+    if word in ("SAME", "DUPLICATE"):
+        handle.outcome, handle.due_ms = "kept", None
+        return mode == "raise"
+    handle.outcome = _OUTCOMES[word]
+    return False
+
+
+_OUTCOMES = {"REPLACED": "replaced", "FOLLOWS": "follows"}
+
+
+def named(key: str | None, identity: bytes) -> str:
+    """The message in words."""
+    return f"Message {key!r}" if key else f"Message {identity.hex()}"
