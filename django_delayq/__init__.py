@@ -12,14 +12,18 @@ from .exceptions import (
     LeaseLost,
     MessageNotFound,
     MessageRunning,
+    NotWaiting,
+    OutcomeUnknown,
     Reject,
     Retry,
     Snooze,
+    StoreError,
     StoreUnavailable,
     UnknownTopic,
 )
+from .handle import Handle
 from .message import Message, Priority, State
-from .tasks import DelayedTask, Handle, delayed_task
+from .tasks import DelayedTask, delayed_task
 from .topics import Page, TopicStats, list_messages, pause_topic, purge_topic, resume_topic, topic_stats
 
 __version__ = "0.1.0"
@@ -35,5 +39,5 @@ __all__ = [
     "DelayedTask", "Handle", "Message", "Page", "Priority", "State", "TopicStats",
     # Errors
     "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage", "LeaseLost", "MessageNotFound",
-    "MessageRunning", "StoreUnavailable", "UnknownTopic",
+    "MessageRunning", "NotWaiting", "OutcomeUnknown", "StoreError", "StoreUnavailable", "UnknownTopic",
 ]  # fmt: skip

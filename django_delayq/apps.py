@@ -21,8 +21,8 @@ class DelayQConfig(AppConfig):
             checks,  # noqa: F401 - registers the system checks
             log,
         )
+        from .handle import connect
         from .producer import Sender
-        from .tasks import connect
 
         connect(Sender())
         log.connect()

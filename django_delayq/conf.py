@@ -89,6 +89,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "partitions": (1, 256),
     "weight": (1, 100),
 }
+_TYPES: dict[str, type] = {"redis": str, "prefix": str, "database": str, "after_commit": bool}
 _DURATIONS = {
     "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval", "connect_timeout",
     "socket_timeout",
@@ -132,13 +133,18 @@ def _checked(
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {spelling(near[0])}?" if near else ""
             raise ConfigurationError(f"{where} has no option {spelling(name)}.{hint}")
-        raw[name] = _in_range(name, value, f'{where}["{spelling(name)}"]')
+        if value is not None or known[name].default is not None:  # None is a value only where it is the default
+            raw[name] = _checked_value(name, value, f'{where}["{spelling(name)}"]')
     return raw
 
 
+def _checked_value(name: str, value: Any, where: str) -> Any:
+    if name in _TYPES and not isinstance(value, _TYPES[name]):
+        raise ConfigurationError(f"{where} must be a {_TYPES[name].__name__}, not {value!r}.")
+    return _in_range(name, value, where) if name in _RANGES else value
+
+
 def _in_range(name: str, value: Any, where: str) -> Any:
-    if name not in _RANGES or value is None:
-        return value
     low, high = _RANGES[name]
     if name in _DURATIONS:
         try:

@@ -80,11 +80,15 @@ class DuplicateMessage(DelayQError):
         self.keys = tuple(keys)
 
 
-class MessageNotFound(DelayQError):
+class NotWaiting(DelayQError):
+    """The message does not wait: see MessageNotFound and MessageRunning."""
+
+
+class MessageNotFound(NotWaiting):
     """No live message has this id or key: it was never sent, or it is already finished or cancelled."""
 
 
-class MessageRunning(DelayQError):
+class MessageRunning(NotWaiting):
     """A worker holds this message: it can no longer be cancelled or rescheduled."""
 
 
@@ -100,10 +104,10 @@ class UndecodableMessage(DelayQError):
 
 
 class StoreError(DelayQError):
-    """Redis answered with an error that is a bug in django_delayq or a wrong server."""
+    """Redis could not do what was asked. Raised itself for an answer that nobody expects: a bug, or a wrong server."""
 
 
-class StoreUnavailable(DelayQError):
+class StoreUnavailable(StoreError):
     """Redis did not execute the call. Nothing was changed; calling again is safe."""
 
 
@@ -123,7 +127,7 @@ class StoreForbidden(StoreUnavailable):
     """The Redis user may not run this command or touch this key. See docs/operations.md for the ACL it needs."""
 
 
-class OutcomeUnknown(DelayQError):
+class OutcomeUnknown(StoreError):
     """The connection broke before the answer came: the call may or may not have been executed."""
 
 

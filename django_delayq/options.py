@@ -204,3 +204,10 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "database": ("database", str),
     "after_commit": ("after_commit", bool),
 }
+
+
+def when(delay: Duration | None, due_at: datetime | None) -> str:
+    """`+ms` for a delay, the instant in ms for a due_at. Raises InvalidMessage unless exactly one is given."""
+    if (delay is None) == (due_at is None):
+        raise InvalidMessage("Give either delay or due_at.")
+    return f"+{duration_ms(delay)}" if due_at is None else str(instant_ms(due_at))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .conf import Settings, get_settings
+from .handle import Handle
 from .message import (
     EXPIRES_WITH_DUE,
     HEADER,
@@ -18,7 +19,7 @@ from .message import (
 )
 from .options import OnDuplicate
 from .store.redis import Outgoing
-from .tasks import Call, DelayedTask, Handle, check_topic
+from .tasks import Call, DelayedTask, check_topic
 
 
 class Item(NamedTuple):

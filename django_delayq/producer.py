@@ -19,6 +19,7 @@ from .exceptions import (
     MessageNotFound,
     MessageRunning,
 )
+from .handle import Handle
 from .message import Message, key_id, parse_id, view
 from .options import check_key
 from .outgoing import Item, build
@@ -26,7 +27,7 @@ from .sending import named, refuse, store_items
 from .store import get_store
 from .store.keys import Partition
 from .store.redis import BATCH
-from .tasks import Call, Handle, check_topic
+from .tasks import Call, check_topic
 from .times import from_ms
 
 # Public calls

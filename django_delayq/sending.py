@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from . import signals
 from .exceptions import DuplicateMessage, EnqueueUnknown, OutcomeUnknown
+from .handle import Handle
 from .outgoing import Item
 from .signals import Event
 from .store import get_store
 from .store.keys import Partition
 from .store.redis import BATCH
-from .tasks import Handle
 
 
 def store_items(items: list[Item]) -> list[Handle]:

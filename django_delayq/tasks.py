@@ -8,77 +8,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
 from .conf import DEFAULT_TOPIC, get_settings
-from .exceptions import ConfigurationError, DuplicateTask, InvalidArguments, InvalidMessage, InvalidName, UnknownTopic
+from .exceptions import DuplicateTask, InvalidArguments, InvalidName, UnknownTopic
+from .handle import Handle, producer
 from .message import Message, task_code
-from .options import CallOptions, Duration, Options, TaskOptions
-from .times import duration_ms, from_ms, instant_ms
+from .options import CallOptions, Duration, Options, TaskOptions, when
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Producer(Protocol):
-    """What a task needs of producer.py, which stands above this module and introduces itself with connect()."""
-
-    def send(self, calls: Iterable[Call]) -> list[Handle]: ...
-    def cancel(self, topic: str, key: str | None, message_id: Any) -> None: ...
-    def reschedule(self, topic: str, key: str | None, message_id: Any, when: str) -> datetime: ...
-    def get(self, topic: str, key: str | None, message_id: Any) -> Message | None: ...
-
-
-_producer: list[Producer] = []
-
-
-def connect(producer: Producer) -> None:
-    """Name the producer that tasks send through. The app does so when it is ready."""
-    _producer[:] = [producer]
-
-
-def producer() -> Producer:
-    """The producer. Raises ConfigurationError before the app is ready."""
-    if not _producer:
-        raise ConfigurationError("django_delayq is not ready: add it to INSTALLED_APPS and call django.setup().")
-    return _producer[0]
-
-
-@dataclass(slots=True)
-class Handle:
-    """What enqueue returns: names the message, already before the transaction commits."""
-
-    identity: bytes
-    topic: str
-    task: str
-    key: str | None
-    outcome: str = ""
-    """Empty until it is sent; then `stored`, `kept` (the live one stays), `replaced` or `follows` (the running one)."""
-    due_ms: int | None = None
-
-    @property
-    def id(self) -> str:
-        """32 hexadecimal digits."""
-        return self.identity.hex()
-
-    @property
-    def due_at(self) -> datetime | None:
-        """When it runs, by Redis' clock. None until it is sent, and for a kept message."""
-        return None if self.due_ms is None else from_ms(self.due_ms)
-
-    def get(self) -> Message | None:
-        """The live message, or None when it is finished or not yet sent."""
-        return producer().get(self.topic, None, self.identity)
-
-    def cancel(self) -> None:
-        """Take it back. Raises MessageNotFound or MessageRunning."""
-        producer().cancel(self.topic, None, self.identity)
 
 
 @dataclass(frozen=True)
@@ -200,10 +145,7 @@ class DelayedTask(Generic[P, R]):
         due_at: datetime | None = None,
     ) -> datetime:
         """Give a waiting message another due time, which is returned. Raises MessageNotFound or MessageRunning."""
-        if (delay is None) == (due_at is None):
-            raise InvalidMessage("Give either delay or due_at.")
-        when = f"+{duration_ms(delay)}" if due_at is None else str(instant_ms(due_at))
-        return producer().reschedule(self.options.topic, key, id, when)
+        return producer().reschedule(self.options.topic, key, id, when(delay, due_at))
 
     def get(self, *, key: str | None = None, id: str | UUID | None = None) -> Message | None:  # noqa: A002
         """The live message with its state, due_at and attempt, or None when it is finished or unknown."""

@@ -44,7 +44,7 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             folder = stack.enter_context(_fresh(options.dir.resolve()))
-            redis = stack.enter_context(EmbeddedServer(folder / "redis", port=_free_port(7379)))
+            redis = stack.enter_context(EmbeddedServer(folder / "redis"))
             (folder / "redis.url").write_text(redis.url)
             os.environ |= {"DELAYQ_REDIS_URL": redis.url, "SHOP_DEMO_DIR": str(folder)}
             worker = stack.enter_context(Child("worker", "run_delayq", "--no-reload", "--log-format=pretty"))
@@ -181,7 +181,10 @@ def _fresh(folder: Path) -> Iterator[Path]:
             raise DelayQError(f"Another demo runs in {folder}: stop it, or choose another --dir.") from None
         for name in LEFTOVERS:
             shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink(missing_ok=True)
-        yield folder
+        try:
+            yield folder
+        finally:
+            (folder / "redis.url").unlink(missing_ok=True)
 
 
 def _stop_on_signals() -> threading.Event:

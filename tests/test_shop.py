@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -17,18 +19,9 @@ from django.test import Client
 from django.utils import timezone
 from shop import checkout
 from shop.models import Coupon, Order, Product
-from shop.seed import seed
-from shop.tasks import (
-    LADDER,
-    auto_review,
-    close_order,
-    expire_coupon,
-    pay_late,
-    remind_unpaid,
-    webhook_retry,
-)
+from shop.tasks import LADDER, auto_review, close_order, expire_coupon, pay_late, remind_unpaid, webhook_retry
 
-from django_delayq import MessageNotFound, MessageRunning, State, StoreUnavailable, topic_stats
+from django_delayq import MessageNotFound, MessageRunning, State, StoreUnavailable, list_messages, topic_stats
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -64,6 +57,17 @@ def without_redis(delayq: Any, settings: Any) -> None:
 
 def work(*topics: str) -> None:
     call_command("run_delayq", burst=True, reload=False, topics=",".join(topics) or "all", verbosity=0)
+    _close_event_loops()
+
+
+def _close_event_loops() -> None:
+    """Do what worker.EventLoop.stop() leaves to the end of the process, which a test does not wait for."""
+    for thread in threading.enumerate():
+        if thread.name == "delayq-event-loop":
+            thread.join(5)
+    for loop in gc.get_objects():
+        if isinstance(loop, asyncio.AbstractEventLoop) and not loop.is_running():
+            loop.close()
 
 
 def told(response: Any) -> str:
@@ -121,9 +125,7 @@ class TestDoingNothing:
         page = browser.get(due_order.get_absolute_url()).content.decode()
         assert re.search(r"Closed \d+ ms after the deadline", page)
         assert re.findall(r'<li class="(\w+)"><strong>(\w+)', page) == [
-            ("done", "scheduled"),
-            ("done", "fired"),
-            ("done", "acked"),
+            ("done", name) for name in ("scheduled", "fired", "acked")
         ]
 
     def test_closing_twice_gives_back_one_piece(self, due_order: Order):
@@ -193,8 +195,7 @@ class TestMoreTime:
 class TestTheRace:
     def test_the_deadline_first(self, browser: Client, due_order: Order):
         close_order(due_order.pk)
-        response = browser.post(f"/orders/{due_order.pk}/pay/")
-        assert "Too late" in told(response)
+        assert "Too late" in told(browser.post(f"/orders/{due_order.pk}/pay/"))
         assert Order.objects.get().state == Order.State.CLOSED
 
     def test_the_payment_first(self, due_order: Order):
@@ -205,7 +206,7 @@ class TestTheRace:
 
     def test_both_at_once_have_exactly_one_winner(self, product: Product):
         orders = [checkout.place(product.pk, 30) for _ in range(10)]
-        start = Barrier(2 * len(orders))
+        start = threading.Barrier(2 * len(orders))
 
         def run(move: Any, pk: int) -> bool:
             try:
@@ -240,6 +241,15 @@ class TestTheRace:
         close_order(due_order.pk)
         assert "race is over" in told(browser.post(f"/orders/{due_order.pk}/race/"))
 
+    def test_it_needs_a_piece(self, browser: Client, product: Product):
+        Product.objects.update(stock=0)
+        assert "Sold out" in told(browser.post("/races/"))
+
+    @pytest.mark.usefixtures("order", "without_redis")
+    def test_it_needs_redis(self, browser: Client):
+        assert "No race now" in told(browser.post(f"/orders/{Order.objects.get().pk}/race/"))
+        assert Order.objects.get().race_offset_ms is None
+
     def test_ten_of_them_can_be_started_and_are_counted(self, browser: Client, product: Product):
         browser.post("/races/")
         assert topic_stats("payments").delayed == Order.objects.exclude(race_offset_ms=None).count() == 10
@@ -261,8 +271,6 @@ class TestTasks:
         assert mail.outbox == []
 
     def test_a_reminder_is_due_half_way_and_expires_with_the_order(self, order: Order):
-        from django_delayq import list_messages
-
         (reminder,) = list_messages("reminders").messages
         assert abs(order.due_at - reminder.due_at - timedelta(seconds=15)) < timedelta(seconds=1)
         assert reminder.expires_at == reminder.due_at + timedelta(seconds=15)
@@ -290,38 +298,3 @@ class TestTasks:
     def test_the_ladder_has_eight_attempts_in_a_day(self):
         assert webhook_retry.max_attempts == 8
         assert [webhook_retry.options.backoff(failure) for failure in range(1, 8)] == LADDER[1:]
-
-
-class TestPages:
-    @pytest.fixture
-    def pages(self, browser: Client) -> list[Any]:
-        unpaid, paid = seed(coupons=3)
-        Order.objects.close(unpaid[0].pk)
-        addresses = ["/", "/races/", *(order.get_absolute_url() for order in (*unpaid, paid))]
-        return [browser.get(address) for address in addresses]
-
-    def test_nothing_on_them_is_inline(self, pages: list[Any]):
-        for page in pages:
-            assert page.status_code == 200
-            assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]* src=)", page.content.decode())
-            assert page.headers["Content-Security-Policy"].startswith("default-src 'self';")
-
-    def test_the_countdown_is_also_a_text(self, browser: Client, order: Order):
-        page = browser.get(order.get_absolute_url()).content.decode()
-        assert f'<time datetime="{order.due_at.isoformat()}">' in page
-        assert re.search(r'data-due="(\d+\.\d+)"', page)[1] == f"{order.due_at.timestamp():.6f}"
-
-    @pytest.mark.usefixtures("without_redis")
-    def test_they_open_without_redis(self, browser: Client, product: Product):
-        assert "The queue does not answer" in browser.get("/").content.decode()
-
-    @pytest.mark.parametrize("action", ["pay", "extend", "race"])
-    def test_only_a_post_changes_an_order(self, browser: Client, order: Order, action: str):
-        assert browser.get(f"/orders/{order.pk}/{action}/").status_code == 405
-
-    @pytest.mark.parametrize("address", ["/buy/", "/races/", "/orders/1/pay/", "/orders/1/extend/", "/orders/1/race/"])
-    def test_every_post_needs_the_csrf_token(self, address: str):
-        assert Client(enforce_csrf_checks=True).post(address).status_code == 403
-
-    def test_an_unknown_order_is_not_found(self, browser: Client):
-        assert browser.get("/orders/999/").status_code == browser.post("/orders/999/pay/").status_code == 404

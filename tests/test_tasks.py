@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 
-from django_delayq import DelayQError, Message, Priority, State, constant, delayed_task, exceptions, tasks
+from django_delayq import DelayQError, Message, Priority, State, constant, delayed_task, exceptions, handle, tasks
 from django_delayq.options import Options
 from django_delayq.store.redis import RedisStore
 from tests.tasks import act, close_order, noop, remind
@@ -255,8 +255,8 @@ def test_arguments_that_do_not_bind_are_refused(args: tuple[Any, ...], kwargs: d
 
 
 def test_defaults_and_keywords_bind(delayq: RedisStore) -> None:
-    handle = close_order.using(delay=60).enqueue(order_id=3)
-    message = handle.get()
+    sent = close_order.using(delay=60).enqueue(order_id=3)
+    message = sent.get()
     assert message is not None
     assert (message.args, message.kwargs) == ([], {"order_id": 3})
 
@@ -298,7 +298,7 @@ def test_arguments_that_contain_themselves_are_refused() -> None:
 
 def test_body_over_the_limit_is_refused(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "BODY_LIMIT": 1000}
-    with pytest.raises(exceptions.BodyTooLarge, match=r"take 1,004 bytes, the limit is 1,000\. Store the data and send"):
+    with pytest.raises(exceptions.BodyTooLarge, match=r"take 1,004 bytes, the limit is 1,000\. Store the data"):
         noop.enqueue("x" * 1000)
 
 
@@ -346,17 +346,17 @@ def test_reschedule_takes_a_delay_or_an_instant(arguments: dict[str, Any]) -> No
 
 
 def test_get_shows_the_whole_message(delayq: RedisStore) -> None:
-    handle = close_order.using(key="order:5", delay=60, headers={"trace": "t"}, expires=30).enqueue(5, reason="stock")
+    sent = close_order.using(key="order:5", delay=60, headers={"trace": "t"}, expires=30).enqueue(5, reason="stock")
     message = close_order.get(key="order:5")
     assert isinstance(message, Message)
-    assert (message.id, message.topic, message.task) == (handle.id, "orders", "tests.tasks.close_order")
+    assert (message.id, message.topic, message.task) == (sent.id, "orders", "tests.tasks.close_order")
     assert (message.state, message.key, message.attempt) == (State.DELAYED, "order:5", 0)
     assert (list(message.args), dict(message.kwargs), dict(message.headers)) == (
         [5],
         {"reason": "stock"},
         {"trace": "t"},
     )
-    assert message.due_at == handle.due_at
+    assert message.due_at == sent.due_at
     assert message.expires_at == message.due_at + timedelta(seconds=30)
 
 
@@ -426,6 +426,6 @@ def test_importing_does_no_io(outcome_of_import: str) -> None:
 
 
 def test_task_that_is_sent_before_django_is_ready_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_producer", [])
+    monkeypatch.setattr(handle, "_producer", [])
     with pytest.raises(exceptions.ConfigurationError, match=r"call django\.setup\(\)"):
         noop.enqueue()

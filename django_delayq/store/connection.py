@@ -18,6 +18,7 @@ from ..exceptions import ConfigurationError
 from .errors import ERRORS, translate
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_ADDRESS = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
 Client = Any  # redis.Redis or RedisCluster: they share commands, not a base class
 
 
@@ -43,20 +44,20 @@ def connect(settings: Settings) -> Client:
             return _from_sentinel(where, settings)
         if scheme.endswith("+cluster"):
             return _from_cluster(where, settings)
-        return redis.Redis.from_url(where, **_options(settings))
+        return redis.Redis.from_url(where, **_options(settings, tcp=scheme != "unix"))
     except ValueError as error:
         raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: {error}.') from None
 
 
-def _options(settings: Settings) -> dict[str, Any]:
-    return {
+def _options(settings: Settings, *, tcp: bool = True) -> dict[str, Any]:
+    options = {
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": settings.connect_timeout,
         "socket_timeout": settings.socket_timeout,
-        "socket_keepalive": True,
         "decode_responses": False,
         "protocol": 2,
     }
+    return options | {"socket_keepalive": True} if tcp else options
 
 
 def _from_cache_alias(alias: str, settings: Settings) -> Client:
@@ -69,11 +70,14 @@ def _from_cache_alias(alias: str, settings: Settings) -> Client:
     except (NotImplementedError, AttributeError):
         raise ConfigurationError(f"CACHES[{alias!r}] is not a django-redis cache.") from None
     # A pool of our own with the cache's address and credentials: the cache may retry and decode, we may not.
-    kwargs = {**pool.connection_kwargs, **_options(settings)}
+    address = {k: v for k, v in pool.connection_kwargs.items() if k in _ADDRESS or k.startswith("ssl_")}
+    tcp = not issubclass(pool.connection_class, redis.UnixDomainSocketConnection)
+    kwargs = {"connection_class": pool.connection_class, **address, **_options(settings, tcp=tcp)}
+    own: redis.ConnectionPool
     if isinstance(pool, SentinelConnectionPool):
-        kwargs |= {"service_name": pool.service_name, "sentinel_manager": pool.sentinel_manager}
-        del kwargs["connection_pool"]
-    own = type(pool)(connection_class=pool.connection_class, **kwargs)
+        own = SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **kwargs)
+    else:
+        own = redis.ConnectionPool(**kwargs)
     return redis.Redis(connection_pool=own)
 
 
@@ -88,8 +92,8 @@ def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[
         "ssl": parts.scheme.startswith("rediss"),
         **dict(parse_qsl(parts.query)),
     }
-    pairs = (host.rpartition(":") for host in hosts.split(","))
-    addresses = [(host.strip("[]") or "127.0.0.1", int(port or 0)) for host, _, port in pairs]
+    hosts_and_ports = [urlsplit(f"//{one}") for one in hosts.split(",")]
+    addresses = [(one.hostname or "127.0.0.1", one.port or 0) for one in hosts_and_ports]
     if not all(port for _, port in addresses):
         raise ValueError("every host needs a port, as in host1:26379,host2:26379")
     return addresses, options, [part for part in parts.path.split("/") if part]

@@ -64,7 +64,7 @@ def translate(error: Exception, where: str) -> DelayQError:
     """Our exception for redis-py's, with what happened and where."""
     if isinstance(error, RedisClusterException) and isinstance(error.__context__, redis.RedisError):
         error = error.__context__  # a call broke, then the search for the nodes: what counts is whether it was sent
-    text = str(error)
+    text = str(error).rstrip(".")
     if refusal := _refusal(error, text):
         return refusal(f"{(refusal.__doc__ or '').strip()} Redis at {where} said: {text or type(error).__name__}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):

@@ -268,8 +268,11 @@ class RedisStore:
             raise translate(error, self.where) from error
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections, those to Sentinel too."""
         self.client.close()
+        pool = getattr(self.client, "connection_pool", None)  # a cluster's client has one per node
+        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+            sentinel.close()
 
     def _call(self, name: str, partition: Partition, args: Iterable[Any]) -> Any:
         script = load(name)

@@ -135,13 +135,19 @@ class FieldFormatter(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         if self._as_json:
-            return json.dumps(fields, ensure_ascii=False)
+            return _json(fields)
         return " ".join(f"{name}={_logfmt(value)}" for name, value in fields.items())
 
 
 def _logfmt(value: Any) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=\n') else text
+    return _json(text) if not text.isprintable() or not text or set(text) & set(' "=') else text
+
+
+def _json(value: Any) -> str:
+    """Readable, but nothing that a terminal obeys or UTF-8 cannot carry, and one line."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def configure_logging(style: str, verbosity: int) -> None:

@@ -103,8 +103,7 @@ class Dispatcher(Service):
         """Claim for the turns that are due, as far as there is room. Returns whether due turns had to wait."""
         now_ms = self._clock.now_ms() if self._clock.known else float("inf")
         turns = self.agenda.due(now_ms)
-        self.nothing_due = not turns
-        waiting = False
+        waiting, before = False, self.claimed
         for turn in turns:
             room = self._room(turn.partition.topic)
             if room <= 0:
@@ -113,6 +112,8 @@ class Dispatcher(Service):
                 continue
             # Several topics are due: each gets a part, the rest of its backlog comes in the next round.
             self._claim(turn, max(1, room // len(turns)))
+        head = self.agenda.next_due_ms()
+        self.nothing_due = not waiting and self.claimed == before and (head is None or head > self._clock.now_ms())
         return waiting
 
     def _claim(self, turn: Turn, limit: int) -> None:

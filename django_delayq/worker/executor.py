@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import traceback as tracebacks
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from ..tasks import DelayedTask
 from ..times import duration_ms
 from .outcome import Outcome, Result
 from .shared import Shared
+
+logger = logging.getLogger("delayq.worker")
 
 #: How long a message of an unknown task waits before the next worker may try. Many tries fit into the grace.
 UNKNOWN_TASK_DELAY_MS = 5_000
@@ -87,8 +90,8 @@ class Executor:
 
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         token = running.set(lease)
-        close_old_connections()
         try:
+            close_old_connections()
             resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
@@ -96,21 +99,18 @@ class Executor:
             return None
         finally:
             running.reset(token)
-            close_old_connections()
+            _close_old_connections()
 
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)  # a coroutine task has a context of its own
         try:
-            await self._check_async_connections()
+            if time.monotonic() - self._connections_checked_at > ASYNC_CONNECTION_CHECK:
+                self._connections_checked_at = time.monotonic()
+                await sync_to_async(close_old_connections)()
             await resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
         except BaseException as error:
             return error
         return None
-
-    async def _check_async_connections(self) -> None:
-        if time.monotonic() - self._connections_checked_at > ASYNC_CONNECTION_CHECK:
-            self._connections_checked_at = time.monotonic()
-            await sync_to_async(close_old_connections)()
 
     def _end(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
         if error is None:
@@ -123,7 +123,7 @@ class Executor:
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), _reason(error))
         if isinstance(error, Reject):
             return outcome
-        outcome.traceback = "".join(tracebacks.format_exception(error))[-MAX_TRACEBACK:]
+        outcome.traceback = _storable("".join(tracebacks.format_exception(error)))[-MAX_TRACEBACK:]
         failures = lease.attempt - lease.crashes
         attempts = resolved.body.max_attempts or task.max_attempts
         worth = isinstance(error, Retry | asyncio.CancelledError | SystemExit | KeyboardInterrupt)
@@ -154,9 +154,22 @@ class Executor:
         return outcome
 
 
+def _close_old_connections() -> None:
+    """After a task: a connection that cannot even be closed says nothing about the task that has run."""
+    try:
+        close_old_connections()
+    except Exception:
+        logger.exception("a database connection could not be closed")
+
+
+def _storable(text: str) -> str:
+    """UTF-8 has no half characters (surrogates), which file names for example bring along."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _reason(error: BaseException) -> str:
     try:
-        text = str(error)
+        text = _storable(str(error))
     except Exception:
         text = "its message cannot be shown"
     if isinstance(error, Reject):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from ..exceptions import ConfigurationError
+
 
 class Health:
     """/healthz: the process is able to work. /readyz: it reaches Redis and is not stopping. Bodies are JSON figures."""
@@ -29,13 +31,16 @@ class Health:
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class' name
                 """Probes come every few seconds and are not worth a line."""
 
-        self._server = ThreadingHTTPServer(("", port), Handler)
+        try:
+            self._server = ThreadingHTTPServer(("", port), Handler)
+        except OSError as error:
+            raise ConfigurationError(f"--health-port {port} cannot be used: {error.strerror}.") from error
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
 
     def start(self) -> None:
         """Answer from now on."""
-        threading.Thread(target=self._server.serve_forever, name="delayq-health", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="delayq-health", daemon=True).start()
 
     def stop(self) -> None:
         """Close the port."""

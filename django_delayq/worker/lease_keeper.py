@@ -40,11 +40,10 @@ class LeaseKeeper(Service):
         self._given_up.intersection_update(held)
         self._overrun.intersection_update(held)
         for lease in held:
-            if now - lease.renewed_at < lease.ttr_ms / 3000 or lease.lost:
+            if lease.lost or self._runs_too_long(lease, now):
                 continue
-            if self._runs_too_long(lease, now):
-                continue
-            due.setdefault(lease.partition, []).append(lease)
+            if now - lease.renewed_at >= lease.ttr_ms / 3000:
+                due.setdefault(lease.partition, []).append(lease)
         for partition, leases in due.items():
             for at in range(0, len(leases), BATCH):
                 self._extend(partition, leases[at : at + BATCH], now)

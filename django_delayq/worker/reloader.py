@@ -23,6 +23,7 @@ class Reloader(Service):
         super().__init__()
         self._on_change = on_change
         self._seen: dict[Path, float] = {}
+        self.run_once()  # what is loaded now; the thread may come too late for a quick change
 
     def run_once(self) -> float:
         """Call back once when a module has changed and can be compiled."""

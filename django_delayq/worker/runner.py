@@ -55,9 +55,9 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
         worker.progress.set()
 
     with _signals(lambda number: _request(stop_requested, number, worker)), _health(worker, health_port):
-        worker.start()
         if reload:
             Reloader(changed).start()
+        worker.start()
         while not (stop_requested or restart or worker.finished or worker.stuck):
             worker.progress.wait(0.2 if not worker.options.burst else 0.005)
             worker.progress.clear()

@@ -62,12 +62,17 @@ class Service:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(max(0.0, seconds))
 
+    def _told_to_stop(self) -> bool:
+        return self.stopping
+
     def _loop(self) -> None:
         failures = 0
         while not self.stopping:
             try:
                 pause, failures = self.run_once(), 0
             except DelayQError as error:
+                if self._told_to_stop():
+                    return
                 failures += 1
                 # Jitter: many workers come back to one server.
                 pause = min(1.0, 0.05 * 2**failures) * random.uniform(0.5, 1.0)

@@ -17,11 +17,15 @@ from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.redis import BATCH
 from .outcome import Events, Outcome, Result
-from .service import Service
+from .service import Service, Sleeper
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
 T = TypeVar("T")
+
+#: Seconds from the start of one batch to that of the next. A hundred small batches would wake this thread, and take the
+#: interpreter from the tasks, a hundred times.
+GATHER = 0.002
 
 _SIGNALS: dict[Result, Signal] = {
     Result.ACKED: signals.acked,
@@ -47,6 +51,8 @@ class Settler(Service):
         self._on_settled = on_settled
         self._waiting: deque[Outcome] = deque()
         self._again: list[Outcome] = []
+        self._settled_at = 0.0
+        self._pace = Sleeper()
         self.busy = False
 
     def put(self, outcome: Outcome) -> None:
@@ -63,6 +69,7 @@ class Settler(Service):
         """Settle all that waits."""
         self.busy = True
         try:
+            self._gather()
             batch, self._again = self._again, []
             while self._waiting:
                 batch.append(self._waiting.popleft())
@@ -74,16 +81,34 @@ class Settler(Service):
             return 0.1
         return 0.0 if self._waiting else self.interval
 
+    def _gather(self) -> None:
+        """Let a batch grow when outcomes come quickly; a single one now and then leaves at once."""
+        now = time.monotonic()
+        if (left := self._settled_at + GATHER - now) > 0:
+            self._pace.wait(left)
+        self._settled_at = time.monotonic()
+
     def _settle(self, partition: Partition, outcomes: list[Outcome]) -> None:
         """One or two script calls; what Redis could not take now is kept until the lease would have ended."""
         for call, group in _by_call(outcomes):
             for chunk in _chunks(group, BATCH):
-                try:
-                    lost = getattr(self, call)(partition, chunk, any(outcome.repeated for outcome in chunk))
-                except DelayQError as error:
-                    self._keep(chunk, error)
-                else:
-                    self._report(partition.topic, chunk, lost)
+                self._settle_chunk(call, partition, chunk)
+
+    def _settle_chunk(self, call: str, partition: Partition, chunk: list[Outcome]) -> None:
+        try:
+            lost = getattr(self, call)(partition, chunk, any(outcome.repeated for outcome in chunk))
+        except DelayQError as error:
+            self._keep(chunk, error)
+        except Exception:
+            if len(chunk) == 1:
+                logger.exception("a result cannot be written; its message runs again when its lease ends")
+                return self._done(chunk)
+            for outcome in chunk:  # one of them is the culprit, the others must not suffer
+                outcome.repeated = True
+                self._settle_chunk(call, partition, [outcome])
+        else:
+            self._report(partition.topic, chunk, lost)
+        return None
 
     def _ack(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
         return self._store.ack(partition, [(o.lease, self._detail(o)) for o in chunk], repeated=repeated)

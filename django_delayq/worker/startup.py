@@ -13,7 +13,7 @@ import django
 
 from .. import __version__, tasks
 from ..conf import get_settings
-from ..exceptions import ConfigurationError, StoreUnavailable
+from ..exceptions import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from ..store.inspection import ServerReport, inspect_server
 from ..store.redis import RedisStore
 from ..times import in_words, now_ms
@@ -32,6 +32,9 @@ def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
     known = sorted(tasks.known_topics())
     names = [part.strip() for part in wanted.split(",") if part.strip()]
     weights = {name.partition(":")[0]: _weight(name) for name in names if ":" in name}
+    for name in weights:
+        if name == "all" or name.startswith("-"):
+            raise ConfigurationError(f"--topics: {name!r} takes no weight: name the topics that are to have one.")
     plain = [name.partition(":")[0] for name in names]
     for name in plain:
         if name != "all" and name.lstrip("-") not in known:
@@ -39,7 +42,10 @@ def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
     excluded = {name[1:] for name in plain if name.startswith("-")}
     included = [name for name in plain if not name.startswith("-")]
     chosen = known if not included or "all" in included else included
-    return tuple(name for name in dict.fromkeys(chosen) if name not in excluded), weights
+    topics = tuple(name for name in dict.fromkeys(chosen) if name not in excluded)
+    if not topics:
+        raise ConfigurationError(f"--topics: {wanted!r} leaves nothing to serve. Known: {', '.join(known)}.")
+    return topics, weights
 
 
 def _weight(name: str) -> int:
@@ -58,9 +64,9 @@ def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerRe
     while True:
         try:
             return inspect_server(store)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, OutcomeUnknown) as error:  # the second: a proxy in front of a Redis that is down
             if time.monotonic() >= until:
-                raise
+                raise StoreUnavailable(str(error)) from error
             if not told:
                 say(
                     f"{error}\nStart one, set DELAYQ['REDIS'], or try the embedded one: "

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from ..exceptions import DelayQError
 from .service import Sleeper
 
 logger = logging.getLogger("delayq.worker")
@@ -79,6 +80,10 @@ class Supervisor:
             try:
                 _die_with(parent)
                 code = self._run_worker(index)
+            except DelayQError as error:
+                logger.error("worker process %d cannot start: %s", os.getpid(), error)
+            except Exception:
+                logger.exception("worker process %d failed", os.getpid())
             finally:
                 sys.stdout.flush()
                 os._exit(code)

@@ -78,10 +78,21 @@ def more_time(order: Order) -> datetime:
 
 
 def race(order: Order) -> int:
-    """Let a payment arrive at the last moment. Returns how many milliseconds after the deadline (below 0: before)."""
+    """Let a payment arrive at the last moment. Returns how many milliseconds after the deadline (below 0: before).
+
+    Raises MessageNotFound when there is no deadline any more.
+    """
     offset_ms = random.randint(-LAST_MOMENT_MS, LAST_MOMENT_MS)
-    if order.due_at is None or not Order.objects.pending().filter(pk=order.pk).update(race_offset_ms=offset_ms):
+    if order.due_at is None or order.state != Order.State.PENDING:
         raise MessageNotFound
     at = order.due_at + timedelta(milliseconds=offset_ms)
     pay_late.using(due_at=at, key=order.key, on_duplicate="replace").enqueue(order.pk)
+    Order.objects.filter(pk=order.pk).update(race_offset_ms=offset_ms)
     return offset_ms
+
+
+def start_races(count: int, window: int) -> None:
+    """Several at once, of what there is most of. Raises SoldOut."""
+    product = Product.objects.order_by("-stock").first()
+    for _ in range(count):
+        race(place(product.pk if product else 0, window))

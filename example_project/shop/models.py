@@ -9,6 +9,7 @@ from django.db.models import F
 from django.urls import reverse
 from django.utils import timezone
 
+
 class Product(models.Model):
     """Something to buy."""
 

@@ -53,7 +53,7 @@ def _steps(order: Order, message: Message | None) -> list[Step]:
     return [
         scheduled,
         Step("fired", late, "done" if acked else "now" if fired else "open"),
-        Step("acked", "done, forgotten" if acked else "", "done" if acked else "open"),
+        Step("acked", "done" if acked else "", "done" if acked else "open"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import messages
@@ -9,7 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from django_delayq import DelayQError, MessageNotFound, MessageRunning
 
@@ -40,13 +41,7 @@ def buy(request: HttpRequest) -> HttpResponse:
     product, window = request.POST.get("product", ""), request.POST.get("window", "30")
     if not (product.isdecimal() and window.isdecimal() and int(window) in WINDOWS):
         return HttpResponseBadRequest(f"Choose a product, and {WINDOWS[0]} to {WINDOWS[-1]} seconds to pay.")
-    try:
-        return redirect(checkout.place(int(product), int(window)))
-    except checkout.SoldOut:
-        messages.error(request, "Sold out: wait until somebody else's order closes.")
-    except DelayQError as error:
-        messages.error(request, f"We cannot take orders now: {error}")
-    return redirect("shop:home")
+    return _ordering(request, lambda: checkout.place(int(product), int(window)), "shop:home")
 
 
 @require_safe
@@ -91,20 +86,31 @@ def race(request: HttpRequest, pk: int) -> HttpResponse:
         checkout.race(shown)
     except MessageNotFound:
         messages.error(request, "Too late: the race is over.")
+    except DelayQError as error:
+        messages.error(request, f"No race now: {error}")
     return redirect(shown)
 
 
+@require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def races(request: HttpRequest) -> HttpResponse:
     """All races so far; POST starts ten more."""
     if request.method == "POST":
-        product = Product.objects.filter(stock__gte=RACES).order_by("-stock").first()
-        for _ in range(RACES if product else 0):
-            checkout.race(checkout.place(product.pk, WINDOWS[0]))
-        return redirect("shop:races")
+        return _ordering(request, lambda: checkout.start_races(RACES, WINDOWS[0]), "shop:races")
     run = Order.objects.exclude(race_offset_ms=None).select_related("product")
     waiting = run.pending().exists()
     return render(request, "shop/races.html", _tally() | {"races": run[:200], "waiting": waiting})
+
+
+def _ordering(request: HttpRequest, place: Callable[[], Order | None], fallback: str) -> HttpResponse:
+    """Go to what was placed, else to the fallback, and say why."""
+    try:
+        return redirect(place() or fallback)
+    except checkout.SoldOut:
+        messages.error(request, "Sold out: wait until somebody else's order closes.")
+    except DelayQError as error:
+        messages.error(request, f"We cannot take orders now: {error}")
+    return redirect(fallback)
 
 
 def _tally() -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from urllib.error import HTTPError, URLError
@@ -20,7 +21,10 @@ from urllib.request import urlopen
 from django.test.utils import override_settings
 
 from django_delayq import Handle
+from django_delayq.conf import parse_settings
+from django_delayq.message import Attempts
 from django_delayq.store import get_store
+from django_delayq.store.connection import connect
 from django_delayq.store.keys import leased_key, partition_keys
 from django_delayq.store.redis import RedisStore
 from tests.servers import PORTS, Server, launcher, wait_until
@@ -61,10 +65,19 @@ class Run(NamedTuple):
     id: str
     attempt: int
     started: float
-    """time.time() of the worker: the clock of the server too, unless the test has bent one of them."""
+    """time.time() of the worker: the clock of the server too, unless a test has bent one of them."""
     pid: int
     what: str
     """`start`, `done`, or what the task says."""
+
+
+class End(NamedTuple):
+    """One entry of the finished stream."""
+
+    id: str
+    state: str
+    reason: str
+    attempts: Attempts | None
 
 
 class History:
@@ -72,6 +85,8 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.ahead: dict[int, float] = {}
+        """Pid -> by how many seconds the clock of that worker is bent."""
         self._position = 0
         self._runs: list[Run] = []
 
@@ -99,16 +114,15 @@ class History:
         """Accepted, never started."""
         return {handle.id for handle in handles} - {run.id for run in self.starts()}
 
-    def early(self, handles: Iterable[Handle], clock_offset: float = 0.0) -> list[tuple[Run, float]]:
-        """First starts before the due time, with the seconds by which they were early."""
-        late = self.lateness(handles, clock_offset)
-        first = {run.id: run for run in reversed(self.starts())}
-        return [(first[message], -seconds) for message, seconds in late.items() if seconds < 0]
+    def early(self, handles: Iterable[Handle], server_ahead: float = 0.0) -> dict[str, float]:
+        """First starts before the due time by the server's clock: id -> seconds."""
+        return {message: -late for message, late in self.lateness(handles, server_ahead).items() if late < 0}
 
-    def lateness(self, handles: Iterable[Handle], clock_offset: float = 0.0) -> dict[str, float]:
-        """Id -> first start minus due time in seconds. `clock_offset`: how far the workers' clock is ahead."""
-        first = {run.id: run.started - clock_offset for run in reversed(self.starts())}
-        return {h.id: first[h.id] - h.due_ms / 1000 for h in handles if h.id in first and h.due_ms is not None}
+    def lateness(self, handles: Iterable[Handle], server_ahead: float = 0.0) -> dict[str, float]:
+        """Id -> first start minus due time in seconds. `server_ahead`: by how much the server's clock is bent."""
+        first = {run.id: run for run in reversed(self.starts())}
+        at = {message: run.started - self.ahead.get(run.pid, 0.0) + server_ahead for message, run in first.items()}
+        return {h.id: at[h.id] - h.due_ms / 1000 for h in handles if h.id in at and h.due_ms is not None}
 
     def duplicates(self, *handles: Handle) -> dict[str, int]:
         """Messages that were started more than once."""
@@ -138,7 +152,7 @@ class WorkerProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
                 cwd=ROOT,
-                env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings", **environment},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -199,6 +213,14 @@ class WorkerProcess:
         """Its exit code, minus the signal's number when a signal ended it."""
         return self.process.wait(seconds)
 
+    def runs_for(self, seconds: float) -> bool:
+        """Whether it goes on for so long."""
+        try:
+            self.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
+
     def stop(self) -> int:
         """Drain; returns the exit code."""
         self.terminate()
@@ -223,10 +245,18 @@ class Queue:
         self.options = options
         self.history = History(folder / f"history-{secrets.token_hex(3)}")
         self.workers: list[WorkerProcess] = []
-        self._override = override_settings(DELAYQ={"REDIS": url, "PREFIX": self.prefix, **options})
+        self._settings = {"REDIS": url, "PREFIX": self.prefix, **options}
+        self._here = self.here()
+
+    @contextmanager
+    def here(self) -> Iterator[Queue]:
+        """What this process sends goes to this queue."""
+        with override_settings(DELAYQ=self._settings):
+            yield self
+            get_store().close()
 
     def __enter__(self) -> Queue:
-        self._override.enable()
+        self._here.__enter__()
         self.opened.append(self)
         return self
 
@@ -234,23 +264,30 @@ class Queue:
         for worker in self.workers:
             worker.close()
         self.opened.remove(self)
-        get_store().close()
-        self._override.disable()
+        self.store.close()
+        self._here.__exit__(None, None, None)
+
+    @cached_property
+    def store(self) -> RedisStore:
+        """For looking, with connections of its own."""
+        settings = parse_settings(self._settings)
+        return RedisStore(connect(settings), settings)
 
     @property
-    def store(self) -> RedisStore:
-        """As the producer sees it."""
-        return get_store()
-
-    def begin(self, *arguments: str, **environment: str) -> WorkerProcess:
-        """Start a worker and do not wait for it."""
-        mine = {
+    def environment(self) -> dict[str, str]:
+        """Of a process of this project."""
+        return {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
             "DELAYQ_TEST_REDIS": self.url,
             "DELAYQ_TEST_PREFIX": self.prefix,
             "DELAYQ_TEST_SETTINGS": json.dumps(self.options),
             "DELAYQ_TEST_HISTORY": str(self.history.path),
         }
-        worker = WorkerProcess(arguments, {**mine, **environment}, self.folder)
+
+    def begin(self, *arguments: str, **environment: str) -> WorkerProcess:
+        """Start a worker and do not wait for it."""
+        worker = WorkerProcess(arguments, {**self.environment, **environment}, self.folder)
         self.workers.append(worker)
         return worker
 
@@ -271,6 +308,10 @@ class Queue:
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {len(left)} have not, for example {sorted(left)[:3]}") from None
 
+    def wait_for_beats(self, count: int) -> None:
+        """Until so many worker processes have said that they live."""
+        wait_until(lambda: len(self.store.heartbeats()) == count, f"{count} processes work")
+
     def wait_until_drained(self, topic: str = "default", seconds: float = 20.0) -> None:
         """Until nothing is due, leased or delayed."""
         wait_until(lambda: self.live(topic) == 0, f"topic {topic} is empty", seconds)
@@ -288,17 +329,19 @@ class Queue:
             found.update(member.hex() for member in members)
         return found
 
-    def ends(self, topic: str = "default") -> list[tuple[str, str, dict[str, Any]]]:
-        """Id, final state and detail of every finished message: what the archive will get."""
+    def ends(self, topic: str = "default") -> list[End]:
+        """The entries of the finished stream: what the archive will get."""
         found = []
         for partition in self.store.partitions.all(topic):
             for _, entry in self.store.client.xrange(partition_keys(self.prefix, partition)[6]):
-                found.append((entry[b"id"].hex(), entry[b"state"].decode(), json.loads(entry[b"detail"])))
+                attempts = Attempts.decode(entry[b"attempts"]) if entry[b"attempts"] else None
+                reason = json.loads(entry[b"detail"]).get("reason", "")
+                found.append(End(entry[b"id"].hex(), entry[b"state"].decode(), reason, attempts))
         return found
 
     def acked_once(self, handles: Iterable[Handle], topic: str = "default") -> bool:
         """Whether the finished stream has each message as acked, once, and nothing else."""
-        return sorted((i, state) for i, state, _ in self.ends(topic)) == sorted((h.id, "acked") for h in handles)
+        return sorted((end.id, end.state) for end in self.ends(topic)) == sorted((h.id, "acked") for h in handles)
 
 
 def gate(path: Path, *attempts: int) -> None:

@@ -124,5 +124,12 @@ def say_version() -> None:
     _write(str(importlib.import_module("changing").VERSION))
 
 
+if os.environ.get("DELAYQ_TEST_CODE") == "twice":
+
+    @delayed_task(name="tests.acceptance.tasks.note")
+    def another_note() -> None:
+        """Takes a name that is taken."""
+
+
 if "DELAYQ_TEST_CHANGING" in os.environ:
     import changing  # noqa: F401 - the reloader looks at what is imported

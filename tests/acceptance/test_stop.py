@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from django_delayq.worker.runner import SAME_SIGNAL
 from tests.acceptance import tasks
 from tests.acceptance.harness import Figure, Queue, gate
 from tests.servers import wait_until
@@ -69,6 +70,7 @@ def test_second_signal_ends_it_at_once(queue: Queue, tmp_path: Path, number: sig
 
     worker.signal(number)
     worker.wait_for("draining", times=int(processes))
+    assert worker.runs_for(SAME_SIGNAL + 0.1)
     worker.signal(number)
 
     assert worker.wait(1) == 128 + number
@@ -77,7 +79,7 @@ def test_second_signal_ends_it_at_once(queue: Queue, tmp_path: Path, number: sig
 @pytest.mark.parametrize("processes", ["1", "3"])
 def test_idle_worker_stops_soon_after_sigterm(queue: Queue, figure: Figure, processes: str) -> None:
     worker = queue.worker("--processes", processes)
-    wait_until(lambda: len(queue.store.heartbeats()) == int(processes), "all processes work")
+    queue.wait_for_beats(int(processes))
 
     began = time.monotonic()
     worker.terminate()

@@ -4,46 +4,77 @@ from __future__ import annotations
 
 import sys
 import time
-from datetime import datetime, timezone
+from typing import NamedTuple
 
 from . import common
+from .common import median
+from .raw import raw_drain
 
 COUNT = 20_000
 RUNS = 5
+SLOWEST = 1_000
+"""Messages per second that count as drained at all."""
 
 
-def one_run(number: int, arguments: list[str]) -> tuple[float, float]:
-    """Messages per second from the due time to the last start, and the earliest start against it in ms."""
+class Drain(NamedTuple):
+    """One burst."""
+
+    per_second: float
+    """From the due time to the last start."""
+    early: int
+    earliest_ms: float
+
+
+def drain(count: int, first: int = 0, head: float = 1.5) -> Drain:
+    """Enqueue, wait for the due time and until all has started. Head: seconds to enqueue in."""
     from .tasks import noop
 
-    due = time.time() + 1.5
-    at = datetime.fromtimestamp(due, tz=timezone.utc)
-    first = number * COUNT
-    noop.using(due_at=at).enqueue_many((first + i, "x" * 80) for i in range(COUNT))
+    due, at = common.instant(head)
+    noop.using(due_at=at).enqueue_many((first + index, "x" * 80) for index in range(count))
     assert time.time() < due, "enqueueing took longer than the head start"
-    assert common.wait_until(common.backlog_empty, 60), "the burst was not drained"
-    begun = [start for start, _ in common.starts(COUNT, first)]
-    runs = sum(count for _, count in common.starts(COUNT, first))
-    assert runs == COUNT, f"{runs} starts of {COUNT} messages"
-    return COUNT / (max(begun) - due), (min(begun) - due) * 1000
+    progress = common.Progress(count, first)
+    assert common.wait_until(progress.done, head + 10 + count / SLOWEST), "the burst was not drained"
+    assert common.wait_until(common.nothing_leased, 10), "the burst was not settled"
+    slots = common.starts(count, first)
+    begun, runs = [start for start, _ in slots], sum(number for _, number in slots)
+    assert runs == count, f"{runs} starts of {count} messages"
+    # A microsecond for the rounding of a float.
+    early = sum(start < due - 1e-6 for start in begun)
+    return Drain(count / (max(begun) - due), early, (min(begun) - due) * 1000)
+
+
+def measure(options: common.Options) -> dict[str, float]:
+    """Runs and medians."""
+    count = options.scaled(COUNT, 200)
+    with common.bench_server(), common.BenchWorker(*options.worker) as worker:
+        worker.warm_up()
+        results = [drain(count, number * count) for number in range(options.runs)]
+        ceilings = [raw_drain(count) for _ in range(3)]
+    rates = [result.per_second for result in results]
+    return {
+        "figure": median(rates),
+        "ceiling": median(ceilings),
+        "lowest": min(rates),
+        "highest": max(rates),
+        "early": sum(result.early for result in results),
+        "earliest_ms": min(result.earliest_ms for result in results),
+    }
 
 
 def main(arguments: list[str]) -> None:
-    """Runs and medians; further arguments go to run_delayq."""
-    with common.bench_server() as server, common.BenchWorker(*arguments):
-        common.wait_until(lambda: False, 0.5)
-        results = [one_run(number, arguments) for number in range(RUNS)]
-        ceilings = [common.raw_drain(server, COUNT) for _ in range(3)]
-    rate, ceiling = common.median([rate for rate, _ in results]), common.median(ceilings)
+    """Further arguments go to run_delayq."""
+    options = common.options(arguments, RUNS)
+    figures = measure(options)
     common.report(
         "burst",
-        per_second=rate,
-        lowest=min(rate for rate, _ in results),
-        highest=max(rate for rate, _ in results),
-        raw_scripts_per_second=ceiling,
-        ratio=rate / ceiling,
-        earliest_ms=min(early for _, early in results),
+        figures.pop("figure"),
+        "messages/s",
+        case=" ".join(options.worker) or None,
+        ceiling_is="our claim and ack scripts in a bare loop, nothing called",
+        runs=options.runs,
+        **figures,
     )
+    assert not figures["early"], "messages started early"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What all benchmarks share: a server, a worker process, a journal, and what raw Redis reaches in the same run."""
+"""What all benchmarks share: options, a server, a worker process, the wait for it, and the report."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -11,20 +12,46 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from tests.servers import Server, launcher
 
-RAW_ENQUEUE = """
-for i = 1, #ARGV, 3 do
-  redis.call('ZADD', KEYS[1], ARGV[i], ARGV[i + 1])
-  redis.call('HSET', KEYS[2], ARGV[i + 1], ARGV[i + 2])
-end
-"""
+from .journal import WARM_UP, Progress, starts
+
+__all__ = ["BenchWorker", "Options", "Progress", "bench_server", "options", "report", "starts"]
+
+#: Journals lie in memory where that is possible: a disk has nothing to do with what is measured.
+MEMORY = next((folder for folder in ("/dev/shm",) if os.access(folder, os.W_OK)), None)
+
+median = statistics.median
+
+
+class Options(NamedTuple):
+    """What a program was started with."""
+
+    runs: int
+    scale: float
+    """Counts and seconds are multiplied with it: 1 for figures, less to try whether a program works."""
+    worker: list[str]
+    """What it did not know itself: for run_delayq."""
+
+    def scaled(self, number: float, least: int = 1) -> int:
+        """The number at this scale."""
+        return max(least, int(number * self.scale))
+
+
+def options(arguments: Sequence[str], runs: int) -> Options:
+    """Parse --runs and --scale."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--runs", type=int, default=runs)
+    parser.add_argument("--scale", type=float, default=1.0)
+    known, rest = parser.parse_known_args(list(arguments))
+    return Options(max(1, known.runs), known.scale, rest)
 
 
 @contextlib.contextmanager
@@ -32,7 +59,7 @@ def bench_server(**config: Any) -> Iterator[Server]:
     """Redis 7 without persistence, and this process set up against it."""
     server = launcher("redis7")
     server.start(**config)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         os.environ["DELAYQ_BENCH_REDIS"] = server.url
         os.environ["DELAYQ_BENCH_JOURNAL"] = str(Path(folder) / "journal")
         os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
@@ -48,8 +75,8 @@ def bench_server(**config: Any) -> Iterator[Server]:
 class BenchWorker:
     """A worker process of its own, as a shop runs it, without lines on the screen."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "django", "run_delayq", "--topics", "bench", "--verbosity", "0", *arguments]
+    def __init__(self, *arguments: str, topics: str = "bench") -> None:
+        command = [sys.executable, "-m", "django", "run_delayq", "--topics", topics, "--verbosity", "0", *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -67,6 +94,14 @@ class BenchWorker:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
+    def warm_up(self, count: int = 500) -> None:
+        """Return when it has worked: imports are done, and processes forked."""
+        from .tasks import noop
+
+        noop.enqueue_many((WARM_UP + index, "x" * 80) for index in range(count))
+        assert wait_until(Progress(count, WARM_UP).done, 30), "the worker did not begin"
+        time.sleep(0.3)
+
     def kill(self) -> None:
         """kill -9."""
         self._process.kill()
@@ -74,23 +109,19 @@ class BenchWorker:
 
     def cpu_seconds(self) -> float:
         """User and system time of the process and its children so far."""
-        processes = [self.process, *self.process.children(recursive=True)]
-        return sum(sum(process.cpu_times()[:2]) for process in processes)
+        return cpu_seconds(self.process)
 
     def rss_mb(self) -> float:
         """Resident memory."""
         return float(self.process.memory_info().rss) / 1e6
 
 
-def starts(count: int, first: int = 0) -> list[tuple[float, int]]:
-    """(time of the newest start, number of starts) of each message."""
-    from .tasks import SLOT, journal
-
-    memory = journal()
-    return [SLOT.unpack_from(memory, SLOT.size * (first + index)) for index in range(count)]
+def cpu_seconds(process: psutil.Process) -> float:
+    """User and system time of a process and its children so far."""
+    return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
 
-def wait_until(done: Callable[[], bool], seconds: float, every: float = 0.01) -> bool:
+def wait_until(done: Callable[[], bool], seconds: float, every: float = 0.02) -> bool:
     """Whether it came true in time."""
     until = time.monotonic() + seconds
     while not (ok := done()) and time.monotonic() < until:
@@ -106,59 +137,50 @@ def backlog_empty(topic: str = "bench") -> bool:
     return not (stats.delayed or stats.backlog or stats.leased)
 
 
-def raw_enqueue(server: Server, batch: int, count: int) -> float:
-    """Messages per second of ZADD and HSET in one EVALSHA per `batch` messages, with the same client."""
-    client = server.client()
-    sha = client.script_load(RAW_ENQUEUE)
-    identities = [os.urandom(16) for _ in range(count)]
-    body, begun = b"x" * 123, time.perf_counter()
-    for at in range(0, count, batch):
-        arguments: list[Any] = []
-        for identity in identities[at : at + batch]:
-            arguments += (1, identity, body)
-        client.evalsha(sha, 2, "raw:zset", "raw:hash", *arguments)
-    rate = count / (time.perf_counter() - begun)
-    client.delete("raw:zset", "raw:hash")
-    client.close()
-    return rate
+def nothing_leased(topic: str = "bench") -> bool:
+    """All that was claimed is settled."""
+    from django_delayq import topic_stats
+
+    return not topic_stats(topic).leased
 
 
-def raw_drain(server: Server, count: int) -> float:
-    """Messages per second of our own claim and ack scripts in batches of 500 in one thread, nothing called."""
-    from django_delayq.conf import get_settings
-    from django_delayq.message import encode_record, new_ids, task_code
-    from django_delayq.store import get_store
-    from django_delayq.store.keys import Partition
+def fill(count: int, padding: str = "x" * 88) -> None:
+    """Messages that wait for an hour, with 100 bytes of arguments."""
+    from .tasks import noop
 
-    store, partition, code = get_store(), Partition("raw", 0), task_code("raw")
-    record = encode_record(code, b"x" * 100, flags=1, ttr_ms=30_000, compress_above=get_settings().compress_above)
-    for at in range(0, count, 500):
-        messages = [(identity, "raise", "+0", "", record) for identity in new_ids(min(500, count - at))]
-        store.enqueue(partition, {code: "raw"}, messages)
-    done, begun = 0, time.perf_counter()
-    while done < count:
-        leases = store.claim(partition, 500).leases
-        store.ack(partition, [(lease, b'{"worker":"raw","run_ms":0.001}') for lease in leases])
-        done += len(leases)
-    return count / (time.perf_counter() - begun)
+    later = noop.using(delay=3600)
+    for at in range(0, count, 100_000):  # the handles of ten million would need gigabytes here
+        later.enqueue_many((1_000_000 + index, padding) for index in range(at, min(count, at + 100_000)))
 
 
-def report(workload: str, **figures: Any) -> dict[str, Any]:
-    """Print one line for people and one for programs."""
-    shown = {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
-    print(f"{workload}: " + "  ".join(f"{name}={_human(value)}" for name, value in shown.items()))
-    print(json.dumps({"workload": workload, **shown}), flush=True)
-    return shown
+def instant(seconds_from_now: float) -> tuple[float, datetime]:
+    """A due time in whole milliseconds, as a Unix time and as a datetime."""
+    due = round(time.time() + seconds_from_now, 3)
+    return due, datetime.fromtimestamp(due, tz=timezone.utc)
+
+
+def report(workload: str, figure: float, unit: str, **figures: Any) -> dict[str, Any]:
+    """Print one line for people and one for programs: our figure, the ceiling, the ratio, and the details."""
+    figures = {name: value for name, value in figures.items() if value is not None}
+    if figures.get("ceiling") and "ratio" not in figures:
+        figures["ratio"] = figure / figures["ceiling"]
+    result = {"workload": workload, "figure": figure, "unit": unit, **figures}
+    result = {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
+    case = f" [{result['case']}]" if "case" in result else ""
+    first = ("workload", "case", "figure", "unit")
+    details = "  ".join(f"{name}={_human(value)}" for name, value in result.items() if name not in first)
+    print(f"{workload}{case}: {_human(result['figure'])} {unit}  {details}")
+    print(json.dumps(result), flush=True)
+    return result
 
 
 def _human(value: Any) -> str:
-    return f"{value:,.0f}" if isinstance(value, int | float) and abs(value) >= 1000 else str(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def percentile(values: list[float], percent: float) -> float:
     """By the nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-
-median = statistics.median

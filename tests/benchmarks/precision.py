@@ -5,53 +5,87 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from . import common
+from .common import median, percentile
+from .raw import round_trip_ms
 
 RATE = 200
 SECONDS = 30
+RUNS = 1
 
 
-def produce() -> list[float]:
-    """Enqueue at a steady rate. Returns the due time of each message in seconds."""
-    from .tasks import noop
+class Lateness(NamedTuple):
+    """Start minus due time of messages, in milliseconds; negative is early."""
 
+    messages: int
+    early: int
+    min_ms: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+def lateness(due: list[float], first: int = 0) -> Lateness:
+    """Of the messages from `first` on, with these due times in seconds."""
+    late = [(start - at) * 1000 for (start, _), at in zip(common.starts(len(due), first), due, strict=True)]
+    early = sum(value < 0 for value in late)
+    return Lateness(len(late), early, min(late), percentile(late, 50), percentile(late, 99), max(late))
+
+
+def pace(offsets: Iterable[float], send: Callable[[int], Any]) -> list[float]:
+    """Call send(index) so many seconds from now. Returns the due time of each message in seconds."""
     due: list[float] = []
     begun = time.monotonic()
-    for index in range(RATE * SECONDS):
-        time.sleep(max(0.0, begun + index / RATE - time.monotonic()))
-        handle = noop.using(delay=random.uniform(1, 10)).enqueue(index, "x" * 80)
-        due.append((handle.due_ms or 0) / 1000)
+    for index, offset in enumerate(offsets):
+        time.sleep(max(0.0, begun + offset - time.monotonic()))
+        due.append((send(index).due_ms or 0) / 1000)
     return due
 
 
+def steady(seconds: float, longest: float = 10.0, first: int = 0) -> tuple[Lateness, float]:
+    """One run against a running worker. Returns the lateness and how many seconds it took."""
+    from .tasks import noop
+
+    def send(index: int) -> Any:
+        return noop.using(delay=random.uniform(1, longest)).enqueue(first + index, "x" * 80)
+
+    begun = time.monotonic()
+    due = pace((index / RATE for index in range(int(RATE * seconds))), send)
+    assert common.wait_until(common.Progress(len(due), first).done, longest + 20, every=0.2), "not everything ran"
+    return lateness(due, first), time.monotonic() - begun
+
+
 def main(arguments: list[str]) -> None:
-    """Lateness in ms; negative would be early."""
-    with common.bench_server() as server, common.BenchWorker(*arguments) as worker:
-        cpu, begun = worker.cpu_seconds(), time.monotonic()
-        due = produce()
-        assert common.wait_until(common.backlog_empty, 30, every=0.2), "not everything ran"
-        cpu, seconds = worker.cpu_seconds() - cpu, time.monotonic() - begun
-        late = [(start - at) * 1000 for (start, _), at in zip(common.starts(len(due)), due, strict=True)]
-        client = server.client()
-        trips = []
-        for _ in range(1000):
-            before = time.perf_counter()
-            client.ping()
-            trips.append((time.perf_counter() - before) * 1000)
-        client.close()
+    """Further arguments go to run_delayq."""
+    options = common.options(arguments, RUNS)
+    seconds = options.scaled(SECONDS)
+    with common.bench_server() as server, common.BenchWorker(*options.worker) as worker:
+        worker.warm_up()
+        runs, percents = [], []
+        for number in range(options.runs):
+            cpu = worker.cpu_seconds()
+            late, took = steady(seconds, first=number * RATE * seconds)
+            runs.append(late)
+            percents.append(100 * (worker.cpu_seconds() - cpu) / took)
+        trip = round_trip_ms(server)
     common.report(
         "precision",
-        messages=len(late),
-        early=sum(value < 0 for value in late),
-        min_ms=min(late),
-        p50_ms=common.percentile(late, 50),
-        p99_ms=common.percentile(late, 99),
-        max_ms=max(late),
-        cpu_percent=100 * cpu / seconds,
-        raw_round_trip_ms=common.median(trips),
-        ratio=common.percentile(late, 50) / common.median(trips),
+        median([late.p50_ms for late in runs]),
+        "ms p50",
+        ceiling=trip,
+        ceiling_is="one PING and its answer",
+        p99_ms=median([late.p99_ms for late in runs]),
+        max_ms=max(late.max_ms for late in runs),
+        min_ms=min(late.min_ms for late in runs),
+        early=sum(late.early for late in runs),
+        cpu_percent=median(percents),
+        messages=sum(late.messages for late in runs),
+        runs=options.runs,
     )
+    assert not any(late.early for late in runs), "messages started early"
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,8 @@ from ...worker.console import configure_logging
 from ...worker.runner import ExitCode, run
 from ...worker.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
+
+logger = logging.getLogger("delayq.worker")
 
 
 class Command(BaseCommand):
@@ -44,11 +47,11 @@ class Command(BaseCommand):
         add("concurrency", 8, _whole(1, 1000), "threads for def tasks")
         add("async-concurrency", 100, _whole(1, 100_000), "coroutines of async def tasks at a time")
         add("processes", 1, _whole(1, 256), "worker processes")
-        add("shutdown-timeout", 25, float, "seconds that running tasks get at the end")
-        add("connect-timeout", 30, float, "seconds to wait for Redis at the start")
+        add("shutdown-timeout", 25, _seconds, "seconds that running tasks get at the end")
+        add("connect-timeout", 30, _seconds, "seconds to wait for Redis at the start")
         add("max-messages", None, _whole(1, 10**12), "stop after so many messages, per process")
         add("health-port", None, _whole(0, 65535), "answer /healthz and /readyz there; further processes on the next")
-        add("log-format", "auto", str, "auto, pretty, logfmt or json")
+        add("log-format", "auto", _log_format, "auto, pretty, logfmt or json")
         parser.add_argument("--burst", action="store_true", help="stop when nothing is due")
         parser.add_argument("--embedded", action="store_true", help="start a server of its own (DEBUG only)")
         parser.add_argument("--reload", action="store_true", default=None, help="start anew when code changes")
@@ -76,7 +79,9 @@ class Command(BaseCommand):
         store = get_store()
         reports = startup.wait_for_redis(store, options["connect_timeout"], self.stderr.write)
         self._check(reports)
-        startup.banner(store, reports, topics, self.stdout.write)
+        # Whoever parses JSON wants nothing else on stdout.
+        say = (lambda line: logger.info("%s", line.strip())) if options["log_format"] == "json" else self.stdout.write
+        startup.banner(store, reports, topics, say)
         names = ("concurrency", "async_concurrency", "shutdown_timeout", "burst", "max_messages")
         worker_options = WorkerOptions(topics=topics, **{name: options[name] for name in names})
         count, port = options["processes"], options["health_port"]
@@ -85,9 +90,7 @@ class Command(BaseCommand):
             signal.SIG_BLOCK, STOP_SIGNALS
         )  # who has read "Ready" may stop us: it waits for a handler
         took, timeout = time.monotonic() - begun, worker_options.shutdown_timeout
-        self.stdout.write(
-            f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice stops now."
-        )
+        say(f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice stops now.")
         self.stdout.flush()
         if count == 1:
             return run(Worker(store, settings, worker_options), port, reload=reload and not options["burst"])
@@ -107,11 +110,23 @@ class Command(BaseCommand):
 def _whole(low: int, high: int) -> Any:
     def parse(text: str) -> int:
         if not text.isdecimal() or not low <= int(text) <= high:
-            raise ValueError(f"{text!r} is not a whole number from {low} to {high}")
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high:,}")
         return int(text)
 
-    parse.__name__ = "whole number"
     return parse
+
+
+def _seconds(text: str | float) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= 7 * 86_400:
+            return seconds
+    raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 604,800")
+
+
+def _log_format(text: str) -> str:
+    if text not in ("auto", "pretty", "logfmt", "json"):
+        raise ArgumentTypeError(f"{text!r} is not one of auto, pretty, logfmt, json")
+    return text
 
 
 def _with_weights(settings: Settings, weights: dict[str, int]) -> Settings:

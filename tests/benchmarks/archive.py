@@ -1,0 +1,18 @@
+"""The burst with the archive stream (finished messages are kept for the archiver) and without it."""
+
+from __future__ import annotations
+
+import sys
+
+from .variants import Variant, compare
+
+VARIANTS = (Variant("archive on"), Variant("archive off", {"DELAYQ_BENCH_FINISHED_LIMIT": "0"}))
+
+
+def main(arguments: list[str]) -> None:
+    """On is the default, with FINISHED_LIMIT as it comes."""
+    compare("archive", VARIANTS, arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

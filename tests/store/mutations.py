@@ -1,0 +1,149 @@
+"""Breaks the scripts one line at a time and says which breaks no test notices: `python -m tests.store.mutations`.
+
+Works on a copy, so the tree stays whole. A survivor is a missing test, or a line that nobody needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LUA = Path("django_delayq/store/lua")
+
+
+#: One kind of server, and no test that only reads the texts; a test that hangs has noticed too.
+SELECTION = ("-k", "redis7 and not test_scripts", "-o", "timeout=20")
+#: A write that a full Redis refuses when it comes first.
+REFUSED = "redis.call('HINCRBY', META, 'x', 1)"
+
+
+class Mutation(NamedTuple):
+    """One text of one script, and what stands there instead."""
+
+    script: str
+    old: str
+    new: str
+
+
+MUTATIONS = [
+    # The fence
+    Mutation("shared/3_leases", "~= ARGV[first + (i - 1) * step + 1] then", "== nil then"),
+    Mutation("shared/3_leases", "elseif not deadlines[i] or seen[ids[i]] then", "elseif seen[ids[i]] then"),
+    Mutation("shared/3_leases", "elseif not deadlines[i] or seen[ids[i]] then", "elseif not deadlines[i] then"),
+    Mutation("shared/3_leases", "if not entry then word = 'GONE'", "if not entry then word = 'LEASE_LOST'"),
+    Mutation("reclaim", ".. NO_TOKEN", ".. string.sub(entry, 17, 32)"),
+    # Time
+    Mutation("shared/1_partition", "math.ceil(NOW_US / 1000) +", "NOW +"),
+    Mutation("shared/1_partition", "math.floor(NOW_US / 1000)", "math.ceil(NOW_US / 1000)"),
+    Mutation("shared/1_partition", "assert(tonumber(when), 'a due time is not a number')", "tonumber(when)"),
+    Mutation("shared/1_partition", "due + tonumber(string.sub(expires, 2))", "NOW + tonumber(string.sub(expires, 2))"),
+    Mutation("claim", "expires_at <= NOW", "expires_at < 0"),
+    Mutation("reclaim", "'-inf', NOW,", "'-inf', '+inf',"),
+    Mutation("reclaim", "(crashes - 1) * backoff", "crashes * backoff"),
+    Mutation("reschedule", "% 2 == 1 then", "% 2 == 0 then"),
+    # Limits
+    Mutation("shared/4_due", "'LIMIT', 0, limit)", "'LIMIT', 0, -1)"),
+    Mutation("shared/4_due", "while #ids < limit do", "while true do"),
+    Mutation("reclaim", "'LIMIT', 0, limit)", "'LIMIT', 0, -1)"),
+    Mutation("purge", "'LIMIT', 0, limit)", "'LIMIT', 0, -1)"),
+    Mutation("claim", "if i > 1 and bytes > 1048576 then break end", ""),
+    Mutation("claim", "if i > 1 and bytes", "if bytes"),
+    Mutation("list", "if limit == 0 then return {} end", ""),
+    # Order of writes on a full Redis
+    Mutation("extend", "redis.call('ZREM', LEASED, unpack(mine))", ""),
+    Mutation("reclaim", "redis.call('ZREM', LEASED,", f"{REFUSED} redis.call('ZREM', LEASED,"),
+    Mutation("release", "redis.call('ZREM', LEASED,", f"{REFUSED} redis.call('ZREM', LEASED,"),
+    Mutation("nack", "redis.call('ZREM', LEASED,", f"{REFUSED} redis.call('ZREM', LEASED,"),
+    Mutation("ack", "redis.call('ZREM', LEASED,", f"{REFUSED} redis.call('ZREM', LEASED,"),
+    Mutation("cancel", "local finished_limit", f"{REFUSED} local finished_limit"),
+    # Something is forgotten
+    Mutation("ack", "redis.call('HDEL', ATTEMPTS, unpack(done))\n", ""),
+    Mutation("ack", "redis.call('HDEL', MESSAGES, unpack(done))\n", ""),
+    Mutation("ack", "redis.call('ZREM', LEASED, unpack(done))\n", ""),
+    Mutation("ack", "follow(done, moves, {})\n", ""),
+    Mutation("nack", "redis.call('HDEL', ATTEMPTS, id)\n", ""),
+    Mutation("nack", "redis.call('HDEL', MESSAGES, id)\n", ""),
+    Mutation("nack", "if not followed[id] then", "if true then"),
+    Mutation("nack", "if counts == '0' then", "if counts == '1' then"),
+    Mutation("release", "math.max(attempt - 1, 0)", "attempt"),
+    Mutation("release", "if entry and not followed[id] then", "if entry then"),
+    Mutation("reclaim", "crashes >= poison", "crashes > poison"),
+    Mutation("reclaim", "if not followed[id] then", "if true then"),
+    Mutation("cancel", "    redis.call('HDEL', ATTEMPTS, id)\n", ""),
+    Mutation("cancel", "redis.call('ZREM', lane_of(record), id) == 1", "true"),
+    Mutation("cancel", "      redis.call('HDEL', FOLLOWERS, id)\n", ""),
+    Mutation("cancel", "      redis.call('HINCRBY', META, 'enqueued', 1)\n", ""),
+    Mutation("purge", "redis.call('HDEL', ATTEMPTS, unpack(ids))\n", ""),
+    Mutation("shared/2_lanes", "redis.call('HDEL', FOLLOWERS, id)\n", ""),
+    Mutation("shared/2_lanes", "redis.call('HDEL', ATTEMPTS, id)\n", ""),
+    Mutation("shared/2_lanes", "if not again[id] then started", "if true then started"),
+    Mutation("shared/2_lanes", "if not before or after < before then", "if true then"),
+    Mutation("shared/2_lanes", "if not before or after < before then", "if not before then"),
+    Mutation("shared/4_due", "redis.call('HDEL', ATTEMPTS, ids[i])\n", ""),
+    Mutation("shared/4_due", "redis.call('HDEL', MESSAGES, ids[i])\n", ""),
+    Mutation("shared/4_due", "score + (i - 1) * ageing < best_at", "score < best_at"),
+    Mutation("shared/4_due", "if not records[i] then state", "if false then state"),
+    # claim and enqueue
+    Mutation("claim", "redis.call('ZREM', lane, unpack(taken[i]))", "local _ = 0"),
+    Mutation("claim", "if meta[2] then return", "if false then return"),
+    Mutation("claim", "math.min(attempt + 1, 65535)", "attempt"),
+    Mutation("claim", "(old and string.sub(old, 11, 16) or first_claim)", "first_claim"),
+    Mutation("claim", "(whole and struct.unpack('>I4', record, 16) or 60000)", "struct.unpack('>I4', record, 16)"),
+    Mutation("enqueue", "if existing and mode ~= 'replace' then", "if existing and mode == 'raise' then"),
+    Mutation("enqueue", "string.sub(existing, 15) == record", "true"),
+    Mutation("enqueue", "if existing and redis.call('ZSCORE', LEASED, id) then", "if false then"),
+    Mutation("enqueue", "assert(not seen[id], 'an id occurs twice in one enqueue')", ""),
+    Mutation("enqueue", "redis.call('ZREM', replaced[i], replaced[i + 1])\n", ""),
+    Mutation("enqueue", "redis.call('HDEL', ATTEMPTS, replaced[i + 1])\n", ""),
+    Mutation("enqueue", "(#records - #replaced) / 2", "#records / 2"),
+    # Looking
+    Mutation("list", "<= hex(after_id)", "< hex(after_id)"),
+    Mutation("list", "'(' .. after_due", "after_due"),
+    Mutation("find", "tonumber(due) <= NOW and 'ready' or 'delayed'", "'ready'"),
+    Mutation("leases", "string.sub(entry, 17, 32) == token", "true"),
+    Mutation("stats", "redis.call('ZCOUNT', lane, '-inf', NOW)", "redis.call('ZCARD', lane)"),
+]  # fmt: skip
+
+
+def survives(mutation: Mutation) -> bool:
+    """Whether the tests of the store pass in spite of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("django_delayq", "tests", "example_project", "pyproject.toml"):
+            source = ROOT / part
+            ignore = shutil.ignore_patterns("__pycache__", "*.sqlite3")
+            (
+                shutil.copytree(source, Path(folder, part), ignore=ignore)
+                if source.is_dir()
+                else shutil.copy(source, folder)
+            )
+        script = Path(folder, LUA, f"{mutation.script}.lua")
+        text = script.read_text(encoding="utf-8")
+        if mutation.old not in text:
+            raise LookupError(f"{mutation.script}.lua has no {mutation.old!r}: bring this list up to date")
+        script.write_text(text.replace(mutation.old, mutation.new, 1), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "tests/store", "-qx", "-p", "no:cacheprovider", *SELECTION]
+        env = os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run(command, cwd=folder, env=env, capture_output=True, check=False).returncode == 0
+
+
+def main() -> int:
+    survivors = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutation, alive in zip(MUTATIONS, pool.map(survives, MUTATIONS), strict=True):
+            if alive:
+                survivors += 1
+                sys.stdout.write(f"nobody noticed: {mutation}\n")
+                sys.stdout.flush()
+    sys.stdout.write(f"{len(MUTATIONS) - survivors} of {len(MUTATIONS)} mutations were noticed\n")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main())

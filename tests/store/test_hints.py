@@ -1,0 +1,94 @@
+"""hints.py: the subscription to wake-up hints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from django_delayq.conf import parse_settings
+from django_delayq.exceptions import StoreUnavailable
+from django_delayq.store import keys
+from django_delayq.store.connection import connect
+from django_delayq.store.hints import HintStream
+from django_delayq.store.keys import Partition
+from django_delayq.store.redis import RedisStore
+from tests.proxy import Proxy
+from tests.servers import SINGLE, Server
+from tests.store.factories import PARTITION, enqueue
+
+
+@pytest.fixture
+def hints(store: RedisStore) -> Iterator[HintStream]:
+    hints = HintStream(store)
+    hints.connect()
+    yield hints
+    hints.close()
+
+
+def heard(hints: HintStream) -> tuple[Partition | None, float]:
+    """The next hint; subscription answers in between are skipped."""
+    while (hint := hints.read(5)) is None:
+        pass
+    return hint
+
+
+def say(store: RedisStore, text: str) -> None:
+    store.client.publish(keys.wakeups_channel(store.prefix), text)
+
+
+def test_a_sooner_head_is_heard(store: RedisStore, hints: HintStream) -> None:
+    hints.read(1)  # the subscription stands
+    enqueue(store, when="1763632200123")
+    assert heard(hints) == (PARTITION, 1_763_632_200_123)
+
+
+def test_a_resumed_topic_is_heard(store: RedisStore, hints: HintStream) -> None:
+    hints.read(1)
+    store.resume("orders")
+    assert heard(hints) == (PARTITION, 0)
+
+
+@pytest.mark.parametrize("text", ["", "x", "a:b:c", "orders:0:", "orders::5", ":", "\xff\xfe"])
+def test_what_is_not_understood_is_skipped(store: RedisStore, hints: HintStream, text: str) -> None:
+    hints.read(1)
+    say(store, text)
+    say(store, "some.topic:3:7000")
+    assert heard(hints) == (Partition("some.topic", 3), 7000)
+
+
+def test_silence_is_none_after_the_wait(hints: HintStream) -> None:
+    hints.read(1)
+    assert hints.read(0.001) is None
+
+
+def test_connecting_twice_is_one_subscription(store: RedisStore) -> None:
+    hints = HintStream(store)
+    assert [hints.connect(), hints.connect()] == [True, False]
+    hints.close()
+    assert hints.connect()
+    hints.close()
+
+
+@pytest.mark.parametrize("server_kind", SINGLE, indirect=True, scope="session")
+def test_a_broken_subscription_is_an_error_and_can_be_made_anew(server: Server, prefix: str) -> None:
+    with Proxy(server.url) as proxy:
+        settings = parse_settings({"REDIS": proxy.url, "PREFIX": prefix})
+        store = RedisStore(connect(settings), settings)
+        hints = HintStream(store)
+        hints.connect()
+        proxy.cut()
+        with pytest.raises(Exception, match=r"broke before|Nothing was sent"):
+            while True:
+                hints.read(1)
+        assert hints.connect()
+        say(store, "orders:0:5")
+        assert heard(hints) == (PARTITION, 5)
+        hints.close()
+        store.close()
+
+
+def test_no_server_is_unavailable(prefix: str) -> None:
+    settings = parse_settings({"REDIS": "unix:///nowhere/redis.sock", "PREFIX": prefix})
+    with pytest.raises(StoreUnavailable):
+        HintStream(RedisStore(connect(settings), settings)).connect()

@@ -1,0 +1,199 @@
+"""System checks, those with --deploy against real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.core.management import call_command
+from redis import Redis
+
+from django_delayq.checks import check_reports, check_server, check_settings
+from django_delayq.store.inspection import ServerReport
+from django_delayq.store.redis import RedisStore
+from tests.servers import Server
+
+GOOD = ServerReport("Redis 7.0.15", (7, 0, 15), "noeviction", 0, True, "everysec", 0.4)
+
+
+def ids(found: list[CheckMessage]) -> list[str]:
+    return [str(message.id) for message in found]
+
+
+# Settings
+
+
+def test_good_settings(delayq: RedisStore) -> None:
+    assert check_settings() == []
+
+
+@pytest.mark.parametrize(
+    ("delayq_settings", "words"),
+    [
+        ({"REDSI": "redis://x"}, "DELAYQ has no option REDSI. Did you mean REDIS?"),
+        ([], "DELAYQ must be a dict, not list"),
+        ({"REDIS": "nowhere"}, "'nowhere': neither a URL nor an entry of CACHES"),
+        ({"REDIS": "default"}, "is not a django-redis cache"),
+        ({"REDIS": "http://x"}, "use one of redis, rediss, unix"),
+        ({"REDIS": 5}, 'DELAYQ["REDIS"] must be'),
+        ({"REDIS": {"host": "x"}}, 'DELAYQ["REDIS"] must be'),
+        ({"REDIS": "redis://x", "PREFIX": None}, 'DELAYQ["PREFIX"]'),
+        ({"REDIS": "redis://x", "TTR": None}, 'DELAYQ["TTR"] must be'),
+        ({"REDIS": "redis://x", "AFTER_COMMIT": "no"}, 'DELAYQ["AFTER_COMMIT"] must be'),
+        ({"REDIS": "redis://x", "DATABASE": None}, 'DELAYQ["DATABASE"] must be'),
+        ({"REDIS": "redis://x", "TTR": "5"}, 'DELAYQ["TTR"] must be a timedelta or a number of seconds, not str'),
+        ({"REDIS": "redis://x", "TOPICS": {"a b": {}}}, "'a b' cannot name a topic"),
+        ({"REDIS": "redis://x", "TOPICS": {"a": {"partitions": 0}}}, "must be from 1 to 256, not 0"),
+        ({"REDIS": "redis://x", "TOPICS": ["a"]}, "must be a dict of topic name"),
+    ],
+)
+def test_wrong_settings_are_e001(settings: Any, delayq_settings: Any, words: str) -> None:
+    settings.DELAYQ = delayq_settings
+    (found,) = check_settings()
+    assert found.id == "delayq.E001"
+    assert words in found.msg
+
+
+def test_missing_redis_is_e002(settings: Any) -> None:
+    settings.DELAYQ = {}
+    (found,) = check_settings()
+    assert found.id == "delayq.E002"
+    assert 'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/0"}' in str(found.hint)
+
+
+def test_unknown_database_is_e003(settings: Any) -> None:
+    settings.DELAYQ = {"REDIS": "redis://x", "DATABASE": "nowhere"}
+    (found,) = check_settings()
+    assert found.id == "delayq.E003"
+    assert "'nowhere', which is not in DATABASES" in found.msg
+
+
+def test_settings_are_checked_without_a_connection(settings: Any) -> None:
+    settings.DELAYQ = {"REDIS": "redis://127.0.0.1:1/0"}
+    assert run_checks(tags=["delayq"]) == []
+
+
+def test_manage_py_check_fails(settings: Any) -> None:
+    settings.DELAYQ = {}
+    with pytest.raises(Exception, match=r"delayq\.E002"):
+        call_command("check", "--tag", "delayq")
+
+
+# Servers
+
+
+@contextmanager
+def configured(server: Server, **options: str) -> Iterator[None]:
+    """The server with other options for a while."""
+    client = Redis(unix_socket_path=str(server.primaries[0].socket), decode_responses=True)
+    names = {name: option.replace("_", "-") for name, option in zip(options, options, strict=True)}
+    before = {name: client.config_get(names[name])[names[name]] for name in options}
+    try:
+        for name, value in options.items():
+            client.config_set(names[name], value)
+        yield
+    finally:
+        for name, value in before.items():
+            client.config_set(names[name], value)
+        client.close()
+
+
+def test_server_that_keeps_everything(delayq: RedisStore, server: Server) -> None:
+    with configured(server, appendonly="yes"):
+        assert check_server() == []
+
+
+def test_server_checks_run_with_deploy_only(delayq: RedisStore) -> None:
+    assert ids(run_checks(tags=["delayq"])) == []
+    assert ids(run_checks(tags=["delayq"], include_deployment_checks=True)) == ["delayq.W012"]
+
+
+def test_missing_aof_is_w012(delayq: RedisStore) -> None:
+    (found,) = check_server()
+    assert found.id == "delayq.W012"
+    assert "a restart loses the messages since the last snapshot" in found.msg
+    assert "CONFIG SET appendonly yes" in str(found.hint)
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "allkeys-random"])
+def test_server_that_evicts_is_e011(delayq: RedisStore, server: Server, policy: str) -> None:
+    with configured(server, appendonly="yes", maxmemory="900mb", maxmemory_policy=policy):
+        (found,) = check_server()
+    assert (found.id, found.is_serious()) == ("delayq.E011", True)
+    assert f"maxmemory-policy is {policy}: it deletes messages" in found.msg
+
+
+def test_eviction_without_a_limit_is_w011(delayq: RedisStore, server: Server) -> None:
+    with configured(server, appendonly="yes", maxmemory="0", maxmemory_policy="allkeys-lru"):
+        (found,) = check_server()
+    assert (found.id, found.is_serious()) == ("delayq.W011", False)
+
+
+def limited(server: Server, *rules: str) -> str:
+    """The URL of a user with these rights."""
+    with Redis(unix_socket_path=str(server.primaries[0].socket)) as client:
+        client.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", *rules)
+    return server.url.replace("redis://", "redis://limited:secret@")
+
+
+def test_user_without_config_is_told_what_info_tells(settings: Any, delayq: RedisStore, server: Server) -> None:
+    """INFO has the policy too."""
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": limited(server, "-config")}
+    with configured(server, appendonly="yes"):
+        assert check_server() == []
+
+
+def test_wrong_password_is_e010(settings: Any, delayq: RedisStore, server: Server) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": server.url.replace("redis://", "redis://limited:wrong@")}
+    limited(server)
+    (found,) = check_server()
+    assert found.id == "delayq.E010"
+    assert "wrong@" not in found.msg
+
+
+def test_server_that_is_away_is_e010(settings: Any) -> None:
+    settings.DELAYQ = {"REDIS": "redis://:secret@127.0.0.1:1/0"}
+    (found,) = check_server()
+    assert found.id == "delayq.E010"
+    assert "Cannot reach Redis at redis://:***@127.0.0.1:1/0" in found.msg
+
+
+def test_wrong_settings_are_not_looked_up(settings: Any) -> None:
+    settings.DELAYQ = {}
+    assert check_server() == []
+
+
+# Reports that the servers at hand do not give
+
+
+def test_good_report_is_fine() -> None:
+    assert check_reports([GOOD, GOOD]) == []
+
+
+def test_policy_that_is_not_told_is_w015() -> None:
+    assert ids(check_reports([GOOD._replace(eviction=None)])) == ["delayq.W015"]
+
+
+def test_old_server_is_e013() -> None:
+    (found,) = check_reports([GOOD._replace(version=(6, 0, 16), name="Redis 6.0.16")])
+    assert (found.id, found.msg) == ("delayq.E013", "Redis 6.0.16 is too old: 6.2.0 or newer is needed.")
+    assert check_reports([GOOD._replace(version=(6, 2, 0))]) == []
+
+
+@pytest.mark.parametrize("skew_ms", [-5_001.0, 5_001.0, 3_600_000.0])
+def test_clock_that_differs_is_w014(skew_ms: float) -> None:
+    (found,) = check_reports([GOOD._replace(skew_ms=skew_ms)])
+    assert found.id == "delayq.W014"
+    assert f"differ by {skew_ms / 1000:.1f} s" in found.msg
+
+
+def test_every_server_is_judged() -> None:
+    assert ids(check_reports([GOOD, GOOD._replace(aof=False), GOOD._replace(aof=False)])) == ["delayq.W012"] * 2
+
+
+def test_findings_can_be_silenced(settings: Any, delayq: RedisStore) -> None:
+    settings.SILENCED_SYSTEM_CHECKS = ["delayq.W012"]
+    assert all(message.is_silenced() for message in run_checks(tags=["delayq"], include_deployment_checks=True))

@@ -1,0 +1,259 @@
+"""manage.py run_delayq: what it refuses, what it says, how it ends. Whole processes are in tests/acceptance."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.core.management.base import CommandParser
+
+from django_delayq.conf import get_settings
+from django_delayq.exceptions import OutcomeUnknown
+from django_delayq.management.commands import run_delayq as module
+from django_delayq.management.commands.run_delayq import Command
+from django_delayq.store.keys import wakeups_channel
+from django_delayq.store.redis import RedisStore
+from django_delayq.worker.runner import ExitCode
+from tests.servers import Server
+from tests.tasks import close_order, record, seen
+from tests.test_checks import configured
+
+LONG_AGO = "2001-09-09T00:00:00+00:00"
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Logging, signals and what was seen are as before."""
+    seen.clear()
+    logger = logging.getLogger("delayq")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+
+
+@pytest.fixture
+def run(delayq: RedisStore) -> Iterator[Callable[..., tuple[str, str]]]:
+    """Runs the command; gives what it wrote to stdout and stderr."""
+    before = set(threading.enumerate())
+
+    def call(*args: str, **options: Any) -> tuple[str, str]:
+        out, err = StringIO(), StringIO()
+        call_command("run_delayq", *args, stdout=out, stderr=err, **options)
+        return out.getvalue(), err.getvalue()
+
+    yield call
+    delayq.client.publish(wakeups_channel(delayq.prefix), "the end")
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("delayq"):
+            thread.join(5)
+
+
+def refused(*args: str, **options: Any) -> CommandError:
+    with pytest.raises(CommandError) as caught:
+        call_command("run_delayq", *args, stdout=StringIO(), stderr=options.pop("stderr", StringIO()), **options)
+    return caught.value
+
+
+def parse(*args: str) -> Any:
+    parser: CommandParser = Command().create_parser("manage.py", "run_delayq")
+    return parser.parse_args(list(args))
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--topics", "ordres"], "--topics: 'ordres' is not declared. Known:"),
+        (["--topics", "orders:0"], "a weight is a whole number from 1 to 100"),
+        (["--topics=-nothing"], "'nothing' is not declared"),
+        (["--embedded"], "--embedded is for development (DEBUG = True)"),
+    ],
+)
+def test_wrong_option_ends_with_2(delayq: RedisStore, args: list[str], words: str) -> None:
+    error = refused(*args)
+    assert error.returncode == ExitCode.CONFIGURATION == 2
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--concurrency", "0"], ["--concurrency", "x"], ["--concurrency", "1001"], ["--async-concurrency", "-1"],
+        ["--processes", "0"], ["--max-messages", "0"], ["--health-port", "65536"], ["--health-port", "x"],
+        ["--shutdown-timeout", "soon"], ["--shutdown-timeout", "-1"], ["--shutdown-timeout", "nan"],
+        ["--connect-timeout", "inf"], ["--log-format", "xml"], ["--no-such-option"],
+    ],
+)  # fmt: skip
+def test_wrong_value_is_refused_before_anything_else(args: list[str]) -> None:
+    assert "Error: " in str(refused(*args))
+
+
+@pytest.mark.parametrize(
+    ("delayq_settings", "words"),
+    [
+        ({}, 'DELAYQ["REDIS"] is missing'),
+        ({"REDSI": "x"}, "no option REDSI"),
+        ({"REDIS": "x"}, "nor an entry of CACHES"),
+    ],
+)
+def test_wrong_settings_end_with_2(settings: Any, delayq_settings: Any, words: str) -> None:
+    settings.DELAYQ = delayq_settings
+    error = refused()
+    assert error.returncode == 2
+    assert words in str(error)
+
+
+def test_absent_redis_ends_with_3(settings: Any) -> None:
+    settings.DELAYQ = {"REDIS": "redis://:secret@127.0.0.1:1/0"}
+    err = StringIO()
+    error = refused("--connect-timeout", "0.05", stderr=err)
+    assert error.returncode == ExitCode.UNREACHABLE == 3
+    assert "Cannot reach Redis at redis://:***@127.0.0.1:1/0" in err.getvalue()
+    assert "--embedded" in err.getvalue()
+
+
+def test_other_errors_end_with_1(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise OutcomeUnknown
+
+    monkeypatch.setattr(module.startup, "banner", fail)
+    assert refused().returncode == ExitCode.ERROR == 1
+
+
+def test_server_that_evicts_ends_with_2(delayq: RedisStore, server: Server) -> None:
+    err = StringIO()
+    with configured(server, maxmemory="900mb", maxmemory_policy="allkeys-lru"):
+        error = refused("--burst", stderr=err)
+    assert error.returncode == 2
+    assert "delayq.E011: Redis' maxmemory-policy is allkeys-lru" in err.getvalue()
+    assert "CONFIG SET maxmemory-policy noeviction" in err.getvalue()
+
+
+# Working
+
+
+def test_burst_runs_what_is_due_and_says_what_it_is(run: Any) -> None:
+    from datetime import datetime
+
+    record.using(due_at=datetime.fromisoformat(LONG_AGO)).enqueue("x")
+    out, err = run("--burst", "--no-reload")
+    assert seen == ["x"]
+    assert out.startswith("django-delayq 0.1.0 · Django ")
+    assert "noeviction ✓ · AOF off" in out
+    assert "0 waiting · 1 due · 0 running" in out
+    assert "Ctrl-C finishes running tasks (max 25 s); twice stops now." in out
+    assert "delayq.W012" in err
+
+
+def test_topics_and_weights_reach_the_worker(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(module, "run", lambda worker, *args, **kwargs: made.append((worker, args, kwargs)) or 0)
+    run("--topics", "orders:3,crowd", "--concurrency", "5", "--shutdown-timeout", "7", "--health-port", "0")
+    ((worker, args, kwargs),) = made
+    assert worker.options.topics == ("orders", "crowd")
+    assert (worker.options.concurrency, worker.options.shutdown_timeout) == (5, 7.0)
+    assert worker.shared.settings.topics["orders"].weight == 3
+    assert "orders" not in get_settings().topics
+    assert (args, kwargs) == ((0,), {"reload": False})
+
+
+@pytest.mark.parametrize(
+    ("debug", "args", "reload"),
+    [
+        (True, [], True),
+        (False, [], False),
+        (True, ["--no-reload"], False),
+        (False, ["--reload"], True),
+        (True, ["--burst"], False),
+    ],
+)
+def test_reload_is_the_default_in_debug(
+    run: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, debug: bool, *, args: list[str], reload: bool
+) -> None:
+    settings.DEBUG = debug
+    asked: list[bool] = []
+    monkeypatch.setattr(module, "run", lambda worker, port, reload: asked.append(reload) or 0)
+    run(*args)
+    assert asked == [reload]
+
+
+def test_several_processes_have_a_supervisor(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Recorded:
+        def __init__(self, count: int, run_worker: Callable[[int], int]) -> None:
+            asked.append(count)
+            self.run = lambda: run_worker(1)
+
+    monkeypatch.setattr(module, "Supervisor", Recorded)
+    monkeypatch.setattr(module, "run", lambda worker, port: asked.append(port) or 0)
+    run("--processes", "3", "--health-port", "9000")
+    assert asked == [3, 9001]
+
+
+def test_exit_code_of_the_worker_is_that_of_the_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "run", lambda *args, **kwargs: ExitCode.ABANDONED)
+    with pytest.raises(SystemExit) as caught:
+        run()
+    assert caught.value.code == 4
+
+
+def test_only_chosen_topics_are_served(run: Any) -> None:
+    from datetime import datetime
+
+    close_order.using(due_at=datetime.fromisoformat(LONG_AGO)).enqueue(5)
+    run("--burst", "--topics=-orders")
+    assert seen == []
+    run("--burst", "--topics", "orders")
+    assert seen == [(5, "unpaid")]
+
+
+# Options
+
+
+def test_defaults() -> None:
+    options = parse()
+    assert (options.topics, options.concurrency, options.processes, options.burst) == ("all", 8, 1, False)
+    assert (options.shutdown_timeout, options.connect_timeout, options.health_port) == (25, 30, None)
+    assert (options.reload, options.embedded, options.max_messages) == (None, False, None)
+
+
+def test_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYQ_CONCURRENCY", "3")
+    monkeypatch.setenv("DELAYQ_SHUTDOWN_TIMEOUT", "9.5")
+    monkeypatch.setenv("DELAYQ_TOPICS", "orders")
+    options = parse("--topics", "mail")
+    assert (options.concurrency, options.shutdown_timeout, options.topics) == (3, 9.5, "mail")
+
+
+def test_wrong_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYQ_CONCURRENCY", "many")
+    assert "--concurrency" in str(refused())
+
+
+def test_help_names_the_exit_codes() -> None:
+    assert "0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6 stuck" in str(Command.__doc__)
+
+
+def test_embedded_server_lives_as_long_as_the_command(
+    settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DEBUG = True
+    settings.DELAYQ = {}
+    monkeypatch.chdir(tmp_path)
+    seen_urls: list[str] = []
+    monkeypatch.setattr(module, "run", lambda worker, *args, **kwargs: seen_urls.append(get_settings().redis) or 0)
+    call_command("run_delayq", "--embedded", stdout=StringIO(), stderr=StringIO())
+    assert seen_urls[0].startswith("unix://")
+    assert (tmp_path / ".delayq").is_dir()
+    assert get_settings().redis == ""

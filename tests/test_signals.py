@@ -1,0 +1,148 @@
+"""Signals for every change of state. Those of the worker's parts are in tests/worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.dispatch import Signal
+
+from django_delayq import DuplicateMessage, pause_topic, resume_topic, signals
+from django_delayq.signals import Event
+from django_delayq.store.redis import RedisStore
+from tests.tasks import close_order, record
+
+Listen = Callable[[Signal], list[tuple[str, list[Event]]]]
+ALL = [value for value in vars(signals).values() if isinstance(value, Signal)]
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Connects a receiver and gives what it hears: the sender and the events of each batch."""
+    connected: list[tuple[Signal, Any]] = []
+
+    def connect(signal: Signal) -> list[tuple[str, list[Event]]]:
+        heard: list[tuple[str, list[Event]]] = []
+
+        def receive(sender: str, events: Any, **kwargs: Any) -> None:
+            heard.append((sender, list(events)))
+
+        signal.connect(receive)
+        connected.append((signal, receive))
+        return heard
+
+    yield connect
+    for signal, receive in connected:
+        signal.disconnect(receive)
+
+
+def test_there_is_one_for_every_change() -> None:
+    assert len(ALL) == 14
+    assert {id(signal) for signal in ALL} == {id(getattr(signals, name)) for name in (
+        "enqueued", "rescheduled", "cancelled", "expired", "started", "acked", "retried", "snoozed", "released",
+        "dead", "reclaimed", "lease_lost", "topic_paused", "topic_resumed",
+    )}  # fmt: skip
+
+
+def test_enqueued_tells_topic_task_and_key(delayq: RedisStore, listen: Listen) -> None:
+    heard = listen(signals.enqueued)
+    handle = close_order.using(key="order:5").enqueue(5)
+    assert heard == [("orders", [Event(handle.id, "tests.tasks.close_order", "order:5")])]
+
+
+def test_batch_is_one_signal(delayq: RedisStore, listen: Listen) -> None:
+    heard = listen(signals.enqueued)
+    handles = record.enqueue_many([(n,) for n in range(700)])
+    assert [len(events) for _, events in heard] == [500, 200]
+    assert [event.id for _, events in heard for event in events] == [handle.id for handle in handles]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_enqueued_comes_with_the_commit(delayq: RedisStore, listen: Listen) -> None:
+    heard = listen(signals.enqueued)
+    with transaction.atomic():
+        record.enqueue(1)
+        assert heard == []
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("mode", ["raise", "keep"])
+def test_what_was_not_stored_is_not_told(delayq: RedisStore, listen: Listen, mode: Any) -> None:
+    keyed = record.using(key="k", delay=60, on_duplicate=mode)
+    keyed.enqueue(1)
+    heard = listen(signals.enqueued)
+    try:
+        keyed.enqueue(2)
+    except DuplicateMessage:
+        assert mode == "raise"
+    assert heard == []
+
+
+def test_what_replaces_is_told(delayq: RedisStore, listen: Listen) -> None:
+    keyed = record.using(key="k", delay=60, on_duplicate="replace")
+    heard = listen(signals.enqueued)
+    for value in (1, 2):
+        keyed.enqueue(value)
+    assert len(heard) == 2
+
+
+def test_cancelled_and_rescheduled(delayq: RedisStore, listen: Listen) -> None:
+    cancelled, rescheduled = listen(signals.cancelled), listen(signals.rescheduled)
+    handle = close_order.using(key="order:5", delay=60).enqueue(5)
+    close_order.reschedule(key="order:5", delay=90)
+    assert (rescheduled, cancelled) == ([("orders", [Event(handle.id, key="order:5")])], [])
+    close_order.cancel(id=handle.id)
+    assert cancelled == [("orders", [Event(handle.id)])]
+
+
+def test_topic_paused_and_resumed(delayq: RedisStore, listen: Listen) -> None:
+    paused, resumed = listen(signals.topic_paused), listen(signals.topic_resumed)
+    pause_topic("orders", by="ops", reason="SMTP")
+    resume_topic("orders")
+    assert paused == [("orders", [Event("", reason="SMTP")])]
+    assert resumed == [("orders", [Event("")])]
+
+
+def test_receiver_may_listen_to_one_topic(delayq: RedisStore) -> None:
+    heard: list[Any] = []
+
+    def receive(sender: str, events: Any, **kwargs: Any) -> None:
+        heard.extend(events)
+
+    signals.enqueued.connect(receive, sender="orders")
+    try:
+        record.enqueue(1)
+        close_order.enqueue(5)
+    finally:
+        signals.enqueued.disconnect(receive, sender="orders")
+    assert [event.task for event in heard] == ["tests.tasks.close_order"]
+
+
+def test_receiver_that_fails_is_logged_and_harms_nobody(
+    delayq: RedisStore, listen: Listen, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(**kwargs: Any) -> None:
+        raise ValueError("a receiver's bug")
+
+    signals.enqueued.connect(fail)
+    heard = listen(signals.enqueued)
+    try:
+        with caplog.at_level(logging.ERROR, "delayq"):
+            assert record.enqueue(1).outcome == "stored"
+    finally:
+        signals.enqueued.disconnect(fail)
+    assert len(heard) == 1
+    assert 'failed: ValueError("a receiver\'s bug")' in caplog.text
+
+
+def test_nothing_is_sent_without_events(listen: Listen) -> None:
+    heard = listen(signals.dead)
+    signals.report(signals.dead, "orders", [])
+    assert heard == []
+
+
+def test_event_needs_only_an_id() -> None:
+    assert Event("x")[1:] == ("", None, 0, 0.0, 0.0, None, "")

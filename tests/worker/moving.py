@@ -1,0 +1,64 @@
+"""Moves what time would move: due times and leases, on the server and in the worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from django_delayq import topic_stats
+from django_delayq.store import keys
+from django_delayq.store.keys import Partition
+from django_delayq.store.lease import Lease
+from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import Handle
+
+LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """What the condition gives once it is true. For what other threads do; polls every millisecond."""
+    until = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < until, f"not within {seconds} s"
+        time.sleep(0.001)
+    return answer
+
+
+def make_due(store: RedisStore, handle: Handle) -> None:
+    """As if its delay were over."""
+    store.reschedule(Partition(handle.topic, 0), handle.identity, "1000000000000")
+
+
+def end_lease(store: RedisStore, lease: Lease) -> None:
+    """As if its ttr were over without a word from the worker."""
+    store.command("ZADD", keys.leased_key(store.prefix, lease.partition), "XX", 1, lease.id)
+
+
+def steal(store: RedisStore, lease: Lease) -> Lease:
+    """As if the worker had been too slow: another one runs the message now."""
+    end_lease(store, lease)
+    store.reclaim(lease.partition)
+    store.reschedule(lease.partition, lease.id, "1000000000000")
+    (other,) = store.claim(lease.partition, 1).leases
+    return other
+
+
+def pass_time(lease: Lease, seconds: float) -> None:
+    """As if the lease had been taken so many seconds earlier, by the worker's own clock."""
+    lease.claimed_at -= seconds
+    lease.renewed_at -= seconds
+    if lease.started_at:
+        lease.started_at -= seconds
+
+
+def counters(topic: str) -> dict[str, int]:
+    """What has happened to the topic's messages."""
+    return {name: count for name, count in topic_stats(topic).counters.items() if count}
+
+
+def ended(store: RedisStore, topic: str) -> list[dict[str, bytes]]:
+    """The entries of the finished stream."""
+    stream = keys.finished_key(store.prefix, Partition(topic, 0))
+    return [{name.decode(): value for name, value in fields.items()} for _, fields in store.client.xrange(stream)]

@@ -1,0 +1,369 @@
+"""Claiming when something is due, and sleeping exactly until then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from django_delayq import pause_topic, purge_topic, resume_topic, topic_stats
+from django_delayq.exceptions import DelayQError
+from django_delayq.store.keys import Partition
+from django_delayq.store.lease import Lease
+from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import Handle
+from django_delayq.worker import dispatcher as module
+from django_delayq.worker.dispatcher import Dispatcher
+from django_delayq.worker.shared import Shared
+from tests.faults import lost_answers, scripts_run
+from tests.tasks import crowd, noop, record, remind
+from tests.worker.conftest import Heard
+from tests.worker.moving import LONG_AGO, counters
+
+DEFAULT = Partition("default", 0)
+
+
+class Takes:
+    """A pool or an event loop that runs nothing."""
+
+    def __init__(self, size: int = 100) -> None:
+        self.size = size
+        self.fed: list[Lease] = []
+        self.stuck = False
+        self.kicks = 0
+        self.old: list[Lease] = []
+
+    def room(self) -> int:
+        return max(0, self.size - len(self.fed))
+
+    def feed(self, leases: Sequence[Lease]) -> None:
+        self.fed += leases
+
+    def kick(self) -> None:
+        self.kicks += 1
+
+    def take_back(self, older_than: float = -1.0) -> list[Lease]:
+        assert older_than == module.BUFFER_SECONDS
+        old, self.old = self.old, []
+        return old
+
+
+@pytest.fixture
+def pool() -> Takes:
+    return Takes()
+
+
+@pytest.fixture
+def coroutines() -> Takes:
+    return Takes()
+
+
+@pytest.fixture
+def released() -> list[Lease]:
+    return []
+
+
+@pytest.fixture
+def dispatcher(shared: Shared, pool: Any, coroutines: Any, released: list[Lease]) -> Dispatcher:
+    return Dispatcher(shared, pool, coroutines, released.extend)
+
+
+def due(count: int, task: Any = record) -> list[Handle]:
+    return task.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(count)])  # type: ignore[no-any-return]
+
+
+def settle_down(dispatcher: Dispatcher) -> float:
+    """Rounds until nothing is due; gives the length of the sleep."""
+    for _ in range(50):
+        pause = dispatcher.run_once()
+        if dispatcher.nothing_due:
+            return pause
+    raise AssertionError("always something due")
+
+
+def test_claims_what_is_due_and_holds_it(dispatcher: Dispatcher, pool: Takes, shared: Shared) -> None:
+    handles = due(3)
+    settle_down(dispatcher)
+    assert {lease.id.hex() for lease in pool.fed} == {handle.id for handle in handles}
+    assert shared.held == set(pool.fed)
+    assert dispatcher.claimed == 3
+
+
+def test_leaves_what_is_not_due(dispatcher: Dispatcher, pool: Takes) -> None:
+    record.using(delay=3600).enqueue(1)
+    settle_down(dispatcher)
+    assert pool.fed == []
+
+
+def test_sleeps_until_the_next_due_time(dispatcher: Dispatcher, shared: Shared) -> None:
+    settle_down(dispatcher)
+    handle = record.using(delay=0.4).enqueue(1)
+    assert handle.due_ms is not None
+    dispatcher.hint(DEFAULT, handle.due_ms)
+    pause = dispatcher.run_once()
+    assert pause == pytest.approx((handle.due_ms - shared.clock.now_ms()) / 1000, abs=0.05)
+
+
+def test_wakes_after_the_due_time_and_not_before(dispatcher: Dispatcher, shared: Shared, pool: Takes) -> None:
+    settle_down(dispatcher)
+    handle = record.using(delay=0.05).enqueue(1)
+    assert handle.due_ms is not None
+    dispatcher.hint(DEFAULT, handle.due_ms)
+    rounds = 0
+    while not pool.fed:
+        pause = dispatcher.run_once()
+        rounds += 1
+        if not pool.fed:
+            dispatcher.sleeper.wait(pause)
+    assert shared.clock.now_ms() >= handle.due_ms
+    assert rounds <= 4
+
+
+def test_never_sleeps_longer_than_the_sweep_interval(dispatcher: Dispatcher) -> None:
+    record.using(delay=3600).enqueue(1)
+    assert 0 < settle_down(dispatcher) <= 1.0
+
+
+def test_idle_round_costs_no_script(dispatcher: Dispatcher, delayq: RedisStore) -> None:
+    record.using(delay=3600).enqueue(1)
+    settle_down(dispatcher)
+    dispatcher._sweep_at = 0
+    before = scripts_run(delayq)
+    dispatcher.run_once()
+    assert scripts_run(delayq) == before
+
+
+def test_sweep_finds_what_no_hint_told(dispatcher: Dispatcher, pool: Takes) -> None:
+    settle_down(dispatcher)
+    due(1)
+    dispatcher.run_once()
+    assert pool.fed == []
+    dispatcher._sweep_at = 0
+    settle_down(dispatcher)
+    assert len(pool.fed) == 1
+
+
+def test_hint_is_heard_at_once(dispatcher: Dispatcher, pool: Takes) -> None:
+    settle_down(dispatcher)
+    due(1)
+    dispatcher.hint(DEFAULT, 0)
+    assert not dispatcher.sleeper._lock.locked()
+    settle_down(dispatcher)
+    assert len(pool.fed) == 1
+
+
+def test_hint_for_everything(dispatcher: Dispatcher, pool: Takes) -> None:
+    settle_down(dispatcher)
+    due(1)
+    due(1, crowd)
+    dispatcher.hint(None, 0)
+    settle_down(dispatcher)
+    assert {lease.partition.topic for lease in pool.fed} == {"default", "crowd"}
+
+
+def test_claims_no_more_than_there_is_room_for(dispatcher: Dispatcher, pool: Takes) -> None:
+    pool.size = 7
+    due(20)
+    for _ in range(5):
+        dispatcher.run_once()
+    assert len(pool.fed) == 7
+    pool.size = 20
+    settle_down(dispatcher)
+    assert len(pool.fed) == 20
+
+
+def test_looks_again_soon_while_due_messages_wait_for_room(dispatcher: Dispatcher, pool: Takes) -> None:
+    pool.size = 1
+    due(2)
+    dispatcher.run_once()
+    assert 0 < dispatcher.run_once() <= 0.05
+
+
+def test_idle_threads_beside_a_full_buffer_are_kicked(dispatcher: Dispatcher, pool: Takes) -> None:
+    pool.stuck = True
+    assert dispatcher.run_once() == module.KICK
+    assert pool.kicks == 1
+
+
+def test_coroutines_go_to_the_event_loop(dispatcher: Dispatcher, pool: Takes, coroutines: Takes) -> None:
+    due(2, remind)
+    due(3)
+    settle_down(dispatcher)
+    assert (len(coroutines.fed), len(pool.fed)) == (2, 3)
+
+
+def test_topic_of_both_kinds_needs_room_for_both(dispatcher: Dispatcher, coroutines: Takes) -> None:
+    coroutines.size = 2
+    due(5, remind)
+    for _ in range(4):
+        dispatcher.run_once()
+    assert len(coroutines.fed) == 2
+
+
+def test_full_event_loop_does_not_stop_the_threads(dispatcher: Dispatcher, pool: Takes, coroutines: Takes) -> None:
+    from tests.tasks import wait_async
+
+    coroutines.size = 0
+    wait_async.using(due_at=LONG_AGO).enqueue()
+    due(3, crowd)
+    for _ in range(4):
+        dispatcher.run_once()
+    assert (len(pool.fed), coroutines.fed) == (3, [])
+
+
+def test_flood_in_one_topic_starves_none(dispatcher: Dispatcher, pool: Takes) -> None:
+    pool.size = 0
+    due(300)
+    due(30, crowd)
+    dispatcher.run_once()
+    pool.size = 60
+    for _ in range(10):
+        dispatcher.run_once()
+    served = [lease.partition.topic for lease in pool.fed]
+    assert served.count("crowd") == 30
+
+
+def test_limit_of_messages(dispatcher: Dispatcher, pool: Takes) -> None:
+    dispatcher.limit = 5
+    due(20)
+    for _ in range(5):
+        dispatcher.run_once()
+    assert len(pool.fed) == dispatcher.claimed == 5
+
+
+def test_paused_topic_costs_nothing_and_goes_on_when_resumed(
+    dispatcher: Dispatcher, pool: Takes, delayq: RedisStore
+) -> None:
+    due(1)
+    pause_topic("default")
+    settle_down(dispatcher)
+    assert pool.fed == []
+    before = scripts_run(delayq)
+    dispatcher._sweep_at = 0
+    dispatcher.run_once()
+    assert scripts_run(delayq) == before
+    resume_topic("default")
+    dispatcher._sweep_at = 0
+    settle_down(dispatcher)
+    assert len(pool.fed) == 1
+
+
+def test_expired_messages_are_told(dispatcher: Dispatcher, heard: Heard, pool: Takes) -> None:
+    handle = record.using(due_at=LONG_AGO, expires=60, key="k").enqueue(1)
+    settle_down(dispatcher)
+    assert pool.fed == []
+    assert [(event.id, event.reason) for event in heard["expired"]] == [(handle.id, "expired")]
+    assert counters("default")["expired"] == 1
+
+
+def test_new_partitions_are_found_while_it_runs(
+    dispatcher: Dispatcher, pool: Takes, settings: Any, delayq: RedisStore
+) -> None:
+    settle_down(dispatcher)
+    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 4}}}
+    due(40, crowd)
+    dispatcher._sweep_at = dispatcher._partitions_at = 0
+    delayq.partitions.forget()
+    settle_down(dispatcher)
+    assert len(pool.fed) == 40
+
+
+def test_what_waited_too_long_in_the_buffer_is_released(
+    dispatcher: Dispatcher, pool: Takes, released: list[Lease]
+) -> None:
+    due(1)
+    settle_down(dispatcher)
+    pool.old = list(pool.fed)
+    dispatcher.run_once()
+    assert released == pool.old or len(released) == 1
+
+
+def test_claim_whose_answer_is_lost_is_given_back(dispatcher: Dispatcher, pool: Takes, delayq: RedisStore) -> None:
+    """Nobody knows of these leases: they would run out, and each would count as a crash."""
+    due(3)
+    with lost_answers() as lost, pytest.raises(DelayQError):
+        dispatcher.run_once()
+    assert len(lost) == 1
+    assert pool.fed == []
+    settle_down(dispatcher)
+    assert {(lease.attempt, lease.crashes) for lease in pool.fed} == {(1, 0)}
+    assert len(pool.fed) == 3
+    assert topic_stats("default").leased == 3
+
+
+def test_release_whose_answer_is_lost_is_repeated(dispatcher: Dispatcher, pool: Takes) -> None:
+    due(3)
+    with lost_answers(times=2):
+        for _ in range(2):
+            with pytest.raises(DelayQError):
+                dispatcher.run_once()
+    settle_down(dispatcher)
+    assert {(lease.attempt, lease.crashes) for lease in pool.fed} == {(1, 0)}
+    assert len(pool.fed) == 3
+
+
+def test_redis_that_is_back_is_said_and_everything_is_looked_at(
+    dispatcher: Dispatcher,
+    pool: Takes,
+    shared: Shared,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from django_delayq.exceptions import StoreUnavailable
+
+    def away(*args: object) -> Any:
+        raise StoreUnavailable("away")
+
+    settle_down(dispatcher)
+    assert dispatcher.connected
+    due(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shared.store, "wakeups", away)
+        dispatcher._sweep_at = 0
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                dispatcher.run_once()
+            assert not dispatcher.connected
+    settle_down(dispatcher)
+    assert dispatcher.connected
+    assert len(pool.fed) == 1
+    assert caplog.text.count("Redis is back after") == 1
+
+
+def test_follows_the_servers_clock(dispatcher: Dispatcher, shared: Shared, delayq: RedisStore) -> None:
+    settle_down(dispatcher)
+    assert shared.clock.now_ms() == pytest.approx(delayq.clock_ms(), abs=50)
+
+
+def test_purged_topic_is_quiet(dispatcher: Dispatcher, pool: Takes) -> None:
+    handle = record.using(delay=0.3).enqueue(1)
+    settle_down(dispatcher)
+    purge_topic("default")
+    dispatcher.agenda.look(DEFAULT, 0)
+    settle_down(dispatcher)
+    assert handle.get() is None
+    assert pool.fed == []
+    assert dispatcher.agenda.turns[DEFAULT].due_ms is None
+
+
+def test_unknown_task_goes_to_the_threads(
+    dispatcher: Dispatcher, pool: Takes, coroutines: Takes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_delayq import tasks
+
+    due(1, remind)
+    monkeypatch.setattr(tasks, "by_code", {})
+    settle_down(dispatcher)
+    assert (len(pool.fed), coroutines.fed) == (1, [])
+
+
+def test_many_due_messages_are_claimed_quickly(dispatcher: Dispatcher, pool: Takes, delayq: RedisStore) -> None:
+    pool.size = 1000
+    noop.using(due_at=LONG_AGO).enqueue_many([()] * 1000)
+    before, begun = scripts_run(delayq), time.monotonic()
+    settle_down(dispatcher)
+    assert len(pool.fed) == 1000
+    assert scripts_run(delayq) - before < 30
+    assert time.monotonic() - begun < 5

@@ -1,0 +1,303 @@
+"""One message, one run, one outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from django_delayq import DelayQError, current_message, tasks
+from django_delayq.message import Attempts
+from django_delayq.store import keys
+from django_delayq.store.keys import Partition
+from django_delayq.store.lease import Lease
+from django_delayq.worker import executor as module
+from django_delayq.worker.executor import Executor
+from django_delayq.worker.outcome import Outcome, Result
+from django_delayq.worker.shared import Shared
+from tests.tasks import act, act_async, close_order, look, look_async, noop, record, seen, wrongly_backed_off
+from tests.worker.conftest import Heard
+from tests.worker.moving import LONG_AGO
+
+Claim = Callable[..., Lease]
+Run = Callable[[Lease], Outcome]
+TABLE: list[tuple[str, Result, int | None, str]] = [
+    ("return", Result.ACKED, None, ""),
+    ("fail", Result.RETRIED, 7_000, "ValueError: it failed"),
+    ("unworthy", Result.DEAD, None, "TypeError: a bug"),
+    ("retry", Result.RETRIED, 7_000, "Retry: later"),
+    ("retry-in", Result.RETRIED, 42_000, "Retry: "),
+    ("retry-wrong", Result.DEAD, None, "Retry: ; and its delay failed: InvalidDelay: delay must be zero or more"),
+    ("snooze", Result.SNOOZED, 30_000, "Snooze: "),
+    ("snooze-wrong", Result.DEAD, None, "and its delay failed: InvalidDelay: delay must be zero or more"),
+    ("reject", Result.DEAD, None, "no such order"),
+    ("exit", Result.RETRIED, 7_000, "SystemExit: 3"),
+    ("interrupt", Result.RETRIED, 7_000, "KeyboardInterrupt: "),
+    ("mute", Result.RETRIED, 7_000, "Mute: its message cannot be shown"),
+    ("surrogate", Result.RETRIED, 7_000, r"ValueError: half a character: \ud800"),
+    ("cancelled", Result.RETRIED, 7_000, "CancelledError: "),
+]
+
+
+@pytest.fixture
+def run(executor: Executor, outcomes: list[Outcome]) -> Run:
+    """Runs a lease as the pool or the event loop would; gives its outcome."""
+
+    def run_lease(lease: Lease) -> Outcome:
+        task = tasks.by_code.get(lease.record[19:23])
+        if task is not None and task.definition.is_async:
+            asyncio.run(executor.run_async(lease))
+        else:
+            thread = threading.Thread(target=executor.run, args=(lease,))
+            thread.start()
+            thread.join(20)
+        assert outcomes[-1].lease is lease
+        return outcomes.pop()
+
+    return run_lease
+
+
+def with_attempts(lease: Lease, attempt: int, crashes: int = 0) -> Lease:
+    """As if it were a later run."""
+    lease.entry = attempt.to_bytes(2, "big") + crashes.to_bytes(2, "big") + lease.entry[4:]
+    return lease
+
+
+# Every way to end
+
+
+@pytest.mark.parametrize("task", [act, act_async], ids=["def", "async def"])
+@pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
+def test_outcome(claim: Claim, run: Run, task: Any, row: tuple[str, Result, int | None, str]) -> None:
+    mode, result, delay_ms, reason = row
+    outcome = run(claim(task, mode))
+    assert (outcome.result, outcome.delay_ms) == (result, delay_ms)
+    assert outcome.reason == reason or (len(reason) > 30 and reason in outcome.reason)
+    assert outcome.task is task
+
+
+@pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 7_000), (2, 70_000)])
+def test_backoff_grows_with_the_failures(claim: Claim, run: Run, attempt: int, delay_ms: int) -> None:
+    assert run(with_attempts(claim(act, "fail"), attempt)).delay_ms == delay_ms
+
+
+@pytest.mark.parametrize("mode", ["fail", "retry", "retry-in", "exit", "mute"])
+def test_last_attempt_ends_dead(claim: Claim, run: Run, mode: str) -> None:
+    outcome = run(with_attempts(claim(act, mode), 3))
+    assert (outcome.result, outcome.delay_ms) == (Result.DEAD, None)
+
+
+def test_snooze_is_no_attempt(claim: Claim, run: Run) -> None:
+    assert run(with_attempts(claim(act, "snooze"), 3)).result is Result.SNOOZED
+
+
+def test_crashes_are_no_failures(claim: Claim, run: Run) -> None:
+    outcome = run(with_attempts(claim(act, "fail"), 4, crashes=2))
+    assert (outcome.result, outcome.delay_ms) == (Result.RETRIED, 70_000)
+    assert run(with_attempts(claim(act, "fail"), 5, crashes=2)).result is Result.DEAD
+
+
+@pytest.mark.parametrize(("max_attempts", "result"), [(1, Result.DEAD), (2, Result.RETRIED)])
+def test_max_attempts_of_one_message(claim: Claim, run: Run, max_attempts: int, result: Result) -> None:
+    assert run(claim(act.using(max_attempts=max_attempts), "fail")).result is result
+
+
+def test_max_attempts_of_one_message_may_be_more(claim: Claim, run: Run) -> None:
+    assert run(with_attempts(claim(act.using(max_attempts=9), "fail"), 8)).result is Result.RETRIED
+
+
+def test_backoff_that_fails_ends_dead_and_says_both(claim: Claim, run: Run) -> None:
+    outcome = run(claim(wrongly_backed_off))
+    assert outcome.result is Result.DEAD
+    assert outcome.reason.startswith("ValueError: it failed; and its delay failed: ZeroDivisionError")
+
+
+def test_failure_has_its_traceback(claim: Claim, run: Run) -> None:
+    assert 'ValueError("it failed")' in run(claim(act, "fail")).traceback
+    assert run(claim(act, "reject")).traceback == ""
+
+
+def test_reason_and_traceback_are_bounded(claim: Claim, run: Run) -> None:
+    outcome = run(claim(act, "long"))
+    assert len(outcome.reason) == module.MAX_REASON
+    assert len(outcome.traceback) == module.MAX_TRACEBACK
+
+
+@pytest.mark.parametrize("mode", ["surrogate", "mute", "long"])
+def test_whatever_a_failure_says_can_be_stored(claim: Claim, run: Run, mode: str) -> None:
+    outcome = run(claim(act, mode))
+    assert (outcome.reason + outcome.traceback).encode()
+
+
+# What cannot run
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this worker had older code."""
+    monkeypatch.setattr(tasks, "by_code", {})
+
+
+def test_unknown_task_waits_for_a_worker_that_knows_it(claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = claim(noop)
+    forget(monkeypatch)
+    outcome = run(lease)
+    assert (outcome.result, outcome.delay_ms, outcome.reason) == (Result.SNOOZED, 5_000, "unknown_task")
+
+
+def test_unknown_task_is_dead_after_the_grace(claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = claim(noop)
+    forget(monkeypatch)
+    lease.entry = lease.entry[:10] + (lease.first_claimed_at_ms - 601_000).to_bytes(6, "big") + lease.entry[16:]
+    outcome = run(lease)
+    assert (outcome.result, outcome.reason) == (Result.DEAD, "unknown_task")
+
+
+def test_message_never_causes_an_import(claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = claim(noop)
+    forget(monkeypatch)
+    with mock.patch("builtins.__import__", side_effect=AssertionError("imported")):
+        assert run(lease).reason == "unknown_task"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record: b"",
+        lambda record: record[:10],
+        lambda record: record[:23],
+        lambda record: record[:-1],
+        lambda record: record[:23] + b"\x80\x04}.",
+        lambda record: record[:23] + b'{"args":{}}',
+        lambda record: record[:23] + b"5",
+        lambda record: record[:14] + bytes([record[14] | 0b100]) + record[15:],
+        lambda record: record[:14] + bytes([0x21]) + record[15:],
+    ],
+    ids=["empty", "cut header", "no body", "cut body", "pickle", "wrong type", "number", "not compressed", "version 2"],
+)
+def test_undecodable_message_is_dead_with_the_reason(claim: Claim, run: Run, damage: Callable[[bytes], bytes]) -> None:
+    lease = claim(record, "x")
+    lease.record = damage(lease.record)
+    outcome = run(lease)
+    assert outcome.result is Result.DEAD
+    assert outcome.reason.startswith("undecodable: ")
+    assert seen == []
+
+
+def test_compressed_bomb_is_undecodable(claim: Claim, run: Run) -> None:
+    import zlib
+
+    lease = claim(record, "x")
+    bomb = zlib.compress(b'["' + b"x" * 3_000_000 + b'"]', 9)
+    lease.record = lease.record[:14] + bytes([lease.record[14] | 0b100]) + lease.record[15:23] + bomb
+    assert "larger than 1048576" in run(lease).reason
+
+
+def test_arguments_that_no_longer_bind_are_dead(claim: Claim, run: Run) -> None:
+    lease = claim(noop, 1, 2, 3)
+    lease.record = lease.record[:19] + close_order.definition.code + lease.record[23:]
+    outcome = run(lease)
+    assert outcome.result is Result.DEAD
+    assert outcome.reason.startswith("bad_args: tests.tasks.close_order(order_id")
+    assert seen == []
+
+
+# Around the task
+
+
+def test_task_gets_its_arguments(claim: Claim, run: Run) -> None:
+    run(claim(close_order, 5, reason="stock"))
+    assert seen == [(5, "stock")]
+
+
+@pytest.mark.parametrize("task", [look, look_async], ids=["def", "async def"])
+def test_task_sees_its_own_message(claim: Claim, run: Run, task: Any) -> None:
+    lease = claim(task.using(key="k", headers={"trace": "t"}, priority="high"))
+    run(with_attempts(lease, 2))
+    for message in seen:
+        assert (message.id, message.key, message.topic) == (lease.id.hex(), "k", "default")
+        assert (message.task, message.state, message.attempt) == (task.name, "leased", 2)
+        assert (message.due_at, dict(message.headers)) == (LONG_AGO, {"trace": "t"})
+        assert message.enqueued_at > LONG_AGO
+        assert not message.lease_lost
+        lease.lost = True
+        assert message.lease_lost
+        lease.lost = False
+    assert len(seen) in (1, 2)
+
+
+@pytest.mark.parametrize("task", [look, look_async], ids=["def", "async def"])
+def test_message_is_current_only_while_its_task_runs(claim: Claim, run: Run, task: Any) -> None:
+    run(claim(task))
+    with pytest.raises(DelayQError, match="only while a worker runs a task"):
+        current_message()
+
+
+def test_coroutines_beside_each_other_see_their_own_messages(
+    claim: Claim, executor: Executor, outcomes: list[Outcome]
+) -> None:
+    leases = [claim(look_async.using(key=f"k{n}")) for n in range(5)]
+
+    async def beside() -> None:
+        await asyncio.gather(*(executor.run_async(lease) for lease in leases))
+
+    asyncio.run(beside())
+    assert sorted(message.key for message in seen) == sorted([f"k{n}" for n in range(5)] * 2)
+
+
+@pytest.mark.parametrize("mode", ["return", "fail", "exit"])
+def test_old_connections_are_closed_around_every_task(claim: Claim, run: Run, mode: str) -> None:
+    with mock.patch.object(module, "close_old_connections") as close:
+        run(claim(act, mode))
+    assert close.call_count == 2
+
+
+def test_old_connections_are_closed_before_a_coroutine(claim: Claim, run: Run) -> None:
+    threads: list[threading.Thread] = []
+    with mock.patch.object(module, "close_old_connections", lambda: threads.append(threading.current_thread())):
+        run(claim(act_async))
+    assert len(threads) == 1
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_database_that_cannot_be_closed_does_not_end_the_thread(claim: Claim, run: Run, failing: int) -> None:
+    answers = [None, None]
+    answers[failing - 1] = OSError("the database is gone")  # type: ignore[call-overload]
+    with mock.patch.object(module, "close_old_connections", side_effect=answers):
+        outcome = run(claim(act))
+    assert outcome.result in (Result.ACKED, Result.DEAD, Result.RETRIED)
+
+
+def test_times_are_measured(claim: Claim, run: Run, shared: Shared) -> None:
+    lease = claim(act)
+    outcome = run(lease)
+    assert lease.claimed_at <= lease.started_at <= outcome.ended_at
+    event = outcome.event(shared.clock)
+    assert 0 <= event.run_ms < 5_000
+    assert event.lateness_ms > 1e11
+
+
+def test_started_is_sent_only_when_somebody_listens(claim: Claim, run: Run, heard: Heard) -> None:
+    lease = claim(act.using(key="k"))
+    run(lease)
+    (event,) = heard["started"]
+    assert (event.id, event.task, event.key, event.attempt) == (lease.id.hex(), "tests.tasks.act", "k", 1)
+
+
+def test_what_cannot_run_is_not_started(claim: Claim, run: Run, heard: Heard) -> None:
+    lease = claim(act)
+    lease.record = b""
+    run(lease)
+    assert heard["started"] == []
+    assert lease.started_at == 0
+
+
+def test_attempts_of_the_store_and_of_the_lease_are_the_same(claim: Claim, shared: Shared) -> None:
+    lease = claim(act)
+    raw = shared.store.command("HGET", keys.partition_keys(shared.store.prefix, Partition("modes", 0))[5], lease.id)
+    entry = Attempts.decode(raw)
+    assert (entry.attempt, entry.crashes, entry.due_at_ms) == (lease.attempt, lease.crashes, lease.due_at_ms)
+    assert (entry.first_claimed_at_ms, entry.token) == (lease.first_claimed_at_ms, lease.token)

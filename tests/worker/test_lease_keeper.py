@@ -1,0 +1,163 @@
+"""Leases of what is held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from django_delayq.store.keys import leased_key
+from django_delayq.store.lease import Lease
+from django_delayq.store.redis import RedisStore
+from django_delayq.worker import lease_keeper as module
+from django_delayq.worker.lease_keeper import LeaseKeeper
+from django_delayq.worker.shared import Shared
+from tests.faults import scripts_run
+from tests.tasks import act, hang, hang_async, noop
+from tests.worker.conftest import Heard
+from tests.worker.moving import pass_time, steal
+
+Claim = Callable[..., Lease]
+
+
+@pytest.fixture
+def overruns() -> list[Lease]:
+    return []
+
+
+@pytest.fixture
+def keeper(shared: Shared, overruns: list[Lease], monkeypatch: pytest.MonkeyPatch) -> LeaseKeeper:
+    monkeypatch.setattr(module.faulthandler, "dump_traceback", lambda **kwargs: None)
+    return LeaseKeeper(shared, overruns.append)
+
+
+def deadline(store: RedisStore, lease: Lease) -> float:
+    return float(store.command("ZSCORE", leased_key(store.prefix, lease.partition), lease.id))
+
+
+def started(lease: Lease, seconds_ago: float = 0.0) -> Lease:
+    lease.started_at = time.monotonic()
+    pass_time(lease, seconds_ago)
+    return lease
+
+
+def test_lease_is_extended_after_a_third_of_it(keeper: LeaseKeeper, claim: Claim, delayq: RedisStore) -> None:
+    lease = claim(noop)
+    delayq.command("ZADD", leased_key(delayq.prefix, lease.partition), "XX", int(delayq.clock_ms() + 10_000), lease.id)
+    first = deadline(delayq, lease)
+    pass_time(lease, 19)
+    keeper.run_once()
+    assert deadline(delayq, lease) == first
+    pass_time(lease, 2)
+    assert keeper.run_once() == keeper.interval
+    assert deadline(delayq, lease) - delayq.clock_ms() == pytest.approx(60_000, abs=2000)
+    assert time.monotonic() - lease.renewed_at < 5
+
+
+def test_each_partition_is_one_call(keeper: LeaseKeeper, claim: Claim, delayq: RedisStore) -> None:
+    for task in (noop, noop, noop, act, act):
+        pass_time(claim(task), 30)
+    before = scripts_run(delayq)
+    keeper.run_once()
+    assert scripts_run(delayq) - before == 2
+    keeper.run_once()
+    assert scripts_run(delayq) - before == 2
+
+
+def test_what_waits_in_the_buffer_is_extended_too(keeper: LeaseKeeper, claim: Claim, delayq: RedisStore) -> None:
+    lease = claim(hang)
+    assert lease.started_at == 0
+    pass_time(lease, 100)
+    keeper.run_once()
+    assert time.monotonic() - lease.renewed_at < 5
+
+
+def test_lost_lease_is_marked_and_said_once(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore, heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = claim(noop)
+    other = steal(delayq, lease)
+    pass_time(lease, 30)
+    keeper.run_once()
+    keeper.run_once()
+    assert lease.lost
+    assert [(event.id, event.attempt) for event in heard["lease_lost"]] == [(lease.id.hex(), 1)]
+    assert "1 leases of topic default ended although their tasks still run" in caplog.text
+    assert delayq.ack(other.partition, [(other, b"{}")]) == []
+
+
+def test_what_is_settled_meanwhile_is_not_lost(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore, heard: Heard
+) -> None:
+    lease = claim(noop)
+    delayq.ack(lease.partition, [(lease, b"{}")])
+    pass_time(lease, 30)
+    keeper.run_once()
+    assert (lease.lost, heard["lease_lost"]) == (False, [])
+
+
+@pytest.mark.parametrize("task", [hang, hang_async], ids=["def", "async def"])
+def test_task_beyond_its_max_runtime_is_extended_no_more(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore, overruns: list[Lease], *, task: object
+) -> None:
+    lease = started(claim(task), 1.5)
+    first = deadline(delayq, lease)
+    keeper.run_once()
+    keeper.run_once()
+    assert deadline(delayq, lease) == first
+    assert overruns == [lease]
+
+
+def test_max_runtime_counts_from_the_start_of_the_task(
+    keeper: LeaseKeeper, claim: Claim, overruns: list[Lease]
+) -> None:
+    lease = claim(hang)
+    pass_time(lease, 1.5)
+    started(lease, 0.5)
+    keeper.run_once()
+    assert overruns == []
+
+
+def test_overrun_is_noticed_when_it_happens_however_long_the_lease(
+    keeper: LeaseKeeper, claim: Claim, overruns: list[Lease]
+) -> None:
+    """A coroutine with max_runtime=1 and a ttr of an hour must not run for twenty minutes."""
+    lease = started(claim(hang.using(ttr=3600)), 1.5)
+    keeper.run_once()
+    assert overruns == [lease]
+
+
+def test_overrun_of_a_thread_shows_where_it_hangs(
+    keeper: LeaseKeeper, claim: Claim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dumps: list[bool] = []
+    monkeypatch.setattr(module.faulthandler, "dump_traceback", lambda **kwargs: dumps.append(kwargs["all_threads"]))
+    started(claim(hang), 1.5)
+    keeper.run_once()
+    keeper.run_once()
+    assert dumps == [True]
+    assert "task tests.tasks.hang has run for 2 s, more than its max_runtime" in caplog.text
+
+
+def test_overrun_ends_with_its_task(keeper: LeaseKeeper, claim: Claim, shared: Shared) -> None:
+    lease = started(claim(hang), 1.5)
+    keeper.run_once()
+    assert keeper.overrun == 1
+    shared.held.discard(lease)
+    keeper.run_once()
+    assert keeper.overrun == 0
+
+
+def test_coroutine_holds_no_thread(keeper: LeaseKeeper, claim: Claim) -> None:
+    """Coroutines are cancelled; only threads that hang make a worker useless."""
+    started(claim(hang_async), 1.5)
+    keeper.run_once()
+    assert keeper.overrun == 0
+
+
+def test_unknown_task_has_no_max_runtime(keeper: LeaseKeeper, claim: Claim, overruns: list[Lease]) -> None:
+    lease = started(claim(hang), 1.5)
+    lease.record = lease.record[:19] + b"????" + lease.record[23:]
+    keeper.run_once()
+    assert overruns == []

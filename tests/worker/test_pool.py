@@ -1,0 +1,164 @@
+"""Threads and their buffer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from django_delayq.store.keys import Partition
+from django_delayq.store.lease import Lease
+from django_delayq.worker import pool as module
+from django_delayq.worker.pool import Pool
+from tests.worker.moving import eventually
+
+
+def lease(number: int = 0) -> Lease:
+    return Lease(Partition("default", 0), number.to_bytes(16, "big"), b"", bytes(32), time.monotonic())
+
+
+class Work:
+    """What the pool runs: blocks while `blocked` is set."""
+
+    def __init__(self) -> None:
+        self.ran: list[Lease] = []
+        self.threads: set[str] = set()
+        self.free = threading.Event()
+        self.free.set()
+        self.room = threading.Event()
+
+    def run(self, item: Lease) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.free.wait(20)
+        self.ran.append(item)
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def make(work: Work) -> Iterator[Callable[[int], Pool]]:
+    pools: list[Pool] = []
+
+    def start(size: int) -> Pool:
+        pool = Pool(size, work.run, work.room.set)
+        pools.append(pool)
+        pool.start()
+        return pool
+
+    yield start
+    work.free.set()
+    for pool in pools:
+        pool.stop()
+        for slot in pool.slots:
+            slot.thread.join(5)  # type: ignore[union-attr]
+
+
+def test_everything_that_is_fed_is_run_once(make: Callable[[int], Pool], work: Work) -> None:
+    pool = make(4)
+    leases = [lease(n) for n in range(500)]
+    for at in range(0, 500, 50):
+        pool.feed(leases[at : at + 50])
+    eventually(lambda: pool.kick() or len(work.ran) == 500)
+    assert set(work.ran) == set(leases)
+    assert (pool.buffered, pool.running) == (0, [])
+
+
+def test_new_pool_has_room_for_its_threads(make: Callable[[int], Pool]) -> None:
+    assert make(3).room() == 3
+
+
+def test_one_thread_runs_in_the_order_of_feeding(make: Callable[[int], Pool], work: Work) -> None:
+    pool = make(1)
+    leases = [lease(n) for n in range(20)]
+    pool.feed(leases)
+    eventually(lambda: len(work.ran) == 20)
+    assert work.ran == leases
+
+
+def test_long_tasks_run_beside_each_other_on_all_threads(make: Callable[[int], Pool], work: Work) -> None:
+    pool = make(3)
+    work.free.clear()
+    pool.feed([lease(n) for n in range(5)])
+    eventually(lambda: len(pool.running) == 3)
+    assert (pool.buffered, pool.room()) == (2, 0)
+    work.free.set()
+    eventually(lambda: len(work.ran) == 5)
+    assert len(work.threads) == 3
+
+
+def test_short_tasks_let_it_take_work_in_advance_but_not_much(make: Callable[[int], Pool], work: Work) -> None:
+    pool = make(2)
+    pool._mean_s = 0.001
+    assert pool.room() == 2 + int(module.BUFFERED_WORK * 2 / 0.001)
+    pool._mean_s = 1e-9
+    assert pool.room() == 2 + module.MAX_BUFFERED
+    pool._mean_s = 10.0
+    assert pool.room() == 2
+
+
+def test_room_is_told_when_half_of_the_buffer_is_free(make: Callable[[int], Pool], work: Work) -> None:
+    pool = make(1)
+    pool._mean_s = 0.0001
+    work.free.clear()
+    pool.feed([lease(n) for n in range(pool.room())])
+    eventually(lambda: pool.running)
+    assert pool.room() == 0
+    work.room.clear()
+    work.free.set()
+    assert work.room.wait(5)
+
+
+def test_mean_follows_how_long_tasks_take(make: Callable[[int], Pool], work: Work) -> None:
+    pool = make(1)
+    pool.feed([lease(n) for n in range(50)])
+    eventually(lambda: len(work.ran) == 50)
+    eventually(lambda: pool.slots[0].idle)
+    assert 0 < pool._mean_s < 0.05
+
+
+def test_work_beside_idle_threads_is_stuck_until_a_kick(make: Callable[[int], Pool], work: Work) -> None:
+    """What was thought to be short turns out to be long: the others must not wait behind it."""
+    pool = make(2)
+    pool._mean_s = 0.0001
+    work.free.clear()
+    pool.feed([lease(n) for n in range(3)])
+    eventually(lambda: pool.running)
+    assert pool.stuck
+    pool.kick()
+    eventually(lambda: len(pool.running) == 2)
+    assert not pool.stuck
+
+
+def test_kick_of_an_empty_pool_is_nothing(make: Callable[[int], Pool]) -> None:
+    pool = make(1)
+    pool.kick()
+    assert pool._wake.empty()
+
+
+def test_what_waits_too_long_is_taken_back(work: Work) -> None:
+    pool = Pool(1, work.run, work.room.set)
+    old, young = lease(1), lease(2)
+    old.claimed_at -= 10
+    pool.feed([old, young])
+    assert pool.take_back(5.0) == [old]
+    assert pool.take_back(5.0) == []
+    assert pool.take_back() == [young]
+    assert pool.buffered == 0
+
+
+def test_stop_lets_the_threads_finish(make: Callable[[int], Pool], work: Work) -> None:
+    pool = make(2)
+    work.free.clear()
+    pool.feed([lease(1)])
+    eventually(lambda: pool.running)
+    pool.stop()
+    work.free.set()
+    for slot in pool.slots:
+        slot.thread.join(5)  # type: ignore[union-attr]
+        assert not slot.thread.is_alive()  # type: ignore[union-attr]
+    assert len(work.ran) == 1

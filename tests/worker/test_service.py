@@ -1,0 +1,128 @@
+"""The one loop and the one sleep."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+
+from django_delayq.exceptions import StoreUnavailable
+from django_delayq.worker import service as module
+from django_delayq.worker.service import Service, Sleeper
+from tests.worker.moving import eventually
+
+
+class Steps(Service):
+    """Does what it is told, one step after another, then stops."""
+
+    name = "steps"
+
+    def __init__(self, *steps: float | Exception) -> None:
+        super().__init__()
+        self.steps = list(steps)
+        self.slept: list[float] = []
+        self.sleeper.wait = self.slept.append  # type: ignore[method-assign]
+
+    def run_once(self) -> float:
+        step = self.steps.pop(0)
+        self.stopping = not self.steps
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def finish(self) -> list[float]:
+        self.start()
+        self.join(5)
+        return self.slept
+
+
+def test_sleeps_as_long_as_the_run_says() -> None:
+    assert Steps(0.0, 5.0, 0.25).finish() == [0.0, 5.0, 0.25]
+
+
+def test_redis_that_is_away_is_said_once_and_tried_again_more_slowly(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.random, "uniform", lambda low, high: high)
+    with caplog.at_level(logging.WARNING, "delayq"):
+        slept = Steps(*[StoreUnavailable("down")] * 6, 1.0, StoreUnavailable("down"), 0.0).finish()
+    assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 0.1, 0.0])
+    assert [record.message for record in caplog.records] == ["steps: down", "steps: down"]
+
+
+def test_workers_do_not_come_back_in_step() -> None:
+    pauses = {Steps(StoreUnavailable("down"), 0.0).finish()[0] for _ in range(5)}
+    assert len(pauses) == 5
+    assert all(0.05 <= pause <= 0.1 for pause in pauses)
+
+
+def test_bug_ends_neither_the_thread_nor_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    slept = Steps(ValueError("a bug"), ValueError("a bug"), 3.0).finish()
+    assert slept == pytest.approx([0.2, 0.4, 3.0])
+    assert "steps failed; it tries again in 0.2 s" in caplog.text
+    assert "ValueError: a bug" in caplog.text
+
+
+class Idle(Service):
+    """Counts its runs and sleeps long."""
+
+    runs = 0
+
+    def run_once(self) -> float:
+        self.runs += 1
+        return 60.0
+
+
+def test_stop_ends_a_sleep() -> None:
+    service = Idle()
+    service.start()
+    eventually(lambda: service.runs)
+    service.stop()
+    begun = time.monotonic()
+    service.join(10)
+    assert time.monotonic() - begun < 5
+    assert not service._thread.is_alive()  # type: ignore[union-attr]
+
+
+def test_wake_makes_it_run() -> None:
+    service = Idle()
+    service.start()
+    eventually(lambda: service.runs == 1)
+    service.sleeper.wake()
+    eventually(lambda: service.runs == 2)
+    service.stop()
+
+
+def test_join_before_the_start_is_nothing() -> None:
+    Idle().join(1)
+
+
+def test_wake_before_a_sleep_counts_once() -> None:
+    sleeper = Sleeper()
+    sleeper.wake()
+    sleeper.wake()
+    begun = time.monotonic()
+    sleeper.wait(30)
+    assert time.monotonic() - begun < 5
+    sleeper.wait(0.0)
+    assert sleeper._lock.locked()
+
+
+@pytest.mark.parametrize("seconds", [-1, 0, float("-inf")])
+def test_sleep_of_nothing_returns(seconds: float) -> None:
+    Sleeper().wait(seconds)
+
+
+def test_many_may_wake_at_once() -> None:
+    sleeper = Sleeper()
+    threads = [threading.Thread(target=lambda: [sleeper.wake() for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        sleeper.wait(0.001)
+    for thread in threads:
+        thread.join()
+    sleeper.wake()
+    sleeper.wait(5)

@@ -1,0 +1,323 @@
+"""Outcomes on their way to Redis."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from django_delayq import State, topic_stats
+from django_delayq.conf import parse_settings
+from django_delayq.exceptions import OutcomeUnknown, StoreUnavailable
+from django_delayq.store.connection import connect
+from django_delayq.store.lease import Lease
+from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import DelayedTask
+from django_delayq.worker.outcome import Outcome, Result
+from django_delayq.worker.settler import Settler
+from django_delayq.worker.shared import Shared
+from tests.faults import lost_answers, scripts_run
+from tests.servers import Server, launcher
+from tests.tasks import act, close_order, noop, record
+from tests.worker.conftest import Heard
+from tests.worker.moving import LONG_AGO, counters, ended, pass_time, steal
+
+Claim = Callable[..., Lease]
+
+
+@pytest.fixture
+def settled() -> list[Outcome]:
+    return []
+
+
+@pytest.fixture
+def settler(shared: Shared, settled: list[Outcome]) -> Settler:
+    return Settler(shared, settled.extend)
+
+
+def outcome(
+    lease: Lease, result: Result = Result.ACKED, *, delay_ms: int | None = None, reason: str = "", task: Any = noop
+) -> Outcome:
+    lease.started_at = lease.started_at or time.monotonic()
+    made = Outcome(lease, task, result, time.monotonic(), reason)
+    made.delay_ms = delay_ms
+    return made
+
+
+def claim_many(shared: Shared, task: DelayedTask[..., Any], count: int) -> Sequence[Lease]:
+    task.using(due_at=LONG_AGO).enqueue_many([()] * count)
+    leases = [
+        lease
+        for partition in shared.store.partitions.all(task.options.topic)
+        for _ in range(-(-count // 500))
+        for lease in shared.store.claim(partition, 500).leases
+    ]
+    shared.held.update(leases)
+    return leases
+
+
+# What happens to the message
+
+
+def test_ack_finishes_it(settler: Settler, claim: Claim, shared: Shared, settled: list[Outcome]) -> None:
+    lease = claim(noop)
+    settler.put(outcome(lease))
+    assert not settler.idle
+    assert settler.run_once() == settler.interval
+    assert settler.idle
+    assert (shared.held, settled[0].lease) == (set(), lease)
+    assert counters("default") == {"enqueued": 1, "acked": 1}
+
+
+def test_archive_learns_who_ran_it_when_and_how_long(settler: Settler, claim: Claim, delayq: RedisStore) -> None:
+    settler.put(outcome(claim(noop)))
+    settler.run_once()
+    (entry,) = ended(delayq, "default")
+    detail = json.loads(entry["detail"])
+    assert (entry["state"], detail["worker"]) == (b"acked", "host:1:test")
+    assert detail["started_ms"] == pytest.approx(delayq.clock_ms(), abs=60_000)
+    assert 0 <= detail["run_ms"] < 1000
+
+
+def test_archive_learns_why_it_died(settler: Settler, claim: Claim, delayq: RedisStore) -> None:
+    dead = outcome(
+        claim(noop),
+        Result.DEAD,
+        reason='ValueError: "x" 😀',
+    )
+    dead.traceback = "Traceback ..."
+    settler.put(dead)
+    settler.run_once()
+    detail = json.loads(ended(delayq, "default")[0]["detail"])
+    assert (detail["reason"], detail["traceback"]) == ('ValueError: "x" 😀', "Traceback ...")
+
+
+@pytest.mark.parametrize(
+    ("result", "delay_ms", "state", "attempt"),
+    [
+        (Result.RETRIED, 60_000, State.DELAYED, 1),
+        (Result.RETRIED, 0, State.READY, 1),
+        (Result.SNOOZED, 60_000, State.DELAYED, 0),
+        (Result.RELEASED, None, State.READY, 0),
+    ],
+)
+def test_message_comes_back(
+    settler: Settler,
+    claim: Claim,
+    delayq: RedisStore,
+    result: Result,
+    delay_ms: int | None,
+    *,
+    state: State,
+    attempt: int,
+) -> None:
+    lease = claim(noop)
+    settler.put(outcome(lease, result, delay_ms=delay_ms))
+    settler.run_once()
+    found = delayq.find(lease.partition, [lease.id])[0]
+    assert found is not None
+    assert found.attempts is not None
+    assert found.attempts.attempt == attempt
+    assert (found.state == State.DELAYED and found.due_at_ms > delayq.clock_ms() + 50_000) == (state == State.DELAYED)
+
+
+def test_dead_is_dead(settler: Settler, claim: Claim, delayq: RedisStore) -> None:
+    lease = claim(noop)
+    settler.put(outcome(lease, Result.DEAD, reason="x"))
+    settler.run_once()
+    assert delayq.find(lease.partition, [lease.id]) == [None]
+    assert counters("default") == {"enqueued": 1, "dead": 1}
+
+
+# Batches
+
+
+def test_whatever_waits_leaves_together(settler: Settler, shared: Shared, delayq: RedisStore) -> None:
+    leases = [*claim_many(shared, noop, 1200), *claim_many(shared, close_order.using(), 0)]
+    for lease in leases:
+        settler.put(outcome(lease))
+    before = scripts_run(delayq)
+    settler.run_once()
+    assert scripts_run(delayq) - before == 3
+    assert topic_stats("default").counters["acked"] == 1200
+
+
+def test_each_partition_and_kind_gets_a_call(settler: Settler, claim: Claim, delayq: RedisStore, heard: Heard) -> None:
+    for result in Result:
+        for task in (noop, act):
+            settler.put(
+                outcome(claim(task), result, delay_ms=5 if result in (Result.RETRIED, Result.SNOOZED) else None)
+            )
+    before = scripts_run(delayq)
+    settler.run_once()
+    assert scripts_run(delayq) - before <= 2 * 3 * 2
+    assert {name: len(heard[name]) for name in heard.names() if name != "enqueued"} == {
+        "acked": 2, "retried": 2, "snoozed": 2, "released": 2, "dead": 2,
+    }  # fmt: skip
+
+
+def test_thread_settles_what_is_put(settler: Settler, claim: Claim) -> None:
+    from tests.worker.moving import eventually
+
+    lease = claim(noop)
+    settler.start()
+    settler.put(outcome(lease))
+    eventually(lambda: settler.idle and counters("default").get("acked"))
+    settler.stop()
+    settler.join(5)
+
+
+# Signals
+
+
+def test_event_tells_everything(settler: Settler, claim: Claim, heard: Heard) -> None:
+    lease = claim(record.using(key="k"), "x")
+    settler.put(outcome(lease, Result.RETRIED, delay_ms=7000, reason="ValueError: x", task=record))
+    settler.run_once()
+    (event,) = heard["retried"]
+    assert (event.id, event.task, event.key, event.attempt) == (lease.id.hex(), "tests.tasks.record", "k", 1)
+    assert (event.delay_ms, event.reason) == (7000, "ValueError: x")
+    assert event.lateness_ms > 0
+
+
+def test_result_of_a_lost_lease_is_refused_and_said(
+    settler: Settler, claim: Claim, delayq: RedisStore, heard: Heard, shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = claim(noop)
+    other = steal(delayq, lease)
+    settler.put(outcome(lease))
+    settler.run_once()
+    assert heard.names() == ["enqueued", "lease_lost"]
+    assert "1 results of topic default were refused" in caplog.text
+    assert (lease.lost, shared.held) == (True, set())
+    assert delayq.ack(other.partition, [(other, b"{}")]) == []
+
+
+def test_lost_lease_in_a_batch_does_not_take_the_others(
+    settler: Settler, claim: Claim, delayq: RedisStore, heard: Heard
+) -> None:
+    lost, fine = claim(noop), claim(noop)
+    steal(delayq, lost)
+    for lease in (lost, fine):
+        settler.put(outcome(lease))
+    settler.run_once()
+    assert [event.id for event in heard["acked"]] == [fine.id.hex()]
+    assert [event.id for event in heard["lease_lost"]] == [lost.id.hex()]
+
+
+def test_receiver_that_fails_changes_nothing(settler: Settler, claim: Claim, settled: list[Outcome]) -> None:
+    from django_delayq import signals
+
+    def fail(**kwargs: Any) -> None:
+        raise ValueError("a receiver's bug")
+
+    signals.acked.connect(fail)
+    try:
+        settler.put(outcome(claim(noop)))
+        settler.run_once()
+    finally:
+        signals.acked.disconnect(fail)
+    assert len(settled) == 1
+    assert counters("default")["acked"] == 1
+
+
+# Faults
+
+
+@pytest.mark.parametrize("result", list(Result))
+def test_settling_whose_answer_is_lost_is_repeated(
+    settler: Settler, claim: Claim, shared: Shared, heard: Heard, result: Result
+) -> None:
+    """The second call finds that the first one has done it, which is no lost lease."""
+    delay_ms = 60_000 if result in (Result.RETRIED, Result.SNOOZED) else None
+    settler.put(outcome(claim(noop), result, delay_ms=delay_ms))
+    before = counters("default")
+    with lost_answers() as lost:
+        assert settler.run_once() < 1
+    assert (len(lost), len(shared.held)) == (1, 1)
+    assert not settler.idle
+    after = counters("default")
+    settler.run_once()
+    assert settler.idle
+    assert shared.held == set()
+    assert counters("default") == after
+    assert after != before or result is Result.RELEASED
+    assert [name for name in heard.names() if name != "enqueued"] == [result.value]
+
+
+def test_repeated_settling_of_a_lost_lease_is_refused(
+    settler: Settler, claim: Claim, delayq: RedisStore, heard: Heard
+) -> None:
+    lease = claim(noop)
+    steal(delayq, lease)
+    settler.put(outcome(lease))
+    with lost_answers():
+        settler.run_once()
+    settler.run_once()
+    assert "lease_lost" in heard.names() and "acked" not in heard.names()
+
+
+def test_result_that_cannot_be_written_does_not_take_the_others(
+    settler: Settler, claim: Claim, shared: Shared, heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug, not a fault: it is given up, and its message runs again when its lease ends."""
+    results = [outcome(claim(noop), Result.DEAD, reason=reason) for reason in ("x", "half \ud800", "y")]
+    for result in results:
+        settler.put(result)
+    settler.run_once()
+    assert settler.idle
+    assert shared.held == set()
+    assert [event.reason for event in heard["dead"]] == ["x", "y"]
+    assert counters("default") == {"enqueued": 3, "dead": 2}
+    assert caplog.text.count("a result cannot be written; its message runs again") == 1
+
+
+@pytest.fixture
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of its own, which keeps its data."""
+    server = launcher("redis7")
+    server.start(appendonly=True, appendfsync="always")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def far(mortal: Server, settings: Any) -> Shared:
+    """A worker's parts on that server."""
+    settings.DELAYQ = {"REDIS": mortal.url, "PREFIX": "far", "CONNECT_TIMEOUT": 0.5, "SOCKET_TIMEOUT": 0.5}
+    parsed = parse_settings(settings.DELAYQ)
+    return Shared(RedisStore(connect(parsed), parsed), parsed, "host:1:test", ("default",))
+
+
+def test_results_wait_while_redis_is_away(far: Shared, mortal: Server) -> None:
+    settled: list[Outcome] = []
+    settler = Settler(far, settled.extend)
+    (lease,) = claim_many(far, noop, 1)
+    mortal.kill()
+    settler.put(outcome(lease))
+    for _ in range(3):
+        assert settler.run_once() < 1
+    assert (settled, settler.idle) == ([], False)
+    mortal.restart()
+    settler.run_once()
+    assert settler.idle
+    assert (len(settled), far.held) == (1, set())
+    assert far.store.stats(lease.partition).meta["acked"] == "1"
+
+
+def test_results_are_given_up_when_the_lease_has_ended(
+    settler: Settler, claim: Claim, shared: Shared, settled: list[Outcome], caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = claim(noop)
+    settler.put(outcome(lease))
+    for error in (StoreUnavailable("away"), OutcomeUnknown("away")):
+        settler._settle = lambda partition, outcomes, error=error: settler._keep(outcomes, error)  # type: ignore
+        settler.run_once()
+        assert (shared.held, settled) == ({lease}, [])
+    pass_time(lease, 61)
+    settler.run_once()
+    assert (shared.held, len(settled)) == (set(), 1)
+    assert "1 results could not be stored before their leases ended" in caplog.text

@@ -1,0 +1,281 @@
+"""A whole worker: how its parts play together, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from django_delayq import Retry, topic_stats
+from django_delayq.exceptions import StoreUnavailable
+from django_delayq.store.keys import Partition
+from django_delayq.store.redis import RedisStore
+from django_delayq.worker.outcome import Result
+from django_delayq.worker.worker import Worker
+from tests import tasks
+from tests.tasks import act, act_async, entered, gate, hang, hang_async, noop, record, remind, seen, wait, wait_async
+from tests.worker.conftest import Heard
+from tests.worker.moving import LONG_AGO, counters, eventually
+
+Work = Callable[..., Worker]
+
+
+def test_runs_what_is_due_and_what_comes(work: Work, delayq: RedisStore) -> None:
+    record.using(due_at=LONG_AGO).enqueue("before")
+    worker = work()
+    eventually(lambda: seen == ["before"])
+    record.enqueue("while it runs")
+    remind.enqueue(5)
+    eventually(lambda: sorted(seen, key=str) == [5, "before", "while it runs"])
+    eventually(lambda: worker.settled[Result.ACKED] == 3)
+    assert worker.ready
+
+
+def test_is_never_early_and_hardly_late(work: Work, heard: Heard, delayq: RedisStore) -> None:
+    worker = work()
+    eventually(lambda: worker.ready)
+    record.enqueue_many(record.using(delay=0.1 + n / 50).prepare(n) for n in range(20))
+    eventually(lambda: len(heard["acked"]) == 20)
+    late = sorted(event.lateness_ms for event in heard["acked"])
+    assert late[0] >= 0
+    assert late[10] < 20
+    assert seen == list(range(20))
+
+
+def test_near_message_does_not_wait_behind_far_ones(work: Work, delayq: RedisStore) -> None:
+    record.enqueue_many(record.using(delay=3600 + n).prepare(n) for n in range(2000))
+    work()
+    record.using(delay=0.05).enqueue("near")
+    eventually(lambda: seen == ["near"])
+
+
+def test_failed_message_runs_again_and_succeeds(
+    work: Work, delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def third_time_lucky() -> None:
+        seen.append(len(seen))
+        if len(seen) < 3:
+            raise Retry(delay=0)
+
+    monkeypatch.setitem(tasks._MODES, "return", third_time_lucky)
+    act.enqueue()
+    work()
+    eventually(lambda: counters("modes").get("acked"))
+    assert seen == [0, 1, 2]
+    assert counters("modes")["retried"] == 2
+
+
+@pytest.mark.parametrize("task", [act, act_async])
+def test_every_outcome_reaches_redis(work: Work, delayq: RedisStore, heard: Heard, task: Any) -> None:
+    for mode in ("return", "fail", "snooze", "reject", "unworthy", "exit", "surrogate"):
+        task.enqueue(mode)
+    work()
+    eventually(lambda: sum(len(heard[name]) for name in ("acked", "retried", "snoozed", "dead")) == 7)
+    assert {name: len(heard[name]) for name in ("acked", "retried", "snoozed", "dead")} == {
+        "acked": 1, "retried": 3, "snoozed": 1, "dead": 2,
+    }  # fmt: skip
+    assert topic_stats("modes").delayed == 4
+
+
+# Ending
+
+
+def test_stop_lets_running_tasks_finish(work: Work, delayq: RedisStore) -> None:
+    worker = work()
+    wait.enqueue()
+    assert entered.wait(10)
+    gate.set()
+    assert worker.stop() == 0
+    assert counters("waits") == {"enqueued": 1, "acked": 1}
+    assert not worker.ready
+
+
+def test_stop_claims_no_more(work: Work, delayq: RedisStore) -> None:
+    worker = work()
+    eventually(lambda: worker.ready)
+    worker.stop()
+    record.enqueue("after")
+    assert topic_stats("default").leased == 0
+    assert seen == []
+
+
+@pytest.mark.parametrize("task", [wait, wait_async])
+def test_what_outlives_the_timeout_is_given_back_with_its_attempt(work: Work, delayq: RedisStore, task: Any) -> None:
+    worker = work(shutdown_timeout=0.05)
+    handle = task.enqueue()
+    assert entered.wait(10)
+    assert worker.stop() == 1
+    message = handle.get()
+    assert message is not None
+    assert (message.state, message.attempt, message.crashes) == ("ready", 0, 0)
+
+
+def test_what_waits_in_the_buffer_is_given_back_at_once(work: Work, delayq: RedisStore) -> None:
+    worker = work(concurrency=1)
+    worker.pool._mean_s = 0.0001
+    handles = wait.using(due_at=LONG_AGO).enqueue_many([()] * 5)
+    assert entered.wait(10)
+    eventually(lambda: worker.pool.buffered == 4 or topic_stats("waits").leased > 1)
+    gate.set()
+    assert worker.stop() == 0
+    left = [message for handle in handles if (message := handle.get())]
+    assert all((message.state, message.attempt) == ("ready", 0) for message in left)
+    assert counters("waits").get("acked", 0) + len(left) == 5
+
+
+def test_stop_leaves_no_heartbeat(work: Work, delayq: RedisStore) -> None:
+    worker = work()
+    eventually(delayq.heartbeats)
+    worker.stop()
+    assert delayq.heartbeats() == {}
+
+
+def test_stop_without_redis_ends_too(work: Work, delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    worker = work()
+    eventually(lambda: worker.ready)
+    monkeypatch.setattr(worker.shared.store, "_call", away)
+    monkeypatch.setattr(worker.shared.store, "command", away)
+    begun = time.monotonic()
+    assert worker.stop() == 0
+    assert time.monotonic() - begun < 10
+
+
+def test_burst_is_finished_when_nothing_is_due(work: Work, delayq: RedisStore) -> None:
+    record.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(50)])
+    record.using(delay=3600).enqueue("later")
+    worker = work(burst=True)
+    eventually(lambda: worker.finished)
+    assert sorted(seen) == list(range(50))
+    assert counters("default")["acked"] == 50
+    assert topic_stats("default").delayed == 1
+
+
+def test_burst_of_nothing_is_finished_at_once(work: Work, delayq: RedisStore) -> None:
+    worker = work(burst=True)
+    eventually(lambda: worker.finished, 5)
+
+
+def test_burst_waits_for_what_runs(work: Work, delayq: RedisStore) -> None:
+    wait.using(due_at=LONG_AGO).enqueue()
+    worker = work(burst=True)
+    assert entered.wait(10)
+    eventually(lambda: worker.dispatcher.nothing_due)
+    assert not worker.finished
+    gate.set()
+    eventually(lambda: worker.finished)
+
+
+def test_max_messages_is_the_end(work: Work, delayq: RedisStore) -> None:
+    record.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(50)])
+    worker = work(max_messages=20)
+    eventually(lambda: worker.finished)
+    assert len(seen) == 20
+    assert topic_stats("default").backlog == 30
+
+
+def test_without_burst_it_is_never_finished(work: Work, delayq: RedisStore) -> None:
+    worker = work()
+    eventually(lambda: worker.dispatcher.nothing_due)
+    assert not worker.finished
+
+
+# Trouble
+
+
+def test_coroutine_beyond_its_max_runtime_is_cancelled(work: Work, delayq: RedisStore, heard: Heard) -> None:
+    worker = work(concurrency=1)
+    hang_async.enqueue()
+    eventually(lambda: heard["retried"])
+    assert seen == ["cancelled"]
+    assert not worker.stuck
+
+
+def test_worker_whose_threads_all_hang_is_stuck(
+    work: Work, delayq: RedisStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker = work(concurrency=1, shutdown_timeout=0.05)
+    handle = hang.enqueue()
+    eventually(lambda: worker.stuck)
+    assert worker.stop() == 1
+    message = handle.get()
+    assert message is not None
+    assert message.attempt == 1
+    assert "in hang" in capfd.readouterr().err
+
+
+def test_message_of_a_crashed_worker_runs_again(work: Work, delayq: RedisStore) -> None:
+    record.using(due_at=LONG_AGO, ttr=1).enqueue("again")
+    assert len(delayq.claim(Partition("default", 0), 1).leases) == 1
+    work()
+    eventually(lambda: seen == ["again"])
+    eventually(lambda: counters("default").get("acked"))
+    assert counters("default")["reclaimed"] == 1
+
+
+def test_topics_that_are_not_served_are_left_alone(work: Work, delayq: RedisStore) -> None:
+    record.using(due_at=LONG_AGO).enqueue("served")
+    remind.using(due_at=LONG_AGO).enqueue(1)
+    work(topics=("default",))
+    eventually(lambda: seen == ["served"])
+    assert topic_stats("orders").backlog == 1
+
+
+def test_hint_is_quicker_than_the_sweep(work: Work, settings: Any, delayq: RedisStore, heard: Heard) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": 30}
+    worker = work()
+    eventually(lambda: worker.ready and worker.dispatcher.nothing_due and worker.listener._stream._pubsub)
+    eventually(lambda: record.enqueue("x") and heard["acked"], 10)
+    assert min(event.lateness_ms for event in heard["acked"]) < 1000
+
+
+def test_without_hints_the_sweep_finds_it(work: Work, settings: Any, delayq: RedisStore) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": 0.1}
+    worker = work()
+    worker.listener.stop()
+    eventually(lambda: worker.dispatcher.nothing_due)
+    record.enqueue("x")
+    eventually(lambda: seen == ["x"])
+
+
+def test_figures_are_those_of_the_worker(work: Work, delayq: RedisStore) -> None:
+    worker = work()
+    wait.enqueue()
+    assert entered.wait(10)
+    eventually(lambda: worker.figures()["in_flight"] == 1)
+    figures = worker.figures()
+    assert (figures["concurrency"], figures["draining"], figures["settled"]) == (2, False, {})
+    gate.set()
+    eventually(lambda: worker.figures()["settled"] == {"acked": 1})
+
+
+def test_many_of_both_kinds_all_run_once(work: Work, delayq: RedisStore) -> None:
+    noop.enqueue_many([()] * 500)
+    remind.enqueue_many([(n,) for n in range(500)])
+    work()
+    eventually(lambda: counters("default").get("acked") == 500 and counters("orders").get("acked") == 500)
+    assert sorted(seen) == list(range(500))
+
+
+def test_clock_of_this_machine_does_not_matter(work: Work, delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose clock is a day ahead runs nothing early."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 86_400)
+    worker = work()
+    record.using(delay=3600).enqueue("early")
+    record.using(due_at=datetime.now(tz=timezone.utc) - timedelta(days=2)).enqueue("due")
+    eventually(lambda: seen)
+    eventually(lambda: worker.dispatcher.nothing_due)
+    assert seen == ["due"]
+
+
+def test_async_tasks_can_enqueue(work: Work, delayq: RedisStore) -> None:
+    assert asyncio.run(record.aenqueue("from async")).outcome == "stored"
+    work()
+    eventually(lambda: seen == ["from async"])
