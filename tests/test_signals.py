@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 from django.dispatch import Signal
 
-from django_delayq import DuplicateMessage, pause_topic, resume_topic, signals
+from django_delayq import DuplicateMessage, log, pause_topic, resume_topic, signals
 from django_delayq.signals import Event
 from django_delayq.store.redis import RedisStore
 from tests.tasks import close_order, record
@@ -146,3 +146,39 @@ def test_nothing_is_sent_without_events(listen: Listen) -> None:
 
 def test_event_needs_only_an_id() -> None:
     assert Event("x")[1:] == ("", None, 0, 0.0, 0.0, None, "")
+
+
+# The log is a receiver
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The receivers that a project gets which shows debug lines."""
+    monkeypatch.setattr(log, "_receivers", [])
+    caplog.set_level(logging.DEBUG, "delayq")
+    log.connect()
+    yield caplog
+    for name in log._LEVELS:
+        getattr(signals, name).disconnect(dispatch_uid=f"delayq.log.{name}")
+
+
+def test_what_producers_do_is_logged(delayq: RedisStore, logged: pytest.LogCaptureFixture) -> None:
+    handle = record.using(delay=60).enqueue(1)
+    handle.cancel()
+    assert [text.strip() for text in logged.messages] == [
+        f"enqueued: topic default {handle.id}", f"cancelled: topic default {handle.id}",
+    ]  # fmt: skip
+
+
+def test_log_of_a_big_batch_is_one_line(delayq: RedisStore, logged: pytest.LogCaptureFixture) -> None:
+    record.enqueue_many([(n,) for n in range(400)])
+    assert len(logged.messages) == 1
+    assert logged.messages[0].strip().endswith("and 395 more")
+
+
+def test_silent_log_costs_an_enqueue_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    before = len(signals.enqueued.receivers)
+    caplog.set_level(logging.WARNING, "delayq")
+    monkeypatch.setattr(log, "_receivers", [])
+    log.connect()
+    assert len(signals.enqueued.receivers) == before

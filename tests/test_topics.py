@@ -177,6 +177,21 @@ def test_purge_leaves_what_runs_and_other_topics(delayq: RedisStore) -> None:
     assert topic_stats("orders").delayed == 1
 
 
+def test_purge_takes_what_waits_now_and_not_what_comes(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy topic must not keep us for ever."""
+    real = delayq.purge
+
+    def purge_while_somebody_enqueues(*args: Any) -> int:
+        later.enqueue("new")
+        assert topic_stats("default").counters["cancelled"] < 10
+        return real(*args)
+
+    monkeypatch.setattr(delayq, "purge", purge_while_somebody_enqueues)
+    later.enqueue_many([(n,) for n in range(3)])
+    assert purge_topic("default") == 3
+    assert topic_stats("default").delayed == 1
+
+
 def test_purge_of_an_empty_topic(delayq: RedisStore) -> None:
     assert purge_topic("default") == 0
 

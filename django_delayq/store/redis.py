@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
-
-import redis
 
 from ..conf import Settings
 from ..exceptions import MessageNotFound, MessageRunning, StoreFull
 from ..message import Attempts, Found, State
 from . import keys
-from .connection import Client, mask
+from .connection import Client
 from .errors import ERRORS, translate
 from .keys import Partition
 from .lease import Lease
+from .link import Link
 from .partitions import Partitions
-from .scripts import load
 
 #: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack (7,999).
 BATCH = 500
@@ -61,7 +59,7 @@ class PartitionStats(NamedTuple):
     meta: dict[str, str]
 
 
-class RedisStore:
+class RedisStore(Link):
     """The only way to change the state of a message.
 
     Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed; calling again with the
@@ -69,10 +67,7 @@ class RedisStore:
     """
 
     def __init__(self, client: Client, settings: Settings) -> None:
-        self.client = client
-        self.settings = settings
-        self.prefix = settings.prefix
-        self.where = mask(settings.redis)
+        super().__init__(client, settings)
         self.partitions = Partitions(self)
 
     # Transitions
@@ -86,7 +81,7 @@ class RedisStore:
             head += (code.hex(), name)
         for message in messages:
             head += message
-        now_us, *words = self._call("enqueue", partition, head)
+        now_us, *words = self.call("enqueue", partition, head)
         return now_us, _words(words)
 
     def claim(self, partition: Partition, limit: int, token: bytes | None = None) -> Claimed:
@@ -94,7 +89,7 @@ class RedisStore:
         settings = self.settings
         token = token or os.urandom(16)
         ageing_ms = int(settings.priority_ageing * 1000)
-        answer = self._call("claim", partition, (min(limit, BATCH), token, ageing_ms, settings.finished_limit))
+        answer = self.call("claim", partition, (min(limit, BATCH), token, ageing_ms, settings.finished_limit))
         now_us, next_due, wakeups, flat, over, paused = answer
         at = time.monotonic()
         triples = iter(flat)
@@ -106,7 +101,7 @@ class RedisStore:
         args: list[Any] = [self.settings.finished_limit]
         for lease, detail in settled:
             args += (lease.id, lease.token, detail)
-        return self._refused(self._call("ack", partition, args), [lease for lease, _ in settled], repeated)
+        return self._refused(self.call("ack", partition, args), [lease for lease, _ in settled], repeated)
 
     def nack(
         self,
@@ -119,38 +114,38 @@ class RedisStore:
         args: list[Any] = [self.settings.finished_limit]
         for lease, delay_ms, counts, detail in settled:
             args += (lease.id, lease.token, "" if delay_ms is None else delay_ms, int(counts), detail)
-        return self._refused(self._call("nack", partition, args), [item[0] for item in settled], repeated)
+        return self._refused(self.call("nack", partition, args), [item[0] for item in settled], repeated)
 
     def release(self, partition: Partition, leases: Sequence[Lease], *, repeated: bool = False) -> Leases:
         """Leased -> delayed at the old due time, the attempt given back."""
         args: list[Any] = []
         for lease in leases:
             args += (lease.id, lease.token)
-        return self._refused(self._call("release", partition, args), leases, repeated)
+        return self._refused(self.call("release", partition, args), leases, repeated)
 
     def extend(self, partition: Partition, leases: Sequence[Lease]) -> Leases:
         """Leased -> leased for another ttr. Returns the leases that another holds now; what is settled is not lost."""
         args: list[Any] = []
         for lease in leases:
             args += (lease.id, lease.token, lease.ttr_ms)
-        return self._refused(self._call("extend", partition, args), leases, True)
+        return self._refused(self.call("extend", partition, args), leases, True)
 
     def reclaim(self, partition: Partition, limit: int = BATCH) -> tuple[Ids, Ids]:
         """Leased past the deadline -> delayed or dead. Returns the ids sent back and the ids that are dead."""
         settings = self.settings
         args = (min(limit, BATCH), settings.poison_limit, CRASH_BACKOFF_MS, settings.finished_limit)
-        back, dead = self._call("reclaim", partition, args)
+        back, dead = self.call("reclaim", partition, args)
         return back, dead
 
     def cancel(self, partition: Partition, ids: Sequence[bytes], reason: str = "cancelled") -> Sequence[str]:
         """Delayed -> cancelled. Returns OK, RUNNING or NOT_FOUND for each id."""
         detail = json.dumps({"reason": reason})
-        answer = self._call("cancel", partition, (self.settings.finished_limit, detail, *ids))
+        answer = self.call("cancel", partition, (self.settings.finished_limit, detail, *ids))
         return [word.decode() for word in answer]
 
     def reschedule(self, partition: Partition, message_id: bytes, when: str) -> int:
         """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or MessageRunning."""
-        word, *due = self._call("reschedule", partition, (message_id, when))
+        word, *due = self.call("reschedule", partition, (message_id, when))
         if word == b"NOT_FOUND":
             raise MessageNotFound
         if word == b"RUNNING":
@@ -160,24 +155,24 @@ class RedisStore:
     def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> int:
         """Delayed -> cancelled for up to `limit` messages. Returns how many; call until it returns 0."""
         detail = json.dumps({"reason": reason})
-        return int(self._call("purge", partition, (min(limit, BATCH), self.settings.finished_limit, detail)))
+        return int(self.call("purge", partition, (min(limit, BATCH), self.settings.finished_limit, detail)))
 
     # Looking
 
     def find(self, partition: Partition, ids: Sequence[bytes]) -> Sequence[Found | None]:
         """The live messages with these ids, None for those that are not live here."""
-        answer = self._call("find", partition, ids)
+        answer = self.call("find", partition, ids)
         return [_found(message_id, *item) if item else None for message_id, item in zip(ids, answer, strict=True)]
 
     def list(self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int) -> Sequence[Found]:
         """Up to `limit` waiting messages of a lane (0 to 2) in the order of (due, id), after the given place."""
         due, message_id = after if after else ("", b"")
-        flat = iter(self._call("list", partition, (lane + 1, due, message_id, min(limit, BATCH))))
+        flat = iter(self.call("list", partition, (lane + 1, due, message_id, min(limit, BATCH))))
         return [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
 
     def stats(self, partition: Partition) -> PartitionStats:
         """Counts by state and the counters of a partition."""
-        now_us, waiting, ready, leased, finished, next_due, meta = self._call("stats", partition, ())
+        now_us, waiting, ready, leased, finished, next_due, meta = self.call("stats", partition, ())
         pairs = iter(meta)
         fields = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in zip(pairs, pairs, strict=True)}
         return PartitionStats(now_us / 1000, waiting, ready, leased, finished, _optional(next_due), fields)
@@ -186,7 +181,7 @@ class RedisStore:
         """The ids leased under a token: what a claim took whose answer was lost."""
         cursor, ids = "0", set[bytes]()
         while True:
-            next_cursor, page = self._call("leases", partition, (cursor, token))
+            next_cursor, page = self.call("leases", partition, (cursor, token))
             ids.update(page)
             cursor = next_cursor.decode()
             if cursor == "0":
@@ -254,37 +249,6 @@ class RedisStore:
         """All heartbeats by worker, also old ones."""
         raw = self.command("HGETALL", keys.workers_key(self.prefix))
         return {name.decode(): json.loads(value) for name, value in raw.items()}
-
-    def clock_ms(self) -> float:
-        """Redis' clock."""
-        seconds, microseconds = self.command("TIME")
-        return int(seconds) * 1000 + int(microseconds) / 1000
-
-    def command(self, *args: Any) -> Any:
-        """Run one plain command with the errors of this class."""
-        try:
-            return self.client.execute_command(*args)
-        except ERRORS as error:
-            raise translate(error, self.where) from error
-
-    def close(self) -> None:
-        """Close the connections, those to Sentinel too."""
-        self.client.close()
-        pool = getattr(self.client, "connection_pool", None)  # a cluster's client has one per node
-        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
-            sentinel.close()
-
-    def _call(self, name: str, partition: Partition, args: Iterable[Any]) -> Any:
-        script = load(name)
-        all_keys = keys.partition_keys(self.prefix, partition)
-        try:
-            try:
-                return self.client.evalsha(script.sha, len(all_keys), *all_keys, *args)
-            except redis.exceptions.NoScriptError:
-                # The text itself, not LOAD and EVALSHA again: a flush in between would fail once more.
-                return self.client.eval(script.text, len(all_keys), *all_keys, *args)
-        except ERRORS as error:
-            raise translate(error, self.where) from error
 
     @staticmethod
     def _refused(answer: Sequence[Any], leases: Sequence[Lease], repeated: bool) -> Leases:

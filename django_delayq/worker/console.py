@@ -41,6 +41,11 @@ class Console:
         # Signals hold their receivers weakly; these functions live as long as the console.
         self._receivers = [self._connect(name) for name in _MARKS]
 
+    def close(self) -> None:
+        """Hear no more."""
+        for name, receiver in zip(_MARKS, self._receivers, strict=True):
+            getattr(signals, name).disconnect(receiver)
+
     def _connect(self, name: str) -> Any:
         def receive(sender: str, events: Sequence[Event], **kwargs: Any) -> None:
             self._take(name, sender, events)

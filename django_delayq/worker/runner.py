@@ -46,7 +46,6 @@ class ExitCode(IntEnum):
 
 def run(worker: Worker, health_port: int | None = None, reload: bool = False) -> int:
     """Work until a signal, the end of --burst or --max-messages, or changed code; then drain. Returns the exit code."""
-    console = Console()
     restart: list[bool] = []
     stop_requested: list[float] = []
 
@@ -54,7 +53,11 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
         restart.append(True)
         worker.progress.set()
 
-    with _signals(lambda number: _request(stop_requested, number, worker)), _health(worker, health_port):
+    with (
+        contextlib.closing(Console()) as console,
+        _signals(lambda number: _request(stop_requested, number, worker)),
+        _health(worker, health_port),
+    ):
         if reload:
             Reloader(changed).start()
         worker.start()

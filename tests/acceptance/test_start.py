@@ -96,6 +96,12 @@ def test_health_port_that_is_taken_is_said_in_words(queue: Queue) -> None:
     assert "Traceback" not in worker.err
 
 
+def test_process_that_cannot_start_says_why(queue: Queue) -> None:
+    worker = queue.worker("--processes", "2", "--health-port", queue.url.rpartition(":")[2].partition("/")[0])
+    worker.wait_for("cannot start: --health-port")
+    assert worker.stop() == 0
+
+
 def _time_of_django() -> float:
     began = time.monotonic()
     command = [sys.executable, "-m", "django", "check", "--settings", "tests.acceptance.settings"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -74,6 +75,20 @@ def test_second_signal_ends_it_at_once(queue: Queue, tmp_path: Path, number: sig
     worker.signal(number)
 
     assert worker.wait(1) == 128 + number
+
+
+def test_ctrl_c_in_a_terminal_reaches_every_process_and_is_one_signal(queue: Queue, tmp_path: Path) -> None:
+    handles = tasks.hold.enqueue_many([(str(tmp_path / "gate"),)] * 4)
+    worker = queue.worker("--processes", "2", "--concurrency", "2")
+    wait_until(lambda: queue.history.count() == 4, "every thread is busy")
+
+    os.killpg(worker.pid, signal.SIGINT)
+    worker.wait_for("draining", times=2)
+    gate(tmp_path / "gate", 1)
+
+    assert worker.wait() == 0
+    assert len(queue.history.done(*handles)) == 4
+    assert queue.acked_once(handles)
 
 
 @pytest.mark.parametrize("processes", ["1", "3"])

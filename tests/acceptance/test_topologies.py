@@ -19,7 +19,7 @@ pytestmark = pytest.mark.acceptance
 Queues = Callable[..., Queue]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Server]:
     with running("cluster") as server:
         yield server

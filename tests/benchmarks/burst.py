@@ -23,6 +23,8 @@ class Drain(NamedTuple):
     """From the due time to the last start."""
     early: int
     earliest_ms: float
+    due: float
+    end: float
 
 
 def drain(count: int, first: int = 0, head: float = 1.5) -> Drain:
@@ -40,7 +42,7 @@ def drain(count: int, first: int = 0, head: float = 1.5) -> Drain:
     assert runs == count, f"{runs} starts of {count} messages"
     # A microsecond for the rounding of a float.
     early = sum(start < due - 1e-6 for start in begun)
-    return Drain(count / (max(begun) - due), early, (min(begun) - due) * 1000)
+    return Drain(count / (max(begun) - due), early, (min(begun) - due) * 1000, due, max(begun))
 
 
 def measure(options: common.Options) -> dict[str, float]:

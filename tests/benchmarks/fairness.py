@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from . import common
-from .precision import Lateness, lateness, pace
+from .precision import Lateness, lateness, pace, summary
 from .raw import round_trip_ms
 
 SECONDS = 20
@@ -43,36 +43,30 @@ def mixed_lengths(seconds: float) -> dict[str, Lateness]:
     due = pace((offset for offset, _ in plan), send)
     assert common.wait_until(common.Progress(len(due)).done, 60), "not everything ran"
     assert common.wait_until(lambda: common.backlog_empty("mixed"), 20, every=0.1), "not everything ended"
-    starts = common.starts(len(due))
-    return {case: _of(indexes, starts, due) for case, indexes in by_kind.items()}
-
-
-def _of(indexes: list[int], starts: list[tuple[float, int]], due: list[float]) -> Lateness:
-    late = [(starts[index][0] - due[index]) * 1000 for index in indexes]
-    early = sum(value < 0 for value in late)
-    return Lateness(
-        len(late), early, min(late), common.percentile(late, 50), common.percentile(late, 99), max(late)
-    )
+    late = [(start - at) * 1000 for (start, _), at in zip(common.starts(len(due)), due, strict=True)]
+    return {case: summary([late[index] for index in indexes]) for case, indexes in by_kind.items()}
 
 
 def beside_a_flood(flood: int, first: int) -> Lateness:
     """50 messages a second of one topic while another has `flood` tasks of 50 ms due at once."""
     from .tasks import mixed
 
-    mixed.using(delay=1).enqueue_many((first + index, FLOOD_TASK) for index in range(flood))
+    since, at = common.instant(1.0)
+    mixed.using(due_at=at).enqueue_many((first + index, FLOOD_TASK) for index in range(flood))
     seconds = 1 + 0.8 * flood * FLOOD_TASK / 8
-    result = neighbours(first + flood, lambda sent: sent > seconds * NEIGHBOUR_RATE)
+    due = neighbours(first + flood, lambda sent: sent > seconds * NEIGHBOUR_RATE)
     assert common.wait_until(common.Progress(flood, first).done, 60 + 2 * seconds), "the flood was not drained"
-    return result
+    end = max(start for start, _ in common.starts(flood, first))
+    return lateness(due, first + flood, since, end)
 
 
-def neighbours(first: int, enough: Callable[[int], bool], delay: float = 0.5) -> Lateness:
-    """Lateness of the small topic's messages, 50 a second until enough(number of them sent)."""
+def neighbours(first: int, enough: Callable[[int], bool], delay: float = 0.5) -> list[float]:
+    """Send the small topic's messages, 50 a second until enough(number of them sent). Returns their due times."""
     from .tasks import neighbour
 
     later, sent = neighbour.using(delay=delay), 0
 
-    def offsets() -> Any:
+    def offsets() -> Iterator[float]:
         while not enough(sent):
             yield sent / NEIGHBOUR_RATE
 
@@ -83,7 +77,7 @@ def neighbours(first: int, enough: Callable[[int], bool], delay: float = 0.5) ->
 
     due = pace(offsets(), send)
     assert common.wait_until(common.Progress(len(due), first).done, 60), "the small topic starved"
-    return lateness(due, first)
+    return due
 
 
 def main(arguments: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -28,9 +29,14 @@ class Lateness(NamedTuple):
     max_ms: float
 
 
-def lateness(due: list[float], first: int = 0) -> Lateness:
-    """Of the messages from `first` on, with these due times in seconds."""
-    late = [(start - at) * 1000 for (start, _), at in zip(common.starts(len(due), first), due, strict=True)]
+def lateness(due: list[float], first: int = 0, since: float = 0.0, until: float = math.inf) -> Lateness:
+    """Of the messages from `first` on, with these due times in seconds; only of those due in the given time."""
+    starts = common.starts(len(due), first)
+    return summary([(at - due_at) * 1000 for (at, _), due_at in zip(starts, due, strict=True) if since <= due_at < until])
+
+
+def summary(late: list[float]) -> Lateness:
+    """Of these values in milliseconds."""
     early = sum(value < 0 for value in late)
     return Lateness(len(late), early, min(late), percentile(late, 50), percentile(late, 99), max(late))
 

@@ -11,7 +11,7 @@ from tests.servers import Server
 from . import burst, common
 from .common import median
 from .fairness import neighbours
-from .precision import Lateness
+from .precision import Lateness, lateness
 from .raw import raw_drain
 
 COUNT = 1_000_000
@@ -49,10 +49,11 @@ def released(count: int, first: int) -> tuple[burst.Drain, Lateness]:
     head = 2 + count / ENQUEUE_RATE
     thread = threading.Thread(target=lambda: result.append(burst.drain(count, first, head)))
     thread.start()
-    late = neighbours(first + count, lambda _: not thread.is_alive())
+    due = neighbours(first + count, lambda _: not thread.is_alive())
     thread.join()
     assert result, "the release failed"
-    return result[0], late
+    drained = result[0]
+    return drained, lateness(due, first + count, drained.due, drained.end)
 
 
 def main(arguments: list[str]) -> None:

@@ -32,8 +32,10 @@ def pages(store: RedisStore, limit: int, partition: Partition = PARTITION) -> li
     """All places of the normal lane, page after page."""
     seen: list[tuple[int, bytes]] = []
     while page := store.list(partition, NORMAL, seen[-1] if seen else None, limit):
+        places = [(found.due_at_ms, found.id) for found in page]
         assert len(page) <= limit
-        seen += [(found.due_at_ms, found.id) for found in page]
+        assert not seen or places[0] > seen[-1]  # else the pages would never end
+        seen += places
     return seen
 
 

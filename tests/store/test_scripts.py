@@ -112,6 +112,15 @@ def test_every_command_names_a_key_of_the_partition(name: str, text: str) -> Non
         assert key in bound or command == "PUBLISH"
 
 
+@every_file
+def test_every_range_has_a_limit(name: str, text: str) -> None:
+    """A script whose time grows with the backlog stops everybody else for as long."""
+    for line in text.splitlines():
+        if "'ZRANGEBYSCORE'" in line:
+            assert "'LIMIT', 0, limit)" in line
+        assert not re.search(r"'(ZRANGE|XRANGE|HKEYS|HVALS|SMEMBERS|ZREVRANGE)', \w+, 0, -1", line)
+
+
 def test_the_first_lines_bind_the_keys_in_the_order_of_keys_py() -> None:
     bound = re.search(r"local (.+) = unpack\(KEYS\)", scripts.shared_text())
     assert bound and bound[1] == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META"
@@ -125,14 +134,15 @@ def test_the_first_lines_bind_the_keys_in_the_order_of_keys_py() -> None:
 @contextmanager
 def counting_evals(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     texts: list[str] = []
-    real = store.client.eval
+    real = store.client.execute_command
 
-    def eval_(text: bytes, *args: Any) -> Any:
-        texts.append(text.decode().splitlines()[0])
-        return real(text, *args)
+    def execute(command: str, *args: Any, **options: Any) -> Any:
+        if command == "EVAL":
+            texts.append(args[0].decode().splitlines()[0])
+        return real(command, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.client, "eval", eval_)
+        patch.setattr(store.client, "execute_command", execute)
         yield texts
 
 
@@ -202,13 +212,13 @@ def listen(store: RedisStore) -> None:
 
 def test_the_life_above_calls_every_script(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     called: set[str] = set()
-    real = RedisStore._call
+    real = RedisStore.call
 
     def spy(self: RedisStore, name: str, *args: Any) -> Any:
         called.add(name)
         return real(self, name, *args)
 
-    monkeypatch.setattr(RedisStore, "_call", spy)
+    monkeypatch.setattr(RedisStore, "call", spy)
     for call in whole_life(store):
         call()
     assert called == set(scripts.names())

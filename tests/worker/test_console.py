@@ -23,8 +23,7 @@ def console(caplog: pytest.LogCaptureFixture) -> Iterator[Console]:
     caplog.set_level(logging.INFO, "delayq")
     console = Console()
     yield console
-    for name, receive in zip(module._MARKS, console._receivers, strict=True):
-        getattr(signals, name).disconnect(receive)
+    console.close()
 
 
 def tell(name: str, *events: Event) -> None:
@@ -113,6 +112,12 @@ def test_totals_in_words(console: Console) -> None:
     assert console.totals() == "nothing to do"
     tell("acked", *[event()] * 1200)
     assert console.totals() == "1,200 acked"
+
+
+def test_closed_console_says_nothing(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+    console.close()
+    tell("acked", event())
+    assert caplog.messages == []
 
 
 # Formats

@@ -57,7 +57,7 @@ def make(work: Work) -> Iterator[Callable[[int], EventLoop]]:
     yield start
     work.free.set()
     for loop in loops:
-        eventually(lambda loop=loop: not loop.running)
+        eventually(lambda loop=loop: loop._ended == loop._fed)
         loop.stop()
         loop._thread.join(5)  # type: ignore[union-attr]
 
@@ -124,6 +124,7 @@ def test_stop_before_the_start_is_nothing(work: Work) -> None:
 @pytest.mark.filterwarnings("error")
 def test_nothing_is_left_open(work: Work) -> None:
     """A loop that is only dropped says so with a ResourceWarning."""
+    gc.collect()
     for started in (True, False):
         loop = EventLoop(1, work.run, work.room.set)
         if started:

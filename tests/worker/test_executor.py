@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from django_delayq import DelayQError, current_message, tasks
+from django_delayq.context import running
 from django_delayq.message import Attempts
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
@@ -52,9 +53,11 @@ def run(executor: Executor, outcomes: list[Outcome]) -> Run:
         if task is not None and task.definition.is_async:
             asyncio.run(executor.run_async(lease))
         else:
-            thread = threading.Thread(target=executor.run, args=(lease,))
+            left: list[Lease | None] = []
+            thread = threading.Thread(target=lambda: (executor.run(lease), left.append(running.get())))
             thread.start()
             thread.join(20)
+            assert left == [None]
         assert outcomes[-1].lease is lease
         return outcomes.pop()
 

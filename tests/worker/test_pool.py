@@ -101,16 +101,20 @@ def test_short_tasks_let_it_take_work_in_advance_but_not_much(make: Callable[[in
     assert pool.room() == 2
 
 
-def test_room_is_told_when_half_of_the_buffer_is_free(make: Callable[[int], Pool], work: Work) -> None:
-    pool = make(1)
+def test_room_is_told_when_half_of_the_buffer_is_free(work: Work) -> None:
+    """And not only when it is empty: the next batch is on its way while the last messages run."""
+    told: list[int] = []
+    pool = Pool(1, work.run, lambda: told.append(pool.buffered))
     pool._mean_s = 0.0001
     work.free.clear()
     pool.feed([lease(n) for n in range(pool.room())])
+    pool.start()
     eventually(lambda: pool.running)
     assert pool.room() == 0
-    work.room.clear()
     work.free.set()
-    assert work.room.wait(5)
+    eventually(lambda: told)
+    pool.stop()
+    assert 50 < told[0] <= 100
 
 
 def test_mean_follows_how_long_tasks_take(make: Callable[[int], Pool], work: Work) -> None:

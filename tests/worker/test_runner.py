@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import tasks
+from django_delayq import signals, tasks
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import ConfigurationError
 from django_delayq.store import get_store
@@ -64,6 +64,12 @@ def test_burst_ends_with_0(worker: Any) -> None:
     record.using(due_at=LONG_AGO).enqueue("x")
     assert run(worker(burst=True)) == ExitCode.OK == 0
     assert seen == ["x"]
+
+
+def test_it_says_nothing_more_when_it_has_ended(worker: Any) -> None:
+    before = len(signals.acked.receivers)
+    run(worker(burst=True))
+    assert len(signals.acked.receivers) == before
 
 
 def test_max_messages_ends_with_0(worker: Any) -> None:

@@ -8,7 +8,7 @@ local function park(moves)
   for lane, members in pairs(moves) do
     local before = head_of(lane)
     redis.call('ZADD', lane, unpack(members))
-    local after = head_of(lane)
+    local after = #members == 2 and members[1] or head_of(lane)
     if not before or after < before then
       redis.call('HINCRBY', META, 'wakeups', 1)
       local prefix, partition = string.match(META, '^(.-):{(.*)}')
