@@ -20,10 +20,10 @@ class DelayQConfig(AppConfig):
         from . import (
             checks,  # noqa: F401 - registers the system checks
             log,
+            producer,
         )
         from .handle import connect
-        from .producer import Sender
 
-        connect(Sender())
+        connect(producer)
         log.connect()
         autodiscover_modules("tasks")

@@ -23,7 +23,7 @@ from .handle import Handle
 from .message import Message, key_id, parse_id, view
 from .options import check_key
 from .outgoing import Item, build
-from .sending import named, refuse, store_items
+from .sending import Sender, named, refuse, store_items
 from .store import get_store
 from .store.keys import Partition
 from .store.redis import BATCH
@@ -39,17 +39,17 @@ def send(calls: Iterable[Call]) -> list[Handle]:
     An error that stops it half-way carries the handles of what was sent before as `enqueued`.
     """
     handles: list[Handle] = []
-    duplicates: list[Handle] = []
     try:
-        for chunk in _chunks(calls):
-            items = build(chunk)
-            handles += [item.handle for item in items]
-            if not _put_off(chunk[0], items):
-                duplicates += store_items(items)
+        with Sender() as sender:
+            for chunk in _chunks(calls):
+                items = build(chunk)
+                handles += [item.handle for item in items]
+                if not _put_off(chunk[0], items):
+                    sender.store(items)
     except DelayQError as error:
         error.enqueued = tuple(handle for handle in handles if handle.outcome)
         raise
-    refuse(duplicates)
+    refuse(sender.duplicates)
     return handles
 
 
@@ -162,7 +162,7 @@ class _Flush:
     def __call__(self) -> None:
         if self.batch.newest is self:
             items, self.batch.confirmed = self.batch.confirmed, []
-            refuse(store_items(items))
+            store_items(items)
 
 
 # Finding
@@ -180,12 +180,3 @@ def task_name(partition: Partition, record: bytes) -> str:
     code = record[19:23]
     task = tasks.by_code.get(code)
     return task.name if task else get_store().task_name(partition, code)
-
-
-class Sender:
-    """producer.py as tasks see it (tasks.Producer)."""
-
-    send = staticmethod(send)
-    cancel = staticmethod(cancel)
-    reschedule = staticmethod(reschedule)
-    get = staticmethod(get)

@@ -23,13 +23,12 @@ def duration_ms(value: Any, name: str = "delay") -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidDelay(f"{name} must be a timedelta or a number of seconds, not {type(value).__name__}.")
-    if not math.isfinite(seconds) or seconds < 0:
-        raise InvalidDelay(f"{name} must be zero or more seconds and finite, not {value!r}.")
+    if not 0 <= seconds < math.inf:  # NaN is not either
+        raise InvalidDelay(f"{name} must be zero or more seconds and finite, not {value!r:.40}.")
+    if seconds * 1000 > MAX_DELAY_MS:
+        raise InvalidDelay(f"{name} is {value!r:.40}: more than ten years. Is it in seconds?")
     # Six digits first: 0.3 * 1000 is 300.00000000000006 in binary and must stay 300.
-    milliseconds = math.ceil(round(seconds * 1000, 6))
-    if milliseconds > MAX_DELAY_MS:
-        raise InvalidDelay(f"{name} is {value!r}: more than ten years. Is it in seconds?")
-    return milliseconds
+    return math.ceil(round(seconds * 1000, 6))
 
 
 def instant_ms(value: Any, name: str = "due_at") -> int:

@@ -40,3 +40,14 @@ def scripts_run(store: Any) -> int:
     """How many script calls the server has executed so far."""
     stats = store.client.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+
+
+@contextmanager
+def unreachable() -> Iterator[None]:
+    """Nothing is sent: Redis is not there."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise redis.ConnectionError("Error 111 connecting to 127.0.0.1:6379. Connection refused.")
+
+    with mock.patch.object(AbstractConnection, "send_packed_command", refuse):
+        yield

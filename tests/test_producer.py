@@ -483,6 +483,18 @@ def test_repeating_a_whole_unknown_batch_is_safe(delayq: RedisStore) -> None:
     assert sent() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_unknown_part_of_many_is_told_apart_from_what_was_sent(delayq: RedisStore, lost: int) -> None:
+    noop.enqueue()
+    with lost_answers(times=lost), pytest.raises(exceptions.EnqueueUnknown) as caught:
+        record.enqueue_many([(n,) for n in range(1234)])
+    sent_ids = {handle.id for handle in caught.value.enqueued}
+    assert not sent_ids & set(caught.value.ids)
+    assert len(caught.value.ids) == 500
+    stored = topic_stats("default").counters["enqueued"] - 1
+    assert len(sent_ids) + 500 <= stored <= 1234
+
+
 def test_other_message_under_the_same_id_is_refused(delayq: RedisStore) -> None:
     handle = record.using(delay=60).enqueue("a")
     with pytest.raises(exceptions.DuplicateMessage):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
@@ -12,7 +12,7 @@ from . import keys
 from .connection import Client, mask
 from .errors import ERRORS, translate
 from .keys import Partition
-from .scripts import load
+from .scripts import Script, load
 
 
 class Link:
@@ -29,14 +29,51 @@ class Link:
 
     def call(self, name: str, partition: Partition, args: Iterable[Any]) -> Any:
         """Run a script on a partition."""
+        return self.begin(name, partition, args)()
+
+    def begin(self, name: str, partition: Partition, args: Iterable[Any]) -> Callable[[], Any]:
+        """Send a script call; the function that is returned reads its answer and must be called, once.
+
+        The caller may do other things in between. On a cluster the answer is there before this returns.
+        """
         script = load(name)
         all_keys = keys.partition_keys(self.prefix, partition)
-        try:
+        arguments = (len(all_keys), *all_keys, *args)
+        pool = getattr(self.client, "connection_pool", None)  # a cluster's client has one per node
+        if pool is None:
+            command = ("EVALSHA", script.sha, *arguments)
+            answer = self._scripted(script, arguments, lambda: self.client.execute_command(*command))
+            return lambda: answer
+        # Past redis-py's execute_command: its retries, of which we want none, and metrics double the client's time.
+        connection = self._send(pool, "EVALSHA", script.sha, *arguments)
+
+        def read() -> Any:
             try:
-                return self.client.execute_command("EVALSHA", script.sha, len(all_keys), *all_keys, *args)
-            except redis.exceptions.NoScriptError:
-                # The text itself, not LOAD and EVALSHA again: a flush in between would fail once more.
-                return self.client.execute_command("EVAL", script.text, len(all_keys), *all_keys, *args)
+                return connection.read_response()
+            finally:
+                pool.release(connection)
+
+        return lambda: self._scripted(script, arguments, read)
+
+    def _send(self, pool: Any, *command: Any) -> Any:
+        """A connection that carries the command."""
+        try:
+            connection = pool.get_connection()
+            try:
+                connection.send_command(*command)
+            except BaseException:
+                pool.release(connection)
+                raise
+        except ERRORS as error:
+            raise translate(error, self.where) from error
+        return connection
+
+    def _scripted(self, script: Script, arguments: tuple[Any, ...], evalsha: Callable[[], Any]) -> Any:
+        try:
+            return evalsha()
+        except redis.exceptions.NoScriptError:
+            # The text itself, not LOAD and EVALSHA again: a flush in between would fail once more.
+            return self.command("EVAL", script.text, *arguments)
         except ERRORS as error:
             raise translate(error, self.where) from error
 
@@ -55,6 +92,6 @@ class Link:
     def close(self) -> None:
         """Close the connections, those to Sentinel too."""
         self.client.close()
-        pool = getattr(self.client, "connection_pool", None)  # a cluster's client has one per node
+        pool = getattr(self.client, "connection_pool", None)
         for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
             sentinel.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -76,13 +76,24 @@ class RedisStore(Link):
         self, partition: Partition, tasks: Mapping[bytes, str], messages: Sequence[Outgoing]
     ) -> tuple[int, dict[int, str]]:
         """- -> delayed. Returns Redis' clock in microseconds and a word for each index that is not simply new."""
-        head: list[Any] = [len(tasks)]
+        return self.begin_enqueue(partition, tasks, messages)()
+
+    def begin_enqueue(
+        self, partition: Partition, tasks: Mapping[bytes, str], messages: Sequence[Outgoing]
+    ) -> Callable[[], tuple[int, dict[int, str]]]:
+        """Send an enqueue; the function that is returned reads its answer and must be called, once."""
+        args: list[Any] = [len(tasks)]
         for code, name in tasks.items():
-            head += (code.hex(), name)
+            args += (code.hex(), name)
         for message in messages:
-            head += message
-        now_us, *words = self.call("enqueue", partition, head)
-        return now_us, _words(words)
+            args += message
+        answer = self.begin("enqueue", partition, args)
+
+        def read() -> tuple[int, dict[int, str]]:
+            now_us, *words = answer()
+            return now_us, _words(words)
+
+        return read
 
     def claim(self, partition: Partition, limit: int, token: bytes | None = None) -> Claimed:
         """Delayed and due -> leased, at most `limit` (and 500) messages."""

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from django_delayq import Retry, signals, topic_stats
-from django_delayq.exceptions import StoreUnavailable
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.outcome import Result
 from django_delayq.worker.worker import Worker
 from tests import tasks
+from tests.faults import unreachable
 from tests.tasks import act, act_async, entered, gate, hang, hang_async, noop, record, remind, seen, wait, wait_async
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, counters, eventually
@@ -138,17 +138,29 @@ def test_stop_leaves_no_heartbeat(work: Work, delayq: RedisStore) -> None:
     assert delayq.heartbeats() == {}
 
 
-def test_stop_without_redis_ends_too(work: Work, delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*args: Any) -> Any:
-        raise StoreUnavailable("away")
-
-    worker = work()
-    eventually(lambda: worker.ready)
-    monkeypatch.setattr(worker.shared.store, "_call", away)
-    monkeypatch.setattr(worker.shared.store, "command", away)
+def test_stop_without_redis_ends_too(work: Work, delayq: RedisStore) -> None:
+    worker = work(shutdown_timeout=0.1)
+    wait.enqueue()
+    assert entered.wait(10)
     begun = time.monotonic()
-    assert worker.stop() == 0
+    with unreachable():
+        assert worker.stop() == 1
     assert time.monotonic() - begun < 10
+
+
+def test_worker_outlives_an_outage(work: Work, delayq: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
+    worker = work()
+    wait.enqueue()
+    assert entered.wait(10)
+    with unreachable():
+        eventually(lambda: not worker.ready)
+        gate.set()
+        eventually(lambda: not worker.pool.running)
+        assert worker.shared.held
+    eventually(lambda: worker.ready and counters("waits").get("acked"))
+    record.enqueue("after")
+    eventually(lambda: seen == ["after"])
+    assert "Redis is back after" in caplog.text
 
 
 def test_burst_is_finished_when_nothing_is_due(work: Work, delayq: RedisStore) -> None:
