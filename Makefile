@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
-BENCHMARKS = $(patsubst tests/benchmarks/%.py,%,$(shell grep -l __main__ tests/benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean
@@ -25,9 +24,9 @@ lint: $(VENV)/dev.stamp ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/dev.stamp ## Measure, compared with raw Redis in the same run
+bench: $(VENV)/dev.stamp ## Measure, compared with raw Redis in the same run (WORKLOADS="burst" PEERS=bullmq ARGS="--runs 3")
 	@.ci/system-packages redis-server || true
-	@set -e; for name in $(BENCHMARKS); do $(BIN)/python -m tests.benchmarks.$$name; done
+	$(BIN)/python -m tests.benchmarks $(WORKLOADS) --peers "$(PEERS)" --json $(or $(JSON),.bench/results.json) $(ARGS)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .delayq .delayq-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -257,11 +257,12 @@ _SCALARS = frozenset({str, int, bool, type(None)})
 def check_json(value: Any, depth: int = 0) -> None:
     """Raise UnserialisableArguments unless a round trip through JSON gives the value back (tuples become lists)."""
     kind = type(value)
-    if kind in _SCALARS or (kind is float and math.isfinite(value)):
+    # A str or int of a subclass (TextChoices, SafeString) comes back as a plain one that is equal.
+    if kind in _SCALARS or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
         return
     if depth > MAX_DEPTH:
         raise UnserialisableArguments(f"The arguments are nested deeper than {MAX_DEPTH} levels.")
-    if kind is dict and all(type(name) is str for name in value):
+    if kind is dict and all(isinstance(name, str) for name in value):
         value = value.values()
     elif kind is not list and kind is not tuple:
         raise UnserialisableArguments(
@@ -277,6 +278,11 @@ def view(topic: str, task: str, state: State, found: Found) -> Message:
     """A message for people, from what a partition holds. Raises UndecodableMessage."""
     record = Record.decode(found.record)
     body = decode_body(record.flags, record.body)
+    try:
+        enqueued_at, due_at = from_ms(record.enqueued_at_us / 1000), from_ms(found.due_at_ms)
+        expires_at = from_ms(record.expires_at_ms) if record.expires_at_ms else None
+    except (ValueError, OverflowError) as error:
+        raise UndecodableMessage(f"The record's times are impossible: {error}.") from None
     return Message(
         id=found.id.hex(),
         topic=topic,
@@ -289,9 +295,9 @@ def view(topic: str, task: str, state: State, found: Found) -> Message:
         priority=record.priority,
         attempt=found.attempts.attempt if found.attempts else 0,
         crashes=found.attempts.crashes if found.attempts else 0,
-        enqueued_at=from_ms(record.enqueued_at_us / 1000),
-        due_at=from_ms(found.due_at_ms),
-        expires_at=from_ms(record.expires_at_ms) if record.expires_at_ms else None,
+        enqueued_at=enqueued_at,
+        due_at=due_at,
+        expires_at=expires_at,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .conf import Settings, get_settings
+from .exceptions import InvalidMessage
 from .handle import Handle
 from .message import (
     EXPIRES_WITH_DUE,
@@ -47,6 +48,8 @@ class Template:
         self.code = task.definition.code
         self.key = options.key
         self.identity = options.id or (key_id(options.topic, options.key) if options.key else None)
+        if options.id and options.key and options.id != key_id(options.topic, options.key):
+            raise InvalidMessage("This id is not that of the key: a message enqueued so could not be found by its key.")
         self.may_exist = options.id is not None or options.key is None
         """An explicit id, or one that nobody else makes: finding the very same record is success."""
         self.mode: OnDuplicate = options.on_duplicate

@@ -133,6 +133,7 @@ def _settle_word(item: Item, word: str) -> bool:
     """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
     handle, mode = item.handle, item.message[1]
     if word == "SAME" and item.template.may_exist:
+        handle.due_ms = None  # that of the first time, which nobody told
         return False
     if word in ("SAME", "DUPLICATE"):
         handle.outcome, handle.due_ms = "kept", None

@@ -140,7 +140,7 @@ def _shown(partition: Partition, found: Found) -> Message:
     """The message; one that cannot be decoded is shown without its contents instead of hiding the page."""
     try:
         return view(partition.topic, task_name(partition, found.record), found.state, found)
-    except (UndecodableMessage, ValueError, OverflowError):  # the last two: a damaged header with impossible times
+    except UndecodableMessage:
         when = from_ms(found.due_at_ms)
         return Message(
             id=found.id.hex(), topic=partition.topic, task="undecodable", state=State(found.state), enqueued_at=when,

@@ -144,9 +144,6 @@ def test_what_runs_goes_on_while_the_topic_is_paused(delayq: RedisStore) -> None
     assert delayq.ack(DEFAULT, [(lease, b"{}")]) == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="store.pause() writes to the partitions that there are; register_topic should copy"
-)
 def test_partition_that_comes_while_the_topic_is_paused_is_paused_too(settings: Any, delayq: RedisStore) -> None:
     """A deploy with more partitions must not let a held topic go on."""
     pause_topic("crowd", by="ops")

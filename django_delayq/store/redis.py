@@ -241,7 +241,14 @@ class RedisStore(Link):
         if count not in known:
             with suppress(StoreFull):  # a full Redis must drain; partitions.py says it again soon
                 self.command("SADD", key, f"{topic}:{count}")
+                self._pause_new(topic, range(max(known, default=count), count))
         return known | {count}
+
+    def _pause_new(self, topic: str, numbers: range) -> None:
+        """Partitions that come while their topic is paused are paused too."""
+        note = self.command("HGET", keys.meta_key(self.prefix, Partition(topic, 0)), "paused") if numbers else None
+        for number in numbers if note else ():
+            self.command("HSET", keys.meta_key(self.prefix, Partition(topic, number)), "paused", note)
 
     def topics(self) -> Sequence[str]:
         """Every topic that has ever been used with this prefix."""

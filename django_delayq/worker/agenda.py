@@ -59,13 +59,14 @@ class Agenda:
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: float) -> list[Turn]:
-        """The turns to take now, the most entitled topic first. Each must be planned anew."""
+        """The turns to take now, the most entitled topic first. They stay due until they are planned anew."""
         turns: list[Turn] = []
         while (head := self.next_due_ms()) is not None and head <= now_ms:
             turn = heapq.heappop(self._heap)[2]
             turn.due_ms = None
             turns.append(turn)
         for turn in turns:
+            self.plan(turn, 0)
             # A topic that was idle does not save up turns to spend them all at once.
             topic = turn.partition.topic
             self._served[topic] = max(self._served.get(topic, 0.0), self._newest - 1000)

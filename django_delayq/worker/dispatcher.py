@@ -107,7 +107,6 @@ class Dispatcher(Service):
         for turn in turns:
             room = self._room(turn.partition.topic)
             if room <= 0:
-                self.agenda.plan(turn, 0)
                 waiting = True
                 continue
             # Several topics are due: each gets a part, the rest of its backlog comes in the next round.
@@ -120,10 +119,8 @@ class Dispatcher(Service):
         token = os.urandom(16)
         try:
             claimed = self._store.claim(turn.partition, limit, token)
-        except DelayQError as error:
-            self.agenda.plan(turn, 0)
-            if isinstance(error, OutcomeUnknown):
-                self._unanswered.append((turn.partition, token))
+        except OutcomeUnknown:
+            self._unanswered.append((turn.partition, token))
             raise
         self._clock.sync(claimed.now_us)
         turn.wakeups, turn.paused = claimed.wakeups, claimed.paused

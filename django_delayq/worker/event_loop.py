@@ -69,6 +69,11 @@ class EventLoop:
     def _serve(self) -> None:
         try:
             self._loop.run_forever()
+            if self._tasks:  # abandoned: end them here, so that their finally blocks run
+                tasks = list(self._tasks.values())
+                for task in tasks:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
         finally:
             self._loop.close()
 

@@ -24,7 +24,7 @@ logger = logging.getLogger("delayq.worker")
 
 
 #: Seconds within which two signals are one: a terminal, or systemd, tells the supervisor's children too.
-SAME_SIGNAL = 0.3
+SAME_SIGNAL = 0.5
 
 
 class ExitCode(IntEnum):

@@ -22,17 +22,19 @@ COMPARED = ("enqueue", "bulk", "burst", "precision", "bytes")
 """What peers can do too."""
 
 
-def run(module: str, arguments: Sequence[str], results: Results) -> int:
+def run(module: str, arguments: Sequence[str], results: Results, scale: float = 1.0) -> int:
     """Run one program: its lines for people on the screen, those for programs into the results."""
-    begun = time.monotonic()
+    begun, early = time.monotonic(), 0
     process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith('{"workload"'):
-            results.add(json.loads(line))
+            result = json.loads(line)
+            early += result.get("early", 0)
+            results.add({**result, "scale": scale})
         else:
             print(line, end="", flush=True)
-    code = process.wait()
+    code = process.wait() or min(early, 1)
     name = " ".join([module.rpartition(".")[2], *arguments])
     print(f"  {name}: {'done' if code == 0 else f'FAILED ({code})'} in {time.monotonic() - begun:.0f} s", flush=True)
     return code
@@ -43,7 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("workloads", nargs="*", metavar="workload", help=f"of {', '.join(WORKLOADS)}; all if none")
     parser.add_argument("--runs", type=int, help="instead of each workload's own number")
-    parser.add_argument("--scale", type=float, help="multiplies counts and seconds: 0.01 to try whether it works")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies counts and seconds: 0.01 is a trial")
     parser.add_argument("--json", type=Path, metavar="FILE", help="collect the results there")
     parser.add_argument("--huge", action="store_true", help="growth up to 10^7 waiting messages")
     parser.add_argument(
@@ -65,14 +67,14 @@ def main(arguments: Sequence[str]) -> int:
     """A process each: every one sets Django up against a server of its own. A peer that fails is not our failure."""
     options = parse(arguments)
     results, worst = Results(options.json), 0
-    common = [f"--{name}={value}" for name in ("runs", "scale") if (value := getattr(options, name)) is not None]
+    common = [f"--scale={options.scale}", *([f"--runs={options.runs}"] if options.runs else [])]
     for name in options.workloads:
         results.forget(name)
         extra = ["--huge"] if options.huge and name == "growth" else []
-        worst = max(worst, abs(run(f"tests.benchmarks.{name}", [*common, *extra], results)))
+        worst = max(worst, abs(run(f"tests.benchmarks.{name}", [*common, *extra], results, options.scale)))
         for peer in options.peers if name in COMPARED else ():
             results.forget(name, peer=peer)
-            run("tests.benchmarks.peers", [name, peer, *common], results)
+            run("tests.benchmarks.peers", [name, peer, *common], results, options.scale)
     results.save()
     return worst
 

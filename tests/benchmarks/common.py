@@ -170,6 +170,8 @@ def report(workload: str, figure: float, unit: str, **figures: Any) -> dict[str,
     first = ("workload", "case", "figure", "unit")
     details = "  ".join(f"{name}={_human(value)}" for name, value in result.items() if name not in first)
     print(f"{workload}{case}: {_human(result['figure'])} {unit}  {details}")
+    if result.get("early"):
+        print(f"  FAILED: {result['early']} started before they were due")
     print(json.dumps(result), flush=True)
     return result
 

@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> None:
         assert common.wait_until(lambda: finished() > count // 3, 60, every=0.001), "the worker did not begin"
         first.kill()
         killed = time.time()
-        started, done, held = sum(number > 0 for _, number in common.starts(count)), finished(), topic_stats("bench").leased
+        started, done = sum(number > 0 for _, number in common.starts(count)), finished()
+        held = topic_stats("bench").leased
         with common.BenchWorker(*options.worker):
             assert common.wait_until(lambda: finished() == count, 60), f"{count - finished()} messages are lost"
         twice = sum(number > 1 for _, number in common.starts(count))

@@ -15,7 +15,6 @@ from . import common
 WAITING = (0, 100_000, 1_000_000)
 SECONDS = 30
 SETTLE = 5
-RUNS = 1
 
 
 def beside(server: Server, seconds: float, settle: float, worker_arguments: list[str]) -> dict[str, float]:
@@ -45,13 +44,13 @@ def _calls(client: Any) -> int:
 
 def main(arguments: list[str], waiting: tuple[int, ...] = WAITING) -> None:
     """One server, filled further from step to step; a fresh worker each."""
-    options = common.options(arguments, RUNS)
+    options = common.options(arguments, 1)
     with common.bench_server() as server:
         there = 0
         for count in (options.scaled(number, 0) for number in waiting):
             common.fill(count - there)
             there = count
-            seconds = options.scaled(SECONDS * options.runs, 2)
+            seconds = options.scaled(SECONDS, 2)
             figures = beside(server, seconds, options.scaled(SETTLE), options.worker)
             common.report(
                 "idle",

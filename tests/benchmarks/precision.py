@@ -31,8 +31,8 @@ class Lateness(NamedTuple):
 
 def lateness(due: list[float], first: int = 0, since: float = 0.0, until: float = math.inf) -> Lateness:
     """Of the messages from `first` on, with these due times in seconds; only of those due in the given time."""
-    starts = common.starts(len(due), first)
-    return summary([(at - due_at) * 1000 for (at, _), due_at in zip(starts, due, strict=True) if since <= due_at < until])
+    pairs = zip((at for at, _ in common.starts(len(due), first)), due, strict=True)
+    return summary([(start - at) * 1000 for start, at in pairs if since <= at < until])
 
 
 def summary(late: list[float]) -> Lateness:

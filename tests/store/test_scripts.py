@@ -212,13 +212,13 @@ def listen(store: RedisStore) -> None:
 
 def test_the_life_above_calls_every_script(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     called: set[str] = set()
-    real = RedisStore.call
+    real = RedisStore.begin
 
     def spy(self: RedisStore, name: str, *args: Any) -> Any:
         called.add(name)
         return real(self, name, *args)
 
-    monkeypatch.setattr(RedisStore, "call", spy)
+    monkeypatch.setattr(RedisStore, "begin", spy)
     for call in whole_life(store):
         call()
     assert called == set(scripts.names())

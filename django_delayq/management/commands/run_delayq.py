@@ -43,7 +43,7 @@ class Command(BaseCommand):
             value = os.environ.get(f"DELAYQ_{name.upper().replace('-', '_')}", default)
             parser.add_argument(f"--{name}", default=value, type=kind, help=f"{text} (default: {default})")
 
-        add("topics", "all", str, "topics to serve: all, or a,b or a:3,b:1 with weights, or -a for all but a")
+        add("topics", "all", str, "topics to serve: all, or a,b or a:3,b:1 with weights, or --topics=-a for all but a")
         add("concurrency", 8, _whole(1, 1000), "threads for def tasks")
         add("async-concurrency", 100, _whole(1, 100_000), "coroutines of async def tasks at a time")
         add("processes", 1, _whole(1, 256), "worker processes")

@@ -1,0 +1,59 @@
+"""What the figures must reach, as agreed before they were measured. Lower is better for those with a "<="."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Bar(NamedTuple):
+    """One demand on one field of one result."""
+
+    workload: str
+    field: str
+    sign: str
+    limit: float
+    text: str
+    case: str = ""
+    """Where the workload has several; empty: all of them."""
+
+    def applies(self, result: Mapping[str, Any]) -> bool:
+        """Whether it is about this result, which must be ours."""
+        if result["workload"] != self.workload or "peer" in result or self.field not in result:
+            return False
+        return not self.case or result.get("case") == self.case
+
+    def met(self, result: Mapping[str, Any]) -> bool:
+        """Whether the result reaches it."""
+        value = result[self.field]
+        return bool(value >= self.limit if self.sign == ">=" else value <= self.limit)
+
+
+MILLION = "1,000,000 waiting"
+
+BARS = (
+    Bar("best burst", "figure", ">=", 80_000, "messages/s, best process setting"),
+    Bar("archive", "figure", ">=", 60_000, "messages/s, one process, archive stream on", "archive on"),
+    Bar("burst", "early", "<=", 0, "early"),
+    Bar("precision", "figure", "<=", 1, "ms p50"),
+    Bar("precision", "p99_ms", "<=", 5, "ms p99"),
+    Bar("precision", "max_ms", "<=", 30, "ms at most"),
+    Bar("precision", "early", "<=", 0, "early"),
+    Bar("precision", "cpu_percent", "<=", 8, "% of a core"),
+    Bar("enqueue", "ratio", ">=", 0.80, "of a raw EVALSHA per message"),
+    Bar("bulk", "ratio", ">=", 0.45, "of raw EVALSHA of 500"),
+    Bar("bulk", "figure", ">=", 150_000, "messages/s"),
+    Bar("bytes", "figure", "<=", 330, "bytes"),
+    Bar("idle", "figure", "<=", 2, "commands/s", MILLION),
+    Bar("idle", "cpu_percent", "<=", 1, "% of a core", MILLION),
+    Bar("idle", "rss_mb", "<=", 70, "MB", MILLION),
+    Bar("release", "longest_script_ms", "<=", 10, "ms for the longest script"),
+    Bar("release", "neighbour_p99_ms", "<=", 50, "ms p99 of another topic"),
+    Bar("release", "against_burst", ">=", 0.8, "of the burst's rate"),
+    Bar("async_io", "ratio", ">=", 0.5, "of asyncio alone"),
+    Bar("growth", "against_first", "<=", 1.3, "times the claim cost beside 10^4", MILLION),
+    Bar("growth", "p50_against_first", "<=", 1.3, "times the p50 lateness beside 10^4", MILLION),
+)
+
+PEER_FACTOR = 3.5
+"""How many times a burst of BullMQ, in the same run, ours must be."""

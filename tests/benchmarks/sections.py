@@ -1,0 +1,157 @@
+"""The text of docs/performance.md: tables of figures, what they mean, which bars are missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .bars import BARS, PEER_FACTOR, Bar
+from .chart import human
+from .results import Result
+
+MEANINGS = {
+    "enqueue": "`enqueue()` one by one with 100 bytes of arguments, A B A B with one raw `EVALSHA` (`ZADD`, `HSET`) "
+    "per message; the ratio is the median of the pairs' ratios",
+    "bulk": "`enqueue_many()`, A B A B with raw `EVALSHA` of 500 messages",
+    "burst": "20,000 no-op messages due at one instant; messages per second from that instant to the last start. "
+    "The ceiling is our own claim and ack scripts in a bare loop that calls nothing",
+    "precision": "200 messages a second for 30 s, each due in 1 to 10 s; start minus due time, and the worker's CPU",
+    "bytes": "growth of Redis' `used_memory` per waiting message with 100 bytes of arguments",
+    "idle": "a worker beside messages that wait for an hour; commands count also inside scripts",
+    "near_far": "a message due in 5 s behind 100,000 that are due in an hour",
+    "fairness": "tasks of 1 ms, 50 ms and 2 s in one topic at half load, each class by itself; then a topic with 50 "
+    "messages a second beside one with thousands of 50 ms tasks due at once",
+    "async_io": "`async def` tasks that wait for 10 ms, `--async-concurrency 1000`, against 1,000 asyncio workers that "
+    "create a task for each of the same coroutines",
+    "archive": "the burst with finished messages kept for the archiver, and without",
+    "processes": "the burst with several worker processes; Redis and the producer share the cores",
+    "partitions": "the burst of a topic in several partitions of one Redis",
+    "growth": "what claiming a message costs, and precision, beside more and more waiting messages",
+    "release": "a million messages due at one instant: drain rate, the longest script by Redis' slow log, and the "
+    "lateness of another topic's 50 messages a second meanwhile",
+    "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",
+}
+
+FIELDS = {
+    "p50_ms": "p50 ms", "p99_ms": "p99 ms", "max_ms": "max ms", "early": "early", "missing": "missing",
+    "ran_twice": "ran twice", "cpu_percent": "% of a core", "rss_mb": "RSS MB", "growth_mb": "growth MB",
+    "highest": "highest", "lowest": "lowest", "against_first": "x the first", "p50_against_first": "p50 x the first",
+    "against_burst": "of the burst's rate", "longest_script_ms": "longest script ms",
+    "neighbour_p50_ms": "neighbour p50 ms", "neighbour_p99_ms": "neighbour p99 ms", "lost": "lost",
+    "in_flight": "in flight", "redis_cpu_percent": "Redis % of a core", "worker_cpu_us": "worker CPU us/message",
+}  # fmt: skip
+
+HEAD = """# Performance
+
+Made by a command from measured results; do not edit it. Run it on your machine:
+
+```sh
+make bench                                          # all workloads, about half an hour
+make bench WORKLOADS="burst precision" PEERS=bullmq # some, and beside a peer
+.venv/bin/python -m tests.benchmarks --help         # --runs, --scale, --json FILE, --huge
+.venv/bin/python -m tests.benchmarks.page FILE      # this page
+```
+
+Peers are installed from their registries into environments of their own under `.peers/`, each gets a fresh Redis per
+run, and runs alternate with ours (A B A B). All run the same body, which notes its number and the time in shared
+memory. The ceiling is what raw Redis reaches with the same client in the same run; for lateness it is one `PING`.
+Early starts are failures and counted.
+"""
+
+
+def ours(results: Iterable[Result], workload: str) -> list[Result]:
+    """Our results of a workload."""
+    return [one for one in results if one["workload"] == workload and "peer" not in one]
+
+
+def peers(results: Iterable[Result], workload: str) -> list[Result]:
+    """The peers' results of a workload."""
+    return [one for one in results if one["workload"] == workload and "peer" in one]
+
+
+def page(machine: Mapping[str, str], results: Sequence[Result], images: Iterable[str]) -> str:
+    """The whole page."""
+    parts = [HEAD, _warning(results), _machine(machine, results), _overview(results), _bars(results)]
+    parts += [f"![{name.removesuffix('.svg')}](images/{name})\n" for name in images]
+    parts += [_workload(name, results) for name in MEANINGS]
+    return "\n".join(part for part in parts if part)
+
+
+def _warning(results: Sequence[Result]) -> str:
+    names = sorted({one["workload"] for one in results if one.get("scale", 1) != 1})
+    return f"**Not figures, only a trial with small counts: {', '.join(names)}.**\n" if names else ""
+
+
+def _machine(machine: Mapping[str, str], results: Sequence[Result]) -> str:
+    rows = [[name.replace("_", " "), value] for name, value in machine.items() if value]
+    if dates := sorted({one["date"] for one in results if "date" in one}):
+        rows.append(["oldest and newest run", f"{dates[0]}, {dates[-1]}"])
+    return "## Measured on\n\n" + table(["", ""], rows)
+
+
+def _overview(results: Sequence[Result]) -> str:
+    rows = [
+        [one["workload"], one.get("case", ""), f"{human(one['figure'])} {one['unit']}", _human(one.get("ceiling")),
+         _human(one.get("ratio"))]
+        for name in MEANINGS for one in ours(results, name)
+    ]  # fmt: skip
+    return "## Ours against the ceiling\n\n" + table(["workload", "case", "ours", "ceiling", "ratio"], rows)
+
+
+def _bars(results: Sequence[Result]) -> str:
+    bursts = [*ours(results, "burst"), *ours(results, "processes")]
+    best = [{**max(bursts, key=lambda one: one["figure"]), "workload": "best burst"}] if bursts else []
+    found = [(bar, one) for bar in BARS for one in (*best, *results) if bar.applies(one)]
+    rows = [_bar_row(bar, one) for bar, one in found]
+    rows += [
+        ["burst", "times BullMQ in the same run", f">= {PEER_FACTOR}", human(one["ours_to_peer"]),
+         "yes" if one["ours_to_peer"] >= PEER_FACTOR else "**no**"]
+        for one in peers(results, "burst") if one["peer"] == "bullmq"
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    missed = sum(row[-1] != "yes" for row in rows)
+    said = f"{missed} of {len(rows)} are missed in this run." if missed else f"All {len(rows)} are met in this run."
+    return f"## Bars\n\nAgreed before measuring. {said}\n\n" + table(["workload", "what", "bar", "ours", "met"], rows)
+
+
+def _bar_row(bar: Bar, result: Result) -> list[str]:
+    what = f"{bar.text} ({bar.case})" if bar.case else bar.text
+    answer = "yes" if bar.met(result) else "**no**"
+    return [bar.workload, what, f"{bar.sign} {bar.limit:,g}", human(result[bar.field]), answer]
+
+
+def _workload(name: str, results: Sequence[Result]) -> str:
+    mine, others = ours(results, name), peers(results, name)
+    if not (mine or others):
+        return ""
+    text = f"## {name}\n\n{MEANINGS[name][0].upper()}{MEANINGS[name][1:]}.\n"
+    if mine:
+        text += "\n" + _table_of(mine, ["case"] if any("case" in one for one in mine) else [])
+        if "ceiling_is" in mine[0]:
+            text += f"\nCeiling: {mine[0]['ceiling_is']}.\n"
+    if others:
+        text += "\n" + _table_of(others, ["peer", "ours", "ours_to_peer"])
+        text += "\n" + "".join(f"- {one['version']}: {one['settings']}\n" for one in others)
+    return text
+
+
+def _table_of(rows: Sequence[Result], first: Sequence[str]) -> str:
+    """First columns, figure, ceiling and ratio where there are any, details, runs."""
+    names = [*first, "figure", "ceiling", "ratio", *FIELDS, "runs"]
+    names = [name for name in names if name in first or any(name in one for one in rows)]
+    titles = {"figure": rows[0]["unit"], "ours": "ours, same runs", "ours_to_peer": "ours / peer", **FIELDS}
+    cells = [[_human(one.get(name)) for name in names] for one in rows]
+    return table([titles.get(name, name) for name in names], cells)
+
+
+def _human(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else human(value)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
