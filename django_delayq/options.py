@@ -11,7 +11,8 @@ from uuid import UUID
 from .backoff import Backoff, as_backoff, exponential
 from .conf import DEFAULT_TOPIC, check_name
 from .exceptions import InvalidKey, InvalidMessage
-from .message import Priority, parse_id
+from .identity import parse_id
+from .message import Priority
 from .times import duration_ms, instant_ms
 
 OnDuplicate = Literal["raise", "keep", "replace"]

@@ -8,16 +8,8 @@ from typing import Any, NamedTuple
 from .conf import Settings, get_settings
 from .exceptions import InvalidMessage
 from .handle import Handle
-from .message import (
-    EXPIRES_WITH_DUE,
-    HEADER,
-    VERSION,
-    Body,
-    compress,
-    encode_body,
-    key_id,
-    new_ids,
-)
+from .identity import key_id, new_ids
+from .message import EXPIRES_WITH_DUE, HEADER, VERSION, Body, compress, encode_body
 from .options import OnDuplicate
 from .store.redis import Outgoing
 from .tasks import Call, DelayedTask, check_topic

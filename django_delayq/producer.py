@@ -20,7 +20,8 @@ from .exceptions import (
     MessageRunning,
 )
 from .handle import Handle
-from .message import Message, key_id, parse_id, view
+from .identity import key_id, parse_id
+from .message import Message, view
 from .options import check_key
 from .outgoing import Item, build
 from .sending import Sender, named, refuse, store_items

@@ -16,7 +16,8 @@ from asgiref.sync import sync_to_async
 from .conf import DEFAULT_TOPIC, get_settings
 from .exceptions import DuplicateTask, InvalidArguments, InvalidName, UnknownTopic
 from .handle import Handle, producer
-from .message import Message, task_code
+from .identity import task_code
+from .message import Message
 from .options import CallOptions, Duration, Options, TaskOptions, when
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import Any
 
 from . import signals
 from .exceptions import InvalidMessage, UndecodableMessage
-from .message import Found, Message, Priority, State, parse_id, view
+from .identity import parse_id
+from .message import Found, Message, Priority, State, view
 from .producer import task_name
 from .store import get_store
 from .store.keys import Partition

@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_delayq.exceptions import BodyTooLarge, InvalidMessage, UndecodableMessage, UnserialisableArguments
+from django_delayq.identity import key_id, new_ids, parse_id, task_code
 from django_delayq.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
@@ -33,10 +34,6 @@ from django_delayq.message import (
     decode_body,
     encode_body,
     encode_record,
-    key_id,
-    new_ids,
-    parse_id,
-    task_code,
     view,
 )
 

@@ -48,7 +48,8 @@ class RawQueue:
 def raw_drain(count: int) -> float:
     """Messages per second of our own claim and ack scripts in batches of 500 in one thread, nothing called."""
     from django_delayq.conf import get_settings
-    from django_delayq.message import encode_record, new_ids, task_code
+    from django_delayq.identity import new_ids, task_code
+    from django_delayq.message import encode_record
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
 

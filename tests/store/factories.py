@@ -12,7 +12,8 @@ from typing import Any
 
 from redis import Redis
 
-from django_delayq.message import EXPIRES_WITH_DUE, HEADER_END, Attempts, Priority, encode_record, new_ids, task_code
+from django_delayq.identity import new_ids, task_code
+from django_delayq.message import EXPIRES_WITH_DUE, HEADER_END, Attempts, Priority, encode_record
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease

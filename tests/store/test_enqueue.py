@@ -8,7 +8,8 @@ import pytest
 from redis import Redis
 
 from django_delayq.exceptions import StoreError, StoreFull
-from django_delayq.message import Priority, Record, new_ids
+from django_delayq.identity import new_ids
+from django_delayq.message import Priority, Record
 from django_delayq.store import keys
 from django_delayq.store.redis import BATCH, RedisStore
 from tests.servers import Server
