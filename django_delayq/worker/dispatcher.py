@@ -36,6 +36,7 @@ class Dispatcher(Service):
     """Sleeps until the earliest due time of all partitions; woken by hints and by free slots."""
 
     name = "dispatcher"
+    reports_outages = True
 
     def __init__(
         self, shared: Shared, pool: Pool, event_loop: EventLoop, release: Callable[[Sequence[Lease]], None]

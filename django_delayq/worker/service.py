@@ -37,6 +37,8 @@ class Service:
     name = "service"
     interval = 1.0
     """Seconds of sleep after a run that found nothing more to do."""
+    reports_outages = False
+    """Whether it says that Redis is away. One does, once: they all notice."""
 
     def __init__(self) -> None:
         self.sleeper = Sleeper()
@@ -76,8 +78,8 @@ class Service:
                 failures += 1
                 # Jitter: many workers come back to one server.
                 pause = min(1.0, 0.05 * 2**failures) * random.uniform(0.5, 1.0)
-                # Said once per outage: the dispatcher reports when it is over.
-                logger.log(logging.WARNING if failures == 1 else logging.DEBUG, "%s: %s", self.name, error)
+                level = logging.WARNING if failures == 1 and self.reports_outages else logging.DEBUG
+                logger.log(level, "%s: %s", self.name, error)
             except Exception:
                 failures += 1
                 pause = min(5.0, 0.1 * 2**failures)

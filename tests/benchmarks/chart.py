@@ -80,7 +80,7 @@ def _linear_axis(values: Sequence[float]) -> Axis:
 
 def _log_axis(values: Sequence[float]) -> Axis:
     positive = [value for value in values if value > 0] or [1.0]
-    low = math.floor(math.log10(min(positive)))
+    low = math.floor(math.log10(min(positive) / 2))  # the shortest bar is to be seen
     span = max(0.5, math.log10(max(positive)) - low)
     return lambda value: (math.log10(value) - low) / span * (WIDTH - LEFT - RIGHT) if value > 0 else 0.0
 

@@ -41,6 +41,19 @@ FIELDS = {
     "in_flight": "in flight", "redis_cpu_percent": "Redis % of a core", "worker_cpu_us": "worker CPU us/message",
 }  # fmt: skip
 
+NOTES = {
+    "enqueue": "A peer's call may do less: huey's pushes to a list, and a worker moves the message to the schedule.",
+    "burst": "Its worker had already run 500 messages. Early: by more than a millisecond, for some round to that.",
+    "precision": "Who starts messages early has a small or negative lateness; that is a failure, not a figure.",
+    "bytes": "20,000 messages and no worker: Celery's and huey's grow further once a worker has seen them.",
+}
+
+CHARTS = {
+    "burst.svg": "Messages per second of a burst, ours and the peers'",
+    "lateness.svg": "Lateness p50 and p99 in ms; whoever starts messages early is left out",
+    "growth.svg": "Claim cost and lateness beside 10^4 to 10^6 waiting messages",
+}
+
 HEAD = """# Performance
 
 Made by a command from measured results; do not edit it. Run it on your machine:
@@ -72,7 +85,7 @@ def peers(results: Iterable[Result], workload: str) -> list[Result]:
 def page(machine: Mapping[str, str], results: Sequence[Result], images: Iterable[str]) -> str:
     """The whole page."""
     parts = [HEAD, _warning(results), _machine(machine, results), _overview(results), _bars(results)]
-    parts += [f"![{name.removesuffix('.svg')}](images/{name})\n" for name in images]
+    parts += [f"![{CHARTS[name]}](images/{name})\n" for name in images]
     parts += [_workload(name, results) for name in MEANINGS]
     return "\n".join(part for part in parts if part)
 
@@ -111,7 +124,9 @@ def _bars(results: Sequence[Result]) -> str:
     if not rows:
         return ""
     missed = sum(row[-1] != "yes" for row in rows)
+    unmeasured = [f"{bar.workload} ({bar.text})" for bar in BARS if all(bar is not other for other, _ in found)]
     said = f"{missed} of {len(rows)} are missed in this run." if missed else f"All {len(rows)} are met in this run."
+    said += f" Not measured in this run: {'; '.join(unmeasured)}." if unmeasured else ""
     return f"## Bars\n\nAgreed before measuring. {said}\n\n" + table(["workload", "what", "bar", "ours", "met"], rows)
 
 
@@ -133,6 +148,8 @@ def _workload(name: str, results: Sequence[Result]) -> str:
     if others:
         text += "\n" + _table_of(others, ["peer", "ours", "ours_to_peer"])
         text += "\n" + "".join(f"- {one['version']}: {one['settings']}\n" for one in others)
+        if name in NOTES:
+            text += f"\n{NOTES[name]}\n"
     return text
 
 

@@ -211,7 +211,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 @pytest.fixture
 def far(proxy: Proxy, prefix: str) -> Iterator[RedisStore]:
     """The same partition through the proxy, with scripts and connection warm."""
-    with another_store(proxy.url, prefix, SOCKET_TIMEOUT=0.05) as store:
+    with another_store(proxy.url, prefix, SOCKET_TIMEOUT=0.3) as store:
         store.stats(PARTITION)
         yield store
 

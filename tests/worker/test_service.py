@@ -46,10 +46,18 @@ def test_redis_that_is_away_is_said_once_and_tried_again_more_slowly(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(Steps, "reports_outages", True)
     with caplog.at_level(logging.WARNING, "delayq"):
         slept = Steps(*[StoreUnavailable("down")] * 6, 1.0, StoreUnavailable("down"), 0.0).finish()
     assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 0.1, 0.0])
     assert [record.message for record in caplog.records] == ["steps: down", "steps: down"]
+
+
+def test_only_one_service_says_that_redis_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "delayq"):
+        Steps(StoreUnavailable("down"), 0.0).finish()
+    assert caplog.records == []
+    assert [kind.__name__ for kind in Service.__subclasses__() if kind.reports_outages] == ["Dispatcher"]
 
 
 def test_workers_do_not_come_back_in_step() -> None:
