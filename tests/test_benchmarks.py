@@ -58,7 +58,7 @@ def test_the_page_has_tables_bars_and_a_chart(results: Path, tmp_path: Path) -> 
 
 
 def test_charts_can_be_read_aloud(content: Any) -> None:
-    peer = {"workload": "burst", "peer": "other & co", "figure": 10.0, "unit": "messages/s"}
+    peer = {"workload": "burst", "peer": "other & co", "figure": 10.0, "ours": 90.0, "unit": "messages/s"}
     lateness = {"workload": "precision", "figure": 0.5, "p99_ms": 2.0, "unit": "ms p50"}
     growth = [{"workload": "growth", "waiting": n, "figure": 3.0, "p50_ms": 1.0, "p99_ms": 2.0} for n in (10, 1000)]
     drawn = page.charts([*content["results"], peer, lateness, *growth])

@@ -112,7 +112,7 @@ class RedisStore(Link):
         args: list[Any] = [self.settings.finished_limit]
         for lease, detail in settled:
             args += (lease.id, lease.token, detail)
-        return self._refused(self.call("ack", partition, args), [lease for lease, _ in settled], repeated)
+        return self._fenced("ack", partition, args, [lease for lease, _ in settled], repeated)
 
     def nack(
         self,
@@ -125,21 +125,21 @@ class RedisStore(Link):
         args: list[Any] = [self.settings.finished_limit]
         for lease, delay_ms, counts, detail in settled:
             args += (lease.id, lease.token, "" if delay_ms is None else delay_ms, int(counts), detail)
-        return self._refused(self.call("nack", partition, args), [item[0] for item in settled], repeated)
+        return self._fenced("nack", partition, args, [item[0] for item in settled], repeated)
 
     def release(self, partition: Partition, leases: Sequence[Lease], *, repeated: bool = False) -> Leases:
         """Leased -> delayed at the old due time, the attempt given back."""
         args: list[Any] = []
         for lease in leases:
             args += (lease.id, lease.token)
-        return self._refused(self.call("release", partition, args), leases, repeated)
+        return self._fenced("release", partition, args, leases, repeated)
 
     def extend(self, partition: Partition, leases: Sequence[Lease]) -> Leases:
         """Leased -> leased for another ttr. Returns the leases that another holds now; what is settled is not lost."""
         args: list[Any] = []
         for lease in leases:
             args += (lease.id, lease.token, lease.ttr_ms)
-        return self._refused(self.call("extend", partition, args), leases, True)
+        return self._fenced("extend", partition, args, leases, True)
 
     def reclaim(self, partition: Partition, limit: int = BATCH) -> tuple[Ids, Ids]:
         """Leased past the deadline -> delayed or dead. Returns the ids sent back and the ids that are dead."""
@@ -268,11 +268,18 @@ class RedisStore(Link):
         raw = self.command("HGETALL", keys.workers_key(self.prefix))
         return {name.decode(): json.loads(value) for name, value in raw.items()}
 
-    @staticmethod
-    def _refused(answer: Sequence[Any], leases: Sequence[Lease], repeated: bool) -> Leases:
-        """The leases that are really lost. In a repeated call, settled or gone means that the first call did it."""
+    def _fenced(
+        self, name: str, partition: Partition, args: Sequence[Any], leases: Sequence[Lease], repeated: bool
+    ) -> Leases:
+        """Call a script of lease holders. Returns the leases that are really lost, and marks them.
+
+        In a repeated call, settled or gone means that the first call did it.
+        """
+        if not leases:
+            return []
         fine = {"SETTLED", "GONE"} if repeated else set()
-        lost = [leases[index] for index, word in _words(answer).items() if word not in fine]
+        words = _words(self.call(name, partition, args))
+        lost = [leases[index] for index, word in words.items() if word not in fine]
         for lease in lost:
             lease.lost = True
         return lost

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from . import chart, sections
@@ -25,9 +26,20 @@ def charts(results: Sequence[Result]) -> dict[str, str]:
     return {name: svg for name, svg in drawn.items() if svg}
 
 
+def _ours(results: Sequence[Result], workload: str) -> list[Result]:
+    """What stands beside the peers: ours of the runs that alternated with theirs, else of the workload alone."""
+    peers = sections.peers(results, workload)
+    if not peers:
+        return sections.ours(results, workload)[:1]
+    result = {"figure": median(one["ours"] for one in peers), "early": sum(one.get("ours_early", 0) for one in peers)}
+    if all("ours_p99_ms" in one for one in peers):
+        result["p99_ms"] = median(one["ours_p99_ms"] for one in peers)
+    return [result]
+
+
 def _burst(results: Sequence[Result]) -> str | None:
-    ours, peers = sections.ours(results, "burst"), sections.peers(results, "burst")
-    rows = [chart.Bar("django-delayq", one["figure"], True) for one in ours[:1]]
+    ours, peers = _ours(results, "burst"), sections.peers(results, "burst")
+    rows = [chart.Bar("django-delayq", one["figure"], True) for one in ours]
     rows += [chart.Bar(one["peer"], one["figure"]) for one in sorted(peers, key=lambda one: -one["figure"])]
     if not rows:
         return None
@@ -36,7 +48,7 @@ def _burst(results: Sequence[Result]) -> str | None:
 
 
 def _lateness(results: Sequence[Result]) -> str | None:
-    everyone = [("django-delayq", True, one) for one in sections.ours(results, "precision")[:1]]
+    everyone = [("django-delayq", True, one) for one in _ours(results, "precision")]
     everyone += [(one["peer"], False, one) for one in sections.peers(results, "precision")]
     # Who starts messages early is not quick but wrong: it would have the shortest bars.
     early = [name for name, _, one in everyone if one.get("early")]

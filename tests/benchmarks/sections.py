@@ -37,6 +37,7 @@ FIELDS = {
     "ran_twice": "ran twice", "cpu_percent": "% of a core", "rss_mb": "RSS MB", "growth_mb": "growth MB",
     "highest": "highest", "lowest": "lowest", "against_first": "x the first", "p50_against_first": "p50 x the first",
     "against_burst": "of the burst's rate", "longest_script_ms": "longest script ms",
+    "longest_script": "which",
     "neighbour_p50_ms": "neighbour p50 ms", "neighbour_p99_ms": "neighbour p99 ms", "lost": "lost",
     "in_flight": "in flight", "redis_cpu_percent": "Redis % of a core", "worker_cpu_us": "worker CPU us/message",
 }  # fmt: skip

@@ -173,3 +173,8 @@ def test_a_full_redis_takes_an_ack(store: RedisStore, server: Server) -> None:
         assert ack(store, lease) == []
     assert ends(store) == [(lease.id, "acked")]
     assert set(waiting(store)) == {lease.id}
+
+
+def test_an_empty_batch_is_nothing_to_do(store: RedisStore) -> None:
+    assert store.ack(PARTITION, []) == store.nack(PARTITION, []) == []
+    assert store.release(PARTITION, []) == store.extend(PARTITION, []) == []
