@@ -49,7 +49,7 @@ class Dispatcher(Service):
         self._event_loop = event_loop
         self._release = release
         self.agenda = Agenda({name: topic.weight for name, topic in shared.settings.topics.items()})
-        self._quarantine = Quarantine(shared, self._feed, release)
+        self.quarantine = Quarantine(shared, self._feed, release)
         self._hints: deque[tuple[Partition | None, float]] = deque()
         self._sweep_at = 0.0
         self._partitions_at = 0.0
@@ -91,7 +91,7 @@ class Dispatcher(Service):
         self._take_hints()
         self._sweep()
         self._give_back()
-        waiting = True if self._quarantine.busy() else self._serve()
+        waiting = True if self.quarantine.busy() else self._serve()
         if self._pool.stuck:
             self._pool.kick()
             return KICK
@@ -137,7 +137,7 @@ class Dispatcher(Service):
             return
         self._shared.held.update(leases)
         self.claimed += len(leases)
-        self._feed(self._quarantine.admit(leases))
+        self._feed(self.quarantine.admit(leases))
 
     def _feed(self, leases: list[Lease]) -> None:
         coroutines = [lease for lease in leases if _is_async(lease)] if self._has_coroutines else []

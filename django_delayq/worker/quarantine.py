@@ -53,5 +53,12 @@ class Quarantine:
             self._feed([self._suspect])
         return self._suspect is not None
 
+    def take_back(self) -> list[Lease]:
+        """The suspect that has not run yet, to release it."""
+        if self._suspect is None or self._runs:
+            return []
+        suspect, self._suspect = self._suspect, None
+        return [suspect]
+
     def _is_suspect(self, lease: Lease) -> bool:
         return 0 < self._last_chance <= lease.crashes

@@ -22,7 +22,6 @@ from .worker import Worker
 
 logger = logging.getLogger("delayq.worker")
 
-
 #: Seconds within which two signals are one: a terminal, or systemd, tells the supervisor's children too.
 SAME_SIGNAL = 0.5
 
@@ -42,6 +41,8 @@ class ExitCode(IntEnum):
     """Some tasks outlived the shutdown timeout; their messages run again."""
     STUCK = 6
     """Every thread ran a task beyond its max_runtime."""
+    START_ANEW = -1
+    """Not for the shell: the code has changed, and the command calls start_anew()."""
 
 
 def run(worker: Worker, health_port: int | None = None, reload: bool = False) -> int:
@@ -66,9 +67,7 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
             worker.progress.clear()
             console.summarise()
         code = _drain(worker, console)
-    if restart and not stop_requested:
-        _start_anew()
-    return code
+    return ExitCode.START_ANEW if restart and not stop_requested else code
 
 
 def _request(requested: list[float], number: int, worker: Worker) -> None:
@@ -119,13 +118,14 @@ def _health(worker: Worker, port: int | None) -> Iterator[None]:
         return
     health = Health(port, lambda: not worker.stuck, lambda: worker.ready, worker.figures)
     health.start()
+    logger.info("health probes on port %d: /healthz /readyz", health.port)
     try:
         yield
     finally:
         health.stop()
 
 
-def _start_anew() -> NoReturn:
+def start_anew() -> NoReturn:
     """The same command in the same process, with the new code."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -92,7 +92,7 @@ class Worker:
         for service in (self.listener, self.reclaimer, self.dispatcher):
             service.stop()
         self.dispatcher.join(self.shared.settings.socket_timeout)
-        self.release(self.pool.take_back())
+        self.release([*self.pool.take_back(), *self.dispatcher.quarantine.take_back()])
         while not self.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
             self.progress.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -122,19 +123,21 @@ def test_second_signal_ends_at_once(worker: Any, monkeypatch: pytest.MonkeyPatch
     assert ends == [143]
 
 
-def test_changed_code_drains_and_starts_anew(worker: Any, later: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[list[str]] = []
-    monkeypatch.setattr(runner.os, "execv", lambda path, arguments: begun.append(arguments))
-
+def test_changed_code_drains_and_asks_to_start_anew(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Changed:
         def __init__(self, on_change: Callable[[], None]) -> None:
             self.start = on_change
 
     monkeypatch.setattr(runner, "Reloader", Changed)
-    run(worker(), reload=True)
-    assert len(begun) == 1
-    run(worker(burst=True))
-    assert len(begun) == 1
+    assert run(worker(), reload=True) == ExitCode.START_ANEW
+    assert run(worker(burst=True)) == ExitCode.OK
+
+
+def test_start_anew_is_the_same_command_in_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[list[str]] = []
+    monkeypatch.setattr(runner.os, "execv", lambda path, arguments: begun.append(arguments))
+    runner.start_anew()
+    assert begun == [[sys.executable, *sys.orig_argv[1:]]]
 
 
 def test_health_port_answers_while_it_works(worker: Any, later: Any, monkeypatch: pytest.MonkeyPatch) -> None:

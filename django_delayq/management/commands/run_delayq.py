@@ -23,7 +23,7 @@ from ...exceptions import ConfigurationError, DelayQError, StoreUnavailable
 from ...store import get_store
 from ...worker import startup
 from ...worker.console import configure_logging
-from ...worker.runner import ExitCode, run
+from ...worker.runner import ExitCode, run, start_anew
 from ...worker.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
 
@@ -70,6 +70,8 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=ExitCode.UNREACHABLE) from error
         except DelayQError as error:
             raise CommandError(str(error), returncode=ExitCode.ERROR) from error
+        if code == ExitCode.START_ANEW:
+            start_anew()
         if code:
             sys.exit(code)
 
@@ -86,9 +88,8 @@ class Command(BaseCommand):
         worker_options = WorkerOptions(topics=topics, **{name: options[name] for name in names})
         count, port = options["processes"], options["health_port"]
         reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, STOP_SIGNALS
-        )  # who has read "Ready" may stop us: it waits for a handler
+        # Who has read "Ready" may stop us: the signal waits for its handler.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         took, timeout = time.monotonic() - begun, worker_options.shutdown_timeout
         say(f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice stops now.")
         self.stdout.flush()
