@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
