@@ -99,6 +99,7 @@ def test_health_port_that_is_taken_is_said_in_words(queue: Queue) -> None:
 def test_process_that_cannot_start_says_why(queue: Queue) -> None:
     worker = queue.worker("--processes", "2", "--health-port", queue.url.rpartition(":")[2].partition("/")[0])
     worker.wait_for("cannot start: --health-port")
+    worker.wait_for("a new one starts")
     assert worker.stop() == 0
 
 
