@@ -25,6 +25,13 @@ def new_ids(count: int) -> list[bytes]:
     ]
 
 
+def new_id() -> bytes:
+    """One fresh UUIDv7."""
+    noise = os.urandom(10)
+    stamp = int(time.time() * 1000).to_bytes(6, "big")
+    return stamp + bytes((0x70 | noise[0] & 0x0F, noise[1], 0x80 | noise[2] & 0x3F)) + noise[3:]
+
+
 def key_id(topic: str, key: str) -> bytes:
     """The id of the message with this key: finding it costs no index."""
     return hashlib.blake2b(f"{topic}\0{key}".encode(), digest_size=16).digest()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .conf import Settings, get_settings
 from .exceptions import InvalidMessage
 from .handle import Handle
-from .identity import key_id, new_ids
+from .identity import key_id, new_id, new_ids
 from .message import EXPIRES_WITH_DUE, HEADER, VERSION, Body, compress, encode_body
 from .options import OnDuplicate
 from .store.redis import Outgoing
@@ -27,8 +27,8 @@ class Template:
     """What all messages of one copy of a task share. Made once: it halves the cost of enqueue_many."""
 
     __slots__ = (
-        "code", "extra", "flags", "header", "identity", "key", "may_exist", "mode", "name", "settings", "task", "topic",
-        "ttr_ms", "when_expires",
+        "code", "extra", "flags", "header", "identity", "key", "may_exist", "mode", "name", "names", "settings", "task",
+        "topic", "ttr_ms", "when_expires",
     )  # fmt: skip
 
     def __init__(self, task: DelayedTask[..., Any], settings: Settings) -> None:
@@ -38,6 +38,7 @@ class Template:
         self.topic = check_topic(options.topic)
         self.name = task.name
         self.code = task.definition.code
+        self.names = {self.code: self.name}
         self.key = options.key
         self.identity = options.id or (key_id(options.topic, options.key) if options.key else None)
         if options.id and options.key and options.id != key_id(options.topic, options.key):
@@ -85,6 +86,11 @@ def build(calls: Sequence[Call]) -> list[Item]:
         _template(call.task, settings).item(call, fresh_id)
         for call, fresh_id in zip(calls, new_ids(len(calls)), strict=True)
     ]
+
+
+def build_one(call: Call) -> Item:
+    """The item of one call. Raises InvalidMessage and its subclasses."""
+    return _template(call.task, get_settings()).item(call, new_id())
 
 
 def _template(task: DelayedTask[..., Any], settings: Settings) -> Template:

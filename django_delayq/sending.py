@@ -66,6 +66,15 @@ def store_items(items: list[Item]) -> None:
     refuse(sender.duplicates)
 
 
+def store_one(item: Item) -> None:
+    """Send one item. Raises DuplicateMessage."""
+    batch = [item]
+    partition = get_store().partitions.place(item.template.topic, item.message[0], item.template.fixed)
+    duplicates = _complete(_begin(partition, batch), batch)
+    _announce(batch)
+    refuse(duplicates)
+
+
 def _announce(items: Sequence[Item]) -> None:
     if not signals.enqueued.receivers:
         return
@@ -104,7 +113,9 @@ def _batches(items: list[Item]) -> Iterator[tuple[Partition, list[Item]]]:
 
 
 def _begin(partition: Partition, batch: list[Item]) -> Answer:
-    names = {template.code: template.name for template in {item.template for item in batch}}
+    names: dict[bytes, str] = {}
+    for template in {item.template for item in batch}:
+        names |= template.names
     try:
         return get_store().begin_enqueue(partition, names, [item.message for item in batch])
     except OutcomeUnknown as error:

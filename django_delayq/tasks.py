@@ -119,7 +119,7 @@ class DelayedTask(Generic[P, R]):
         Inside a transaction it is sent when that commits. Raises InvalidMessage (nothing was sent), DuplicateMessage,
         StoreUnavailable (nothing was sent) or EnqueueUnknown; inside a transaction the last three come at the commit.
         """
-        return producer().send((Call(self, args, kwargs),))[0]
+        return producer().send_one(Call(self, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """enqueue() for async code."""
