@@ -49,6 +49,17 @@ NOTES = {
     "bytes": "20,000 messages and no worker: Celery's and huey's grow further once a worker has seen them.",
 }
 
+LIMITS = {
+    "enqueue": "Where the difference goes, by cProfile and `INFO commandstats`: our call takes some 24 us longer than "
+    "the raw one. 8 are Python (arguments against the signature, id, JSON, is there a transaction), 7 are Redis running "
+    "eight commands instead of two (is the id live, the old head, name, counter), the others packing and parsing 17 "
+    "arguments instead of 7. Most of the 77 us of the raw call are two processes waking each other up.",
+    "bytes": "16 bytes above the bare body, one size class of the allocator, for the header of 23 bytes. Beside a "
+    "million messages the tables are fuller and it is 326 bytes.",
+    "release": "The slow log is wall time: on two shared cores it counts when the server's core is taken away.",
+}
+"""What keeps ours from more, for whoever wants to go on."""
+
 CHARTS = {
     "burst.svg": "Messages per second of a burst, ours and the peers'",
     "lateness.svg": "Lateness p50 and p99 in ms; whoever starts messages early is left out",
@@ -146,6 +157,8 @@ def _workload(name: str, results: Sequence[Result]) -> str:
         text += "\n" + _table_of(mine, ["case"] if any("case" in one for one in mine) else [])
         if "ceiling_is" in mine[0]:
             text += f"\nCeiling: {mine[0]['ceiling_is']}.\n"
+        if name in LIMITS:
+            text += f"\n{LIMITS[name]}\n"
     if others:
         text += "\n" + _table_of(others, ["peer", "ours", "ours_to_peer"])
         text += "\n" + "".join(f"- {one['version']}: {one['settings']}\n" for one in others)
