@@ -94,9 +94,10 @@ def purge_topic(topic: str, *, reason: str = "purged") -> int:
     for partition in store.partitions.all(check_topic(topic)):
         # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for ever.
         left = store.stats(partition).waiting
-        while left > 0 and (count := store.purge(partition, min(left, BATCH), reason)):
-            purged += count
-            left -= count
+        while left > 0 and (ids := store.purge(partition, min(left, BATCH), reason)):
+            signals.report(signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids])
+            purged += len(ids)
+            left -= len(ids)
     return purged
 
 

@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 from django.dispatch import Signal
 
-from django_delayq import DuplicateMessage, log, pause_topic, resume_topic, signals
+from django_delayq import DuplicateMessage, log, pause_topic, purge_topic, resume_topic, signals
 from django_delayq.signals import Event
 from django_delayq.store.redis import RedisStore
 from tests.tasks import close_order, record
@@ -51,6 +51,15 @@ def test_enqueued_tells_topic_task_and_key(delayq: RedisStore, listen: Listen) -
     heard = listen(signals.enqueued)
     handle = close_order.using(key="order:5").enqueue(5)
     assert heard == [("orders", [Event(handle.id, "tests.tasks.close_order", "order:5")])]
+
+
+def test_a_purge_tells_what_it_cancelled(delayq: RedisStore, listen: Listen) -> None:
+    handles = record.enqueue_many([(n,) for n in range(3)])
+    heard = listen(signals.cancelled)
+    assert purge_topic(handles[0].topic, reason="closing") == 3
+    assert [(event.id, event.reason) for _, events in heard for event in events] == [
+        (handle.id, "closing") for handle in sorted(handles, key=lambda handle: (handle.due_ms or 0, handle.id))
+    ]
 
 
 def test_batch_is_one_signal(delayq: RedisStore, listen: Listen) -> None:

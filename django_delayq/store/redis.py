@@ -163,10 +163,11 @@ class RedisStore(Link):
             raise MessageRunning
         return int(due[0])
 
-    def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> int:
-        """Delayed -> cancelled for up to `limit` messages. Returns how many; call until it returns 0."""
+    def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> Ids:
+        """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are none."""
         detail = json.dumps({"reason": reason})
-        return int(self.call("purge", partition, (min(limit, BATCH), self.settings.finished_limit, detail)))
+        args = (min(limit, BATCH), self.settings.finished_limit, detail)
+        return [*self.call("purge", partition, args)]
 
     # Looking
 

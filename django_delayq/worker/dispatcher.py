@@ -124,7 +124,7 @@ class Dispatcher(Service):
             self._unanswered.append((turn.partition, token))
             raise
         self._clock.sync(claimed.now_us)
-        turn.wakeups, turn.paused = claimed.wakeups, claimed.paused
+        turn.wakeups = claimed.wakeups
         self.agenda.plan(turn, claimed.next_due_ms)
         self._hand_out(claimed.leases)
         if claimed.over:

@@ -182,7 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
     def purge(self, limit: int) -> None:
         waiting = {i: known for i, known in self.model.live.items() if known.token is None}
         first = sorted(waiting, key=lambda i: (waiting[i].lane, waiting[i].due, i))[:limit]
-        assert self.store.purge(PARTITION, limit) == len(first)
+        assert len(self.store.purge(PARTITION, limit)) == len(first)
         for message_id in first:
             self.model.end(message_id, "cancelled")
 
