@@ -14,9 +14,15 @@ help: ## Say what there is
 demo: $(VENV)/demo.stamp ## Run the shop with its worker and a Redis of its own (SMOKE=1: check it and end)
 	@$(BIN)/python example_project/demo.py $(if $(filter-out 0,$(SMOKE)),--smoke)
 
-test: $(VENV)/dev.stamp ## Run the tests (ARGS="-k claim" for some of them)
-	@.ci/system-packages redis-server || echo "make test: going on without; what needs it is skipped, or fails in CI."
+# 5: none of the tests was asked for, as ARGS may have it.
+SQL_TESTS = $(BIN)/python -m pytest tests/sql $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+
+test: $(VENV)/dev.stamp ## Run the tests, those of SQL on each database (ARGS="-k claim" for some of them)
+	@.ci/system-packages redis-server mariadb-server \
+		|| echo "make test: going on without; what needs it is skipped, or fails in CI."
 	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m tests.databases postgresql $(SQL_TESTS)
+	$(BIN)/python -m tests.databases mariadb $(SQL_TESTS)
 
 lint: $(VENV)/dev.stamp ## Check style, types and layers
 	$(BIN)/ruff check

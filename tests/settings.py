@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example_project
 
 from config.settings import MIDDLEWARE, SHOP_REVIEW_AFTER, SHOP_WEBHOOK_URL, TEMPLATES  # noqa: F401
 
+from .databases import configured
+
 SECRET_KEY = "tests"
 USE_TZ = True
 TIME_ZONE = "UTC"
@@ -28,13 +30,15 @@ INSTALLED_APPS = [
 ROOT_URLCONF = "config.urls"
 STATIC_URL = "static/"
 DATABASES = {
-    "default": {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": ":memory:",
-        # A file: threads that share a database in memory do not wait for each other's locks but fail.
-        "TEST": {"NAME": Path(tempfile.gettempdir(), f"delayq-tests-{os.getpid()}.sqlite3")},
-        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE"},
-    },
+    "default": configured(
+        otherwise={
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": ":memory:",
+            # A file: threads that share a database in memory do not wait for each other's locks but fail.
+            "TEST": {"NAME": Path(tempfile.gettempdir(), f"delayq-tests-{os.getpid()}.sqlite3")},
+            "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE"},
+        }
+    ),
     "other": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
 }
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}

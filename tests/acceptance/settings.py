@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+from tests.databases import configured
+
 DEBUG = os.environ.get("DELAYQ_TEST_DEBUG") == "1"
 SECRET_KEY = "acceptance"
 USE_TZ = True
@@ -14,7 +16,7 @@ INSTALLED_APPS = [
     "django_delayq",
     "tests.acceptance",
 ]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+DATABASES = {"default": configured(otherwise={"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DELAYQ = {
     "REDIS": os.environ.get("DELAYQ_TEST_REDIS", "redis://127.0.0.1:1/0"),

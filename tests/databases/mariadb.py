@@ -1,0 +1,77 @@
+"""MariaDB, without a service."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from .base import Server, on_path
+from .processes import Child
+
+_SBIN = ("/usr/sbin", "/usr/local/sbin")  # where a plain user's PATH does not look
+
+
+class MariaDB(Server):
+    """MariaDB as it is installed, without what is configured for the whole machine."""
+
+    kind = "mariadb"
+    engine = "django.db.backends.mysql"
+    install = "MariaDB (apt-get install mariadb-server)"
+    user = "root"
+    graceful = signal.SIGTERM
+    immediate = signal.SIGKILL
+
+    @classmethod
+    def find_binary(cls) -> Path | None:
+        return on_path("mariadbd", *_SBIN)
+
+    def start(self) -> None:
+        install_driver()
+        super().start()
+
+    def _initialise(self) -> None:
+        (self.folder / "start.sql").write_text("CREATE DATABASE IF NOT EXISTS delayq;\n")
+        program = on_path("mariadb-install-db") or "mariadb-install-db"
+        options = ("--auth-root-authentication-method=normal", "--skip-test-db", *self._storage())
+        self._run(str(program), "--no-defaults", *options)
+
+    def _command(self) -> list[str]:
+        return [
+            str(self.binary()),
+            "--no-defaults",
+            *self._storage(),
+            f"--init-file={self.folder}/start.sql",
+            f"--pid-file={self.folder}/server.pid",
+            f"--socket={self.folder}/server.sock",
+            f"--tmpdir={self.folder}",
+            "--bind-address=127.0.0.1",
+            f"--port={self.port}",
+            "--max-connections=300",
+            "--character-set-server=utf8mb4",
+        ]
+
+    def _storage(self) -> list[str]:
+        # Without fsync, too, every commit is written to the operating system's cache, which outlives a kill.
+        return [
+            f"--datadir={self.data}",
+            "--skip-name-resolve",
+            "--innodb-log-file-size=16M",
+            f"--innodb-flush-log-at-trx-commit={1 if self.durable else 2}",
+            f"--innodb-flush-method={'fsync' if self.durable else 'nosync'}",
+        ]
+
+    def _serves(self, child: Child) -> bool:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1)
+            connection.connect(str(self.folder / "server.sock"))
+            return bool(connection.recv(1))  # the server speaks first
+        return False
+
+
+def install_driver() -> None:
+    """PyMySQL in place of MySQLdb, which has to be compiled. Django takes its version for one that it knows."""
+    import pymysql  # not above: other databases go without it
+
+    pymysql.install_as_MySQLdb()
