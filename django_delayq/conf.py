@@ -31,6 +31,8 @@ class TopicSettings:
     """Default length of a lease in seconds for tasks of this topic."""
     max_attempts: int | None = None
     """Default number of attempts for tasks of this topic."""
+    archive: str | None = None
+    """Which finished messages of this topic become rows of the archive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,7 @@ class Settings:
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     """Topics by name. A topic that only tasks name needs no entry."""
     database: str = "default"
-    """The database alias whose transaction an enqueue waits for."""
+    """The database alias of the archive and the outbox; the one whose transaction an enqueue waits for."""
     after_commit: bool = True
     """Send when the surrounding transaction commits."""
     ttr: float = 60.0
@@ -61,8 +63,18 @@ class Settings:
     """Most bytes of JSON per message, at most 1 MiB."""
     compress_above: int = 1024
     """Bodies of more bytes than this are compressed when that makes them smaller."""
-    finished_limit: int = 10_000
-    """Finished messages kept per partition until an archiver takes them."""
+    archive: str = "all"
+    """Which finished messages become rows of the archive: all, dead (dead letters only) or none."""
+    redact: str = ""
+    """Dotted path of a function: redact(topic, task, args, kwargs) -> (args, kwargs) as they may be archived."""
+    finished_limit: int = 200_000
+    """Finished messages that may wait for the archiver in a partition; with more of them nothing is claimed there."""
+    horizon: float = 3600.0
+    """How long before its due time a durable message is brought to Redis, 1 minute to 10 years."""
+    on_redis_error: str = "spill"
+    """What an enqueue does when Redis cannot take the message: spill (into the outbox) or raise."""
+    reconcile_after: float = 10.0
+    """Seconds after which a durable message that Redis should have and has not is sent again."""
     priority_ageing: float = 60.0
     """Seconds of waiting that are worth one step of priority, so that a low one never starves."""
     sweep_interval: float = 1.0
@@ -71,6 +83,11 @@ class Settings:
     """Seconds to wait for a connection."""
     socket_timeout: float = 5.0
     """Seconds to wait for an answer."""
+
+    def archive_of(self, topic: str) -> str:
+        """Which finished messages of the topic are archived: all, dead or none."""
+        options = self.topics.get(topic)
+        return (options.archive if options else None) or self.archive
 
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -81,7 +98,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "unknown_task_grace": (0, 7 * 86_400),
     "body_limit": (1, 1024 * 1024),
     "compress_above": (0, 1024 * 1024),
-    "finished_limit": (0, 100_000_000),
+    "finished_limit": (500, 100_000_000),
+    "horizon": (60, 10 * 366 * 86_400),
+    "reconcile_after": (1, 86_400),
     "priority_ageing": (0, 86_400),
     "sweep_interval": (0.05, 60),
     "connect_timeout": (0.05, 60),
@@ -89,10 +108,11 @@ _RANGES: dict[str, tuple[float, float]] = {
     "partitions": (1, 256),
     "weight": (1, 100),
 }
-_TYPES: dict[str, type] = {"redis": str, "prefix": str, "database": str, "after_commit": bool}
+_TYPES: dict[str, type] = {"redis": str, "prefix": str, "database": str, "after_commit": bool, "redact": str}
+_CHOICES = {"archive": ("all", "dead", "none"), "on_redis_error": ("spill", "raise")}
 _DURATIONS = {
     "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval", "connect_timeout",
-    "socket_timeout",
+    "socket_timeout", "horizon", "reconcile_after",
 }  # fmt: skip
 
 
@@ -141,6 +161,8 @@ def _checked(
 def _checked_value(name: str, value: Any, where: str) -> Any:
     if name in _TYPES and not isinstance(value, _TYPES[name]):
         raise ConfigurationError(f"{where} must be a {_TYPES[name].__name__}, not {value!r}.")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ConfigurationError(f"{where} is {value!r}: use one of {', '.join(_CHOICES[name])}.")
     return _in_range(name, value, where) if name in _RANGES else value
 
 

@@ -32,7 +32,7 @@ def current_message() -> CurrentMessage:
     if lease is None:
         raise DelayQError("current_message() is known only while a worker runs a task.")
     task = by_code.get(lease.record[19:23])
-    if task is None or len(lease.entry) != ATTEMPTS.size:
+    if task is None or len(lease.entry) < ATTEMPTS.size:
         raise UndecodableMessage
     attempts = Attempts.decode(lease.entry)
     leased = State("leased")

@@ -139,6 +139,22 @@ class EnqueueUnknown(OutcomeUnknown):
         self.ids = tuple(ids)
 
 
+# SQL
+
+
+class ArchiveUnavailable(DelayQError):
+    """The database did not take rows of the archive. Nothing is lost: the finished streams keep them."""
+
+    def __init__(self, error: Exception, answers: bool) -> None:
+        super().__init__(f"{type(error).__name__}: {error}".strip())
+        self.answers = answers
+        """Whether the database answers at all: then the rows are to blame, or locks, or a missing migration."""
+
+
+class OutboxUnavailable(DelayQError):
+    """The database cannot be reached: durable messages wait in it until it is back."""
+
+
 # Raised by a task about its own message
 
 

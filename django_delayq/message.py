@@ -5,7 +5,7 @@ A record, as it lies in Redis, is a fixed header that the Lua scripts can unpack
     offset  size  field           meaning
     0       8     enqueued_at_us  Redis clock, microseconds: id and enqueued_at name one life of a key exactly
     8       6     expires_at_ms   0 = never
-    14      1     flags           bits 0-1 priority, 2 compressed, 3 expiry moves with due_at, 4-7 version
+    14      1     flags           bits 0-1 priority, 2 compressed, 3 expiry moves with due_at, 4-6 version, 7 durable
     15      4     ttr_ms          length of a lease
     19      4     task code       first bytes of a hash of the task's name; `meta` holds `task:<code>` -> name
     23      ...   body            JSON in UTF-8: the arguments as an array, or an object when there is more
@@ -39,6 +39,9 @@ HEADER_END = STAMP.size + HEADER.size
 PRIORITY_BITS = 0b0011
 COMPRESSED = 0b0100
 EXPIRES_WITH_DUE = 0b1000
+VERSION_BITS = 0b0111_0000
+#: The outbox holds a row of this message, which its end has to close. The scripts know this bit too.
+DURABLE = 0b1000_0000
 #: A compressed body may not unfold to more than the hard limit of DELAYQ["BODY_LIMIT"].
 MAX_BODY = 1024 * 1024
 MAX_DEPTH = 32
@@ -92,6 +95,8 @@ class Body(msgspec.Struct, omit_defaults=True):
     key: str | None = None
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     max_attempts: int | None = None
+    replay_of: int | None = None
+    """Id of the archived message that this one replays."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +120,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_at: datetime
     due_at: datetime
     expires_at: datetime | None = None
+    replay_of: int | None = None
+    """Id of the archived message that this one replays."""
 
 
 class Attempts(msgspec.Struct, frozen=True):
@@ -127,12 +134,15 @@ class Attempts(msgspec.Struct, frozen=True):
     first_claimed_at_ms: int
     token: bytes
     """Names the newest lease."""
+    history: bytes = b""
+    """One line of JSON per run that has ended, the newest 8 KiB of them."""
 
     @classmethod
     def decode(cls, raw: bytes) -> Attempts:
         """From the bytes in the `attempts` hash."""
-        attempt, crashes, due, first, token = ATTEMPTS.unpack(raw)
-        return cls(attempt, crashes, int.from_bytes(due, "big"), int.from_bytes(first, "big"), token)
+        attempt, crashes, due, first, token = ATTEMPTS.unpack_from(raw)
+        due_at_ms, first_claimed_at_ms = int.from_bytes(due, "big"), int.from_bytes(first, "big")
+        return cls(attempt, crashes, due_at_ms, first_claimed_at_ms, token, raw[ATTEMPTS.size :])
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -150,6 +160,11 @@ class Record(msgspec.Struct, frozen=True):
         """The lane."""
         return Priority(self.flags & PRIORITY_BITS)
 
+    @property
+    def durable(self) -> bool:
+        """Whether the outbox holds a row of it."""
+        return bool(self.flags & DURABLE)
+
     @classmethod
     def decode(cls, raw: bytes) -> Record:
         """From the bytes in the `messages` hash. Raises UndecodableMessage."""
@@ -157,8 +172,9 @@ class Record(msgspec.Struct, frozen=True):
             raise UndecodableMessage(f"The record has {len(raw)} bytes, its header alone has {HEADER_END}.")
         enqueued_at_us, expires_at = STAMP.unpack_from(raw)
         flags, ttr_ms, code = HEADER.unpack_from(raw, STAMP.size)
-        if flags >> 4 != VERSION:
-            raise UndecodableMessage(f"The record has version {flags >> 4}, this worker reads {VERSION}.")
+        version = (flags & VERSION_BITS) >> 4
+        if version != VERSION:
+            raise UndecodableMessage(f"The record has version {version}, this worker reads {VERSION}.")
         return cls(enqueued_at_us, int.from_bytes(expires_at, "big"), flags, ttr_ms, code, raw[HEADER_END:])
 
 
@@ -272,6 +288,7 @@ def view(topic: str, task: str, state: State, found: Found) -> Message:
         enqueued_at=enqueued_at,
         due_at=due_at,
         expires_at=expires_at,
+        replay_of=body.replay_of,
     )
 
 

@@ -34,6 +34,10 @@ class SharedOptions(TypedDict, total=False):
     """Lane within the topic."""
     expires: Duration | datetime | None
     """Not started later than this after its due time, or than this instant."""
+    durable: bool
+    """Write the message into the database with the caller's transaction, so that no loss of Redis loses it."""
+    on_redis_error: Literal["spill", "raise"]
+    """What enqueue does when Redis cannot take the message: keep it in the database, or raise. Default DELAYQ's."""
     on_duplicate: OnDuplicate
     """What enqueue does when a message with this key is live. Default "raise"."""
 
@@ -47,6 +51,8 @@ class TaskOptions(SharedOptions, total=False):
     """Wait between attempts: a function of the failure number, a ladder of seconds, or one wait."""
     retry_for: tuple[type[Exception], ...]
     """Exceptions worth another attempt; others are dead at once. Default every Exception."""
+    exactly_once: bool
+    """Run in a transaction of DELAYQ["DATABASE"] that also says that it ran: what it writes there happens once."""
 
 
 class CallOptions(SharedOptions, total=False):
@@ -85,6 +91,11 @@ class Options:
     headers: Mapping[str, str] = field(default_factory=dict)
     database: str | None = None
     after_commit: bool | None = None
+    durable: bool = False
+    on_redis_error: Literal["spill", "raise"] | None = None
+    exactly_once: bool = False
+    replay_of: int | None = None
+    """Id of the archived message that is replayed. Only replay.py sets it."""
 
     @classmethod
     def declared(cls, options: TaskOptions) -> Options:
@@ -96,7 +107,7 @@ class Options:
 
     def changed(self, changes: CallOptions) -> Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
-        for name in ("max_runtime", "backoff", "retry_for"):
+        for name in ("max_runtime", "backoff", "retry_for", "exactly_once"):
             if name in changes:
                 raise InvalidMessage(
                     f"{name} is of the task, it does not travel with a message: give it to @delayed_task."
@@ -144,6 +155,12 @@ def _expires(value: Any) -> str:
 def _on_duplicate(value: Any) -> Any:
     if value not in ("raise", "keep", "replace"):
         raise InvalidMessage(f'on_duplicate is {value!r}: use "raise", "keep" or "replace".')
+    return value
+
+
+def _on_redis_error(value: Any) -> Any:
+    if value not in ("spill", "raise"):
+        raise InvalidMessage(f'on_redis_error is {value!r}: use "spill" or "raise".')
     return value
 
 
@@ -204,6 +221,9 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "headers": ("headers", _headers),
     "database": ("database", str),
     "after_commit": ("after_commit", bool),
+    "durable": ("durable", bool),
+    "on_redis_error": ("on_redis_error", _on_redis_error),
+    "exactly_once": ("exactly_once", bool),
 }
 
 

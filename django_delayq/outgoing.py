@@ -10,7 +10,7 @@ from .exceptions import InvalidMessage
 from .handle import Handle
 from .identity import key_id, new_id, new_ids
 from .message import EXPIRES_WITH_DUE, HEADER, VERSION, Body, compress, encode_body
-from .options import OnDuplicate
+from .options import OnDuplicate, Options
 from .store.redis import Outgoing
 from .tasks import Call, DelayedTask, check_topic
 
@@ -27,8 +27,8 @@ class Template:
     """What all messages of one copy of a task share. Made once: it halves the cost of enqueue_many."""
 
     __slots__ = (
-        "code", "extra", "flags", "header", "identity", "key", "may_exist", "mode", "name", "names", "settings", "task",
-        "topic", "ttr_ms", "when_expires",
+        "code", "durable", "extra", "flags", "header", "identity", "key", "may_exist", "mode", "name", "names",
+        "settings", "spills", "task", "topic", "ttr_ms", "when_expires",
     )  # fmt: skip
 
     def __init__(self, task: DelayedTask[..., Any], settings: Settings) -> None:
@@ -46,11 +46,15 @@ class Template:
         self.may_exist = options.id is not None or options.key is None
         """An explicit id, or one that nobody else makes: finding the very same record is success."""
         self.mode: OnDuplicate = options.on_duplicate
+        self.durable = options.durable
+        self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when_expires = (options.when, options.expires)
+        _check_durable(options, settings)
         self.flags = options.priority | (EXPIRES_WITH_DUE if options.expires[:1] == "+" else 0) | VERSION << 4
         self.ttr_ms = task.ttr_ms
         self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
         extra = Body(key=options.key, headers=dict(options.headers), max_attempts=task.max_attempts_of_call)
+        extra.replay_of = options.replay_of
         self.extra = extra if extra != Body() else None
         """What stands beside the arguments in the body; None lets the body be a plain array."""
 
@@ -76,7 +80,17 @@ class Template:
         extra = self.extra
         if extra is None:
             return Body(list(args), dict(kwargs)) if kwargs else args
-        return Body(list(args), dict(kwargs), extra.key, extra.headers, extra.max_attempts)
+        return Body(list(args), dict(kwargs), extra.key, extra.headers, extra.max_attempts, extra.replay_of)
+
+
+def _check_durable(options: Options, settings: Settings) -> None:
+    """A durable message is a row in the database of the outbox, and is nowhere before that commits."""
+    if options.durable and options.database not in (None, settings.database):
+        raise InvalidMessage(
+            f'A durable message is written to DELAYQ["DATABASE"], {settings.database!r}, not to {options.database!r}.'
+        )
+    if options.durable and options.after_commit is False:
+        raise InvalidMessage("A durable message belongs to its transaction: after_commit=False contradicts that.")
 
 
 def build(calls: Sequence[Call]) -> list[Item]:

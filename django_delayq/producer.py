@@ -1,32 +1,32 @@
-"""Sends messages: at once or when the transaction commits, all of one transaction in one batch."""
+"""Sends messages, at once or when the transaction commits, and finds them again wherever they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
-from typing import Any
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import connections
 
-from . import signals, tasks
+from . import outbox, pending
 from .conf import get_settings
 from .exceptions import (
     DelayQError,
     InvalidMessage,
     MessageNotFound,
     MessageRunning,
+    StoreUnavailable,
 )
 from .handle import Handle
 from .identity import key_id, parse_id
 from .message import Message, view
+from .naming import task_name
 from .options import check_key
 from .outgoing import Item, build, build_one
-from .sending import Sender, named, refuse, store_items, store_one
+from .sending import Sender, named, refuse, store_one
+from .signals import Event, cancelled, report, rescheduled
 from .store import get_store
-from .store.keys import Partition
 from .store.redis import BATCH
 from .tasks import Call, check_topic
 from .times import from_ms
@@ -45,7 +45,8 @@ def send(calls: Iterable[Call]) -> list[Handle]:
             for chunk in _chunks(calls):
                 items = build(chunk)
                 handles += [item.handle for item in items]
-                if not _put_off(chunk[0], items):
+                items = sender.accept(items)
+                if items and not _put_off(chunk[0], items):
                     sender.store(items)
     except DelayQError as error:
         error.enqueued = tuple(handle for handle in handles if handle.outcome)
@@ -56,6 +57,8 @@ def send(calls: Iterable[Call]) -> list[Handle]:
 
 def send_one(call: Call) -> Handle:
     """send() for one call. Without its chunks and batches a lone enqueue costs the producer half as much."""
+    if call.task.options.durable:
+        return send([call])[0]
     item = build_one(call)
     if not _put_off(call, [item]):
         store_one(item)
@@ -65,31 +68,34 @@ def send_one(call: Call) -> Handle:
 def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> None:
     """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
     identity = _identity(topic, key, message_id)
-    store = get_store()
-    for partition in store.partitions.candidates(topic, identity):
-        answer = store.cancel(partition, [identity])[0]
-        if answer == "RUNNING":
-            raise MessageRunning(f"{named(key, identity)}: a worker holds it, so it can no longer be cancelled.")
-        if answer == "OK":
-            signals.report(signals.cancelled, topic, [signals.Event(identity.hex(), key=key)])
-            return
-    raise MessageNotFound(f"{named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
+    found = _withdraw(topic, identity)
+    try:
+        found = _cancel_in_redis(topic, identity) or outbox.cancel(topic, identity) or found
+    except MessageRunning:
+        raise MessageRunning(f"{named(key, identity)}: a worker holds it, so it can no longer be cancelled.") from None
+    except StoreUnavailable:
+        if not outbox.cancel(topic, identity, only_waiting=True) and not found:
+            raise
+    if not found:
+        raise _not_live(topic, key, identity)
+    report(cancelled, topic, [Event(identity.hex(), key=key)])
 
 
 def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | None, when: str) -> datetime:
     """Give a waiting message another due time. Raises MessageNotFound or MessageRunning."""
     identity = _identity(topic, key, message_id)
-    store = get_store()
-    for partition in store.partitions.candidates(topic, identity):
-        try:
-            due_ms = store.reschedule(partition, identity, when)
-        except MessageNotFound:
-            continue
-        except MessageRunning:
-            raise MessageRunning(f"{named(key, identity)}: a worker holds it, it can no longer be moved.") from None
-        signals.report(signals.rescheduled, topic, [signals.Event(identity.hex(), key=key)])
-        return from_ms(due_ms)
-    raise MessageNotFound(f"{named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
+    try:
+        due_ms = _move_pending(topic, identity, when)
+        if due_ms is None:
+            due_ms = _reschedule_in_redis(topic, identity, when)
+        if due_ms is None:
+            due_ms = outbox.reschedule(topic, identity, when)
+    except MessageRunning:
+        raise MessageRunning(f"{named(key, identity)}: a worker holds it, it can no longer be moved.") from None
+    if due_ms is None:
+        raise _not_live(topic, key, identity)
+    report(rescheduled, topic, [Event(identity.hex(), key=key)])
+    return from_ms(due_ms)
 
 
 def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> Message | None:
@@ -99,8 +105,9 @@ def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> M
     for partition in store.partitions.candidates(topic, identity):
         found = store.find(partition, [identity])[0]
         if found is not None:
-            return view(topic, task_name(partition, found.record), found.state, found)
-    return None
+            return view(topic, task_name(partition, found.record[19:23]), found.state, found)
+    kept = outbox.get(topic, identity)
+    return view(topic, kept[0], kept[1].state, kept[1]) if kept else None
 
 
 # Sending
@@ -109,12 +116,12 @@ def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> M
 def _chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
     """Up to 500 calls of one destination: same topic, same database, same moment of sending."""
     iterator = iter(calls)
-    pending = list(islice(iterator, BATCH))
-    while pending:
-        first = _destination(pending[0])
-        size = next((i for i, call in enumerate(pending) if _destination(call) != first), len(pending))
-        yield pending[:size]
-        pending = pending[size:] or list(islice(iterator, BATCH))
+    waiting = list(islice(iterator, BATCH))
+    while waiting:
+        first = _destination(waiting[0])
+        size = next((i for i, call in enumerate(waiting) if _destination(call) != first), len(waiting))
+        yield waiting[:size]
+        waiting = waiting[size:] or list(islice(iterator, BATCH))
 
 
 def _destination(call: Call) -> tuple[str, str | None, bool | None]:
@@ -126,55 +133,68 @@ def _put_off(call: Call, items: list[Item]) -> bool:
     """Put the items into the batch of the transaction that is open, if there is one to wait for."""
     options, settings = call.task.options, get_settings()
     database = options.database or settings.database
-    wait = settings.after_commit if options.after_commit is None else options.after_commit
+    wait = options.durable or (settings.after_commit if options.after_commit is None else options.after_commit)
     if not wait or not connections[database].in_atomic_block:
         return False
-    _Batch.of(database).add(items)
+    pending.put_off(database, items)
     return True
 
 
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """What one transaction has enqueued. Lives in the connection's list of commit hooks and nowhere else."""
-
-    database: str
-    confirmed: list[Item] = field(default_factory=list)
-    newest: _Flush | None = None
-
-    @classmethod
-    def of(cls, database: str) -> _Batch:
-        """The batch of the open transaction, found through its hook, so that a rollback forgets it."""
-        hooks: list[Any] = connections[database].run_on_commit
-        for _, hook, _ in reversed(hooks):
-            if isinstance(hook, _Flush):
-                return hook.batch
-        return cls(database)
-
-    def add(self, items: list[Item]) -> None:
-        """Send the items when the transaction commits, unless the savepoint around this call is rolled back.
-
-        Two hooks: Django drops the first with the savepoint, so what it would confirm is never sent. The second
-        stands behind it and outlives every savepoint (no savepoint ids); the newest of these sends what was confirmed.
-        """
-        transaction.on_commit(lambda: self.confirmed.extend(items), using=self.database)
-        self.newest = _Flush(self)
-        hooks: list[Any] = connections[self.database].run_on_commit
-        hooks.append((set(), self.newest, False))
-
-
-@dataclass(slots=True, eq=False)
-class _Flush:
-    """Commit hook that sends a batch, if no later one will."""
-
-    batch: _Batch
-
-    def __call__(self) -> None:
-        if self.batch.newest is self:
-            items, self.batch.confirmed = self.batch.confirmed, []
-            store_items(items)
-
-
 # Finding
+
+
+def _cancel_in_redis(topic: str, identity: bytes) -> bool:
+    store = get_store()
+    for partition in store.partitions.candidates(topic, identity):
+        answer = store.cancel(partition, [identity])[0]
+        if answer == "RUNNING":
+            raise MessageRunning
+        if answer == "OK":
+            return True
+    return False
+
+
+def _reschedule_in_redis(topic: str, identity: bytes, when: str) -> int | None:
+    store = get_store()
+    for partition in store.partitions.candidates(topic, identity):
+        try:
+            due_ms, durable = store.reschedule(partition, identity, when)
+        except MessageNotFound:
+            continue
+        if durable:
+            outbox.follow(topic, identity, due_ms)
+        return due_ms
+    return None
+
+
+def _withdraw(topic: str, identity: bytes) -> bool:
+    """Forget what the open transaction would send at its commit."""
+    database = get_settings().database
+    item = pending.find(database, identity)
+    if item is None or item.template.topic != topic:
+        return False
+    pending.replace(database, identity, None)
+    if item.template.durable:
+        outbox.withdraw(identity)
+    return True
+
+
+def _move_pending(topic: str, identity: bytes, when: str) -> int | None:
+    """Give another due time to what the open transaction would send at its commit."""
+    database = get_settings().database
+    item = pending.find(database, identity)
+    if item is None or item.template.topic != topic:
+        return None
+    if item.template.durable:  # its row says when, and the relay sends it then
+        pending.replace(database, identity, None)
+        return outbox.reschedule(topic, identity, when)
+    _, mode, _, expires, record = item.message
+    pending.replace(database, identity, item._replace(message=(identity, mode, when, expires, record)))
+    return get_store().now_us() // 1000 + int(when) if when[0] == "+" else int(when)
+
+
+def _not_live(topic: str, key: str | None, identity: bytes) -> MessageNotFound:
+    return MessageNotFound(f"{named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
 
 
 def _identity(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> bytes:
@@ -182,10 +202,3 @@ def _identity(topic: str, key: str | None, message_id: str | UUID | bytes | None
     if (key is None) == (message_id is None):
         raise InvalidMessage("Give either key or id.")
     return key_id(topic, check_key(key) or "") if message_id is None else parse_id(message_id)
-
-
-def task_name(partition: Partition, record: bytes) -> str:
-    """The name of a record's task: from the registry, else from the partition."""
-    code = record[19:23]
-    task = tasks.by_code.get(code)
-    return task.name if task else get_store().task_name(partition, code)

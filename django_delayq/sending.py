@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from . import signals
-from .exceptions import DelayQError, DuplicateMessage, EnqueueUnknown, OutcomeUnknown
+from django.db import DatabaseError
+
+from . import outbox, signals
+from .exceptions import DelayQError, DuplicateMessage, EnqueueUnknown, OutcomeUnknown, StoreUnavailable
 from .handle import Handle
 from .outgoing import Item
 from .signals import Event
 from .store import get_store
 from .store.keys import Partition
 from .store.redis import BATCH
+
+logger = logging.getLogger("delayq")
 
 Answer = Callable[[], tuple[int, dict[int, str]]]
 
@@ -36,13 +41,29 @@ class Sender:
             with suppress(DelayQError):
                 self.finish()
 
+    def accept(self, items: list[Item]) -> list[Item]:
+        """Write the durable ones into the outbox. Returns what is to be sent now, or at the commit."""
+        durable = [item for item in items if item.template.durable]
+        if not durable:
+            return items
+        to_send, refused = outbox.accept(durable)
+        self.duplicates += refused
+        return [item for item in items if not item.template.durable] + to_send
+
     def store(self, items: list[Item]) -> None:
         """Send the items, one script call per partition and 500. Raises what went wrong with the chunk before."""
         self.finish()
-        for partition, batch in _batches(items):
-            if partition in self._on_its_way:
-                self.finish()  # a repeated id: the order counts
-            self._on_its_way[partition] = _begin(partition, batch), batch
+        if get_store().breaker.open:
+            items = self._keep(items, StoreUnavailable())
+        try:
+            for partition, batch in _batches(items):
+                if partition in self._on_its_way:
+                    self.finish()  # a repeated id: the order counts
+                self._on_its_way[partition] = _begin(partition, batch), batch
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            began = {id(item) for _, batch in self._on_its_way.values() for item in batch}
+            if self._keep([item for item in items if not item.handle.outcome and id(item) not in began], error):
+                raise
 
     def finish(self) -> None:
         """Wait for all answers. Raises the first error after all were read."""
@@ -51,12 +72,21 @@ class Sender:
         for answer, batch in on_its_way.values():
             try:
                 self.duplicates += _complete(answer, batch)
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                if self._keep(batch, error):
+                    errors.append(error)
             except DelayQError as error:
                 errors.append(error)
             else:
                 _announce(batch)
         if errors:
             raise errors[0]
+
+    def _keep(self, items: list[Item], error: DelayQError) -> list[Item]:
+        """Leave to the outbox what Redis could not take. Returns what may not be left there."""
+        refused, left = _keep(items, error)
+        self.duplicates += refused
+        return left
 
 
 def store_items(items: list[Item]) -> None:
@@ -68,11 +98,42 @@ def store_items(items: list[Item]) -> None:
 
 def store_one(item: Item) -> None:
     """Send one item. Raises DuplicateMessage."""
-    batch = [item]
-    partition = get_store().partitions.place(item.template.topic, item.message[0], item.template.fixed)
-    duplicates = _complete(_begin(partition, batch), batch)
-    _announce(batch)
+    batch, store = [item], get_store()
+    try:
+        if store.breaker.open and _may_be_kept(item):
+            raise StoreUnavailable
+        partition = store.partitions.place(item.template.topic, item.message[0], item.template.fixed)
+        duplicates = _complete(_begin(partition, batch), batch)
+    except (StoreUnavailable, OutcomeUnknown) as error:
+        duplicates, left = _keep(batch, error)
+        if left:
+            raise
+    else:
+        _announce(batch)
     refuse(duplicates)
+
+
+def _may_be_kept(item: Item) -> bool:
+    """Whether the outbox may take what Redis could not."""
+    return item.template.spills or item.template.durable
+
+
+def _keep(items: Sequence[Item], error: DelayQError) -> tuple[list[Handle], list[Item]]:
+    """Leave items to the outbox, as far as they may. Returns the handles of duplicates, and the items that may not.
+
+    Raises `error` when the database fails too: then nobody has them.
+    """
+    store = get_store()
+    kept = [item for item in items if _may_be_kept(item)]
+    if kept:
+        if not store.breaker.open:
+            logger.warning("%d messages wait in the outbox until Redis takes them: %s", len(kept), error)
+            store.breaker.trip()
+        try:
+            return outbox.spill(kept), [item for item in items if not _may_be_kept(item)]
+        except DatabaseError as failed:
+            raise error from failed
+    return [], list(items)
 
 
 def _announce(items: Sequence[Item]) -> None:
@@ -131,7 +192,8 @@ def _complete(answer: Answer, batch: list[Item]) -> list[Handle]:
     now_ms = -(-now_us // 1000)
     for handle, message, _ in batch:
         when = message[2]
-        handle.outcome, handle.due_ms = "stored", now_ms + int(when) if when[0] == "+" else int(when)
+        due_ms = now_ms + int(when) if when[0] == "+" else int(when.rpartition(":")[2])
+        handle.outcome, handle.due_ms = "stored", due_ms
     return [batch[index].handle for index, word in words.items() if _settle_word(batch[index], word)]
 
 
@@ -143,6 +205,10 @@ def _unknown(batch: list[Item], error: OutcomeUnknown) -> EnqueueUnknown:
 def _settle_word(item: Item, word: str) -> bool:
     """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
     handle, mode = item.handle, item.message[1]
+    if item.template.durable:
+        if word in ("TWIN", "DUPLICATE", "OLDER"):  # another message has the key: the relay sees to it
+            outbox.put_back([item])
+        return False
     if word == "SAME" and item.template.may_exist:
         handle.due_ms = None  # that of the first time, which nobody told
         return False

@@ -14,7 +14,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from .conf import DEFAULT_TOPIC, get_settings
-from .exceptions import DuplicateTask, InvalidArguments, InvalidName, UnknownTopic
+from .exceptions import DuplicateTask, InvalidArguments, InvalidMessage, InvalidName, UnknownTopic
 from .handle import Handle, producer
 from .identity import task_code
 from .message import Message
@@ -253,6 +253,10 @@ def delayed_task(func: Any = None, /, *, name: str | None = None, **options: Unp
         checked = Options.declared(options)
         full_name = f"{function.__module__}.{function.__qualname__}" if name is None else _check_task_name(name)
         definition = Definition(function, full_name, checked)
+        if checked.exactly_once and definition.is_async:
+            raise InvalidMessage(
+                f"{full_name} is async def, and Django has no transactions for those: exactly_once needs a def task."
+            )
         task: DelayedTask[P, R] = DelayedTask(definition, checked)
         register(task)
         return task

@@ -13,7 +13,7 @@ from . import signals
 from .exceptions import InvalidMessage, UndecodableMessage
 from .identity import parse_id
 from .message import Found, Message, Priority, State, view
-from .producer import task_name
+from .naming import task_name
 from .store import get_store
 from .store.keys import Partition
 from .store.redis import BATCH
@@ -141,7 +141,7 @@ def _parse_cursor(cursor: str | None) -> tuple[int, bytes] | None:
 def _shown(partition: Partition, found: Found) -> Message:
     """The message; one that cannot be decoded is shown without its contents instead of hiding the page."""
     try:
-        return view(partition.topic, task_name(partition, found.record), found.state, found)
+        return view(partition.topic, task_name(partition, found.record[19:23]), found.state, found)
     except UndecodableMessage:
         when = from_ms(found.due_at_ms)
         return Message(

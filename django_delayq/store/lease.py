@@ -21,7 +21,7 @@ class Lease:
         self.id = message_id
         self.record = record
         self.entry = entry
-        self.token = entry[16:]
+        self.token = entry[16:32]
         self.claimed_at = self.renewed_at = claimed_at
         """Local monotonic times at which the lease was taken, and taken or last extended."""
         self.started_at = 0.0

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
 
 from ..conf import Settings
+from ..exceptions import DelayQError
 from . import keys
+from .breaker import CircuitBreaker
+from .clock import ServerClock
 from .connection import Client, mask
 from .errors import ERRORS, translate
 from .keys import Partition
 from .scripts import Script, load
+
+#: Seconds for which what is known of Redis' clock is good enough: clocks drift by less than a millisecond in them.
+CLOCK_REFRESH = 60.0
 
 
 class Link:
@@ -26,6 +33,9 @@ class Link:
         self.settings = settings
         self.prefix = settings.prefix
         self.where = mask(settings.redis)
+        self.clock = ServerClock()
+        self.breaker = CircuitBreaker(self.clock_ms)
+        self._asked_at = -CLOCK_REFRESH
 
     def call(self, name: str, partition: Partition, args: Iterable[Any]) -> Any:
         """Run a script on a partition."""
@@ -89,8 +99,22 @@ class Link:
         seconds, microseconds = self.command("TIME")
         return int(seconds) * 1000 + int(microseconds) / 1000
 
+    def now_us(self) -> int:
+        """Redis' clock in microseconds as this process knows it; this machine's while Redis cannot be asked.
+
+        For messages that SQL accepts before Redis hears of them.
+        """
+        if time.monotonic() - self._asked_at >= CLOCK_REFRESH and not self.breaker.open:
+            try:
+                self.clock.sync(int(self.clock_ms() * 1000))
+            except DelayQError:
+                self.breaker.trip()
+            self._asked_at = time.monotonic()
+        return int(self.clock.now_ms() * 1000)
+
     def close(self) -> None:
         """Close the connections, those to Sentinel too."""
+        self.breaker.stop()
         self.client.close()
         pool = getattr(self.client, "connection_pool", None)
         for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):

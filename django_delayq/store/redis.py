@@ -6,27 +6,35 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..conf import Settings
-from ..exceptions import MessageNotFound, MessageRunning, StoreFull
+from ..exceptions import MessageNotFound, MessageRunning
 from ..message import Attempts, Found, State
 from . import keys
 from .connection import Client
 from .errors import ERRORS, translate
 from .keys import Partition
 from .lease import Lease
-from .link import Link
 from .partitions import Partitions
+from .registry import Registry
 
 #: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack (7,999).
 BATCH = 500
 #: Wait before a message is sent back a second time after a crash; the first time it waits for nothing.
 CRASH_BACKOFF_MS = 5_000
 
+#: What stats.lua reads of `meta`, in this order.
+_META = ("paused", "wakeups", "enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
+
+#: What a sweep reads of it.
+_SWEPT = ("wakeups", "acked", "dead", "cancelled", "expired")
+
 Ids = list[bytes]
 Leases = list[Lease]
+
+#: Id and stamp (us): one life of an id.
+Life = tuple[bytes, int]
 
 #: id, mode, when, expires, record: see enqueue.lua.
 Outgoing = tuple[bytes, str, str, str, bytes]
@@ -45,6 +53,8 @@ class Claimed(NamedTuple):
     over: Ids
     """Ids that had expired or had no record."""
     paused: bool
+    unarchived: bool
+    """Nothing is claimed because too many finished messages wait for the archiver."""
 
 
 class PartitionStats(NamedTuple):
@@ -59,7 +69,7 @@ class PartitionStats(NamedTuple):
     meta: dict[str, str]
 
 
-class RedisStore(Link):
+class RedisStore(Registry):
     """The only way to change the state of a message.
 
     Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed; calling again with the
@@ -100,16 +110,16 @@ class RedisStore(Link):
         settings = self.settings
         token = token or os.urandom(16)
         ageing_ms = int(settings.priority_ageing * 1000)
-        answer = self.call("claim", partition, (min(limit, BATCH), token, ageing_ms, settings.finished_limit))
-        now_us, next_due, wakeups, flat, over, paused = answer
+        args = (min(limit, BATCH), token, ageing_ms, self._archive(partition), settings.finished_limit)
+        now_us, next_due, wakeups, flat, over, paused = self.call("claim", partition, args)
         at = time.monotonic()
         triples = iter(flat)
         leases = [Lease(partition, i, r, e, at) for i, r, e in zip(triples, triples, triples, strict=True)]
-        return Claimed(now_us, _optional(next_due), wakeups, leases, over, bool(paused))
+        return Claimed(now_us, _optional(next_due), wakeups, leases, over, bool(paused), paused == b"UNARCHIVED")
 
     def ack(self, partition: Partition, settled: Sequence[tuple[Lease, bytes]], *, repeated: bool = False) -> Leases:
         """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as lost."""
-        args: list[Any] = [self.settings.finished_limit]
+        args: list[Any] = [self._archive(partition)]
         for lease, detail in settled:
             args += (lease.id, lease.token, detail)
         return self._fenced("ack", partition, args, [lease for lease, _ in settled], repeated)
@@ -122,7 +132,7 @@ class RedisStore(Link):
         repeated: bool = False,
     ) -> Leases:
         """Leased -> delayed after a delay in ms, or -> dead (delay None); whether the attempt counts; detail."""
-        args: list[Any] = [self.settings.finished_limit]
+        args: list[Any] = [self._archive(partition)]
         for lease, delay_ms, counts, detail in settled:
             args += (lease.id, lease.token, "" if delay_ms is None else delay_ms, int(counts), detail)
         return self._fenced("nack", partition, args, [item[0] for item in settled], repeated)
@@ -144,30 +154,45 @@ class RedisStore(Link):
     def reclaim(self, partition: Partition, limit: int = BATCH) -> tuple[Ids, Ids]:
         """Leased past the deadline -> delayed or dead. Returns the ids sent back and the ids that are dead."""
         settings = self.settings
-        args = (min(limit, BATCH), settings.poison_limit, CRASH_BACKOFF_MS, settings.finished_limit)
+        args = (min(limit, BATCH), settings.poison_limit, CRASH_BACKOFF_MS, self._archive(partition))
         back, dead = self.call("reclaim", partition, args)
         return back, dead
 
     def cancel(self, partition: Partition, ids: Sequence[bytes], reason: str = "cancelled") -> Sequence[str]:
         """Delayed -> cancelled. Returns OK, RUNNING or NOT_FOUND for each id."""
         detail = json.dumps({"reason": reason})
-        answer = self.call("cancel", partition, (self.settings.finished_limit, detail, *ids))
+        answer = self.call("cancel", partition, (self._archive(partition), detail, *ids))
         return [word.decode() for word in answer]
 
-    def reschedule(self, partition: Partition, message_id: bytes, when: str) -> int:
-        """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or MessageRunning."""
-        word, *due = self.call("reschedule", partition, (message_id, when))
+    def reschedule(self, partition: Partition, message_id: bytes, when: str) -> tuple[int, bool]:
+        """Delayed -> delayed with another due time. Returns it in ms, and whether the message is durable.
+
+        Raises MessageNotFound or MessageRunning.
+        """
+        word, *answer = self.call("reschedule", partition, (message_id, when))
         if word == b"NOT_FOUND":
             raise MessageNotFound
         if word == b"RUNNING":
             raise MessageRunning
-        return int(due[0])
+        return int(answer[0]), bool(answer[1])
 
     def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> Ids:
         """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are none."""
         detail = json.dumps({"reason": reason})
-        args = (min(limit, BATCH), self.settings.finished_limit, detail)
+        args = (min(limit, BATCH), self._archive(partition), detail)
         return [*self.call("purge", partition, args)]
+
+    # Messages that SQL answers for
+
+    def lives(self, partition: Partition, lives: Sequence[Life]) -> Sequence[str]:
+        """What is known of each life of a durable message: LIVE, DONE (ended, not yet archived) or MISSING."""
+        args = [part for message_id, stamp_us in lives for part in (message_id, stamp_us.to_bytes(8, "big"))]
+        return [word.decode() for word in self.call("lives", partition, args)]
+
+    def bury(self, partition: Partition, message_id: bytes, record: bytes, reason: str = "cancelled") -> str:
+        """Nothing -> cancelled for a durable message that is MISSING. Returns OK, LIVE or DONE."""
+        answer: bytes = self.call("bury", partition, (message_id, record, json.dumps({"reason": reason})))
+        return answer.decode()
 
     # Looking
 
@@ -185,8 +210,7 @@ class RedisStore(Link):
     def stats(self, partition: Partition) -> PartitionStats:
         """Counts by state and the counters of a partition."""
         now_us, waiting, ready, leased, finished, next_due, meta = self.call("stats", partition, ())
-        pairs = iter(meta)
-        fields = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in zip(pairs, pairs, strict=True)}
+        fields = {name: value.decode() for name, value in zip(_META, meta, strict=True) if value is not None}
         return PartitionStats(now_us / 1000, waiting, ready, leased, finished, _optional(next_due), fields)
 
     def leased_under(self, partition: Partition, token: bytes) -> Ids:
@@ -204,13 +228,13 @@ class RedisStore(Link):
         name = self.command("HGET", keys.meta_key(self.prefix, partition), f"task:{code.hex()}")
         return name.decode() if name else f"code:{code.hex()}"
 
-    def wakeups(self, partitions: Sequence[Partition]) -> Sequence[int]:
-        """The wake-up counter of each partition: one cheap command each, for sweeps."""
+    def counters(self, partitions: Sequence[Partition]) -> Sequence[tuple[int, int]]:
+        """Wake-ups, and how many messages have ended, of each partition: one cheap command each, for sweeps."""
         try:
             pipeline = self.client.pipeline(transaction=False)
             for partition in partitions:
-                pipeline.hget(keys.meta_key(self.prefix, partition), "wakeups")
-            return [int(value or 0) for value in pipeline.execute()]
+                pipeline.hmget(keys.meta_key(self.prefix, partition), _SWEPT)
+            return [(int(first or 0), sum(int(end or 0) for end in ends)) for first, *ends in pipeline.execute()]
         except ERRORS as error:
             raise translate(error, self.where) from error
 
@@ -219,55 +243,8 @@ class RedisStore(Link):
         head = self.command("ZRANGE", keys.leased_key(self.prefix, partition), 0, 0, "WITHSCORES")
         return float(head[0][1] if isinstance(head[0], list | tuple) else head[1]) if head else None
 
-    # Topics and workers
-
-    def pause(self, topic: str, note: str) -> None:
-        """Nothing of the topic is claimed from now on. `note` (JSON) says who, when and why."""
-        for partition in self.partitions.all(topic):
-            self.command("HSET", keys.meta_key(self.prefix, partition), "paused", note)
-
-    def resume(self, topic: str) -> None:
-        """The topic goes on; its dispatchers are told."""
-        for partition in self.partitions.all(topic):
-            meta = keys.meta_key(self.prefix, partition)
-            self.command("HDEL", meta, "paused")
-            self.command("HINCRBY", meta, "wakeups", 1)
-            self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{partition}:0")
-
-    def register_topic(self, topic: str, count: int) -> set[int]:
-        """Say that the topic has `count` partitions; returns every number it has had."""
-        key = keys.topics_key(self.prefix)
-        pairs = (member.decode().rpartition(":") for member in self.command("SMEMBERS", key))
-        known = {int(number) for name, _, number in pairs if name == topic}
-        if count not in known:
-            with suppress(StoreFull):  # a full Redis must drain; partitions.py says it again soon
-                self.command("SADD", key, f"{topic}:{count}")
-                self._pause_new(topic, range(max(known, default=count), count))
-        return known | {count}
-
-    def _pause_new(self, topic: str, numbers: range) -> None:
-        """Partitions that come while their topic is paused are paused too."""
-        note = self.command("HGET", keys.meta_key(self.prefix, Partition(topic, 0)), "paused") if numbers else None
-        for number in numbers if note else ():
-            self.command("HSET", keys.meta_key(self.prefix, Partition(topic, number)), "paused", note)
-
-    def topics(self) -> Sequence[str]:
-        """Every topic that has ever been used with this prefix."""
-        members = self.command("SMEMBERS", keys.topics_key(self.prefix))
-        return sorted({member.decode().rpartition(":")[0] for member in members})
-
-    def beat(self, worker: str, heartbeat: str) -> None:
-        """Write the heartbeat of a worker."""
-        self.command("HSET", keys.workers_key(self.prefix), worker, heartbeat)
-
-    def forget_worker(self, *workers: str) -> None:
-        """Remove heartbeats."""
-        self.command("HDEL", keys.workers_key(self.prefix), *workers)
-
-    def heartbeats(self) -> dict[str, dict[str, Any]]:
-        """All heartbeats by worker, also old ones."""
-        raw = self.command("HGETALL", keys.workers_key(self.prefix))
-        return {name.decode(): json.loads(value) for name, value in raw.items()}
+    def _archive(self, partition: Partition) -> str:
+        return self.settings.archive_of(partition.topic)
 
     def _fenced(
         self, name: str, partition: Partition, args: Sequence[Any], leases: Sequence[Lease], repeated: bool

@@ -11,7 +11,7 @@ from ..store.keys import Partition
 class Turn:
     """What the dispatcher knows of one partition."""
 
-    __slots__ = ("due_ms", "partition", "wakeups")
+    __slots__ = ("due_ms", "finished", "partition", "wakeups")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -19,6 +19,8 @@ class Turn:
         """When to look there; None: nothing waits there."""
         self.wakeups = -1
         """The counter as of the last look; another value means that there is something new."""
+        self.finished = -1
+        """How many messages had ended as of the last sweep."""
 
 
 class Agenda:

@@ -60,6 +60,9 @@ class Dispatcher(Service):
         """Claim no more than so many in all (--max-messages)."""
         self.nothing_due = False
         """Whether the last round found nothing due anywhere."""
+        self.on_finished: Callable[[], None] = lambda: None
+        """Called when a sweep finds that messages have ended, wherever that was."""
+        self._unarchived: set[Partition] = set()
 
     def hint(self, partition: Partition | None, due_ms: float) -> None:
         """Somebody says that the partition (None: any) has a message due then. Thread-safe."""
@@ -127,10 +130,22 @@ class Dispatcher(Service):
         turn.wakeups = claimed.wakeups
         self.agenda.plan(turn, claimed.next_due_ms)
         self._hand_out(claimed.leases)
+        self._say_unarchived(turn.partition, claimed.unarchived)
         if claimed.over:
             events = [Event(message_id.hex(), reason="expired") for message_id in claimed.over]
             signals.report(signals.expired, turn.partition.topic, events)
         self.agenda.charge(turn.partition.topic, max(1, len(claimed.leases)))
+
+    def _say_unarchived(self, partition: Partition, unarchived: bool) -> None:
+        if unarchived and partition not in self._unarchived:
+            self._unarchived.add(partition)
+            limit = self._shared.settings.finished_limit
+            logger.error(
+                "%s holds %d finished messages (FINISHED_LIMIT) and waits for the archiver: is the database up, and "
+                "does some run_delayq archive?", partition, limit
+            )  # fmt: skip
+        elif not unarchived:
+            self._unarchived.discard(partition)
 
     def _hand_out(self, leases: list[Lease]) -> None:
         if not leases:
@@ -190,9 +205,13 @@ class Dispatcher(Service):
             return
         self._learn_partitions(now)
         partitions = list(self.agenda.turns)
-        for partition, wakeups in zip(partitions, self._store.wakeups(partitions), strict=True):
-            if wakeups != self.agenda.turns[partition].wakeups:
+        for partition, (wakeups, finished) in zip(partitions, self._store.counters(partitions), strict=True):
+            turn = self.agenda.turns[partition]
+            if wakeups != turn.wakeups:
                 self.agenda.look(partition, 0)
+            if finished != turn.finished:
+                turn.finished = finished
+                self.on_finished()
         self._sweep_at = now + self._shared.settings.sweep_interval
 
     def _learn_partitions(self, now: float) -> None:

@@ -7,6 +7,7 @@ import logging
 import time
 import traceback as tracebacks
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
@@ -26,8 +27,11 @@ logger = logging.getLogger("delayq.worker")
 
 #: How long a message of an unknown task waits before the next worker may try. Many tries fit into the grace.
 UNKNOWN_TASK_DELAY_MS = 5_000
+#: Seconds for which an exactly_once task waits for a worker that was started with a database.
+NO_DATABASE_DELAY = 5.0
 #: Most characters of an error's message and of its traceback that are kept.
 MAX_REASON = 2_000
+MAX_CLASS_NAME = 200
 MAX_TRACEBACK = 16_000
 #: Coroutines share one database connection per loop, whose age is looked at not more often than this (seconds).
 ASYNC_CONNECTION_CHECK = 1.0
@@ -44,6 +48,7 @@ class Executor:
     """Turns a lease into an outcome. Knows neither Redis nor threads."""
 
     def __init__(self, shared: Shared, settle: Callable[[Outcome], None]) -> None:
+        self._shared = shared
         self._settings = shared.settings
         self._clock = shared.clock
         self._settle = settle
@@ -92,7 +97,11 @@ class Executor:
         token = running.set(lease)
         try:
             close_old_connections()
-            resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
+            run = partial(resolved.task.definition.func, *resolved.body.args, **resolved.body.kwargs)
+            if resolved.task.definition.options.exactly_once:
+                self._perform_once(lease, run)
+            else:
+                run()
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
@@ -100,6 +109,18 @@ class Executor:
         finally:
             running.reset(token)
             _close_old_connections()
+
+    def _perform_once(self, lease: Lease, run: Callable[[], object]) -> None:
+        perform_once = self._shared.perform_once
+        if perform_once is None:
+            raise Snooze(NO_DATABASE_DELAY)
+
+        def detail() -> tuple[int, bytes]:
+            ended_at = time.monotonic()
+            outcome = Outcome(lease, None, Result.ACKED, ended_at)
+            return int(self._clock.at_ms(ended_at)), outcome.detail(self._shared.name, self._clock)
+
+        perform_once(lease, run, detail)
 
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)  # a coroutine task has a context of its own
@@ -120,9 +141,11 @@ class Executor:
     def _classify(self, lease: Lease, resolved: Resolved, error: BaseException) -> Outcome:
         """What the exception means for the message."""
         task = resolved.task
-        outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), _reason(error))
+        outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         if isinstance(error, Reject):
+            outcome.reason = _message(error)
             return outcome
+        outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         outcome.traceback = _storable("".join(tracebacks.format_exception(error)))[-MAX_TRACEBACK:]
         failures = lease.attempt - lease.crashes
         attempts = resolved.body.max_attempts or task.max_attempts
@@ -136,7 +159,8 @@ class Executor:
                 outcome.result, outcome.delay_ms = Result.RETRIED, duration_ms(wait)
         except Exception as broken:  # a backoff function or a delay that is itself wrong
             outcome.result, outcome.delay_ms = Result.DEAD, None
-            outcome.reason = f"{outcome.reason}; and its delay failed: {_reason(broken)}"[:MAX_REASON]
+            also = f"; and its delay failed: {type(broken).__name__}: {_message(broken)}"
+            outcome.error_message = f"{outcome.error_message}{also}"[:MAX_REASON]
         return outcome
 
     def _unrunnable(self, lease: Lease, error: DelayQError) -> Outcome:
@@ -147,10 +171,9 @@ class Executor:
             outcome.reason = "unknown_task"
             if waited_s < self._settings.unknown_task_grace:
                 outcome.result, outcome.delay_ms = Result.SNOOZED, UNKNOWN_TASK_DELAY_MS
-        elif isinstance(error, InvalidArguments):
-            outcome.reason = f"bad_args: {error}"[:MAX_REASON]
-        elif isinstance(error, UndecodableMessage):
-            outcome.reason = f"undecodable: {error}"[:MAX_REASON]
+        elif isinstance(error, InvalidArguments | UndecodableMessage):
+            outcome.reason = "bad_args" if isinstance(error, InvalidArguments) else "undecodable"
+            outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         return outcome
 
 
@@ -167,11 +190,14 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _reason(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     try:
-        text = _storable(str(error))
+        return _storable(str(error))[:MAX_REASON]
     except Exception:
-        text = "its message cannot be shown"
-    if isinstance(error, Reject):
-        return text[:MAX_REASON]
-    return f"{type(error).__name__}: {text}"[:MAX_REASON]
+        return "its message cannot be shown"
+
+
+def _class_name(error: BaseException) -> str:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return _storable(name)[-MAX_CLASS_NAME:]

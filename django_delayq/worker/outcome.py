@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import overload
+from typing import Any, overload
+
+import msgspec
 
 from ..exceptions import UndecodableMessage
 from ..message import Record, decode_body
 from ..signals import Event
+from ..store.clock import ServerClock
 from ..store.lease import Lease
 from ..tasks import DelayedTask
-from .clock import ServerClock
+
+#: Most characters of an error in a line of a message's history.
+MAX_HISTORY_ERROR = 300
 
 
 class Result(Enum):
@@ -32,7 +37,10 @@ class Result(Enum):
 class Outcome:
     """The end of one run, on its way to the settler."""
 
-    __slots__ = ("delay_ms", "ended_at", "lease", "reason", "repeated", "result", "task", "traceback")
+    __slots__ = (
+        "delay_ms", "ended_at", "error_class", "error_message", "lease", "reason", "repeated", "result", "task",
+        "traceback",
+    )  # fmt: skip
 
     def __init__(
         self, lease: Lease, task: DelayedTask[..., object] | None, result: Result, ended_at: float, reason: str = ""
@@ -42,6 +50,10 @@ class Outcome:
         self.result = result
         self.ended_at = ended_at
         self.reason = reason
+        """One word for the archive, or what Reject said."""
+        self.error_class = ""
+        """Full name of the exception's class."""
+        self.error_message = ""
         self.traceback = ""
         self.delay_ms: int | None = None
         self.repeated = False
@@ -52,12 +64,31 @@ class Outcome:
         """How long the task ran."""
         return (self.ended_at - self.lease.started_at) * 1000 if self.lease.started_at else 0.0
 
+    @property
+    def text(self) -> str:
+        """Why, in one line for people."""
+        if not self.error_class:
+            return self.reason
+        return f"{self.error_class.rpartition('.')[2]}: {self.error_message}"
+
     def _key(self) -> str | None:
         try:
             record = Record.decode(self.lease.record)
             return decode_body(record.flags, record.body).key
         except UndecodableMessage:
             return None
+
+    def detail(self, worker: str, clock: ServerClock) -> bytes:
+        """What the archive will know beside the record, as JSON on one line."""
+        started_ms = clock.at_ms(self.lease.started_at) if self.lease.started_at else 0
+        if self.result is Result.ACKED:  # built by hand: a third of the encoder's time, once per message
+            return b'{"worker":"%s","started_ms":%.3f,"run_ms":%.3f}' % (worker.encode(), started_ms, self.run_ms)
+        fields: dict[str, Any] = {"worker": worker, "started_ms": round(started_ms, 3)}
+        if self.result is not Result.DEAD:  # it goes on, and this becomes a line of its history
+            fields |= {"ended_ms": round(clock.at_ms(self.ended_at), 3), "outcome": self.result.value}
+            return msgspec.json.encode({**fields, "error": self.text[:MAX_HISTORY_ERROR]})
+        fields |= {"run_ms": round(self.run_ms, 3), "reason": self.reason, "error": self.error_class}
+        return msgspec.json.encode({**fields, "message": self.error_message, "traceback": self.traceback})
 
     def event(self, clock: ServerClock) -> Event:
         """For signals."""
@@ -70,7 +101,7 @@ class Outcome:
             lateness_ms=clock.at_ms(lease.started_at or self.ended_at) - lease.due_at_ms,
             run_ms=self.run_ms,
             delay_ms=self.delay_ms,
-            reason=self.reason,
+            reason=self.text,
         )
 
 

@@ -8,15 +8,17 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .console import Console
 from .health import Health
 from .reloader import Reloader
+from .service import Service
 from .supervisor import STOP_SIGNALS
 from .worker import Worker
 
@@ -56,8 +58,8 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
 
     with (
         contextlib.closing(Console()) as console,
-        _signals(lambda number: _request(stop_requested, number, worker)),
-        _health(worker, health_port),
+        _signals(lambda number: _request(stop_requested, number, worker.progress)),
+        _health(health_port, lambda: not worker.stuck, lambda: worker.ready, worker.figures),
     ):
         if reload:
             Reloader(changed).start()
@@ -70,14 +72,39 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
     return ExitCode.START_ANEW if restart and not stop_requested else code
 
 
-def _request(requested: list[float], number: int, worker: Worker) -> None:
+def run_services(services: Sequence[Service], burst: bool, health_port: int | None = None) -> int:
+    """Host services without a worker until a signal, or with `burst` until they have no work. Returns the exit code."""
+    stop_requested: list[float] = []
+    progress = threading.Event()
+
+    def has_work() -> bool:
+        return any(service.has_work for service in services)
+
+    with (
+        _signals(lambda number: _request(stop_requested, number, progress)),
+        _health(
+            health_port, lambda: True, lambda: True, lambda: {service.name: service.figures for service in services}
+        ),
+    ):
+        for service in services:
+            service.start()
+        while not stop_requested and (has_work() or not burst):
+            progress.wait(0.2 if not burst else 0.01)
+        for service in services:
+            service.stop()
+        for service in services:
+            service.join(5.0)
+    return ExitCode.OK
+
+
+def _request(requested: list[float], number: int, progress: threading.Event) -> None:
     now = time.monotonic()
     if requested and now - requested[0] > SAME_SIGNAL:
         # The second signal means it: no drain, no atexit handlers that could wait.
         os.write(2, b"stopped at once; what was running runs again when its lease ends\n")
         os._exit(128 + number)
     requested.append(now)
-    worker.progress.set()
+    progress.set()
 
 
 def _drain(worker: Worker, console: Console) -> int:
@@ -112,11 +139,13 @@ def _signals(request: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _health(worker: Worker, port: int | None) -> Iterator[None]:
+def _health(
+    port: int | None, healthy: Callable[[], bool], ready: Callable[[], bool], figures: Callable[[], Any]
+) -> Iterator[None]:
     if port is None:
         yield
         return
-    health = Health(port, lambda: not worker.stuck, lambda: worker.ready, worker.figures)
+    health = Health(port, healthy, ready, figures)
     health.start()
     logger.info("health probes on port %d: /healthz /readyz", health.port)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from typing import Any
 
 from ..exceptions import DelayQError
 
@@ -48,6 +49,19 @@ class Service:
     def run_once(self) -> float:
         """Do what is due and return how many seconds to sleep: 0 when there is more to do."""
         raise NotImplementedError
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is work that `run_delayq --burst` should wait for."""
+        return False
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What it has done, for heartbeats and the health port."""
+        return {}
+
+    def messages_ended(self) -> None:
+        """There may be something to do: for services that want to hear it."""
 
     def start(self) -> None:
         """Begin the loop in a thread."""

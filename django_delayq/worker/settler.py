@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-import msgspec
 from django.dispatch import Signal
 
 from .. import signals
@@ -152,22 +151,7 @@ class Settler(Service):
         self._on_settled(outcomes)
 
     def _detail(self, outcome: Outcome) -> bytes:
-        """What the archive will know beside the record, as JSON."""
-        lease = outcome.lease
-        started_ms = self._clock.at_ms(lease.started_at) if lease.started_at else 0
-        if outcome.result is Result.ACKED:  # built by hand: a third of the encoder's time, once per message
-            return b'{"worker":"%s","started_ms":%d,"run_ms":%.3f}' % (
-                self._worker.encode(), started_ms, outcome.run_ms
-            )  # fmt: skip
-        return msgspec.json.encode(
-            {
-                "worker": self._worker,
-                "started_ms": int(started_ms),
-                "run_ms": round(outcome.run_ms, 3),
-                "reason": outcome.reason,
-                "traceback": outcome.traceback,
-            }
-        )
+        return outcome.detail(self._worker, self._clock)
 
 
 _CALLS = {Result.ACKED: "_ack", Result.RELEASED: "_release"}

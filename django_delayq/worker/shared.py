@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..conf import Settings
+from ..store.clock import ServerClock
 from ..store.lease import Lease
 from ..store.redis import RedisStore
-from .clock import ServerClock
+
+#: lease, what runs the task, what gives the time of its end (ms) and the archive's detail (JSON).
+PerformOnce = Callable[[Lease, Callable[[], object], Callable[[], tuple[int, bytes]]], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +23,8 @@ class Shared:
     name: str
     """This worker, for heartbeats and the archive: host:pid:random."""
     topics: tuple[str, ...]
+    perform_once: PerformOnce | None = None
+    """Runs a task in the transaction that archives it. Whoever knows SQL brings it along."""
     clock: ServerClock = field(default_factory=ServerClock)
     held: set[Lease] = field(default_factory=set)
     """Every lease that is claimed and not settled. Added to by the dispatcher, removed from by the settler."""

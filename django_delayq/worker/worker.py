@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from .pool import Pool
 from .reclaimer import Reclaimer
 from .service import Service
 from .settler import Settler
-from .shared import Shared
+from .shared import PerformOnce, Shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,17 @@ class WorkerOptions:
 class Worker:
     """Claims, runs and settles messages until it is told to stop."""
 
-    def __init__(self, store: RedisStore, settings: Settings, options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        store: RedisStore,
+        settings: Settings,
+        options: WorkerOptions,
+        *,
+        perform_once: PerformOnce | None = None,
+        sql_services: Callable[[Worker], Sequence[Service]] = lambda worker: (),
+    ) -> None:
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
-        self.shared = Shared(store, settings, name, options.topics)
+        self.shared = Shared(store, settings, name, options.topics, perform_once)
         self.options = options
         self.settled: Counter[Result] = Counter()
         self.settler = Settler(self.shared, self._on_settled)
@@ -61,10 +69,13 @@ class Worker:
         self.event_loop = EventLoop(options.async_concurrency, self.executor.run_async, self._on_room)
         self.dispatcher = Dispatcher(self.shared, self.pool, self.event_loop, self.release)
         self.dispatcher.limit = options.max_messages
+        self.dispatcher.on_finished = self.on_finished
         self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel)
         self.listener = Listener(self.shared, self.dispatcher.hint)
         self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
         self.heartbeat = Heartbeat(self.shared, self.figures)
+        self.sql_services = tuple(sql_services(self))
+        """Archiver, relay, reconciler: they know models, which this package does not."""
         self.progress = threading.Event()
         """Something changed that the thread that waits for the end should look at."""
         self.draining = False
@@ -73,7 +84,8 @@ class Worker:
     @property
     def services(self) -> tuple[Service, ...]:
         """In the order of their start."""
-        return (self.settler, self.lease_keeper, self.dispatcher, self.listener, self.reclaimer, self.heartbeat)
+        own = (self.settler, self.lease_keeper, self.dispatcher, self.listener, self.reclaimer, self.heartbeat)
+        return (*own, *self.sql_services)
 
     def start(self) -> None:
         """Begin to work. Returns at once."""
@@ -124,7 +136,8 @@ class Worker:
         """Whether --burst or --max-messages has come to its end."""
         if self.options.max_messages is not None and self.dispatcher.claimed >= self.options.max_messages:
             return self.idle
-        return self.options.burst and self.dispatcher.nothing_due and self.shared.clock.known and self.idle
+        done = self.dispatcher.nothing_due and self.shared.clock.known and self.idle
+        return self.options.burst and done and not any(service.has_work for service in self.sql_services)
 
     @property
     def stuck(self) -> bool:
@@ -143,6 +156,7 @@ class Worker:
             "started_ms": int(self._started_at * 1000),
             "draining": self.draining,
             "settled": {result.value: count for result, count in self.settled.items()},
+            **{service.name: service.figures for service in self.sql_services},
         }
 
     def _finish(self) -> None:
@@ -152,6 +166,8 @@ class Worker:
             self.progress.clear()
         for service in self.services:
             service.stop()
+        for service in self.sql_services:  # a transaction that is open may end
+            service.join(deadline + 1.0 - time.monotonic())
         self.pool.stop()
         self.event_loop.stop()
         try:
@@ -159,10 +175,16 @@ class Worker:
         except Exception:  # Redis is away: the heartbeat grows old by itself
             return
 
+    def on_finished(self) -> None:
+        """Messages have ended here or elsewhere: there is something to archive."""
+        for service in self.sql_services:
+            service.messages_ended()
+
     def _on_room(self) -> None:
         self.dispatcher.sleeper.wake()
 
     def _on_settled(self, outcomes: Sequence[Outcome]) -> None:
         self.settled.update(outcome.result for outcome in outcomes)
+        self.on_finished()
         if self.draining or self.options.burst or self.options.max_messages is not None:
             self.progress.set()

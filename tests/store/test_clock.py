@@ -7,7 +7,7 @@ import time
 import pytest
 
 from django_delayq.worker import clock as module
-from django_delayq.worker.clock import ServerClock
+from django_delayq.store.clock import ServerClock
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError
@@ -15,15 +16,16 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
 
-from ... import conf
+from ... import conf, exactly_once, sql_services
 from ...checks import check_reports
 from ...conf import Settings, get_settings
 from ...exceptions import ConfigurationError, DelayQError, StoreUnavailable
 from ...store import get_store
 from ...worker import startup
 from ...worker.console import configure_logging
-from ...worker.runner import ExitCode, run, start_anew
+from ...worker.runner import ExitCode, run, run_services, start_anew
 from ...worker.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
 
@@ -53,6 +55,8 @@ class Command(BaseCommand):
         add("health-port", None, _whole(0, 65535), "answer /healthz and /readyz there; further processes on the next")
         add("log-format", "auto", _log_format, "auto, pretty, logfmt or json")
         parser.add_argument("--burst", action="store_true", help="stop when nothing is due")
+        parser.add_argument("--archiver", action="store_true", help="only archive, relay and reconcile; run no tasks")
+        parser.add_argument("--no-archiver", action="store_true", help="leave these to another process")
         parser.add_argument("--embedded", action="store_true", help="start a server of its own (DEBUG only)")
         parser.add_argument("--reload", action="store_true", default=None, help="start anew when code changes")
         parser.add_argument("--no-reload", action="store_false", dest="reload", help="do not (default unless DEBUG)")
@@ -76,11 +80,15 @@ class Command(BaseCommand):
             sys.exit(code)
 
     def _work(self, options: dict[str, Any], begun: float) -> int:
+        if options["archiver"] and options["no_archiver"]:
+            raise ConfigurationError("--archiver and --no-archiver contradict each other.")
         topics, weights = startup.choose_topics(options["topics"])
         settings = _with_weights(get_settings(), weights)
         store = get_store()
         reports = startup.wait_for_redis(store, options["connect_timeout"], self.stderr.write)
         self._check(reports)
+        if not options["no_archiver"]:
+            sql_services.check_tables()
         # Whoever parses JSON wants nothing else on stdout.
         say = (lambda line: logger.info("%s", line.strip())) if options["log_format"] == "json" else self.stdout.write
         startup.banner(store, reports, topics, say)
@@ -93,12 +101,22 @@ class Command(BaseCommand):
         took, timeout = time.monotonic() - begun, worker_options.shutdown_timeout
         say(f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice stops now.")
         self.stdout.flush()
+        if options["archiver"]:
+            return run_services(
+                sql_services.alone(store, f"{socket.gethostname()}:{os.getpid()}"), options["burst"], port
+            )
+
+        def worker(index: int) -> Worker:
+            # One process is enough for SQL, and leaves the others to the tasks.
+            services = sql_services.beside if index == 0 and not options["no_archiver"] else lambda worker: ()
+            once = exactly_once.perform
+            return Worker(get_store(), settings, worker_options, perform_once=once, sql_services=services)
+
         if count == 1:
-            return run(Worker(store, settings, worker_options), port, reload=reload and not options["burst"])
+            return run(worker(0), port, reload=reload and not options["burst"])
+        connections.close_all()
         store.close()  # each process makes its own connections
-        return Supervisor(
-            count, lambda index: run(Worker(get_store(), settings, worker_options), port and port + index)
-        ).run()
+        return Supervisor(count, lambda index: run(worker(index), port and port + index)).run()
 
     def _check(self, reports: list[Any]) -> None:
         findings = check_reports(reports)

@@ -1,9 +1,9 @@
 -- ack: leased -> acked; the follower of its key, if any, -> delayed.
 -- Guarantee: only the holder of the lease finishes a message, once, and its stream entry is written in the same step.
 -- KEYS: the partition (shared/1_partition.lua).
--- ARGV: finished_limit, then id, token, detail (JSON) for each.
+-- ARGV: archive (all, dead or none), then id, token, detail (JSON) for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
-local finished_limit = tonumber(ARGV[1])
+local archive = ARGV[1]
 local ids, entries, refused = held(2, 3)
 local records = redis.call('HMGET', MESSAGES, unpack(ids))
 local done = {}
@@ -16,7 +16,7 @@ redis.call('ZREM', LEASED, unpack(done))
 redis.call('HDEL', ATTEMPTS, unpack(done))
 redis.call('HDEL', MESSAGES, unpack(done))
 for i, id in ipairs(ids) do
-  if entries[i] then finish(finished_limit, id, 'acked', records[i], entries[i], ARGV[i * 3 + 1]) end
+  if entries[i] then finish(archive, id, 'acked', records[i], entries[i], ARGV[i * 3 + 1]) end
 end
 redis.call('HINCRBY', META, 'acked', #done)
 local moves = {}

@@ -1,9 +1,9 @@
 -- cancel: delayed -> cancelled. A running message goes on; a follower of its key is taken back.
 -- Guarantee: exactly one of cancel and claim wins. Works on a full Redis: the first write is a ZREM or HDEL.
 -- KEYS: the partition (shared/1_partition.lua).
--- ARGV: finished_limit, detail (JSON), then ids (500 at most).
+-- ARGV: archive (all, dead or none), detail (JSON), then ids (500 at most).
 -- Returns: one word per id: OK, RUNNING or NOT_FOUND.
-local finished_limit, detail = tonumber(ARGV[1]), ARGV[2]
+local archive, detail = ARGV[1], ARGV[2]
 local answers, cancelled = {}, 0
 for at = 3, #ARGV do
   local id = ARGV[at]
@@ -12,14 +12,14 @@ for at = 3, #ARGV do
     local entry = redis.call('HGET', ATTEMPTS, id)
     redis.call('HDEL', MESSAGES, id)
     redis.call('HDEL', ATTEMPTS, id)
-    finish(finished_limit, id, 'cancelled', record, entry, detail)
+    finish(archive, id, 'cancelled', record, entry, detail)
     cancelled = cancelled + 1
     answers[#answers + 1] = 'OK'
   elseif record then
     local follower = redis.call('HGET', FOLLOWERS, id)
     if follower then
       redis.call('HDEL', FOLLOWERS, id)
-      finish(finished_limit, id, 'cancelled', string.sub(follower, 7), '', detail)
+      finish(archive, id, 'cancelled', string.sub(follower, 7), '', detail)
       cancelled = cancelled + 1
       redis.call('HINCRBY', META, 'enqueued', 1)
     end

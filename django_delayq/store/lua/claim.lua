@@ -1,10 +1,13 @@
 -- claim: delayed and due -> leased; delayed and past expires_at -> expired; without a record -> dead.
 -- Guarantee: a message is in one lease at a time, and never before its due time. At most 1 MiB leaves at once.
 -- KEYS: the partition (shared/1_partition.lua).
--- ARGV: limit (500 at most), token (16 bytes, new for each claim), ageing in ms per lane, finished_limit.
--- Returns: now in us, next due in ms or '', wakeups, {id, record, attempts entry, ...}, {id over, ...}, paused or ''.
-local limit, token, ageing, finished_limit = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- ARGV: limit (500 at most), token (16 bytes, new for each claim), ageing in ms per lane, archive (all, dead or none),
+--   finished_limit: with so many entries in the finished stream nothing is claimed until the archiver has caught up.
+-- Returns: now in us, next due in ms or '', wakeups, {id, record, attempts entry, ...}, {id over, ...}, paused or '' or
+--   'UNARCHIVED'.
+local limit, token, ageing, archive = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local meta = redis.call('HMGET', META, 'wakeups', 'paused')
+if redis.call('XLEN', FINISHED) >= tonumber(ARGV[5]) then meta[2] = meta[2] or 'UNARCHIVED' end
 if meta[2] then return {NOW_US, '', tonumber(meta[1] or 0), {}, {}, meta[2]} end
 local ids, scores, lanes = pick(limit, ageing)
 if #ids == 0 then return {NOW_US, next_due(), tonumber(meta[1] or 0), {}, {}, ''} end
@@ -26,7 +29,7 @@ for i, id in ipairs(ids) do
     local attempt, crashes = 0, 0
     if old then attempt, crashes = struct.unpack('>I2I2', old) end
     local entry = struct.pack('>I2I2I6', math.min(attempt + 1, 65535), crashes, scores[i])
-      .. (old and string.sub(old, 11, 16) or first_claim) .. token
+      .. (old and string.sub(old, 11, 16) or first_claim) .. token .. (old and string.sub(old, 33) or '')
     local n = #leases
     leases[n + 1], leases[n + 2] = NOW + (whole and struct.unpack('>I4', record, 16) or 60000), id
     entries[n + 1], entries[n + 2] = id, entry
@@ -42,4 +45,4 @@ if #leases > 0 then
   redis.call('ZADD', LEASED, unpack(leases))
   redis.call('HSET', ATTEMPTS, unpack(entries))
 end
-return {NOW_US, next_due(), tonumber(meta[1] or 0), claimed, close(over, ids, records, olds, finished_limit), ''}
+return {NOW_US, next_due(), tonumber(meta[1] or 0), claimed, close(over, ids, records, olds, archive), ''}

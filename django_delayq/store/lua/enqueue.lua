@@ -2,38 +2,36 @@
 -- Guarantee: each message is stored once, however often the call is repeated. The first write is one that a full Redis
 --   refuses, before anything has changed. A kept message keeps its due time.
 -- KEYS: the partition (shared/1_partition.lua).
--- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep, replace), when, expires, record for each.
---   Ids differ. expires: '' never, '+ms' after the due time, or an instant. record: without its stamp.
--- Returns: now in us, then index, word of every message that is not simply new:
---   SAME (the very record is there), DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on).
+-- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep, replace), when, expires, record for
+--   each. Ids differ. when: also '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time,
+--   or an instant. record: without its stamp.
+-- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
+--   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on); only of what SQL has accepted: TWIN
+--   (the same content is there, accepted elsewhere), OLDER (than what would be replaced), DONE (it has ended).
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
 local present = redis.call('HMGET', MESSAGES, unpack(ids))
-local records, followers, replaced, moves, seen = {}, {}, {}, {}, {}
+local records, followers, replaced, superseded, moves, seen = {}, {}, {}, {}, {}, {}
 
 for i, id in ipairs(ids) do
   local mode, when, expires, record = unpack(ARGV, first + i * 5 - 4, first + i * 5 - 1)
-  local existing, word = present[i], nil
+  local existing, stamp, due = present[i], accepted(when)
   assert(not seen[id], 'an id occurs twice in one enqueue')
   seen[id] = true
-  if existing and mode ~= 'replace' then
-    word = string.sub(existing, 15) == record and 'SAME' or 'DUPLICATE'
-  else
-    local due = due_of(when)
-    record = struct.pack('>I8I6', NOW_US, expires_of(expires, due)) .. record
-    if existing and redis.call('ZSCORE', LEASED, id) then
-      word = 'FOLLOWS'
-      put(followers, id, struct.pack('>I6', due) .. record)
-    else
-      if existing then
-        word = 'REPLACED'
-        put(replaced, lane_of(existing), id)
-      end
-      put(records, id, record)
-      move(moves, lane_of(record), due, id)
-    end
+  record = struct.pack('>I8I6', stamp, expires_of(expires, due)) .. record
+  local word = standing(id, existing, record, when, mode)
+  if not word and existing then word = redis.call('ZSCORE', LEASED, id) and 'FOLLOWS' or 'REPLACED' end
+  local old = word == 'REPLACED' and existing
+  if word == 'FOLLOWS' then
+    old = string.sub(redis.call('HGET', FOLLOWERS, id) or '', 7)
+    put(followers, id, struct.pack('>I6', due) .. record)
+  elseif not word or word == 'REPLACED' then
+    if word then put(replaced, lane_of(existing), id) end
+    put(records, id, record)
+    move(moves, lane_of(record), due, id)
   end
+  if old and durable(old) and not durable(record) then put(superseded, id, old) end
   if word then put(reply, i - 1, word) end
 end
 
@@ -44,6 +42,9 @@ for i = 1, #replaced, 2 do
   redis.call('HDEL', ATTEMPTS, replaced[i + 1])
 end
 park(moves)
+for i = 1, #superseded, 2 do -- their rows in the outbox have to be closed
+  finish('none', superseded[i], 'cancelled', superseded[i + 1], '', '{"reason":"replaced"}')
+end
 for at = 2, 2 * tasks, 2 do redis.call('HSET', META, 'task:' .. ARGV[at], ARGV[at + 1]) end
 if #records > 0 then redis.call('HINCRBY', META, 'enqueued', (#records - #replaced) / 2) end
 return reply

@@ -2,9 +2,10 @@
 -- Guarantee: only the holder of the lease moves the message. A follower of its key takes the place of the retry: the
 --   newest event wins, as when it had come a moment later.
 -- KEYS: the partition (shared/1_partition.lua).
--- ARGV: finished_limit, then id, token, delay in ms ('' = dead), 1 when the attempt counts else 0, detail (JSON) for each.
+-- ARGV: archive (all, dead or none), then id, token, delay in ms ('' = dead), 1 when the attempt counts else 0, detail
+--   (JSON; unless dead, a line of the history) for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
-local finished_limit = tonumber(ARGV[1])
+local archive = ARGV[1]
 local ids, entries, refused = held(2, 5)
 local records = redis.call('HMGET', MESSAGES, unpack(ids))
 local mine, again, moves, dead, retried = {}, {}, {}, 0, 0
@@ -19,14 +20,13 @@ for i, id in ipairs(ids) do
   if entries[i] and delay == '' then
     redis.call('HDEL', ATTEMPTS, id)
     redis.call('HDEL', MESSAGES, id)
-    finish(finished_limit, id, 'dead', records[i], entries[i], detail)
+    finish(archive, id, 'dead', records[i], entries[i], detail)
     dead = dead + 1
   elseif entries[i] then
     again[id] = {due_of('+' .. delay), lane_of(records[i])}
-    if counts == '0' then
-      local attempt = struct.unpack('>I2', entries[i])
-      redis.call('HSET', ATTEMPTS, id, struct.pack('>I2', math.max(attempt - 1, 0)) .. string.sub(entries[i], 3))
-    end
+    local attempt = struct.unpack('>I2', entries[i])
+    if counts == '0' then attempt = math.max(attempt - 1, 0) end
+    redis.call('HSET', ATTEMPTS, id, struct.pack('>I2', attempt) .. string.sub(remember(entries[i], detail), 3))
     retried = retried + 1
   end
 end

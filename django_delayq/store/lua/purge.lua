@@ -1,9 +1,9 @@
 -- purge: delayed -> cancelled, for whatever waits in the partition.
 -- Guarantee: each purged message ends in the finished stream; leased ones go on. Bounded: the caller repeats.
 -- KEYS: the partition (shared/1_partition.lua).
--- ARGV: limit (500 at most), finished_limit, detail (JSON).
+-- ARGV: limit (500 at most), archive (all, dead or none), detail (JSON).
 -- Returns: {id purged, ...}.
-local limit, finished_limit, detail = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local limit, archive, detail = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 for _, lane in ipairs(LANES) do
   local ids = redis.call('ZRANGEBYSCORE', lane, '-inf', '+inf', 'LIMIT', 0, limit)
   if #ids > 0 then
@@ -11,7 +11,7 @@ for _, lane in ipairs(LANES) do
     redis.call('ZREM', lane, unpack(ids))
     redis.call('HDEL', MESSAGES, unpack(ids))
     redis.call('HDEL', ATTEMPTS, unpack(ids))
-    for i, id in ipairs(ids) do finish(finished_limit, id, 'cancelled', records[i], entries[i], detail) end
+    for i, id in ipairs(ids) do finish(archive, id, 'cancelled', records[i], entries[i], detail) end
     redis.call('HINCRBY', META, 'cancelled', #ids)
     return ids
   end

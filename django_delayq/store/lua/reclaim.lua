@@ -2,9 +2,9 @@
 -- Guarantee: a message whose holder vanished runs again; one that kills its holders stops. The token is wiped, so a
 --   holder that wakes up again is refused. A first crash costs no wait, each further one `backoff` more.
 -- KEYS: the partition (shared/1_partition.lua).
--- ARGV: limit (500 at most), poison limit, backoff in ms, finished_limit.
+-- ARGV: limit (500 at most), poison limit, backoff in ms, archive (all, dead or none).
 -- Returns: {id sent back, ...}, {id dead, ...}.
-local limit, poison, backoff, finished_limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local limit, poison, backoff, archive = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local ids = redis.call('ZRANGEBYSCORE', LEASED, '-inf', NOW, 'LIMIT', 0, limit)
 local back, dead, moves = {}, {}, {}
 if #ids == 0 then return {back, dead} end
@@ -17,11 +17,12 @@ for i, id in ipairs(ids) do
   local entry, record = entries[i] or string.rep('\0', 32), records[i]
   local attempt, crashes = struct.unpack('>I2I2', entry)
   crashes = crashes + 1
-  entry = struct.pack('>I2I2', attempt, crashes) .. string.sub(entry, 5, 16) .. NO_TOKEN
+  entry = struct.pack('>I2I2', attempt, crashes) .. string.sub(entry, 5, 16) .. NO_TOKEN .. string.sub(entry, 33)
+  entry = remember(entry, string.format('{"ended_ms":%.0f,"outcome":"crashed"}', NOW))
   if not record or crashes >= poison then
     redis.call('HDEL', MESSAGES, id)
     redis.call('HDEL', ATTEMPTS, id)
-    finish(finished_limit, id, 'dead', record, entry, record and '{"reason":"poison"}' or '{"reason":"body_missing"}')
+    finish(archive, id, 'dead', record, entry, record and '{"reason":"poison"}' or '{"reason":"body_missing"}')
     dead[#dead + 1] = id
   else
     redis.call('HSET', ATTEMPTS, id, entry)

@@ -18,6 +18,13 @@ local function due_of(when)
   return assert(tonumber(when), 'a due time is not a number')
 end
 
+-- '@stamp:due' is a message that SQL accepted at `stamp` (us), due at `due`; anything else is accepted now.
+local function accepted(when)
+  if string.byte(when) ~= 64 then return NOW_US, due_of(when) end
+  local stamp, due = string.match(when, '^@(%d+):(%d+)$')
+  return assert(tonumber(stamp), 'not a stamp'), tonumber(due)
+end
+
 -- '' is never (0), '+1500' counts from the due time, else an instant.
 local function expires_of(expires, due)
   if expires == '' then return 0 end
@@ -29,9 +36,19 @@ local function put(list, a, b)
   list[#list + 1] = b
 end
 
--- One entry of the finished stream is one row of the archive to come.
-local function finish(limit, id, state, record, attempts, detail)
-  if limit == 0 then return end
-  redis.call('XADD', FINISHED, 'MAXLEN', '~', limit, '*', 'id', id, 'state', state, 'at', NOW,
-    'record', record or '', 'attempts', attempts or '', 'detail', detail)
+-- Whether the outbox holds a row of this message (flag bit 7).
+local function durable(record)
+  return (string.byte(record or '', 15) or 0) >= 128
+end
+
+-- One entry of the finished stream is one row of the archive to come. `archive`: of all, dead or none of the messages.
+-- The end of a durable one is always told, and remembered until it is archived, so that nobody sends it again.
+local function finish(archive, id, state, record, attempts, detail)
+  if durable(record) then
+    redis.call('HSET', META, 'done:' .. id, string.sub(record, 1, 8))
+  elseif archive == 'none' or archive == 'dead' and state ~= 'dead' then
+    return
+  end
+  redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW, 'record', record or '',
+    'attempts', attempts or '', 'detail', detail)
 end

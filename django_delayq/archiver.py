@@ -1,0 +1,244 @@
+"""Moves finished messages from Redis into the archive: read by consumer group, insert, commit, and only then remove."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from django.db import DatabaseError, Error, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from . import archive, outbox
+from .conf import get_settings
+from .exceptions import ArchiveUnavailable
+from .models import UnarchivableEntry
+from .store.finished import Entry, FinishedStream, lengths
+from .store.keys import Partition
+from .store.redis import RedisStore
+from .worker.service import Service
+
+logger = logging.getLogger("delayq.worker")
+
+#: Seconds between two looks, so that a row is inserted soon but not each alone.
+GATHER = 0.2
+#: Seconds between two looks when nobody says that there is something. In a worker, whoever finishes messages says so.
+IDLE = 15.0
+#: Beside busy tasks the archiver rests for so many times as long as it has worked: it then takes a fifth of the
+#: interpreter's time, and catches up when they are done, or when half the room of the stream is taken.
+REST = 4.0
+#: Failures in a row of the same batch, with a database that answers, before the culprit is looked for.
+PATIENCE = 3
+#: Seconds between two looks for what dead archivers have left.
+TAKE_OVER_INTERVAL = 5.0
+
+
+#: Seconds after which a new topic is noticed.
+PARTITIONS_REFRESH = 10.0
+
+
+class Archiver(Service):
+    """Serves every partition of every topic that there is with the prefix."""
+
+    name = "archiver"
+
+    def __init__(
+        self, store: RedisStore, consumer: str, *, tasks_run: Callable[[], bool] = bool, interval: float = IDLE
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._consumer = consumer
+        self._tasks_run = tasks_run
+        """Whether tasks want the interpreter."""
+        self._hinted = True
+        self.interval = interval
+        self._streams: dict[Partition, FinishedStream] = {}
+        self._held: dict[Partition, Sequence[Entry]] = {}
+        """Read and not yet archived: the database was away."""
+        self._failures: dict[Partition, int] = {}
+        self._began_at = 0.0
+        self._known: set[Partition] = set()
+        self._learned_at = 0.0
+        self._took_over_at: dict[Partition, float] = {}
+        self._down_since = 0.0
+        self.archived = 0
+        self.waiting = 0
+        """Entries of all streams at the last look."""
+
+    def messages_ended(self) -> None:
+        """Messages have ended."""
+        self._hinted = True
+        self.sleeper.wake()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something waits that the database would take."""
+        return not self.lagging and (self._hinted or self.waiting > 0)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Rows so far, entries that waited at the last look, and whether the database is away."""
+        return {"archived": self.archived, "waiting": self.waiting, "lagging": self.lagging}
+
+    @property
+    def lagging(self) -> bool:
+        """Whether the database has been away since the last try."""
+        return bool(self._down_since)
+
+    def run_once(self) -> float:
+        """One batch of each partition that has something. Raises ArchiveUnavailable while the database is away."""
+        since = time.monotonic() - self._began_at
+        if since < GATHER and not self._held:
+            return GATHER - since
+        self._began_at, self._hinted = time.monotonic(), False
+        partitions = self._partitions()
+        sizes = dict(zip(partitions, lengths(self._store, partitions), strict=True))
+        self.waiting = sum(sizes.values())
+        archived = [self._archive(partition) for partition, size in sizes.items() if size or partition in self._held]
+        self._say_that_it_is_back()
+        self.waiting = max(0, self.waiting - sum(archived))
+        return self._pause(max(archived, default=0), max(sizes.values(), default=0))
+
+    def _pause(self, archived: int, size: int) -> float:
+        if not archived:
+            return self.interval if not size else TAKE_OVER_INTERVAL
+        if size <= archived:
+            return GATHER
+        self._began_at, took = 0.0, time.monotonic() - self._began_at
+        crowded = size > self._store.settings.finished_limit // 2
+        return took * REST if self._tasks_run() and not crowded else 0.0
+
+    def _partitions(self) -> Sequence[Partition]:
+        now = time.monotonic()
+        if now - self._learned_at > PARTITIONS_REFRESH or not self._known:
+            self._known = set(self._store.used_partitions())
+            self._learned_at = now
+        return list(self._known | self._held.keys())
+
+    def _archive(self, partition: Partition) -> int:
+        """Archive one batch. Returns how many entries it had."""
+        stream = self._streams.get(partition)
+        if stream is None:
+            stream = self._streams[partition] = FinishedStream(self._store, partition, self._consumer)
+        entries = self._held.pop(partition, None) or stream.read() or self._left_by_others(stream)
+        if entries:
+            try:
+                store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
+            except ArchiveUnavailable as error:
+                self._keep(partition, entries, error)
+                raise
+            self._failures.pop(partition, None)
+            stream.remove(entries)
+            self.archived += len(entries)
+        return len(entries)
+
+    def _left_by_others(self, stream: FinishedStream) -> Sequence[Entry]:
+        now = time.monotonic()
+        if now - self._took_over_at.get(stream.partition, -TAKE_OVER_INTERVAL) < TAKE_OVER_INTERVAL:
+            return []
+        self._took_over_at[stream.partition] = now
+        return stream.take_over()
+
+    def _keep(self, partition: Partition, entries: Sequence[Entry], error: ArchiveUnavailable) -> None:
+        self._held[partition] = entries
+        if error.answers:
+            self._failures[partition] = self._failures.get(partition, 0) + 1
+        if not self._down_since:
+            self._down_since = time.monotonic()
+            logger.warning("the archive waits, nothing is lost: %s", error)
+
+    def _say_that_it_is_back(self) -> None:
+        if self._down_since:
+            logger.warning("the archive goes on after %.1f s", time.monotonic() - self._down_since)
+            self._down_since = 0.0
+
+
+def store_entries(entries: Sequence[Entry], search: bool = False) -> None:
+    """Insert the rows of the entries and close the outbox rows of the durable ones, in one transaction.
+
+    With `search`, a batch that fails is split until the bad entry is alone; that becomes an UnarchivableEntry.
+    Raises ArchiveUnavailable: nothing was committed of what failed, and all of it may be tried again.
+    """
+    connection = connections[get_settings().database]
+    try:
+        _store(entries, connection)
+    except Error as error:
+        answers = _answers(connection)
+        if not answers or not (search or _is_about_data(error)):
+            raise ArchiveUnavailable(error, answers) from error
+        if len(entries) == 1:
+            if not _takes_rows(connection):
+                raise ArchiveUnavailable(error, answers) from error
+            _put_aside(entries[0], error, connection)
+            return
+        middle = len(entries) // 2
+        store_entries(entries[:middle], True)
+        store_entries(entries[middle:], True)
+
+
+def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> None:
+    connection.close_if_unusable_or_obsolete()
+    settings = get_settings()
+    rows = [archive.row_of(entry, connection) for entry in entries if archive.wanted(entry, settings)]
+    with transaction.atomic(using=connection.alias):
+        if rows:
+            archive.insert(rows, connection)
+        outbox.close(entries, connection.alias)
+
+
+def _is_about_data(error: Error) -> bool:
+    """Whether trying the same again is useless. Operational errors are deadlocks, locks, lost connections."""
+    kinds = ("DataError", "IntegrityError", "InternalError")
+    return type(error).__name__ in kinds
+
+
+def _answers(connection: BaseDatabaseWrapper) -> bool:
+    try:
+        if connection.connection is None:
+            connection.connect()
+        usable = connection.is_usable()
+    except Error:
+        usable = False
+    if not usable:
+        with suppress(Error):
+            connection.close()
+    return usable
+
+
+def _takes_rows(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a row that is surely good is taken. If not, the table is to blame (a migration is missing)."""
+    good = Entry(b"", Partition("probe", 0), os.urandom(16), "acked", 1, b"", b"", b"{}")
+    try:
+        with transaction.atomic(using=connection.alias):
+            archive.insert([archive.row_of(good, connection)], connection)
+            transaction.set_rollback(True, using=connection.alias)
+    except Error:
+        return False
+    return True
+
+
+def _put_aside(entry: Entry, error: Error, connection: BaseDatabaseWrapper) -> None:
+    """Keep what the archive refuses where people find it, in letters that every database takes."""
+    fields = {"record": entry.record, "attempts": entry.attempts, "detail": entry.detail}
+    content = json.dumps({name: base64.b64encode(value[:25_000]).decode() for name, value in fields.items()})
+    row = UnarchivableEntry(
+        entry=entry.entry.decode(),
+        topic=entry.partition.topic,
+        partition=entry.partition.number,
+        state=entry.state,
+        message_id=entry.id.hex(),
+        error=repr(error).encode("ascii", "backslashreplace").decode()[:2_000].replace("\0", ""),
+        content=content,
+    )
+    try:
+        with transaction.atomic(using=connection.alias):
+            UnarchivableEntry.objects.using(connection.alias).bulk_create([row], ignore_conflicts=True)
+            outbox.close([entry], connection.alias)
+    except DatabaseError as refused:
+        raise ArchiveUnavailable(refused, _answers(connection)) from refused
+    logger.error("message %s of %s cannot be archived; see UnarchivableEntry: %s", entry.id.hex(), row, error)

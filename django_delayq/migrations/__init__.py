@@ -1,0 +1,3 @@
+"""The tables."""
+
+from __future__ import annotations

@@ -1,0 +1,98 @@
+"""Brings outbox rows to Redis when they come near their due time, and at once when Redis could not take them before."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import Error, connections, transaction
+
+from . import outbox, signals
+from .conf import get_settings
+from .exceptions import OutboxUnavailable
+from .identity import task_code
+from .models import OutboxMessage, OutboxStatus
+from .signals import Event
+from .store import get_store
+from .store.keys import Partition
+from .store.redis import BATCH, RedisStore
+from .worker.service import Service
+
+logger = logging.getLogger("delayq.worker")
+
+#: Milliseconds after which it is tried again to send what waits for another message with the same key to end.
+PUT_OFF_MS = 10_000
+
+
+class Relay(Service):
+    """Sends what waits, by status and time: a transaction that commits late, with small ids, is found as any other."""
+
+    name = "relay"
+    interval = 1.0
+
+    def __init__(self, store: RedisStore) -> None:
+        super().__init__()
+        self._store = store
+        self.sent = 0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Messages sent so far."""
+        return {"sent": self.sent}
+
+    def run_once(self) -> float:
+        """Send one batch. Raises StoreUnavailable and OutboxUnavailable: it is tried again."""
+        if self._store.breaker.open:
+            return min(self.interval, 0.1)
+        try:
+            found = self._send_batch()
+        except Error as error:
+            connections[get_settings().database].close()
+            raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
+        return 0.0 if found == BATCH else self.interval
+
+    def _send_batch(self) -> int:
+        """Send while the rows are locked: who cancels one of them waits, and then finds it in Redis."""
+        connection = connections[get_settings().database]
+        connection.close_if_unusable_or_obsolete()
+        now_ms = self._store.now_us() // 1000
+        with transaction.atomic(using=connection.alias):
+            waiting = OutboxMessage.objects.filter(status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms)
+            if connection.features.has_select_for_update_skip_locked:
+                waiting = waiting.select_for_update(skip_locked=True)
+            rows = list(waiting.order_by("relay_at_ms")[:BATCH])
+            if rows:
+                send(self._store, rows)
+                self.sent += len(rows)
+        return len(rows)
+
+
+def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> None:
+    """Store the rows' messages in Redis and mark them as sent. In a transaction that holds the rows."""
+    batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
+    for row in rows:
+        batches[outbox.place(row)].append(row)
+    sent: list[Any] = []
+    for partition, batch in batches.items():
+        names = {task_code(row.task): row.task for row in batch}
+        _, words = store.enqueue(partition, names, [outbox.stamped(row) for row in batch])
+        stored = [row for index, row in enumerate(batch) if not _give_way(row, words.get(index, ""))]
+        sent += [row.pk for row in stored]
+        events = [Event(row.message_id.hex, row.task, row.key or None) for row in stored]
+        signals.report(signals.enqueued, partition.topic, events)
+    check_at_ms = store.now_us() // 1000 + int(get_settings().reconcile_after * 1000)
+    OutboxMessage.objects.filter(pk__in=sent).update(status=OutboxStatus.SENT, relay_at_ms=check_at_ms)
+
+
+def _give_way(row: OutboxMessage, word: str) -> bool:
+    """Do what another message with the same id demands. False: the row's message is in Redis."""
+    if word == "TWIN":  # stored after all when the outcome was unknown: the other one is this one
+        row.delete()
+    elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
+        outbox.drop(row, "replaced" if word == "OLDER" else "duplicate")
+    elif word == "DUPLICATE":  # accepted, so it is sent when the other has ended
+        row.relay_at_ms = get_store().now_us() // 1000 + PUT_OFF_MS
+        row.save(update_fields=["relay_at_ms"])
+    return word in ("TWIN", "OLDER", "DUPLICATE")

@@ -1,0 +1,53 @@
+"""The services that join Redis with the database, and who hosts them: a worker, or `run_delayq --archiver` alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from django.db import Error, connections
+
+from .archiver import Archiver
+from .conf import get_settings
+from .exceptions import ConfigurationError
+from .models import ArchivedMessage, OperatorAction, OutboxMessage, UnarchivableEntry
+from .reconciler import Reconciler
+from .relay import Relay
+from .store.redis import RedisStore
+from .worker.service import Service
+from .worker.worker import Worker
+
+logger = logging.getLogger("delayq.worker")
+
+#: Seconds between two looks of an archiver that nobody tells when messages end.
+LOOK = 0.5
+
+
+def beside(worker: Worker) -> Sequence[Service]:
+    """In a worker's process: told when messages end, and modest while tasks run."""
+    store, name = worker.shared.store, worker.shared.name
+    return Archiver(store, name, tasks_run=lambda: bool(worker.shared.held)), Relay(store), Reconciler(store)
+
+
+def alone(store: RedisStore, name: str) -> Sequence[Service]:
+    """In a process of their own."""
+    return Archiver(store, name, interval=LOOK), Relay(store), Reconciler(store)
+
+
+def check_tables() -> None:
+    """Raise ConfigurationError when the database lacks our tables. One that is away is no reason not to start."""
+    alias = get_settings().database
+    try:
+        with connections[alias].cursor() as cursor:
+            there = set(connections[alias].introspection.table_names(cursor))
+    except Error as error:
+        logger.warning("database %r does not answer; the archive waits for it: %s", alias, error)
+        connections[alias].close()
+        return
+    models = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction)
+    if missing := sorted({model._meta.db_table for model in models} - there):
+        option = "" if alias == "default" else f" --database {alias}"
+        raise ConfigurationError(
+            f"Database {alias!r} has no table {', '.join(missing)}. Run: manage.py migrate django_delayq{option} (or "
+            "start with --no-archiver when another process archives)."
+        )

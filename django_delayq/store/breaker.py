@@ -1,0 +1,53 @@
+"""A circuit breaker: after one failure nobody waits for Redis again until a probe has reached it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from ..exceptions import DelayQError
+
+#: Seconds between two probes. A second of spilling more or less does not matter; a probe costs next to nothing.
+PROBE_INTERVAL = 0.2
+
+
+class CircuitBreaker:
+    """Open: Redis is away, and callers should not try. A thread of its own finds out when it is back.
+
+    So that no caller pays for the finding out: against a host that does not answer, one probe takes a whole timeout.
+    """
+
+    def __init__(self, probe: Callable[[], object]) -> None:
+        self._probe = probe
+        self._opened_in = 0
+        """The process that has opened it. In a fork there is no thread that would close it again."""
+        self._lock = threading.Lock()
+        self._closed_for_good = threading.Event()
+
+    @property
+    def open(self) -> bool:
+        """Whether a call would probably fail."""
+        return self._opened_in != 0 and self._opened_in == os.getpid()
+
+    def trip(self) -> None:
+        """A call has failed: open until a probe succeeds."""
+        with self._lock:
+            if self.open or self._closed_for_good.is_set():
+                return
+            self._opened_in = os.getpid()
+        threading.Thread(target=self._watch, name="delayq-breaker", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread: the store is closed."""
+        self._closed_for_good.set()
+        self._opened_in = 0
+
+    def _watch(self) -> None:
+        while not self._closed_for_good.wait(PROBE_INTERVAL):
+            try:
+                self._probe()
+            except DelayQError:
+                continue
+            self._opened_in = 0
+            return

@@ -1,0 +1,127 @@
+"""The finished streams as the archiver reads them: by consumer group, removed only when SQL has the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import redis
+
+from .errors import ERRORS, translate
+from .keys import Partition, finished_key
+from .redis import BATCH, RedisStore
+
+GROUP = "archive"
+#: An entry that another archiver has read and not archived after so many ms is ours: that one is dead. When it is
+#: only slow, both insert the same row, and the database keeps one.
+TAKE_OVER_AFTER_MS = 15_000
+#: Consumers that have read nothing for so many ms, and hold nothing, are removed from the group.
+FORGET_AFTER_MS = 3_600_000
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One finished message, as the scripts wrote it down."""
+
+    entry: bytes
+    """The stream's id of the entry."""
+    partition: Partition
+    id: bytes
+    state: str
+    at_ms: int
+    """When it ended, by Redis' clock."""
+    record: bytes
+    """Empty when it was missing."""
+    attempts: bytes
+    """Empty when it was never claimed."""
+    detail: bytes
+    """JSON: what the worker, or whoever ended it, says."""
+
+
+class FinishedStream:
+    """The stream of one partition, for one consumer."""
+
+    def __init__(self, store: RedisStore, partition: Partition, consumer: str) -> None:
+        self._store = store
+        self.partition = partition
+        self._key = finished_key(store.prefix, partition)
+        self._consumer = consumer
+        self._grouped = False
+
+    def read(self) -> Sequence[Entry]:
+        """Up to 500 entries that no archiver has read."""
+        try:
+            if not self._grouped:
+                self._make_group()
+            answer = self._store.client.xreadgroup(GROUP, self._consumer, {self._key: ">"}, count=BATCH)
+        except redis.ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise translate(error, self._store.where) from error
+            self._grouped = False  # the stream was deleted, and its group with it
+            return []
+        except ERRORS as error:
+            raise translate(error, self._store.where) from error
+        return list(self._entries(answer[0][1])) if answer else []
+
+    def take_over(self) -> Sequence[Entry]:
+        """Up to 500 entries that another archiver, or an earlier life of this one, has read and not archived."""
+        try:
+            if not self._grouped:
+                self._make_group()
+            _, found, *_ = self._store.client.xautoclaim(
+                self._key, GROUP, self._consumer, TAKE_OVER_AFTER_MS, "0-0", count=BATCH
+            )
+            self._forget_the_dead()
+        except ERRORS as error:
+            self._grouped = False
+            raise translate(error, self._store.where) from error
+        return list(self._entries(found))
+
+    def remove(self, entries: Sequence[Entry]) -> int:
+        """Forget entries whose rows are committed, 500 at most. Returns how many are left in the stream."""
+        args: list[Any] = [GROUP, self._store.settings.finished_limit]
+        for entry in entries:
+            args += (entry.entry, entry.id, _stamp_if_durable(entry.record))
+        return int(self._store.call("archived", self.partition, args))
+
+    def _make_group(self) -> None:
+        try:
+            self._store.client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._grouped = True
+
+    def _forget_the_dead(self) -> None:
+        for consumer in self._store.client.xinfo_consumers(self._key, GROUP):
+            if not consumer["pending"] and consumer["idle"] > FORGET_AFTER_MS:
+                self._store.client.xgroup_delconsumer(self._key, GROUP, consumer["name"])
+
+    def _entries(self, found: Iterable[tuple[bytes, dict[bytes, bytes] | None]]) -> Iterator[Entry]:
+        for entry, fields in found:
+            if fields:  # None: deleted since it was read
+                yield Entry(
+                    entry,
+                    self.partition,
+                    fields[b"id"],
+                    fields[b"state"].decode(),
+                    int(fields[b"at"]),
+                    fields[b"record"],
+                    fields[b"attempts"],
+                    fields[b"detail"],
+                )
+
+
+def lengths(store: RedisStore, partitions: Sequence[Partition]) -> Sequence[int]:
+    """How many finished messages wait for the archiver, for each partition; one round trip."""
+    try:
+        pipeline = store.client.pipeline(transaction=False)
+        for partition in partitions:
+            pipeline.xlen(finished_key(store.prefix, partition))
+        return [int(length) for length in pipeline.execute()]
+    except ERRORS as error:
+        raise translate(error, store.where) from error
+
+
+def _stamp_if_durable(record: bytes) -> bytes:
+    return record[:8] if len(record) > 14 and record[14] & 0x80 else b""
