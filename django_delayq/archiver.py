@@ -116,7 +116,7 @@ class Archiver(Service):
     def _partitions(self) -> Sequence[Partition]:
         now = time.monotonic()
         if now - self._learned_at > PARTITIONS_REFRESH or not self._known:
-            self._known = set(self._store.used_partitions())
+            self._known |= set(self._store.used_partitions())  # what FLUSHALL makes Redis forget is used again soon
             self._learned_at = now
         return list(self._known | self._held.keys())
 

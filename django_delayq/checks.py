@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, register
+from django.utils.module_loading import import_string
 
 from .conf import get_settings
 from .exceptions import ConfigurationError, DelayQError
@@ -20,7 +21,7 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
     """DELAYQ can be read and names things that exist."""
     try:
         settings = get_settings()
-        if settings.redis and not settings.redis.split("://")[0].endswith("+cluster"):
+        if settings.redis:
             get_store()
     except ConfigurationError as error:
         return [Error(str(error), id="delayq.E001")]
@@ -32,7 +33,16 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
         found.append(
             Error(f'DELAYQ["DATABASE"] is {settings.database!r}, which is not in DATABASES.', id="delayq.E003")
         )
+    if settings.redact and (problem := _import_problem(settings.redact)):
+        found.append(Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004"))
     return found
+
+
+def _import_problem(path: str) -> str:
+    try:
+        return "" if callable(import_string(path)) else "not a function"
+    except ImportError as error:
+        return f"it cannot be imported ({error})"
 
 
 @register("delayq", deploy=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeVar
 
 from django.db import models
@@ -93,6 +94,21 @@ class ArchivedMessage(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task} {self.message_id.hex} ({self.state})"
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """One dict per run, the oldest first: started_ms, ended_ms, outcome, worker, error. The newest 8 KiB of them.
+
+        A crash knows only its end; its worker could not say more.
+        """
+        runs: list[dict[str, Any]] = [json.loads(line) for line in self.history.splitlines()]
+        if self.worker and self.lateness_ms is not None:
+            ended_ms = self.finished_at.timestamp() * 1000
+            started_ms = round(self.due_at.timestamp() * 1000 + self.lateness_ms, 3)
+            error = f"{self.error_class}: {self.error_message}" if self.error_class else self.reason
+            run = {"worker": self.worker, "started_ms": started_ms, "ended_ms": ended_ms, "outcome": self.state}
+            runs.append({**run, "error": error})
+        return runs
 
 
 class OutboxStatus(models.TextChoices):
@@ -193,8 +209,3 @@ class OperatorAction(models.Model):
 
     def __str__(self) -> str:
         return f"{self.action} by {self.operator}: {self.count}"
-
-
-def save_in_database(row: models.Model, **options: Any) -> None:
-    """Save a row where DELAYQ says."""
-    row.save(using=get_settings().database, **options)

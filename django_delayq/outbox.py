@@ -7,6 +7,7 @@ row of that stamp. Redis knows which lives are LIVE and which are DONE and not y
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from .outgoing import Item
 from .store import get_store
 from .store.finished import Entry
 from .store.keys import Partition
-from .store.redis import Outgoing
+from .store.redis import BATCH, Outgoing
 
 
 def stamped(row: OutboxMessage) -> Outgoing:
@@ -183,8 +184,7 @@ def cancel(topic: str, identity: bytes, *, only_waiting: bool = False) -> bool:
         if row is None:
             return False
         if row.status == OutboxStatus.WAITING:
-            archive.archive_one(_cancelled(row))
-            row.delete()
+            end(row)
             return True
         if only_waiting:
             return False
@@ -222,9 +222,27 @@ def follow(topic: str, identity: bytes, due_ms: int) -> None:
         row.save(update_fields=["due_at_ms", "expires_at_ms"])
 
 
-def withdraw(identity: bytes) -> None:
-    """Remove the row that this transaction has inserted: nobody else has seen it."""
-    OutboxMessage.objects.filter(message_id=UUID(bytes=identity)).delete()
+def withdraw(topic: str, identity: bytes) -> None:
+    """End a message that this transaction has written and not yet sent."""
+    row = find(topic, identity)
+    if row is not None:
+        end(row)
+
+
+def purge(topic: str, reason: str) -> int:
+    """End what waits only here, up to 500 messages. Returns how many; call until there are none."""
+    with transaction.atomic(using=get_settings().database):
+        waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).select_for_update()
+        rows = list(waiting.order_by("id")[:BATCH])
+        for row in rows:
+            end(row, reason)
+    return len(rows)
+
+
+def end(row: OutboxMessage, reason: str = "cancelled") -> None:
+    """Make the row one of the archive: nobody will send it."""
+    archive.archive_one(_cancelled(row, reason))
+    row.delete()
 
 
 def _lock(topic: str, identity: bytes) -> OutboxMessage | None:
@@ -239,9 +257,9 @@ def _move(row: OutboxMessage, due_ms: int) -> None:
     row.due_at_ms = due_ms
 
 
-def _cancelled(row: OutboxMessage, reason: str = "cancelled") -> Entry:
+def _cancelled(row: OutboxMessage, reason: str) -> Entry:
     now_ms = get_store().now_us() // 1000
-    detail = b'{"reason":"%s"}' % reason.encode()
+    detail = json.dumps({"reason": reason}).encode()
     return Entry(b"", place(row), row.message_id.bytes, "cancelled", now_ms, record_of(row), b"", detail)
 
 
@@ -258,13 +276,6 @@ def close(entries: Iterable[Entry], alias: str) -> None:
         ended = [pk for pk, message_id, stamp in found if (message_id, stamp) in lives]
         if ended:
             rows.filter(id__in=ended).delete()
-
-
-def drop(row: OutboxMessage, reason: str) -> None:
-    """End a message that will never be sent: one that its on_duplicate gives up."""
-    with transaction.atomic(using=get_settings().database):
-        archive.archive_one(_cancelled(row, reason))
-        row.delete()
 
 
 def is_durable(record: bytes) -> bool:

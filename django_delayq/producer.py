@@ -175,7 +175,7 @@ def _withdraw(topic: str, identity: bytes) -> bool:
         return False
     pending.replace(database, identity, None)
     if item.template.durable:
-        outbox.withdraw(identity)
+        outbox.withdraw(topic, identity)
     return True
 
 

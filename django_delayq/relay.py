@@ -11,7 +11,7 @@ from django.db import Error, connections, transaction
 
 from . import outbox, signals
 from .conf import get_settings
-from .exceptions import OutboxUnavailable
+from .exceptions import OutboxUnavailable, StoreError
 from .identity import task_code
 from .models import OutboxMessage, OutboxStatus
 from .signals import Event
@@ -48,6 +48,9 @@ class Relay(Service):
             return min(self.interval, 0.1)
         try:
             found = self._send_batch()
+        except StoreError:
+            self._store.breaker.trip()  # so that the next try does not hold rows while it waits for a connection
+            raise
         except Error as error:
             connections[get_settings().database].close()
             raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
@@ -88,11 +91,9 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> None:
 
 def _give_way(row: OutboxMessage, word: str) -> bool:
     """Do what another message with the same id demands. False: the row's message is in Redis."""
-    if word == "TWIN":  # stored after all when the outcome was unknown: the other one is this one
-        row.delete()
-    elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
-        outbox.drop(row, "replaced" if word == "OLDER" else "duplicate")
+    if word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
+        outbox.end(row, "replaced" if word == "OLDER" else "duplicate")
     elif word == "DUPLICATE":  # accepted, so it is sent when the other has ended
         row.relay_at_ms = get_store().now_us() // 1000 + PUT_OFF_MS
         row.save(update_fields=["relay_at_ms"])
-    return word in ("TWIN", "OLDER", "DUPLICATE")
+    return word in ("OLDER", "DUPLICATE")

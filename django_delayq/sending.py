@@ -206,7 +206,7 @@ def _settle_word(item: Item, word: str) -> bool:
     """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
     handle, mode = item.handle, item.message[1]
     if item.template.durable:
-        if word in ("TWIN", "DUPLICATE", "OLDER"):  # another message has the key: the relay sees to it
+        if word in ("DUPLICATE", "OLDER"):  # another message has the key: the relay sees to it
             outbox.put_back([item])
         return False
     if word == "SAME" and item.template.may_exist:

@@ -152,6 +152,18 @@ class DelayedTask(Generic[P, R]):
         """The live message with its state, due_at and attempt, or None when it is finished or unknown."""
         return producer().get(self.options.topic, key, id)
 
+    async def acancel(self, **name: Any) -> None:
+        """cancel() for async code."""
+        await sync_to_async(self.cancel, thread_sensitive=True)(**name)
+
+    async def areschedule(self, **options: Any) -> datetime:
+        """reschedule() for async code."""
+        return await sync_to_async(self.reschedule, thread_sensitive=True)(**options)
+
+    async def aget(self, **name: Any) -> Message | None:
+        """get() for async code."""
+        return await sync_to_async(self.get, thread_sensitive=True)(**name)
+
     def _call(self, element: Sequence[Any] | Mapping[str, Any] | Call) -> Call:
         if type(element) is tuple:
             return Call(self, element, {})

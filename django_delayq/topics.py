@@ -89,7 +89,10 @@ def resume_topic(topic: str) -> None:
 
 
 def purge_topic(topic: str, *, reason: str = "purged") -> int:
-    """Cancel everything that waits in a topic; what runs goes on. Returns how many. Raises UnknownTopic."""
+    """Cancel everything that waits in a topic, in Redis and in the outbox; what runs goes on. Returns how many.
+
+    Raises UnknownTopic.
+    """
     store, purged = get_store(), 0
     for partition in store.partitions.all(check_topic(topic)):
         # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for ever.
@@ -98,6 +101,10 @@ def purge_topic(topic: str, *, reason: str = "purged") -> int:
             signals.report(signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids])
             purged += len(ids)
             left -= len(ids)
+    from . import outbox  # not above: models need the apps, and this module is part of the package's face
+
+    while count := outbox.purge(topic, reason):
+        purged += count
     return purged
 
 

@@ -15,7 +15,9 @@ from .redis import RedisStore
 def get_store() -> RedisStore:
     """The store that DELAYQ names. Its connections survive a fork: redis-py's pools notice a new pid."""
     settings = get_settings()
-    return RedisStore(connect(settings), settings)
+    # A cluster's client asks the nodes when it is made: not here, so that a process starts, and spills, without them.
+    later = settings.redis.split("://")[0].endswith("+cluster")
+    return RedisStore(None if later else connect(settings), settings)
 
 
 def _forget(*, setting: str, **kwargs: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 import redis
@@ -79,10 +78,8 @@ class FinishedStream:
 
     def remove(self, entries: Sequence[Entry]) -> int:
         """Forget entries whose rows are committed, 500 at most. Returns how many are left in the stream."""
-        args: list[Any] = [GROUP, self._store.settings.finished_limit]
-        for entry in entries:
-            args += (entry.entry, entry.id, _stamp_if_durable(entry.record))
-        return int(self._store.call("archived", self.partition, args))
+        finished = [(entry.entry, entry.id, _stamp_if_durable(entry.record)) for entry in entries]
+        return self._store.archived(self.partition, GROUP, finished)
 
     def _make_group(self) -> None:
         try:

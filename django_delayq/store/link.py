@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import redis
@@ -13,7 +14,7 @@ from ..exceptions import DelayQError
 from . import keys
 from .breaker import CircuitBreaker
 from .clock import ServerClock
-from .connection import Client, mask
+from .connection import Client, connect, mask
 from .errors import ERRORS, translate
 from .keys import Partition
 from .scripts import Script, load
@@ -28,14 +29,20 @@ class Link:
     Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed) or StoreError (a bug).
     """
 
-    def __init__(self, client: Client, settings: Settings) -> None:
-        self.client = client
+    def __init__(self, client: Client | None, settings: Settings) -> None:
+        if client is not None:
+            self.client = client
         self.settings = settings
         self.prefix = settings.prefix
         self.where = mask(settings.redis)
         self.clock = ServerClock()
         self.breaker = CircuitBreaker(self.clock_ms)
         self._asked_at = -CLOCK_REFRESH
+
+    @cached_property
+    def client(self) -> Client:
+        """The client; made at the first use when none was given."""
+        return connect(self.settings)
 
     def call(self, name: str, partition: Partition, args: Iterable[Any]) -> Any:
         """Run a script on a partition."""
@@ -115,6 +122,8 @@ class Link:
     def close(self) -> None:
         """Close the connections, those to Sentinel too."""
         self.breaker.stop()
+        if "client" not in self.__dict__:
+            return
         self.client.close()
         pool = getattr(self.client, "connection_pool", None)
         for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):

@@ -76,7 +76,7 @@ class RedisStore(Registry):
     same ids and tokens is safe) or StoreError (a bug).
     """
 
-    def __init__(self, client: Client, settings: Settings) -> None:
+    def __init__(self, client: Client | None, settings: Settings) -> None:
         super().__init__(client, settings)
         self.partitions = Partitions(self)
 
@@ -193,6 +193,16 @@ class RedisStore(Registry):
         """Nothing -> cancelled for a durable message that is MISSING. Returns OK, LIVE or DONE."""
         answer: bytes = self.call("bury", partition, (message_id, record, json.dumps({"reason": reason})))
         return answer.decode()
+
+    def archived(self, partition: Partition, group: str, finished: Sequence[tuple[bytes, bytes, bytes]]) -> int:
+        """Forget entries of the finished stream whose rows are committed: entry, message id, stamp or nothing of each.
+
+        Returns how many entries are left.
+        """
+        args: list[Any] = [group, self.settings.finished_limit]
+        for fields in finished:
+            args += fields
+        return int(self.call("archived", partition, args))
 
     # Looking
 

@@ -6,13 +6,13 @@
 --   each. Ids differ. when: also '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time,
 --   or an instant. record: without its stamp.
 -- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
---   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on); only of what SQL has accepted: TWIN
---   (the same content is there, accepted elsewhere), OLDER (than what would be replaced), DONE (it has ended).
+--   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on); only of what SQL has accepted: ADOPTED
+--   (the same content was there and is now this message), OLDER (than what would be replaced), DONE (it has ended).
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
 local present = redis.call('HMGET', MESSAGES, unpack(ids))
-local records, followers, replaced, superseded, moves, seen = {}, {}, {}, {}, {}, {}
+local records, followers, adopted, replaced, superseded, moves, seen = {}, {}, {}, {}, {}, {}, {}
 
 for i, id in ipairs(ids) do
   local mode, when, expires, record = unpack(ARGV, first + i * 5 - 4, first + i * 5 - 1)
@@ -22,10 +22,11 @@ for i, id in ipairs(ids) do
   record = struct.pack('>I8I6', stamp, expires_of(expires, due)) .. record
   local word = standing(id, existing, record, when, mode)
   if not word and existing then word = redis.call('ZSCORE', LEASED, id) and 'FOLLOWS' or 'REPLACED' end
-  local old = word == 'REPLACED' and existing
+  local old = word == 'REPLACED' and existing or word == 'FOLLOWS' and follower_of(id)
   if word == 'FOLLOWS' then
-    old = string.sub(redis.call('HGET', FOLLOWERS, id) or '', 7)
     put(followers, id, struct.pack('>I6', due) .. record)
+  elseif word == 'ADOPTED' then
+    put(adopted, id, adopt(existing, record))
   elseif not word or word == 'REPLACED' then
     if word then put(replaced, lane_of(existing), id) end
     put(records, id, record)
@@ -36,15 +37,14 @@ for i, id in ipairs(ids) do
 end
 
 if #records > 0 then redis.call('HSET', MESSAGES, unpack(records)) end
+if #adopted > 0 then redis.call('HSET', MESSAGES, unpack(adopted)) end
 if #followers > 0 then redis.call('HSET', FOLLOWERS, unpack(followers)) end
 for i = 1, #replaced, 2 do
   redis.call('ZREM', replaced[i], replaced[i + 1])
   redis.call('HDEL', ATTEMPTS, replaced[i + 1])
 end
 park(moves)
-for i = 1, #superseded, 2 do -- their rows in the outbox have to be closed
-  finish('none', superseded[i], 'cancelled', superseded[i + 1], '', '{"reason":"replaced"}')
-end
+for i = 1, #superseded, 2 do supersede(superseded[i], superseded[i + 1]) end
 for at = 2, 2 * tasks, 2 do redis.call('HSET', META, 'task:' .. ARGV[at], ARGV[at + 1]) end
 if #records > 0 then redis.call('HINCRBY', META, 'enqueued', (#records - #replaced) / 2) end
 return reply

@@ -18,19 +18,6 @@ local function due_of(when)
   return assert(tonumber(when), 'a due time is not a number')
 end
 
--- '@stamp:due' is a message that SQL accepted at `stamp` (us), due at `due`; anything else is accepted now.
-local function accepted(when)
-  if string.byte(when) ~= 64 then return NOW_US, due_of(when) end
-  local stamp, due = string.match(when, '^@(%d+):(%d+)$')
-  return assert(tonumber(stamp), 'not a stamp'), tonumber(due)
-end
-
--- '' is never (0), '+1500' counts from the due time, else an instant.
-local function expires_of(expires, due)
-  if expires == '' then return 0 end
-  return string.byte(expires) == 43 and due + tonumber(string.sub(expires, 2)) or tonumber(expires)
-end
-
 local function put(list, a, b)
   list[#list + 1] = a
   list[#list + 1] = b

@@ -1,0 +1,36 @@
+-- Put before every script: what an enqueue does with one message.
+
+-- '@stamp:due' is a message that SQL accepted at `stamp` (us), due at `due`; anything else is accepted now.
+local function accepted(when)
+  if string.byte(when) ~= 64 then return NOW_US, due_of(when) end
+  local stamp, due = string.match(when, '^@(%d+):(%d+)$')
+  return assert(tonumber(stamp), 'not a stamp'), tonumber(due)
+end
+
+-- '' is never (0), '+1500' counts from the due time, else an instant.
+local function expires_of(expires, due)
+  if expires == '' then return 0 end
+  return string.byte(expires) == 43 and due + tonumber(string.sub(expires, 2)) or tonumber(expires)
+end
+
+-- The word with which an enqueue of `record` ends before it has changed anything; nil or false: it may be stored.
+local function standing(id, existing, record, when, mode)
+  local from_sql = string.byte(when) == 64
+  local word = from_sql and known(id, existing, string.sub(record, 1, 8))
+  if word then return word == 'LIVE' and 'SAME' or word end
+  if not existing then return nil end
+  if mode == 'replace' then
+    return from_sql and #existing >= 8 and struct.unpack('>I8', existing) > struct.unpack('>I8', record) and 'OLDER'
+  end
+  -- From byte 16 on: the flags before it differ when one of the two is durable.
+  if string.sub(existing, 16) ~= string.sub(record, 16) then return 'DUPLICATE' end
+  return from_sql and 'ADOPTED' or 'SAME'
+end
+
+-- The live record as the life that SQL answers for: its stamp, and durable. What was spilled on an unknown outcome and
+-- had been stored all the same is one message then.
+local function adopt(existing, record)
+  local flags = string.byte(existing, 15)
+  return string.sub(record, 1, 8) .. string.sub(existing, 9, 14) .. string.char(flags < 128 and flags + 128 or flags)
+    .. string.sub(existing, 16)
+end
