@@ -47,7 +47,10 @@ class Handle:
     task: str
     key: str | None
     outcome: str = ""
-    """Empty until it is sent; then `stored`, `kept` (the live one stays), `replaced` or `follows` (the running one)."""
+    """Empty until it is sent; then `stored`, `kept` (the live one stays), `replaced` or `follows` (the running one).
+
+    `outbox`: the database has it, and the relay sends it when Redis is back, or its due time is near.
+    """
     due_ms: int | None = None
 
     @property

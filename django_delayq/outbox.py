@@ -54,7 +54,8 @@ def accept(items: Sequence[Item]) -> tuple[list[Item], list[Handle]]:
     store = get_store()
     now_us = store.now_us()
     status: str = OutboxStatus.WAITING if store.breaker.open else OutboxStatus.SENT
-    rows = [_row(item, now_us, status) for item in items]
+    # A microsecond apart: two messages with one key, in one call, are two lives.
+    rows = [_row(item, now_us + index, status) for index, item in enumerate(items)]
     refused = _insert(rows, items)
     to_send: list[Item] = []
     for item, row in zip(items, rows, strict=True):
@@ -71,7 +72,7 @@ def spill(items: Sequence[Item]) -> list[Handle]:
     """Keep what Redis could not take. Returns the handles of those that are refused as duplicates."""
     now_us = get_store().now_us()
     fresh = [item for item in items if not item.template.durable]
-    rows = [_row(item, now_us, OutboxStatus.WAITING) for item in fresh]
+    rows = [_row(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
     for row in rows:
         row.relay_at_ms = now_us // 1000
     refused = _insert(rows, fresh)

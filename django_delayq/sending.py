@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from . import outbox, signals
 from .exceptions import DelayQError, DuplicateMessage, EnqueueUnknown, OutcomeUnknown, StoreUnavailable
@@ -114,8 +114,13 @@ def store_one(item: Item) -> None:
 
 
 def _may_be_kept(item: Item) -> bool:
-    """Whether the outbox may take what Redis could not."""
-    return item.template.spills or item.template.durable
+    """Whether the outbox may take what Redis could not.
+
+    Inside a transaction (after_commit=False, or that of another database) a rollback would take it away again.
+    """
+    return item.template.durable or (
+        item.template.spills and not connections[item.template.settings.database].in_atomic_block
+    )
 
 
 def _keep(items: Sequence[Item], error: DelayQError) -> tuple[list[Handle], list[Item]]:

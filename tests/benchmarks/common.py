@@ -73,10 +73,11 @@ def bench_server(**config: Any) -> Iterator[Server]:
 
 
 class BenchWorker:
-    """A worker process of its own, as a shop runs it, without lines on the screen."""
+    """A worker process of its own, as a shop runs it, without lines on the screen. It archives when it is told to."""
 
-    def __init__(self, *arguments: str, topics: str = "bench") -> None:
-        command = [sys.executable, "-m", "django", "run_delayq", "--topics", topics, "--verbosity", "0", *arguments]
+    def __init__(self, *arguments: str, topics: str = "bench", archiver: bool = False) -> None:
+        worker = [sys.executable, "-m", "django", "run_delayq", "--topics", topics, "--verbosity", "0"]
+        command = [*worker, *([] if archiver else ["--no-archiver"]), *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:

@@ -24,6 +24,8 @@ MEANINGS = {
     "async_io": "`async def` tasks that wait for 10 ms, `--async-concurrency 1000`, against 1,000 asyncio workers that "
     "create a task for each of the same coroutines",
     "archive": "the burst with finished messages kept for the archiver, and without",
+    "archiving": "100,000 acked messages moved into the archive by `run_delayq --archiver` with nothing else to do; "
+    "then the burst without an archiver and with one in the worker's process, on the same two cores",
     "processes": "the burst with several worker processes; Redis and the producer share the cores",
     "partitions": "the burst of a topic in several partitions of one Redis",
     "growth": "what claiming a message costs, and precision, beside more and more waiting messages",
@@ -39,6 +41,7 @@ FIELDS = {
     "against_burst": "of the burst's rate", "longest_script_ms": "longest script ms",
     "longest_script": "which",
     "neighbour_p50_ms": "neighbour p50 ms", "neighbour_p99_ms": "neighbour p99 ms", "lost": "lost",
+    "drain_alone": "drain alone/s", "drain_beside": "drain beside/s", "drain_ratio": "beside / alone",
     "in_flight": "in flight", "redis_cpu_percent": "Redis % of a core", "worker_cpu_us": "worker CPU us/message",
 }  # fmt: skip
 

@@ -51,7 +51,7 @@ class Peer(NamedTuple):
 OURS = Peer(
     "delayq",
     (),
-    ("{bin}/python -m django run_delayq --topics bench --verbosity 0",),
+    ("{bin}/python -m django run_delayq --topics bench --verbosity 0 --no-archiver",),
     "defaults, one process",
     rate=10_000,
     bulk=True,

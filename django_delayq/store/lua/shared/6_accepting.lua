@@ -20,10 +20,12 @@ local function standing(id, existing, record, when, mode)
   if word then return word == 'LIVE' and 'SAME' or word end
   if not existing then return nil end
   if mode == 'replace' then
+    if from_sql and follower_of(id) ~= '' then existing = follower_of(id) end -- this is what would be replaced
     return from_sql and #existing >= 8 and struct.unpack('>I8', existing) > struct.unpack('>I8', record) and 'OLDER'
   end
-  -- From byte 16 on: the flags before it differ when one of the two is durable.
-  if string.sub(existing, 16) ~= string.sub(record, 16) then return 'DUPLICATE' end
+  -- But for durable: that flag differs when the outcome of one of the two was not known.
+  local flags, others = string.byte(existing, 15) or 0, string.byte(record, 15) or 0
+  if string.sub(existing, 16) ~= string.sub(record, 16) or flags % 128 ~= others % 128 then return 'DUPLICATE' end
   return from_sql and 'ADOPTED' or 'SAME'
 end
 
