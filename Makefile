@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench chaos clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -33,6 +33,10 @@ lint: $(VENV)/dev.stamp ## Check style, types and layers
 bench: $(VENV)/dev.stamp ## Measure, compared with raw Redis in the same run (WORKLOADS="burst" PEERS=bullmq ARGS="--runs 3")
 	@.ci/system-packages redis-server || true
 	$(BIN)/python -m tests.benchmarks $(WORKLOADS) --peers "$(PEERS)" --json $(or $(JSON),.bench/results.json) $(ARGS)
+
+chaos: $(VENV)/dev.stamp ## Take Redis, the database and the workers away under load, and check every promise (15 minutes)
+	@.ci/system-packages redis-server mariadb-server || true
+	$(BIN)/python -m tests.chaos all
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .delayq .delayq-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -18,9 +18,8 @@ import msgspec
 from django.conf import settings as django_settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.constants import OnConflict
 from django.utils.module_loading import import_string
-from django.utils.timezone import make_naive
+from django.utils.timezone import get_default_timezone, make_naive
 
 from .conf import Settings, get_settings
 from .exceptions import UndecodableMessage
@@ -39,6 +38,8 @@ COLUMNS = (
 )  # fmt: skip
 Row = tuple[Any, ...]
 
+_IGNORE = "ON CONFLICT (message_id, enqueued_at) DO NOTHING"
+_REDACTION_FAILED = '{"args":[],"kwargs":{},"redaction":"failed"}'
 _NEVER_CLAIMED = Attempts(0, 0, 0, 0, b"")
 #: The last instant that a datetime can hold, in ms: what lies beyond is damage.
 _LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp() * 1000)
@@ -78,7 +79,7 @@ def row_of(entry: Entry, connection: BaseDatabaseWrapper) -> Row:
         arguments = _arguments(entry.partition, record.task_code, body)
     except UndecodableMessage:
         record, body = _damaged(entry), Body()
-        arguments = _encode({"record": base64.b64encode(entry.record).decode()}).decode()
+        arguments = _unreadable(entry.record)
     due_ms = attempts.due_at_ms or entry.at_ms
     started_ms = detail.started_ms or None
     return (
@@ -146,7 +147,7 @@ def is_archived(message_id: bytes, enqueued_at_us: int) -> bool:
 def instant_of(milliseconds: float) -> datetime:
     """A datetime as this project's models hold it: aware, or naive without USE_TZ."""
     when = datetime.fromtimestamp(round(milliseconds * 1000) / 1e6, tz=timezone.utc)
-    return when if django_settings.USE_TZ else make_naive(when)
+    return when if django_settings.USE_TZ else make_naive(when, get_default_timezone())
 
 
 def _adapter(connection: BaseDatabaseWrapper) -> Callable[[float], Any]:
@@ -174,11 +175,21 @@ def _arguments(partition: Partition, code: bytes, body: Body) -> str:
     if not redact:
         return _encode({"args": args, "kwargs": kwargs}).decode()
     try:
-        args, kwargs = _redactor(redact)(partition.topic, kept_task_name(partition, code), args, kwargs)
-        return _encode({"args": args, "kwargs": kwargs}).decode()
+        shown = _redactor(redact)(partition.topic, kept_task_name(partition, code), args, kwargs)
+        if shown == (args, kwargs):
+            return _encode({"args": args, "kwargs": kwargs}).decode()
+        # Said, so that nobody replays what is left of the arguments as if it were them.
+        return _encode({"args": shown[0], "kwargs": shown[1], "redaction": "done"}).decode()
     except Exception:  # what may not be shown is not shown, whatever goes wrong
         logger.exception("DELAYQ['REDACT'] failed; the arguments are left out of the archive")
-        return '{"args":[],"kwargs":{},"redaction":"failed"}'
+        return _REDACTION_FAILED
+
+
+def _unreadable(record: bytes) -> str:
+    """For people. What cannot be read cannot be redacted either."""
+    if get_settings().redact:
+        return _REDACTION_FAILED
+    return _encode({"record": base64.b64encode(record).decode()}).decode()
 
 
 @lru_cache(maxsize=4)
@@ -205,13 +216,11 @@ def _statement(alias: str, values: str = "", *, strict: bool = False) -> str:
     """INSERT that leaves what is there; strict: that fails then."""
     connection = connections[alias]
     ops, meta = connection.ops, ArchivedMessage._meta
-    fields = [meta.get_field(name) for name in COLUMNS]
     columns = ", ".join(ops.quote_name(name) for name in COLUMNS)
-    conflict = None if strict else OnConflict.IGNORE
-    before = ops.insert_statement(on_conflict=conflict)
-    after = ops.on_conflict_suffix_sql(fields, conflict, [], [])
     values = values or f"VALUES ({', '.join(['%s'] * len(COLUMNS))})"
-    return f"{before} {ops.quote_name(meta.db_table)} ({columns}) {values} {after}"
+    # Not Django's INSERT IGNORE, which swallows more than a second row of the same life.
+    ignore = "ON DUPLICATE KEY UPDATE topic = topic" if connection.vendor == "mysql" else _IGNORE
+    return f"INSERT INTO {ops.quote_name(meta.db_table)} ({columns}) {values} {'' if strict else ignore}"
 
 
 def _unnested(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:

@@ -11,12 +11,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.db import DatabaseError, Error, connections, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    Error,
+    IntegrityError,
+    InternalError,
+    connections,
+    transaction,
+)  # fmt: skip
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import archive, outbox
 from .conf import get_settings
-from .exceptions import ArchiveUnavailable
+from .exceptions import ArchiveUnavailable, DelayQError
+from .message import HEADER_END
 from .models import UnarchivableEntry
 from .store.finished import Entry, FinishedStream, lengths
 from .store.keys import Partition
@@ -95,7 +104,8 @@ class Archiver(Service):
         since = time.monotonic() - self._began_at
         if since < GATHER and not self._held:
             return GATHER - since
-        self._began_at, self._hinted = time.monotonic(), False
+        # Until it is known what waits, something may: a burst must not end in between.
+        self._began_at, self.waiting, self._hinted = time.monotonic(), max(1, self.waiting), False
         partitions = self._partitions()
         sizes = dict(zip(partitions, lengths(self._store, partitions), strict=True))
         self.waiting = sum(sizes.values())
@@ -125,11 +135,11 @@ class Archiver(Service):
         stream = self._streams.get(partition)
         if stream is None:
             stream = self._streams[partition] = FinishedStream(self._store, partition, self._consumer)
-        entries = self._held.pop(partition, None) or stream.read() or self._left_by_others(stream)
+        entries = self._held.pop(partition, None) or self._left_by_others(stream) or stream.read()
         if entries:
             try:
                 store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
-            except ArchiveUnavailable as error:
+            except DelayQError as error:
                 self._keep(partition, entries, error)
                 raise
             self._failures.pop(partition, None)
@@ -144,8 +154,10 @@ class Archiver(Service):
         self._took_over_at[stream.partition] = now
         return stream.take_over()
 
-    def _keep(self, partition: Partition, entries: Sequence[Entry], error: ArchiveUnavailable) -> None:
+    def _keep(self, partition: Partition, entries: Sequence[Entry], error: DelayQError) -> None:
         self._held[partition] = entries
+        if not isinstance(error, ArchiveUnavailable):
+            return
         if error.answers:
             self._failures[partition] = self._failures.get(partition, 0) + 1
         if not self._down_since:
@@ -167,7 +179,9 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> None:
     connection = connections[get_settings().database]
     try:
         _store(entries, connection)
-    except Error as error:
+    except DelayQError:
+        raise
+    except Exception as error:
         answers = _answers(connection)
         if not answers or not (search or _is_about_data(error)):
             raise ArchiveUnavailable(error, answers) from error
@@ -191,16 +205,17 @@ def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> None:
         outbox.close(entries, connection.alias)
 
 
-def _is_about_data(error: Error) -> bool:
-    """Whether trying the same again is useless. Operational errors are deadlocks, locks, lost connections."""
-    kinds = ("DataError", "IntegrityError", "InternalError")
-    return type(error).__name__ in kinds
+def _is_about_data(error: Exception) -> bool:
+    """Whether trying the same again is useless. Operational errors are deadlocks, locks, lost connections.
+
+    What is not the database's comes from a driver that cannot even send the value.
+    """
+    return not isinstance(error, Error) or isinstance(error, DataError | IntegrityError | InternalError)
 
 
 def _answers(connection: BaseDatabaseWrapper) -> bool:
     try:
-        if connection.connection is None:
-            connection.connect()
+        connection.ensure_connection()
         usable = connection.is_usable()
     except Error:
         usable = False
@@ -222,9 +237,11 @@ def _takes_rows(connection: BaseDatabaseWrapper) -> bool:
     return True
 
 
-def _put_aside(entry: Entry, error: Error, connection: BaseDatabaseWrapper) -> None:
+def _put_aside(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> None:
     """Keep what the archive refuses where people find it, in letters that every database takes."""
-    fields = {"record": entry.record, "attempts": entry.attempts, "detail": entry.detail}
+    # Where arguments are redacted they are left out here too: nobody could tell which parts of them may be shown.
+    record = entry.record[:HEADER_END] if get_settings().redact else entry.record
+    fields = {"record": record, "attempts": entry.attempts, "detail": entry.detail}
     content = json.dumps({name: base64.b64encode(value[:25_000]).decode() for name, value in fields.items()})
     row = UnarchivableEntry(
         entry=entry.entry.decode(),

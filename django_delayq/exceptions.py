@@ -50,7 +50,7 @@ class InvalidName(InvalidMessage):
 
 
 class InvalidKey(InvalidMessage):
-    """A key is a string of 1 to 256 characters."""
+    """A key is a string of 1 to 256 characters, none of them NUL."""
 
 
 class InvalidArguments(InvalidMessage):

@@ -33,15 +33,22 @@ def new_id() -> bytes:
 
 
 def key_id(topic: str, key: str) -> bytes:
-    """The id of the message with this key: finding it costs no index."""
-    return hashlib.blake2b(f"{topic}\0{key}".encode(), digest_size=16).digest()
+    """The id of the message with this key, a UUIDv8: finding it costs no index."""
+    digest = hashlib.blake2b(f"{topic}\0{key}".encode(), digest_size=16).digest()
+    return digest[:6] + bytes((0x80 | digest[6] & 0x0F, digest[7], 0x80 | digest[8] & 0x3F)) + digest[9:]
 
 
 def parse_id(value: str | uuid.UUID | bytes) -> bytes:
-    """Sixteen bytes from a UUID or its hexadecimal digits. Raises InvalidMessage."""
+    """Sixteen bytes from a UUID or its hexadecimal digits. Raises InvalidMessage.
+
+    Of the variant of RFC 9562, as ours and Python's are: MariaDB takes no other for a UUID.
+    """
     if isinstance(value, bytes) and len(value) == 16:
         return value
     try:
-        return uuid.UUID(str(value)).bytes
+        parsed = uuid.UUID(str(value))
     except ValueError:
         raise InvalidMessage(f"{value!r} is not a message id: 32 hexadecimal digits.") from None
+    if parsed.variant != uuid.RFC_4122:
+        raise InvalidMessage(f"{value!r} is not a UUID of RFC 9562: use the id of a handle, or uuid.uuid4().")
+    return parsed.bytes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from . import tasks
 from .store import get_store
 from .store.keys import Partition
@@ -15,7 +13,14 @@ def task_name(partition: Partition, code: bytes) -> str:
     return task.name if task else get_store().task_name(partition, code)
 
 
-@lru_cache(maxsize=1024)
+kept_names: dict[tuple[Partition, bytes], str] = {}
+
+
 def kept_task_name(partition: Partition, code: bytes) -> str:
-    """task_name() that asks Redis once: for those that look up many."""
-    return task_name(partition, code)
+    """task_name() that asks Redis once, unless nobody knows the name yet: for those that look up many."""
+    name = kept_names.get((partition, code))
+    if name is None:
+        name = task_name(partition, code)
+        if not name.startswith("code:"):
+            kept_names[partition, code] = name
+    return name

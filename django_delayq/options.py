@@ -158,6 +158,15 @@ def _on_duplicate(value: Any) -> Any:
     return value
 
 
+def _boolean(name: str) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise InvalidMessage(f"{name} is True or False, not {value!r:.80}.")
+        return value
+
+    return check
+
+
 def _on_redis_error(value: Any) -> Any:
     if value not in ("spill", "raise"):
         raise InvalidMessage(f'on_redis_error is {value!r}: use "spill" or "raise".')
@@ -166,17 +175,17 @@ def _on_redis_error(value: Any) -> Any:
 
 def check_key(value: Any) -> str | None:
     """The key itself. Raises InvalidKey."""
-    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_utf8(value)):
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_storable(value)):
         raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.__doc__}")
     return value
 
 
-def _is_utf8(text: str) -> bool:
+def _is_storable(text: str) -> bool:
+    """Whether UTF-8 has it (no half characters) and PostgreSQL too (no character 0)."""
     try:
-        text.encode()
-    except UnicodeEncodeError:  # half a character
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
         return False
-    return True
 
 
 def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
@@ -220,10 +229,10 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "id": ("id", parse_id),
     "headers": ("headers", _headers),
     "database": ("database", str),
-    "after_commit": ("after_commit", bool),
-    "durable": ("durable", bool),
+    "after_commit": ("after_commit", _boolean("after_commit")),
+    "durable": ("durable", _boolean("durable")),
     "on_redis_error": ("on_redis_error", _on_redis_error),
-    "exactly_once": ("exactly_once", bool),
+    "exactly_once": ("exactly_once", _boolean("exactly_once")),
 }
 
 

@@ -7,23 +7,25 @@ row of that stamp. Redis knows which lives are LIVE and which are DONE and not y
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import connections
 
-from . import archive
 from .conf import get_settings
-from .exceptions import DelayQError, MessageRunning
+from .exceptions import DelayQError
 from .handle import Handle
-from .message import DURABLE, EXPIRES_WITH_DUE, STAMP, Found, State
+from .message import DURABLE, STAMP
 from .models import OutboxMessage, OutboxStatus
 from .outgoing import Item
 from .store import get_store
 from .store.finished import Entry
 from .store.keys import Partition
-from .store.redis import BATCH, Outgoing
+from .store.redis import Outgoing
+
+STATEMENT_BYTES = 1024 * 1024
+#: Times that an insert is tried while rows of its id come and go.
+RACES = 3
 
 
 def stamped(row: OutboxMessage) -> Outgoing:
@@ -38,8 +40,29 @@ def record_of(row: OutboxMessage) -> bytes:
     return STAMP.pack(row.enqueued_at_us, row.expires_at_ms.to_bytes(6, "big")) + bytes(row.record)
 
 
+def candidates(row: OutboxMessage) -> list[Partition]:
+    """Where Redis can have the message, today's place first: one partition unless the topic once had fewer."""
+    return get_store().partitions.candidates(row.topic, row.message_id.bytes)
+
+
+def standing(row: OutboxMessage) -> tuple[Partition, str]:
+    """Where the message is in Redis, and what is known of its life there: LIVE, DONE, or MISSING everywhere."""
+    life = [(row.message_id.bytes, row.enqueued_at_us)]
+    partitions = candidates(row)
+    for partition in partitions:
+        word = get_store().lives(partition, life)[0]
+        if word != "MISSING":
+            return partition, word
+    return partitions[0], "MISSING"
+
+
 def place(row: OutboxMessage) -> Partition:
-    """Where the message belongs. Its id is treated as given: an old partition may hold it."""
+    """Where to send the message: where it or another with its id is, else where it belongs today."""
+    if len(candidates(row)) == 1:
+        return candidates(row)[0]
+    partition, word = standing(row)
+    if word != "MISSING":
+        return partition
     return get_store().partitions.place(row.topic, row.message_id.bytes, True)
 
 
@@ -55,7 +78,7 @@ def accept(items: Sequence[Item]) -> tuple[list[Item], list[Handle]]:
     now_us = store.now_us()
     status: str = OutboxStatus.WAITING if store.breaker.open else OutboxStatus.SENT
     # A microsecond apart: two messages with one key, in one call, are two lives.
-    rows = [_row(item, now_us + index, status) for index, item in enumerate(items)]
+    rows = [row_of(item, now_us + index, status) for index, item in enumerate(items)]
     refused = _insert(rows, items)
     to_send: list[Item] = []
     for item, row in zip(items, rows, strict=True):
@@ -72,7 +95,7 @@ def spill(items: Sequence[Item]) -> list[Handle]:
     """Keep what Redis could not take. Returns the handles of those that are refused as duplicates."""
     now_us = get_store().now_us()
     fresh = [item for item in items if not item.template.durable]
-    rows = [_row(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
+    rows = [row_of(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
     for row in rows:
         row.relay_at_ms = now_us // 1000
     refused = _insert(rows, fresh)
@@ -87,23 +110,22 @@ def put_back(items: Sequence[Item]) -> None:
     """Leave durable messages that could not be sent to the relay."""
     if items:
         ids = [UUID(bytes=item.message[0]) for item in items]
-        relay_at_ms = get_store().now_us() // 1000
         rows = OutboxMessage.objects.filter(message_id__in=ids, status=OutboxStatus.SENT)
-        rows.update(status=OutboxStatus.WAITING, relay_at_ms=relay_at_ms)
+        rows.update(status=OutboxStatus.WAITING, relay_at_ms=get_store().now_us() // 1000)
     for item in items:
         item.handle.outcome = "outbox"
 
 
-def _row(item: Item, now_us: int, status: str) -> OutboxMessage:
+def row_of(item: Item, now_us: int, status: str) -> OutboxMessage:
+    """The row of a message that is accepted at `now_us`; waiting when it is due beyond the horizon."""
     identity, mode, when, expires, record = item.message
-    settings = get_settings()
-    now_ms = -(-now_us // 1000)
-    due_ms = now_ms + int(when) if when[0] == "+" else int(when)
-    relay_at_ms = due_ms - int(settings.horizon * 1000)
-    if relay_at_ms > now_ms:
+    accepted_ms = -(-now_us // 1000)
+    due_ms = accepted_ms + int(when) if when[0] == "+" else int(when)
+    look_at_ms = relay_at_ms(due_ms)
+    if look_at_ms > accepted_ms:
         status = OutboxStatus.WAITING
     elif status == OutboxStatus.SENT:
-        relay_at_ms = now_ms + int(settings.reconcile_after * 1000)
+        look_at_ms = accepted_ms + int(get_settings().reconcile_after * 1000)
     return OutboxMessage(
         message_id=UUID(bytes=identity),
         enqueued_at_us=now_us,
@@ -115,153 +137,97 @@ def _row(item: Item, now_us: int, status: str) -> OutboxMessage:
         expires_at_ms=due_ms + int(expires) if expires[:1] == "+" else int(expires or 0),
         record=bytes((record[0] | DURABLE,)) + record[1:],
         status=status,
-        relay_at_ms=relay_at_ms,
+        relay_at_ms=look_at_ms,
     )
 
 
 def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Handle]:
     """One statement for new ids; for given ones what their on_duplicate says. Returns the handles of duplicates."""
     using = OutboxMessage.objects.using(get_settings().database)
-    using.bulk_create([row for row, item in zip(rows, items, strict=True) if not item.template.fixed])
+    for part in _parts([row for row, item in zip(rows, items, strict=True) if not item.template.fixed]):
+        using.bulk_create(part)
     refused: list[Handle] = []
     for row, item in zip(rows, items, strict=True):
-        if item.template.fixed and not _insert_given(row):
+        if item.template.fixed and not _insert_given(row, item.template.may_exist):
             item.handle.outcome = "kept"
             if row.on_duplicate == "raise":
                 refused.append(item.handle)
     return refused
 
 
-def _insert_given(row: OutboxMessage) -> bool:
+def _parts(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
+    """Statements of at most 1 MiB of records: MariaDB's max_allowed_packet is 16."""
+    part: list[OutboxMessage] = []
+    size = 0
+    for row in rows:
+        size += len(row.record)
+        if part and size > STATEMENT_BYTES:
+            yield part
+            part, size = [], len(row.record)
+        part.append(row)
+    if part:
+        yield part
+
+
+def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
     """Insert a row whose id may be there. False when another message with it is live."""
-    alias = get_settings().database
-    rows = OutboxMessage.objects.using(alias)
-    if row.on_duplicate != "replace":
+    rows = OutboxMessage.objects.using(get_settings().database)
+    for _ in range(RACES if row.on_duplicate != "replace" else 0):
         rows.bulk_create([row], ignore_conflicts=True)
-        there = rows.filter(message_id=row.message_id).values_list("enqueued_at_us", flat=True).first()
-        if there in (row.enqueued_at_us, None):
-            return there is not None
-        if not _is_done(row, there):
+        there = rows.filter(message_id=row.message_id).first()
+        if there is None:  # closed between the two statements
+            continue
+        if there.enqueued_at_us == row.enqueued_at_us:
+            return True
+        if may_exist and bytes(there.record) == bytes(row.record):  # the same call again, under its id
+            for name in ("enqueued_at_us", "due_at_ms", "expires_at_ms", "status"):
+                setattr(row, name, getattr(there, name))
+            return True
+        if not is_done(there):
             return False
-    targets = ["message_id"] if connections[alias].features.supports_update_conflicts_with_target else None
-    names = [field.name for field in OutboxMessage._meta.local_fields if field.name not in ("id", "message_id")]
-    rows.bulk_create([row], update_conflicts=True, unique_fields=targets, update_fields=names)
+        break
+    _upsert(row)
     return True
 
 
-def _is_done(row: OutboxMessage, enqueued_at_us: int) -> bool:
-    """Whether the life that the table still holds has ended in Redis, and only waits for the archiver."""
+def _upsert(row: OutboxMessage) -> None:
+    alias = get_settings().database
+    rows = OutboxMessage.objects.using(alias)
+    # Clocks of hosts differ by a little: what comes later is newer all the same.
+    before = rows.filter(message_id=row.message_id).values_list("enqueued_at_us", flat=True).first()
+    row.enqueued_at_us = max(row.enqueued_at_us, (before or 0) + 1)
+    targets = ["message_id"] if connections[alias].features.supports_update_conflicts_with_target else None
+    names = [field.name for field in OutboxMessage._meta.local_fields if field.name not in ("id", "message_id")]
+    rows.bulk_create([row], update_conflicts=True, unique_fields=targets, update_fields=names)
+
+
+def is_done(row: OutboxMessage) -> bool:
+    """Whether the row's message has ended in Redis, and only waits for the archiver. False when Redis is away."""
     try:
-        return get_store().lives(place(row), [(row.message_id.bytes, enqueued_at_us)]) == ["DONE"]
+        return standing(row)[1] == "DONE"
     except DelayQError:
         return False
 
 
-# Operations on one message that Redis does not know
+def adopt(identity: bytes, word: str) -> None:
+    """Redis had stored the message before, under the stamp in `word`: from now on the row is about that life."""
+    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity))
+    rows.update(enqueued_at_us=stamp_of(word), status=OutboxStatus.SENT)
 
 
-def find(topic: str, identity: bytes) -> OutboxMessage | None:
-    """The row of a message."""
-    row: OutboxMessage | None = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic).first()
-    return row
+def stamp_of(word: str) -> int:
+    """The stamp in `ADOPTED:stamp`."""
+    return int(word.partition(":")[2])
 
 
-def get(topic: str, identity: bytes) -> tuple[str, Found] | None:
-    """Name of the task and the message, when it is live and only here."""
-    row = find(topic, identity)
-    if row is None or (row.status == OutboxStatus.SENT and _is_done(row, row.enqueued_at_us)):
-        return None
-    state = State("ready" if row.due_at_ms <= get_store().now_us() // 1000 else "delayed")
-    return row.task, Found(identity, state, row.due_at_ms, record_of(row), None)
+def relay_at_ms(due_ms: int) -> int:
+    """When the relay brings a message to Redis."""
+    return due_ms - int(get_settings().horizon * 1000)
 
 
-def cancel(topic: str, identity: bytes, *, only_waiting: bool = False) -> bool:
-    """Take back a message that is only here, or that Redis has lost. False when there is none.
-
-    `only_waiting` asks nothing of Redis. Raises MessageRunning.
-    """
-    with transaction.atomic(using=get_settings().database):
-        row = _lock(topic, identity)
-        if row is None:
-            return False
-        if row.status == OutboxStatus.WAITING:
-            end(row)
-            return True
-        if only_waiting:
-            return False
-        partition, store = place(row), get_store()
-        # The relay may have sent it between our look into Redis and the lock.
-        answer = store.cancel(partition, [identity])[0]
-        if answer == "NOT_FOUND":
-            answer = store.bury(partition, identity, record_of(row))
-        if answer in ("RUNNING", "LIVE"):
-            raise MessageRunning
-        return answer == "OK"
-
-
-def reschedule(topic: str, identity: bytes, when: str) -> int | None:
-    """Move a message that is only here, or that Redis has lost. Returns its new due time in ms; None: there is none."""
-    store = get_store()
-    with transaction.atomic(using=get_settings().database):
-        row = _lock(topic, identity)
-        if row is None or (row.status == OutboxStatus.SENT and _is_done(row, row.enqueued_at_us)):
-            return None
-        now_ms = -(-store.now_us() // 1000)
-        due_ms = now_ms + int(when) if when[0] == "+" else int(when)
-        _move(row, due_ms)
-        row.status = OutboxStatus.WAITING
-        row.relay_at_ms = max(now_ms, due_ms - int(get_settings().horizon * 1000))
-        row.save()
-        return due_ms
-
-
-def follow(topic: str, identity: bytes, due_ms: int) -> None:
-    """Redis has moved a durable message: the row says the same, should Redis lose it."""
-    row = find(topic, identity)
-    if row is not None:
-        _move(row, due_ms)
-        row.save(update_fields=["due_at_ms", "expires_at_ms"])
-
-
-def withdraw(topic: str, identity: bytes) -> None:
-    """End a message that this transaction has written and not yet sent."""
-    row = find(topic, identity)
-    if row is not None:
-        end(row)
-
-
-def purge(topic: str, reason: str) -> int:
-    """End what waits only here, up to 500 messages. Returns how many; call until there are none."""
-    with transaction.atomic(using=get_settings().database):
-        waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).select_for_update()
-        rows = list(waiting.order_by("id")[:BATCH])
-        for row in rows:
-            end(row, reason)
-    return len(rows)
-
-
-def end(row: OutboxMessage, reason: str = "cancelled") -> None:
-    """Make the row one of the archive: nobody will send it."""
-    archive.archive_one(_cancelled(row, reason))
-    row.delete()
-
-
-def _lock(topic: str, identity: bytes) -> OutboxMessage | None:
-    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
-    row: OutboxMessage | None = rows.select_for_update().first()
-    return row
-
-
-def _move(row: OutboxMessage, due_ms: int) -> None:
-    if row.expires_at_ms and bytes(row.record)[0] & EXPIRES_WITH_DUE:
-        row.expires_at_ms = max(row.expires_at_ms + due_ms - row.due_at_ms, 1)
-    row.due_at_ms = due_ms
-
-
-def _cancelled(row: OutboxMessage, reason: str) -> Entry:
-    now_ms = get_store().now_us() // 1000
-    detail = json.dumps({"reason": reason}).encode()
-    return Entry(b"", place(row), row.message_id.bytes, "cancelled", now_ms, record_of(row), b"", detail)
+def now_ms() -> int:
+    """Redis' clock, rounded up: a due time counts from it."""
+    return -(-get_store().now_us() // 1000)
 
 
 # Closing
@@ -272,8 +238,9 @@ def close(entries: Iterable[Entry], alias: str) -> None:
     lives = {(UUID(bytes=e.id), int.from_bytes(e.record[:8], "big")) for e in entries if is_durable(e.record)}
     for ids in _chunks(sorted({message_id for message_id, _ in lives})):
         rows = OutboxMessage.objects.using(alias)
-        found = rows.filter(message_id__in=ids).values_list("id", "message_id", "enqueued_at_us")
-        # Another life of the same key, enqueued since, stays.
+        # Locked, so that no other life of the same key takes the row before it is deleted; one that has, stays.
+        locked = rows.filter(message_id__in=ids).order_by("id").select_for_update()
+        found = locked.values_list("id", "message_id", "enqueued_at_us")
         ended = [pk for pk, message_id, stamp in found if (message_id, stamp) in lives]
         if ended:
             rows.filter(id__in=ended).delete()

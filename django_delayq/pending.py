@@ -17,21 +17,35 @@ def put_off(database: str, items: list[Item]) -> None:
     batch.hook(_Add(batch, items))
 
 
-def find(database: str, identity: bytes) -> Item | None:
-    """The item of this message that the open transaction will send as things stand."""
-    found = None
-    for hook in _hooks(database):
-        if isinstance(hook, _Add):
-            found = next((item for item in hook.items if item.message[0] == identity), found)
-        elif isinstance(hook, _Replace) and hook.identity == identity:
-            found = hook.item
-    return found
+def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
+    """The item of this message that an open transaction will send as things stand, and the database of that.
+
+    Of several, the one that counts at the commit: the first, unless a later one replaces it.
+    """
+    for connection in connections.all(initialized_only=True):
+        found = None
+        for item in _standing(connection.alias) if connection.in_atomic_block else ():
+            if item.message[0] == identity and item.template.topic == topic:
+                found = item if found is None or item.message[1] == "replace" else found
+        if found is not None:
+            return connection.alias, found
+    return None
 
 
-def replace(database: str, identity: bytes, item: Item | None) -> None:
+def replace(database: str, old: Item, new: Item | None) -> None:
     """Send another item in place of this one, or nothing."""
     batch = _Batch.of(database)
-    batch.hook(_Replace(batch, identity, item))
+    batch.hook(_Replace(batch, old, new))
+
+
+def _standing(database: str) -> list[Item]:
+    items: list[Item] = []
+    for hook in _hooks(database):
+        if isinstance(hook, _Add):
+            items += hook.items
+        elif isinstance(hook, _Replace):
+            items = hook.applied(items)
+    return items
 
 
 def _hooks(database: str) -> list[Any]:
@@ -82,12 +96,16 @@ class _Replace:
     """Commit hook that takes an item out of the batch, or puts another in its place."""
 
     batch: _Batch
-    identity: bytes
-    item: Item | None
+    old: Item
+    new: Item | None
 
     def __call__(self) -> None:
-        others = [item for item in self.batch.confirmed if item.message[0] != self.identity]
-        self.batch.confirmed = others if self.item is None else [*others, self.item]
+        self.batch.confirmed = self.applied(self.batch.confirmed)
+
+    def applied(self, items: list[Item]) -> list[Item]:
+        """The items with the change made."""
+        changed = [self.new if item is self.old else item for item in items]
+        return [item for item in changed if item is not None]
 
 
 @dataclass(slots=True, eq=False)

@@ -9,13 +9,14 @@ from uuid import UUID
 
 from django.db import connections
 
-from . import outbox, pending
+from . import outbox_lookup, pending
 from .conf import get_settings
 from .exceptions import (
     DelayQError,
     InvalidMessage,
     MessageNotFound,
     MessageRunning,
+    OutcomeUnknown,
     StoreUnavailable,
 )
 from .handle import Handle
@@ -70,11 +71,14 @@ def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None) -
     identity = _identity(topic, key, message_id)
     found = _withdraw(topic, identity)
     try:
-        found = _cancel_in_redis(topic, identity) or outbox.cancel(topic, identity) or found
+        live = _cancel_in_redis(topic, identity)
+        # Also when it was live: another one with its key may wait behind it.
+        found = outbox_lookup.cancel(topic, identity, only_waiting=live) or live or found
     except MessageRunning:
         raise MessageRunning(f"{named(key, identity)}: a worker holds it, so it can no longer be cancelled.") from None
-    except StoreUnavailable:
-        if not outbox.cancel(topic, identity, only_waiting=True) and not found:
+    except (StoreUnavailable, OutcomeUnknown):
+        found = outbox_lookup.cancel(topic, identity, only_waiting=True) or found
+        if not found:
             raise
     if not found:
         raise _not_live(topic, key, identity)
@@ -84,12 +88,16 @@ def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None) -
 def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | None, when: str) -> datetime:
     """Give a waiting message another due time. Raises MessageNotFound or MessageRunning."""
     identity = _identity(topic, key, message_id)
+    due_ms, counts = _move_pending(topic, identity, when)
     try:
-        due_ms = _move_pending(topic, identity, when)
+        if not counts:  # what is live already is what counts
+            due_ms = _reschedule_in_redis(topic, identity, when) or due_ms
         if due_ms is None:
-            due_ms = _reschedule_in_redis(topic, identity, when)
+            due_ms = outbox_lookup.reschedule(topic, identity, when)
+    except (StoreUnavailable, OutcomeUnknown):
+        due_ms = due_ms or outbox_lookup.reschedule(topic, identity, when, only_waiting=True)
         if due_ms is None:
-            due_ms = outbox.reschedule(topic, identity, when)
+            raise
     except MessageRunning:
         raise MessageRunning(f"{named(key, identity)}: a worker holds it, it can no longer be moved.") from None
     if due_ms is None:
@@ -101,12 +109,16 @@ def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | Non
 def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> Message | None:
     """The live message, or None."""
     identity = _identity(topic, key, message_id)
-    store = get_store()
-    for partition in store.partitions.candidates(topic, identity):
-        found = store.find(partition, [identity])[0]
-        if found is not None:
-            return view(topic, task_name(partition, found.record[19:23]), found.state, found)
-    kept = outbox.get(topic, identity)
+    try:
+        message = _get_from_redis(topic, identity)
+    except (StoreUnavailable, OutcomeUnknown):
+        kept = outbox_lookup.get(topic, identity, only_waiting=True)
+        if kept is None:
+            raise
+    else:
+        if message is not None:
+            return message
+        kept = outbox_lookup.get(topic, identity)
     return view(topic, kept[0], kept[1].state, kept[1]) if kept else None
 
 
@@ -143,6 +155,15 @@ def _put_off(call: Call, items: list[Item]) -> bool:
 # Finding
 
 
+def _get_from_redis(topic: str, identity: bytes) -> Message | None:
+    store = get_store()
+    for partition in store.partitions.candidates(topic, identity):
+        found = store.find(partition, [identity])[0]
+        if found is not None:
+            return view(topic, task_name(partition, found.record[19:23]), found.state, found)
+    return None
+
+
 def _cancel_in_redis(topic: str, identity: bytes) -> bool:
     store = get_store()
     for partition in store.partitions.candidates(topic, identity):
@@ -158,39 +179,45 @@ def _reschedule_in_redis(topic: str, identity: bytes, when: str) -> int | None:
     store = get_store()
     for partition in store.partitions.candidates(topic, identity):
         try:
-            due_ms, durable = store.reschedule(partition, identity, when)
+            due_ms = store.reschedule(partition, identity, when)
         except MessageNotFound:
             continue
-        if durable:
-            outbox.follow(topic, identity, due_ms)
+        outbox_lookup.follow(topic, identity, due_ms)
         return due_ms
     return None
 
 
 def _withdraw(topic: str, identity: bytes) -> bool:
-    """Forget what the open transaction would send at its commit."""
-    database = get_settings().database
-    item = pending.find(database, identity)
-    if item is None or item.template.topic != topic:
-        return False
-    pending.replace(database, identity, None)
+    """Forget what an open transaction would send at its commit."""
+    found = False
+    while place := pending.find(topic, identity):
+        database, item = place
+        pending.replace(database, item, None)
+        if item.template.durable:
+            outbox_lookup.withdraw(topic, identity)
+        found = True
+    return found
+
+
+def _move_pending(topic: str, identity: bytes, when: str) -> tuple[int | None, bool]:
+    """Give another due time to what an open transaction would send at its commit.
+
+    Returns it, and whether that message is the one that counts then, whatever is live now.
+    """
+    place = pending.find(topic, identity)
+    if place is None:
+        return None, False
+    database, item = place
     if item.template.durable:
-        outbox.withdraw(topic, identity)
-    return True
-
-
-def _move_pending(topic: str, identity: bytes, when: str) -> int | None:
-    """Give another due time to what the open transaction would send at its commit."""
-    database = get_settings().database
-    item = pending.find(database, identity)
-    if item is None or item.template.topic != topic:
-        return None
-    if item.template.durable:  # its row says when, and the relay sends it then
-        pending.replace(database, identity, None)
-        return outbox.reschedule(topic, identity, when)
+        moved = outbox_lookup.reschedule_unsent(topic, identity, when)
+        if moved is None:
+            return None, False
+        pending.replace(database, item, item._replace(message=moved[1]) if moved[1] else None)
+        return moved[0], True
     _, mode, _, expires, record = item.message
-    pending.replace(database, identity, item._replace(message=(identity, mode, when, expires, record)))
-    return get_store().now_us() // 1000 + int(when) if when[0] == "+" else int(when)
+    pending.replace(database, item, item._replace(message=(identity, mode, when, expires, record)))
+    due_ms = get_store().now_us() // 1000 + int(when) if when[0] == "+" else int(when)
+    return due_ms, mode == "replace"
 
 
 def _not_live(topic: str, key: str | None, identity: bytes) -> MessageNotFound:

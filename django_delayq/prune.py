@@ -34,7 +34,7 @@ class Pruned:
     """Rows that are old enough and stay: dead letters that nobody has replayed or discarded."""
 
 
-def prune(  # noqa: PLR0913 - keyword-only
+def prune(
     older_than: Duration,
     *,
     state: str | None = None,
@@ -122,7 +122,7 @@ class _Prune:
             return len(pks)
         with transaction.atomic(using=self._alias):
             _, deleted = ArchivedMessage.objects.using(self._alias).filter(pk__in=pks).delete()
-            count = deleted.get(ArchivedMessage._meta.label, 0)
+            count: int = deleted.get(ArchivedMessage._meta.label, 0)
             actions = OperatorAction.objects.using(self._alias).filter(pk=self._action.pk)
             actions.update(count=F("count") + count)
         self._action.count += count

@@ -71,15 +71,16 @@ class Reconciler(Service):
     def _missing(self, rows: Sequence[OutboxMessage]) -> list[int]:
         batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
         for row in rows:
-            batches[outbox.place(row)].append(row)
-        missing: list[int] = []
+            for partition in outbox.candidates(row):
+                batches[partition].append(row)
+        known: set[int] = set()
         for partition, all_of_it in batches.items():
             for at in range(0, len(all_of_it), BATCH):
                 batch = all_of_it[at : at + BATCH]
                 lives = [(row.message_id.bytes, row.enqueued_at_us) for row in batch]
                 words = self._store.lives(partition, lives)
-                missing += [row.pk for row, word in zip(batch, words, strict=True) if word == "MISSING"]
-        return missing
+                known |= {row.pk for row, word in zip(batch, words, strict=True) if word != "MISSING"}
+        return [row.pk for row in rows if row.pk not in known]
 
     def _restore(self, missing: Sequence[int]) -> None:
         """Send the rows that are still there: the archiver may have closed some since we have read them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
-from . import outbox, signals
+from . import outbox, outbox_lookup, signals
 from .conf import get_settings
 from .exceptions import OutboxUnavailable, StoreError
 from .identity import task_code
@@ -35,12 +35,19 @@ class Relay(Service):
     def __init__(self, store: RedisStore) -> None:
         super().__init__()
         self._store = store
+        self._looked = False
+        """Whether the newest look found nothing more to send."""
         self.sent = 0
 
     @property
     def figures(self) -> dict[str, Any]:
         """Messages sent so far."""
         return {"sent": self.sent}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something may wait that Redis would take."""
+        return not self._looked and not self._store.breaker.open
 
     def run_once(self) -> float:
         """Send one batch. Raises StoreUnavailable and OutboxUnavailable: it is tried again."""
@@ -54,6 +61,7 @@ class Relay(Service):
         except Error as error:
             connections[get_settings().database].close()
             raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
+        self._looked = found < BATCH
         return 0.0 if found == BATCH else self.interval
 
     def _send_batch(self) -> int:
@@ -91,8 +99,10 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> None:
 
 def _give_way(row: OutboxMessage, word: str) -> bool:
     """Do what another message with the same id demands. False: the row's message is in Redis."""
-    if word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
-        outbox.end(row, "replaced" if word == "OLDER" else "duplicate")
+    if word.startswith("ADOPTED"):
+        OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.stamp_of(word))
+    elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
+        outbox_lookup.end(row, "replaced" if word == "OLDER" else "duplicate")
     elif word == "DUPLICATE":  # accepted, so it is sent when the other has ended
         row.relay_at_ms = get_store().now_us() // 1000 + PUT_OFF_MS
         row.save(update_fields=["relay_at_ms"])

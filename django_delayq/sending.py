@@ -72,15 +72,21 @@ class Sender:
         for answer, batch in on_its_way.values():
             try:
                 self.duplicates += _complete(answer, batch)
-            except (StoreUnavailable, OutcomeUnknown) as error:
-                if self._keep(batch, error):
-                    errors.append(error)
             except DelayQError as error:
-                errors.append(error)
+                errors += self._failed(batch, error)
             else:
                 _announce(batch)
         if errors:
             raise errors[0]
+
+    def _failed(self, batch: list[Item], error: DelayQError) -> list[DelayQError]:
+        """Leave a batch to the outbox. Returns what to raise once all answers are read."""
+        if not isinstance(error, StoreUnavailable | OutcomeUnknown):
+            return [error]
+        try:
+            return [error] if self._keep(batch, error) else []
+        except DelayQError as refused:  # the database failed too
+            return [refused]
 
     def _keep(self, items: list[Item], error: DelayQError) -> list[Item]:
         """Leave to the outbox what Redis could not take. Returns what may not be left there."""
@@ -210,9 +216,11 @@ def _unknown(batch: list[Item], error: OutcomeUnknown) -> EnqueueUnknown:
 def _settle_word(item: Item, word: str) -> bool:
     """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
     handle, mode = item.handle, item.message[1]
-    if item.template.durable:
+    if item.template.durable and word not in _OUTCOMES:
         if word in ("DUPLICATE", "OLDER"):  # another message has the key: the relay sees to it
             outbox.put_back([item])
+        elif word.startswith("ADOPTED"):
+            outbox.adopt(item.message[0], word)
         return False
     if word == "SAME" and item.template.may_exist:
         handle.due_ms = None  # that of the first time, which nobody told

@@ -47,6 +47,7 @@ def main() -> int:
             redis = stack.enter_context(EmbeddedServer(folder / "redis"))
             (folder / "redis.url").write_text(redis.url)
             os.environ |= {"DELAYQ_REDIS_URL": redis.url, "SHOP_DEMO_DIR": str(folder)}
+            _migrate()
             worker = stack.enter_context(Child("worker", "run_delayq", "--no-reload", "--log-format=pretty"))
             report = Report(*_seeded())
             if options.smoke:
@@ -95,14 +96,18 @@ class Report:
             self.problems.append(f"{self.paid} was paid in time, but is {self.paid.state}, fired {self.paid.fired_at}")
 
 
-def _seeded() -> tuple[list[Order], Order]:
-    """Orders first: everything that takes longer is done while their time runs."""
+def _migrate() -> None:
+    """Before the worker: without the tables of its archive it would not start."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
     import django
     from django.core.management import call_command
 
     django.setup()
     call_command("migrate", verbosity=0)
+
+
+def _seeded() -> tuple[list[Order], Order]:
+    """Orders first: everything that takes longer is done while their time runs."""
     from shop.seed import seed
 
     return seed()

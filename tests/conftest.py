@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from django_delayq import tasks
 from django_delayq.conf import parse_settings
 from django_delayq.store import get_store
 from django_delayq.store.connection import connect
+from django_delayq.store.keys import wakeups_channel
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server, binary_of, launcher
 
@@ -77,3 +84,59 @@ def delayq(settings: Any, server: Server, prefix: str) -> Iterator[RedisStore]:
     store = get_store()
     yield store
     store.close()
+
+
+@pytest.fixture
+def raising(settings: Any) -> None:
+    """What Redis cannot take is an error, and not the outbox's. For usefixtures(): it comes before `delayq`."""
+    settings.DELAYQ = {**settings.DELAYQ, "ON_REDIS_ERROR": "raise"}
+
+
+@pytest.fixture
+def split(settings: Any, delayq: RedisStore) -> Callable[[int], RedisStore]:
+    """Gives the topic "crowd" another number of partitions, as a deploy would."""
+
+    def raise_to(count: int) -> RedisStore:
+        settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": count}}}
+        return get_store()
+
+    return raise_to
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A registry that forgets what the test declares."""
+    monkeypatch.setattr(tasks, "by_name", dict(tasks.by_name))
+    monkeypatch.setattr(tasks, "by_code", dict(tasks.by_code))
+    return tasks.by_name
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Logging, signals and what tasks have seen are as before, whatever run_delayq does in this process."""
+    from tests.tasks import seen
+
+    seen.clear()
+    logger = logging.getLogger("delayq")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+
+
+@pytest.fixture
+def run_delayq(delayq: RedisStore, transactional_db: None) -> Iterator[Callable[..., tuple[str, str]]]:
+    """Runs the command, archiver and all; gives what it wrote to stdout and stderr."""
+    before = set(threading.enumerate())
+
+    def call(*args: str, **options: Any) -> tuple[str, str]:
+        out, err = StringIO(), StringIO()
+        call_command("run_delayq", *args, stdout=out, stderr=err, **options)
+        return out.getvalue(), err.getvalue()
+
+    yield call
+    delayq.client.publish(wakeups_channel(delayq.prefix), "the end")
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("delayq"):
+            thread.join(5)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import datetime
 from io import StringIO
 from typing import Any
 
@@ -17,43 +15,14 @@ from django_delayq.conf import get_settings
 from django_delayq.exceptions import OutcomeUnknown
 from django_delayq.management.commands import run_delayq as module
 from django_delayq.management.commands.run_delayq import Command
-from django_delayq.store.keys import wakeups_channel
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.runner import ExitCode
 from tests.servers import Server
 from tests.tasks import close_order, record, seen
 from tests.test_checks import configured
 
+pytestmark = pytest.mark.usefixtures("quiet")
 LONG_AGO = "2001-09-09T00:00:00+00:00"
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Logging, signals and what was seen are as before."""
-    seen.clear()
-    logger = logging.getLogger("delayq")
-    level, handlers = logger.level, list(logger.handlers)
-    yield
-    logger.setLevel(level)
-    logger.handlers[:] = handlers
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-
-
-@pytest.fixture
-def run(delayq: RedisStore) -> Iterator[Callable[..., tuple[str, str]]]:
-    """Runs the command; gives what it wrote to stdout and stderr."""
-    before = set(threading.enumerate())
-
-    def call(*args: str, **options: Any) -> tuple[str, str]:
-        out, err = StringIO(), StringIO()
-        call_command("run_delayq", *args, stdout=out, stderr=err, **options)
-        return out.getvalue(), err.getvalue()
-
-    yield call
-    delayq.client.publish(wakeups_channel(delayq.prefix), "the end")
-    for thread in set(threading.enumerate()) - before:
-        if thread.name.startswith("delayq"):
-            thread.join(5)
 
 
 def refused(*args: str, **options: Any) -> CommandError:
@@ -77,6 +46,7 @@ def parse(*args: str) -> Any:
         (["--topics", "orders:0"], "a weight is a whole number from 1 to 100"),
         (["--topics=-nothing"], "'nothing' is not declared"),
         (["--embedded"], "--embedded is for development (DEBUG = True)"),
+        (["--archiver", "--no-archiver"], "--archiver and --no-archiver contradict each other"),
     ],
 )
 def test_wrong_option_ends_with_2(delayq: RedisStore, args: list[str], words: str) -> None:
@@ -122,6 +92,7 @@ def test_absent_redis_ends_with_3(settings: Any) -> None:
     assert "--embedded" in err.getvalue()
 
 
+@pytest.mark.django_db
 def test_other_errors_end_with_1(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> Any:
         raise OutcomeUnknown
@@ -142,11 +113,9 @@ def test_server_that_evicts_ends_with_2(delayq: RedisStore, server: Server) -> N
 # Working
 
 
-def test_burst_runs_what_is_due_and_says_what_it_is(run: Any) -> None:
-    from datetime import datetime
-
+def test_burst_runs_what_is_due_and_says_what_it_is(run_delayq: Any) -> None:
     record.using(due_at=datetime.fromisoformat(LONG_AGO)).enqueue("x")
-    out, err = run("--burst", "--no-reload")
+    out, err = run_delayq("--burst", "--no-reload")
     assert seen == ["x"]
     assert out.startswith("django-delayq 0.1.0 · Django ")
     assert "noeviction ✓ · AOF off" in out
@@ -155,10 +124,10 @@ def test_burst_runs_what_is_due_and_says_what_it_is(run: Any) -> None:
     assert "delayq.W012" in err
 
 
-def test_topics_and_weights_reach_the_worker(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_and_weights_reach_the_worker(run_delayq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(module, "run", lambda worker, *args, **kwargs: made.append((worker, args, kwargs)) or 0)
-    run("--topics", "orders:3,crowd", "--concurrency", "5", "--shutdown-timeout", "7", "--health-port", "0")
+    run_delayq("--topics", "orders:3,crowd", "--concurrency", "5", "--shutdown-timeout", "7", "--health-port", "0")
     ((worker, args, kwargs),) = made
     assert worker.options.topics == ("orders", "crowd")
     assert (worker.options.concurrency, worker.options.shutdown_timeout) == (5, 7.0)
@@ -178,16 +147,16 @@ def test_topics_and_weights_reach_the_worker(run: Any, monkeypatch: pytest.Monke
     ],
 )
 def test_reload_is_the_default_in_debug(
-    run: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, debug: bool, *, args: list[str], reload: bool
+    run_delayq: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, debug: bool, *, args: list[str], reload: bool
 ) -> None:
     settings.DEBUG = debug
     asked: list[bool] = []
     monkeypatch.setattr(module, "run", lambda worker, port, reload: asked.append(reload) or 0)
-    run(*args)
+    run_delayq(*args)
     assert asked == [reload]
 
 
-def test_several_processes_have_a_supervisor(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_have_a_supervisor(run_delayq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     class Recorded:
@@ -197,24 +166,22 @@ def test_several_processes_have_a_supervisor(run: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(module, "Supervisor", Recorded)
     monkeypatch.setattr(module, "run", lambda worker, port: asked.append(port) or 0)
-    run("--processes", "3", "--health-port", "9000")
+    run_delayq("--processes", "3", "--health-port", "9000")
     assert asked == [3, 9001]
 
 
-def test_exit_code_of_the_worker_is_that_of_the_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_of_the_worker_is_that_of_the_command(run_delayq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "run", lambda *args, **kwargs: ExitCode.ABANDONED)
     with pytest.raises(SystemExit) as caught:
-        run()
+        run_delayq()
     assert caught.value.code == 4
 
 
-def test_only_chosen_topics_are_served(run: Any) -> None:
-    from datetime import datetime
-
+def test_only_chosen_topics_are_served(run_delayq: Any) -> None:
     close_order.using(due_at=datetime.fromisoformat(LONG_AGO)).enqueue(5)
-    run("--burst", "--topics=-orders")
+    run_delayq("--burst", "--topics=-orders")
     assert seen == []
-    run("--burst", "--topics", "orders")
+    run_delayq("--burst", "--topics", "orders")
     assert seen == [(5, "unpaid")]
 
 
@@ -245,6 +212,7 @@ def test_help_names_the_exit_codes() -> None:
     assert "0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6 stuck" in str(Command.__doc__)
 
 
+@pytest.mark.django_db
 def test_embedded_server_lives_as_long_as_the_command(
     settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

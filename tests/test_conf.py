@@ -58,6 +58,17 @@ def test_topics_are_parsed() -> None:
             r'DELAYQ\["TOPICS"\]\["a"\] has no option partition. Did you mean partitions\?',
         ),
         ({"TOPICS": {"a": {"partitions": 257}}}, r'\["partitions"\] must be from 1 to 256, not 257'),
+        ({"ARCHIVE": "some"}, r'DELAYQ\["ARCHIVE"\] is \'some\': use one of all, dead, none\.'),
+        ({"ARCHIVE": None}, r'DELAYQ\["ARCHIVE"\] is None'),
+        ({"ARCHIVE": True}, r'DELAYQ\["ARCHIVE"\] is True'),
+        ({"TOPICS": {"a": {"archive": "acked"}}}, r'\["TOPICS"\]\["a"\]\["archive"\] is \'acked\': use one of'),
+        ({"TOPICS": {"a": {"redact": "x"}}}, r"has no option redact\."),
+        ({"ON_REDIS_ERROR": "ignore"}, r'DELAYQ\["ON_REDIS_ERROR"\] is \'ignore\': use one of spill, raise\.'),
+        ({"REDACT": print}, r'DELAYQ\["REDACT"\] must be a str'),
+        ({"HORIZON": 59}, r'DELAYQ\["HORIZON"\] must be from 60 to'),
+        ({"HORIZON": "1h"}, r'DELAYQ\["HORIZON"\] must be a timedelta or a number of seconds'),
+        ({"RECONCILE_AFTER": 0.5}, r'DELAYQ\["RECONCILE_AFTER"\] must be from 1 to 86400, not 0\.5'),
+        ({"FINISHED_LIMIT": 0}, r'DELAYQ\["FINISHED_LIMIT"\] must be from 500'),
         ([], r"DELAYQ must be a dict, not list"),
         (None, r"DELAYQ must be a dict, not NoneType"),
     ],
@@ -65,6 +76,29 @@ def test_topics_are_parsed() -> None:
 def test_a_mistake_is_refused_and_named(raw: Any, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         parse_settings(raw)
+
+
+def test_by_default_everything_is_archived_and_redis_may_be_away() -> None:
+    parsed = parse_settings({})
+    assert (parsed.archive, parsed.redact, parsed.on_redis_error) == ("all", "", "spill")
+    assert (parsed.horizon, parsed.reconcile_after) == (3600.0, 10.0)
+
+
+def test_archive_and_outbox_can_be_set() -> None:
+    raw = {
+        "ARCHIVE": "dead", "REDACT": "shop.redact", "ON_REDIS_ERROR": "raise",
+        "HORIZON": timedelta(minutes=5), "RECONCILE_AFTER": timedelta(seconds=30),
+    }  # fmt: skip
+    parsed = parse_settings(raw)
+    assert (parsed.archive, parsed.redact, parsed.on_redis_error) == ("dead", "shop.redact", "raise")
+    assert (parsed.horizon, parsed.reconcile_after) == (300.0, 30.0)
+
+
+def test_topic_may_be_archived_otherwise_than_the_rest() -> None:
+    topics = {"noisy": {"archive": "none"}, "orders": {"archive": "all"}, "mail": {}, "quiet": {"archive": None}}
+    parsed = parse_settings({"ARCHIVE": "dead", "TOPICS": topics})
+    wanted = {name: parsed.archive_of(name) for name in (*topics, "never named")}
+    assert wanted == {"noisy": "none", "orders": "all", "mail": "dead", "quiet": "dead", "never named": "dead"}
 
 
 def test_a_mistake_is_improperly_configured_to_django() -> None:

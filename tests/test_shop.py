@@ -104,8 +104,8 @@ class TestBuying:
     def test_a_window_out_of_range_is_refused(self, browser: Client, product: Product, window: str):
         assert browser.post("/buy/", {"product": product.pk, "window": window}).status_code == 400
 
-    @pytest.mark.usefixtures("without_redis")
-    def test_without_redis_nothing_is_ordered(self, browser: Client, product: Product):
+    @pytest.mark.usefixtures("without_redis", "raising")
+    def test_without_redis_and_outbox_nothing_is_ordered(self, browser: Client, product: Product):
         response = browser.post("/buy/", {"product": product.pk, "window": 30})
         assert "cannot take orders" in told(response)
         product.refresh_from_db()
@@ -245,7 +245,7 @@ class TestTheRace:
         Product.objects.update(stock=0)
         assert "Sold out" in told(browser.post("/races/"))
 
-    @pytest.mark.usefixtures("order", "without_redis")
+    @pytest.mark.usefixtures("order", "without_redis", "raising")
     def test_it_needs_redis(self, browser: Client):
         assert "No race now" in told(browser.post(f"/orders/{Order.objects.get().pk}/race/"))
         assert Order.objects.get().race_offset_ms is None

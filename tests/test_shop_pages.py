@@ -11,6 +11,8 @@ from shop import checkout
 from shop.models import Order, Product
 from shop.seed import seed
 
+from django_delayq.models import OutboxMessage
+
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
 
 
@@ -49,6 +51,18 @@ def test_the_countdown_is_also_a_text(browser: Client, order: Order):
 def test_they_open_without_redis(browser: Client, delayq: Any, settings: Any):
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
     assert "The queue does not answer" in browser.get("/").content.decode()
+
+
+def test_without_redis_orders_are_taken_and_the_outbox_keeps_what_closes_them(
+    browser: Client, order: Order, settings: Any
+):
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    response = browser.post("/buy/", {"product": order.product_id, "window": 30})
+    bought = Order.objects.exclude(pk=order.pk).get()
+    assert response.headers["Location"] == bought.get_absolute_url()
+    assert {row.key for row in OutboxMessage.objects.all()} == {bought.key, ""}  # its deadline, and a reminder
+    assert bought.state == Order.State.PENDING and bought.due_at is not None
+    assert "The queue does not answer" in browser.get(bought.get_absolute_url()).content.decode()
 
 
 @pytest.mark.parametrize("action", ["pay", "extend", "race"])

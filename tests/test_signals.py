@@ -53,6 +53,7 @@ def test_enqueued_tells_topic_task_and_key(delayq: RedisStore, listen: Listen) -
     assert heard == [("orders", [Event(handle.id, "tests.tasks.close_order", "order:5")])]
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_purge_tells_what_it_cancelled(delayq: RedisStore, listen: Listen) -> None:
     handles = record.enqueue_many([(n,) for n in range(3)])
     heard = listen(signals.cancelled)

@@ -1,4 +1,4 @@
-"""The decorator, its options and what is refused at the door."""
+"""The decorator, the calls of a task and what is refused at the door."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import pytest
 from django.apps import apps
 
 from django_delayq import DelayQError, Message, Priority, State, constant, delayed_task, exceptions, handle, tasks
-from django_delayq.options import Options
 from django_delayq.store.redis import RedisStore
-from tests.tasks import act, close_order, noop, remind
+from tests.tasks import close_order, noop, remind
 
 UTC = timezone.utc
 MODULE = """
@@ -28,14 +27,6 @@ from django_delayq import delayed_task
 def twice():
     return {0!r}
 """
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A registry that forgets what the test declares."""
-    monkeypatch.setattr(tasks, "by_name", dict(tasks.by_name))
-    monkeypatch.setattr(tasks, "by_code", dict(tasks.by_code))
-    return tasks.by_name
 
 
 def nested(depth: int) -> list[Any]:
@@ -116,130 +107,6 @@ def test_tasks_of_installed_apps_are_found() -> None:
 def test_name_of_a_task_is_checked(registry: dict[str, Any], name: str) -> None:
     with pytest.raises(exceptions.InvalidName, match="task"):
         delayed_task(name=name)(lambda: None)
-
-
-# Options
-
-BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"due_at": datetime(2030, 1, 1)}, exceptions.NaiveDatetime, "2030-01-01T00:00:00 without a time zone"),
-    ({"expires": datetime(2030, 1, 1)}, exceptions.NaiveDatetime, "django.utils.timezone"),
-    ({"due_at": "2030-01-01"}, exceptions.InvalidDelay, "due_at must be an aware datetime, not str"),
-    ({"due_at": datetime(2099, 1, 1, tzinfo=UTC)}, exceptions.InvalidDelay, "more than ten years ahead"),
-    ({"delay": -1}, exceptions.InvalidDelay, "zero or more seconds"),
-    ({"delay": timedelta(seconds=-1)}, exceptions.InvalidDelay, "zero or more seconds"),
-    ({"delay": float("nan")}, exceptions.InvalidDelay, "finite, not nan"),
-    ({"delay": float("inf")}, exceptions.InvalidDelay, "finite, not inf"),
-    ({"delay": True}, exceptions.InvalidDelay, "a timedelta or a number of seconds, not bool"),
-    ({"delay": "5"}, exceptions.InvalidDelay, "not str"),
-    ({"delay": 1_800_000_000}, exceptions.InvalidDelay, "more than ten years. Is it in seconds"),
-    ({"delay": timedelta(days=3700)}, exceptions.InvalidDelay, "more than ten years"),
-    ({"delay": 10**300}, exceptions.InvalidDelay, "more than ten years"),
-    ({"delay": 5, "due_at": datetime(2030, 1, 1, tzinfo=UTC)}, exceptions.InvalidMessage, "delay or due_at, not both"),
-    ({"topic": "not good"}, exceptions.InvalidName, "'not good' cannot name a topic. A name may hold A-Z"),
-    ({"topic": "a{b}"}, exceptions.InvalidName, "cannot name a topic"),
-    ({"topic": ""}, exceptions.InvalidName, "1 to 64 characters"),
-    ({"topic": "x" * 65}, exceptions.InvalidName, "1 to 64 characters"),
-    ({"topic": "a\n"}, exceptions.InvalidName, "cannot name a topic"),
-    ({"ttr": 0.5}, exceptions.InvalidMessage, "ttr must be from 1 to 86,400 seconds, not 0.5"),
-    ({"ttr": timedelta(days=2)}, exceptions.InvalidMessage, "ttr must be from 1"),
-    ({"max_attempts": 0}, exceptions.InvalidMessage, "max_attempts must be a whole number from 1 to 1,000, not 0"),
-    ({"max_attempts": 2.0}, exceptions.InvalidMessage, "whole number"),
-    ({"max_attempts": True}, exceptions.InvalidMessage, "whole number"),
-    ({"priority": "urgent"}, exceptions.InvalidMessage, 'priority is \'urgent\': use "high", "normal" or "low"'),
-    ({"priority": 9}, exceptions.InvalidMessage, "priority is 9"),
-    ({"on_duplicate": "ignore"}, exceptions.InvalidMessage, 'use "raise", "keep" or "replace"'),
-    ({"key": ""}, exceptions.InvalidKey, "1 to 256 characters"),
-    ({"key": "x" * 257}, exceptions.InvalidKey, "1 to 256 characters"),
-    ({"key": 5}, exceptions.InvalidKey, "key is 5. A key is a string"),
-    ({"key": "half \ud800"}, exceptions.InvalidKey, "A key is a string"),
-    ({"id": "5"}, exceptions.InvalidMessage, "'5' is not a message id: 32 hexadecimal digits"),
-    ({"headers": {"trace": 5}}, exceptions.InvalidMessage, "headers is a mapping of str to str"),
-    ({"headers": ["trace"]}, exceptions.InvalidMessage, "headers is a mapping"),
-    ({"countdown": 5}, exceptions.InvalidMessage, "'countdown' is not an option. Options are: topic, delay, due_at"),
-]  # fmt: skip
-BAD_DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"max_runtime": 0}, exceptions.InvalidMessage, "max_runtime must be from 1"),
-    ({"retry_for": ValueError()}, exceptions.InvalidMessage, "retry_for"),
-    ({"retry_for": ("ValueError",)}, exceptions.InvalidMessage, "retry_for"),
-    ({"backoff": []}, exceptions.InvalidMessage, "backoff"),
-    ({"backoff": -1}, exceptions.InvalidDelay, "backoff"),
-    ({"backoff": [5, "x"]}, exceptions.InvalidDelay, "backoff"),
-    ({"backoff": object()}, exceptions.InvalidMessage, "backoff"),
-]
-
-
-@pytest.mark.parametrize(("changes", "kind", "words"), BAD_OPTIONS)
-def test_wrong_option_is_refused(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(exceptions.InvalidMessage) as caught:
-        noop.using(**changes)
-    assert caught.type is kind
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(("changes", "kind", "words"), BAD_OPTIONS + BAD_DECLARATIONS)
-def test_wrong_declaration_is_refused(
-    registry: dict[str, Any], changes: dict[str, Any], kind: type[Exception], words: str
-) -> None:
-    before = dict(registry)
-    with pytest.raises(exceptions.InvalidMessage):
-        delayed_task(**changes)(lambda: None)
-    assert registry == before
-
-
-@pytest.mark.parametrize(("changes", "kind", "words"), BAD_DECLARATIONS)
-def test_wrong_declaration_says_what_is_wrong(
-    registry: dict[str, Any], changes: dict[str, Any], kind: type[Exception], words: str
-) -> None:
-    with pytest.raises(kind, match=words):
-        delayed_task(**changes)(lambda: None)
-
-
-@pytest.mark.parametrize("name", ["backoff", "retry_for", "max_runtime"])
-def test_what_does_not_travel_with_a_message_is_not_for_using(name: str) -> None:
-    """Silently ignored, it would be believed."""
-    with pytest.raises(exceptions.InvalidMessage, match=f"{name}.*@delayed_task"):
-        noop.using(**{name: 5})  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("name", ["key", "id", "due_at"])
-def test_what_names_one_message_is_not_for_the_decorator(registry: dict[str, Any], name: str) -> None:
-    with pytest.raises(exceptions.InvalidMessage, match=rf"{name}.*using\(\)"):
-        delayed_task(**{name: "x"})(lambda: None)
-
-
-def test_one_exception_class_is_enough_for_retry_for() -> None:
-    assert Options.declared({"retry_for": OSError}).retry_for == (OSError,)  # type: ignore[typeddict-item]
-
-
-def test_using_returns_a_copy_and_leaves_the_original() -> None:
-    copy = noop.using(delay=5, key="k", priority="low", max_attempts=9)
-    assert (copy.options.when, copy.options.key, copy.options.priority, copy.max_attempts) == ("+5000", "k", 2, 9)
-    assert (noop.options.when, noop.options.key, noop.options.priority, noop.max_attempts) == ("+0", None, 1, 5)
-    assert copy.definition is noop.definition
-    assert tasks.by_name[noop.name] is noop
-
-
-def test_using_again_keeps_earlier_changes() -> None:
-    copy = noop.using(key="k").using(delay=5)
-    assert (copy.options.key, copy.options.when) == ("k", "+5000")
-
-
-def test_later_due_at_replaces_an_earlier_delay() -> None:
-    due_at = datetime(2030, 1, 1, tzinfo=UTC)
-    assert noop.using(delay=5).using(due_at=due_at).options.when == "1893456000000"
-    assert noop.using(due_at=due_at).using(delay=5).options.when == "+5000"
-
-
-def test_none_takes_back_a_key_and_an_expiry() -> None:
-    copy = noop.using(key="k", expires=5).using(key=None, expires=None)
-    assert (copy.options.key, copy.options.expires) == (None, "")
-
-
-def test_topic_gives_defaults_to_its_tasks(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"orders": {"ttr": 7, "max_attempts": 2}}, "MAX_ATTEMPTS": 4}
-    assert (close_order.ttr_ms, close_order.max_attempts) == (7000, 2)
-    assert (noop.ttr_ms, noop.max_attempts) == (60_000, 4)
-    assert act.max_attempts == 3
 
 
 # Arguments

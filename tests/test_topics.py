@@ -156,6 +156,7 @@ def test_partition_that_comes_while_the_topic_is_paused_is_paused_too(settings: 
 # Emptying
 
 
+@pytest.mark.django_db(transaction=True)
 def test_purge_cancels_what_waits(split: RedisStore) -> None:
     crowd.using(due_at=LONG_AGO).enqueue_many(
         crowd.using(delay=n, priority=Priority(n % 3)).prepare(n) for n in range(1200)
@@ -165,6 +166,7 @@ def test_purge_cancels_what_waits(split: RedisStore) -> None:
     assert (stats.delayed, stats.backlog, stats.counters["cancelled"], stats.finished) == (0, 0, 1200, 1200)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_purge_leaves_what_runs_and_other_topics(delayq: RedisStore) -> None:
     due.enqueue_many([(1,), (2,)])
     close_order.using(delay=60).enqueue(1)
@@ -174,6 +176,7 @@ def test_purge_leaves_what_runs_and_other_topics(delayq: RedisStore) -> None:
     assert topic_stats("orders").delayed == 1
 
 
+@pytest.mark.django_db(transaction=True)
 def test_purge_takes_what_waits_now_and_not_what_comes(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy topic must not keep us for ever."""
     real = delayq.purge
@@ -189,6 +192,7 @@ def test_purge_takes_what_waits_now_and_not_what_comes(delayq: RedisStore, monke
     assert topic_stats("default").delayed == 1
 
 
+@pytest.mark.django_db(transaction=True)
 def test_purge_of_an_empty_topic(delayq: RedisStore) -> None:
     assert purge_topic("default") == 0
 

@@ -6,8 +6,6 @@ import os
 import threading
 from collections.abc import Callable
 
-from ..exceptions import DelayQError
-
 #: Seconds between two probes. A second of spilling more or less does not matter; a probe costs next to nothing.
 PROBE_INTERVAL = 0.2
 
@@ -47,7 +45,7 @@ class CircuitBreaker:
         while not self._closed_for_good.wait(PROBE_INTERVAL):
             try:
                 self._probe()
-            except DelayQError:
+            except Exception:  # whatever it is, Redis cannot be used yet
                 continue
             self._opened_in = 0
             return

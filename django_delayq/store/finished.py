@@ -54,9 +54,7 @@ class FinishedStream:
                 self._make_group()
             answer = self._store.client.xreadgroup(GROUP, self._consumer, {self._key: ">"}, count=BATCH)
         except redis.ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise translate(error, self._store.where) from error
-            self._grouped = False  # the stream was deleted, and its group with it
+            self._without_group(error)
             return []
         except ERRORS as error:
             raise translate(error, self._store.where) from error
@@ -71,8 +69,10 @@ class FinishedStream:
                 self._key, GROUP, self._consumer, TAKE_OVER_AFTER_MS, "0-0", count=BATCH
             )
             self._forget_the_dead()
+        except redis.ResponseError as error:
+            self._without_group(error)
+            return []
         except ERRORS as error:
-            self._grouped = False
             raise translate(error, self._store.where) from error
         return list(self._entries(found))
 
@@ -80,6 +80,12 @@ class FinishedStream:
         """Forget entries whose rows are committed, 500 at most. Returns how many are left in the stream."""
         finished = [(entry.entry, entry.id, _stamp_if_durable(entry.record)) for entry in entries]
         return self._store.archived(self.partition, GROUP, finished)
+
+    def _without_group(self, error: redis.ResponseError) -> None:
+        """The stream was deleted, and its group with it."""
+        self._grouped = False
+        if "NOGROUP" not in str(error) and "no such key" not in str(error):
+            raise translate(error, self._store.where) from error
 
     def _make_group(self) -> None:
         try:

@@ -164,17 +164,14 @@ class RedisStore(Registry):
         answer = self.call("cancel", partition, (self._archive(partition), detail, *ids))
         return [word.decode() for word in answer]
 
-    def reschedule(self, partition: Partition, message_id: bytes, when: str) -> tuple[int, bool]:
-        """Delayed -> delayed with another due time. Returns it in ms, and whether the message is durable.
-
-        Raises MessageNotFound or MessageRunning.
-        """
-        word, *answer = self.call("reschedule", partition, (message_id, when))
+    def reschedule(self, partition: Partition, message_id: bytes, when: str) -> int:
+        """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or MessageRunning."""
+        word, *due = self.call("reschedule", partition, (message_id, when))
         if word == b"NOT_FOUND":
             raise MessageNotFound
         if word == b"RUNNING":
             raise MessageRunning
-        return int(answer[0]), bool(answer[1])
+        return int(due[0])
 
     def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> Ids:
         """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are none."""
@@ -189,9 +186,13 @@ class RedisStore(Registry):
         args = [part for message_id, stamp_us in lives for part in (message_id, stamp_us.to_bytes(8, "big"))]
         return [word.decode() for word in self.call("lives", partition, args)]
 
-    def bury(self, partition: Partition, message_id: bytes, record: bytes, reason: str = "cancelled") -> str:
-        """Nothing -> cancelled for a durable message that is MISSING. Returns OK, LIVE or DONE."""
-        answer: bytes = self.call("bury", partition, (message_id, record, json.dumps({"reason": reason})))
+    def bury(self, partition: Partition, message_id: bytes, record: bytes, reason: str | None = "cancelled") -> str:
+        """Nothing -> cancelled for a durable message that is MISSING. Returns OK, LIVE or DONE.
+
+        Without a reason it is not told as ended, only refused when it is sent later: SQL gives it a newer stamp.
+        """
+        detail = json.dumps({"reason": reason}) if reason else ""
+        answer: bytes = self.call("bury", partition, (message_id, record, detail))
         return answer.decode()
 
     def archived(self, partition: Partition, group: str, finished: Sequence[tuple[bytes, bytes, bytes]]) -> int:

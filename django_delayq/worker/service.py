@@ -91,11 +91,11 @@ class Service:
                     return
                 failures += 1
                 # Jitter: many workers come back to one server.
-                pause = min(1.0, 0.05 * 2**failures) * random.uniform(0.5, 1.0)
+                pause = min(1.0, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
                 level = logging.WARNING if failures == 1 and self.reports_outages else logging.DEBUG
                 logger.log(level, "%s: %s", self.name, error)
             except Exception:
                 failures += 1
-                pause = min(5.0, 0.1 * 2**failures)
+                pause = min(5.0, 0.1 * 2 ** min(failures, 10))
                 logger.exception("%s failed; it tries again in %.1f s", self.name, pause)
             self.sleeper.wait(pause)

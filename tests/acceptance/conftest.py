@@ -39,7 +39,7 @@ def queue(aof_server: Server, tmp_path: Path) -> Iterator[Queue]:
 
 @pytest.fixture
 def queue_on(tmp_path: Path) -> Iterator[Callable[..., Queue]]:
-    """Makes a queue on a server of the test, with settings of its own."""
+    """Makes a queue on a server of the test, with settings of its own, or with a database."""
     with ExitStack() as stack:
         yield lambda server, **options: stack.enter_context(Queue(server.url, tmp_path, **options))
 

@@ -1,4 +1,4 @@
-"""Real worker processes, and the history of what they ran."""
+"""Queues with real worker processes, on servers of the tests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -27,17 +25,10 @@ from django_delayq.store import get_store
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import leased_key, partition_keys
 from django_delayq.store.redis import RedisStore
+from tests.acceptance.history import History
+from tests.acceptance.process import ROOT, WorkerProcess
+from tests.databases import VARIABLE
 from tests.servers import PORTS, Server, launcher, wait_until
-
-ROOT = Path(__file__).parents[2]
-
-# As in embedded.py: the child dies with the tests, and a preexec_fn would not be safe beside threads.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 @contextmanager
@@ -59,193 +50,36 @@ def stop_gracefully(server: Server) -> None:
         wait_until(lambda node=node: node.pid is None, "Redis has stopped")
 
 
-class Run(NamedTuple):
-    """One line of the history."""
-
-    id: str
-    attempt: int
-    started: float
-    """time.time() of the worker: the clock of the server too, unless a test has bent one of them."""
-    pid: int
-    what: str
-    """`start`, `done`, or what the task says."""
-
-
 class End(NamedTuple):
     """One entry of the finished stream."""
 
     id: str
     state: str
     reason: str
+    """One word."""
+    error: str
+    """Class and message of the exception, if there was one."""
     attempts: Attempts | None
 
 
-class History:
-    """The runs of all tasks of one queue, written by the workers with O_APPEND: it survives kill -9."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.ahead: dict[int, float] = {}
-        """Pid -> by how many seconds the clock of that worker is bent."""
-        self._position = 0
-        self._runs: list[Run] = []
-
-    def all(self) -> list[Run]:
-        """Every line so far."""
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                file.seek(self._position)
-                new = file.read()
-            whole = new[: new.rfind(b"\n") + 1]
-            self._position += len(whole)
-            self._runs += map(_parse, whole.decode().splitlines())
-        return self._runs
-
-    def starts(self, *handles: Handle) -> list[Run]:
-        """The starts of these messages, or of all."""
-        ids = {handle.id for handle in handles}
-        return [run for run in self.all() if run.what == "start" and (not ids or run.id in ids)]
-
-    def count(self, *handles: Handle) -> int:
-        """How many different messages have been started."""
-        return len({run.id for run in self.starts(*handles)})
-
-    def lost(self, handles: Iterable[Handle]) -> set[str]:
-        """Accepted, never started."""
-        return {handle.id for handle in handles} - {run.id for run in self.starts()}
-
-    def early(self, handles: Iterable[Handle], server_ahead: float = 0.0) -> dict[str, float]:
-        """First starts before the due time by the server's clock: id -> seconds."""
-        return {message: -late for message, late in self.lateness(handles, server_ahead).items() if late < 0}
-
-    def lateness(self, handles: Iterable[Handle], server_ahead: float = 0.0) -> dict[str, float]:
-        """Id -> first start minus due time in seconds. `server_ahead`: by how much the server's clock is bent."""
-        first = {run.id: run for run in reversed(self.starts())}
-        at = {message: run.started - self.ahead.get(run.pid, 0.0) + server_ahead for message, run in first.items()}
-        return {h.id: at[h.id] - h.due_ms / 1000 for h in handles if h.id in at and h.due_ms is not None}
-
-    def duplicates(self, *handles: Handle) -> dict[str, int]:
-        """Messages that were started more than once."""
-        counts = Counter(run.id for run in self.starts(*handles))
-        return {message: count for message, count in counts.items() if count > 1}
-
-    def done(self, *handles: Handle) -> list[Run]:
-        """The ends of `hold` and `spin`."""
-        ids = {handle.id for handle in handles}
-        return [run for run in self.all() if run.what == "done" and (not ids or run.id in ids)]
-
-
-def _parse(line: str) -> Run:
-    message, attempt, started, pid, what = line.split(" ", 4)
-    return Run(message, int(attempt), float(started), int(pid), what)
-
-
-class WorkerProcess:
-    """`python -m django run_delayq`. Its output goes to files, and it dies with the tests."""
-
-    def __init__(self, arguments: Iterable[str], environment: dict[str, str], folder: Path) -> None:
-        name = f"worker-{secrets.token_hex(3)}"
-        self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
-        self.begun = time.monotonic()
-        command = (sys.executable, "-m", "django", "run_delayq", *arguments)
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        """Of the command: of the worker, or with --processes of the supervisor."""
-        return self.process.pid
-
-    @property
-    def out(self) -> str:
-        """What it has printed."""
-        return self._out.read_text(errors="replace")
-
-    @property
-    def err(self) -> str:
-        """What it has printed to stderr."""
-        return self._err.read_text(errors="replace")
-
-    @property
-    def output(self) -> str:
-        """Both."""
-        return self.out + self.err
-
-    def wait_for(self, text: str, seconds: float = 10.0, times: int = 1) -> WorkerProcess:
-        """Until it has printed the text (so many times)."""
-
-        def printed() -> bool:
-            ended = self.process.poll() is not None
-            if self.output.count(text) >= times:
-                return True
-            assert not ended, f"ended with {self.process.returncode} before it said {text!r}:\n{self.output}"
-            return False
-
-        wait_until(printed, f"the worker says {text!r}", seconds)
-        return self
-
-    def ready(self) -> WorkerProcess:
-        """Until it works."""
-        return self.wait_for("Ready in ")
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        self.process.send_signal(number)
-
-    def terminate(self) -> None:
-        """Ask it to drain."""
-        self.signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
-        self.process.kill()
-        self.process.wait()
-
-    def wait(self, seconds: float = 10.0) -> int:
-        """Its exit code, minus the signal's number when a signal ended it."""
-        return self.process.wait(seconds)
-
-    def runs_for(self, seconds: float) -> bool:
-        """Whether it goes on for so long."""
-        try:
-            self.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return True
-        return False
-
-    def stop(self) -> int:
-        """Drain; returns the exit code."""
-        self.terminate()
-        return self.wait()
-
-    def close(self) -> None:
-        """End it and the processes it has started, whatever state they are in."""
-        with suppress(ProcessLookupError):  # the group may be gone
-            os.killpg(self.pid, signal.SIGKILL)
-        self.process.wait()
-
-
 class Queue:
-    """One prefix on one server: what a project with its own DELAYQ has. Also set for this process, the producer."""
+    """One prefix on one server: what a project with its own DELAYQ has. Also set for this process, the producer.
+
+    Without a database (an entry of DATABASES, with our tables) workers are started with --no-archiver: the finished
+    stream is then what a test looks at. What Redis cannot take is an error here either way, unless a test says other.
+    """
 
     opened: ClassVar[list[Queue]] = []
 
-    def __init__(self, url: str, folder: Path, **options: Any) -> None:
+    def __init__(self, url: str, folder: Path, *, database: Mapping[str, Any] | None = None, **options: Any) -> None:
         self.url = url
         self.folder = folder
+        self.database = database
         self.prefix = f"acceptance-{secrets.token_hex(4)}"
         self.options = options
         self.history = History(folder / f"history-{secrets.token_hex(3)}")
         self.workers: list[WorkerProcess] = []
-        self._settings = {"REDIS": url, "PREFIX": self.prefix, **options}
+        self._settings = {"REDIS": url, "PREFIX": self.prefix, "ON_REDIS_ERROR": "raise", **options}
         self._here = self.here()
 
     @contextmanager
@@ -276,8 +110,10 @@ class Queue:
     @property
     def environment(self) -> dict[str, str]:
         """Of a process of this project."""
+        database = {VARIABLE: json.dumps(self.database)} if self.database else {}
         return {
             **os.environ,
+            **database,
             "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
             "DELAYQ_TEST_REDIS": self.url,
             "DELAYQ_TEST_PREFIX": self.prefix,
@@ -285,8 +121,15 @@ class Queue:
             "DELAYQ_TEST_HISTORY": str(self.history.path),
         }
 
+    def migrate(self) -> None:
+        """Make our tables in the database of the workers."""
+        command = (sys.executable, "-m", "django", "migrate", "--verbosity", "0")
+        subprocess.run(command, cwd=ROOT, env=self.environment, check=True)
+
     def begin(self, *arguments: str, **environment: str) -> WorkerProcess:
         """Start a worker and do not wait for it."""
+        if not self.database and "--archiver" not in arguments:
+            arguments = ("--no-archiver", *arguments)
         worker = WorkerProcess(arguments, {**self.environment, **environment}, self.folder)
         self.workers.append(worker)
         return worker
@@ -342,8 +185,10 @@ class Queue:
         for partition in self.store.partitions.all(topic):
             for _, entry in self.store.client.xrange(partition_keys(self.prefix, partition)[6]):
                 attempts = Attempts.decode(entry[b"attempts"]) if entry[b"attempts"] else None
-                reason = json.loads(entry[b"detail"]).get("reason", "")
-                found.append(End(entry[b"id"].hex(), entry[b"state"].decode(), reason, attempts))
+                detail = json.loads(entry[b"detail"])
+                error = f"{detail['error']}: {detail['message']}" if detail.get("error") else ""
+                state, reason = entry[b"state"].decode(), detail.get("reason", "")
+                found.append(End(entry[b"id"].hex(), state, reason, error, attempts))
         return found
 
     def acked_once(self, handles: Iterable[Handle], topic: str = "default") -> bool:

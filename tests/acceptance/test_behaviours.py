@@ -28,9 +28,9 @@ def test_even_messages_are_acked_once_and_odd_ones_run_max_attempts_times(queue:
     runs = Counter(run.id for run in queue.history.starts())
     assert {runs[handle.id] for handle in handles[::2]} == {1}
     assert {runs[handle.id] for handle in handles[1::2]} == {3}
-    assert Counter((end.state, end.reason) for end in queue.ends()) == {
-        ("acked", ""): 500,
-        ("dead", "ValueError: odd"): 500,
+    assert Counter((end.state, end.reason, end.error) for end in queue.ends()) == {
+        ("acked", "", ""): 500,
+        ("dead", "failed", "ValueError: odd"): 500,
     }
     counters = topic_stats("default").counters
     assert {name: count for name, count in counters.items() if count} == {
@@ -104,6 +104,7 @@ def test_retry_waits_for_its_delay(queue: Queue, figure: Figure) -> None:
     assert max(waits) < 1
 
 
+@pytest.mark.django_db(transaction=True)
 def test_cancelled_messages_never_run_whatever_they_waited_for(queue: Queue, tmp_path: Path) -> None:
     queue.worker()
     delayed = tasks.note.using(delay=0.7, key="delayed").enqueue()
@@ -245,6 +246,6 @@ def test_entry_that_cannot_be_read_is_buried_and_blocks_nobody(queue: Queue) -> 
 
     ends = {end.id: end for end in queue.ends()}
     assert [ends[handle.id].state for handle in broken] == ["dead"] * 4
-    assert [ends[handle.id].reason.partition(":")[0] for handle in broken] == [*["undecodable"] * 3, "body_missing"]
+    assert [ends[handle.id].reason for handle in broken] == [*["undecodable"] * 3, "body_missing"]
     assert {ends[handle.id].state for handle in neighbours} == {"acked"}
     assert not queue.history.starts(*broken)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from django_delayq import Handle
-from tests.acceptance.harness import History
+from tests.acceptance.history import History
 
 pytestmark = pytest.mark.acceptance
 

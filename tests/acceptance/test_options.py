@@ -29,6 +29,7 @@ def test_burst_ends_when_nothing_is_due(queue: Queue) -> None:
     assert queue.begin("--burst").wait() == 0  # and with nothing to do
 
 
+@pytest.mark.django_db(transaction=True)
 def test_max_messages_ends_after_so_many(queue: Queue) -> None:
     handles = tasks.note.enqueue_many([()] * 50)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from tests.acceptance import tasks
-from tests.acceptance.harness import ROOT, Figure, Queue
+from tests.acceptance.harness import Figure, Queue
+from tests.acceptance.process import ROOT
+from tests.databases import Database, launcher
 from tests.servers import Server, wait_until
 
 pytestmark = pytest.mark.acceptance
@@ -72,6 +77,7 @@ def test_redis_that_evicts_is_refused_with_code_2(own_server: Servers, queue_on:
         ([], {"DELAYQ_TEST_REDIS": "http://127.0.0.1"}, "use one of redis"),
         (["--log-format", "xml"], {}, "auto, pretty, logfmt"),
         (["--shutdown-timeout", "-1"], {}, "--shutdown-timeout"),
+        (["--archiver", "--no-archiver"], {}, "--archiver and --no-archiver contradict each other"),
     ],
 )
 def test_wrong_options_and_settings_end_with_code_2(
@@ -101,6 +107,88 @@ def test_process_that_cannot_start_says_why(queue: Queue) -> None:
     worker.wait_for("cannot start: --health-port")
     worker.wait_for("a new one starts")
     assert worker.stop() == 0
+
+
+# The database
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    """A SQLite file, still empty."""
+    with launcher("sqlite") as database:
+        yield database
+
+
+def rows(database: Database, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(database.entry["NAME"])) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--archiver"], ["--burst"]])
+def test_missing_tables_end_with_code_2_and_say_what_to_do(
+    aof_server: Server, queue_on: Queues, database: Database, arguments: list[str]
+) -> None:
+    queue = queue_on(aof_server, database=database.entry)
+    handles = tasks.note.enqueue_many([()] * 5)
+
+    worker = queue.begin(*arguments)
+
+    assert worker.wait() == 2
+    assert "has no table django_delayq_archivedmessage" in worker.err
+    assert "Run: manage.py migrate" in worker.err
+    assert "Ready" not in worker.out
+    assert "Traceback" not in worker.err
+    assert queue.live() == len(handles)
+
+
+def test_no_archiver_starts_without_the_tables(aof_server: Server, queue_on: Queues, database: Database) -> None:
+    queue = queue_on(aof_server, database=database.entry)
+    handles = tasks.note.enqueue_many([()] * 5)
+    assert queue.begin("--no-archiver", "--burst").wait() == 0
+    assert queue.acked_once(handles)
+
+
+def test_archiver_alone_archives_what_is_there_and_ends(
+    aof_server: Server, queue_on: Queues, database: Database
+) -> None:
+    queue = queue_on(aof_server, database=database.entry)
+    queue.migrate()
+    acked = tasks.note.enqueue_many([()] * 1200) + tasks.note.using(topic="async").enqueue_many([()] * 30)
+    dead = tasks.fail_odd.using(max_attempts=1).enqueue(1)
+    assert queue.begin("--no-archiver", "--burst").wait() == 0
+    later = tasks.note.using(delay=3600).enqueue()
+
+    assert queue.begin("--archiver", "--burst").wait() == 0
+
+    archived = rows(database, "SELECT message_id, state, error_class FROM django_delayq_archivedmessage")
+    assert sorted(archived) == sorted([*((h.id, "acked", "") for h in acked), (dead.id, "dead", "ValueError")])
+    assert (queue.ends(), queue.ends("async")) == ([], [])
+    assert queue.live() == 1
+    assert not queue.history.starts(later)
+    assert queue.begin("--archiver", "--burst").wait() == 0  # and with nothing to do
+
+
+def test_archiver_alone_runs_no_task(aof_server: Server, queue_on: Queues, database: Database) -> None:
+    queue = queue_on(aof_server, database=database.entry)
+    queue.migrate()
+    handle = tasks.note.enqueue()
+    worker = queue.worker("--archiver")
+    queue.worker("--no-archiver", "--max-messages", "1").wait()
+    wait_until(lambda: rows(database, "SELECT state FROM django_delayq_archivedmessage") == [("acked",)], "archived")
+    assert {run.pid for run in queue.history.starts(handle)} == {queue.workers[1].pid}
+    assert worker.stop() == 0
+
+
+def test_worker_with_a_database_archives_what_it_has_run(
+    aof_server: Server, queue_on: Queues, database: Database
+) -> None:
+    queue = queue_on(aof_server, database=database.entry)
+    queue.migrate()
+    handles = tasks.note.enqueue_many([()] * 50)
+    assert queue.begin("--burst").wait() == 0
+    archived = rows(database, "SELECT message_id FROM django_delayq_archivedmessage WHERE state = 'acked'")
+    assert sorted(archived) == sorted((handle.id,) for handle in handles)
+    assert queue.ends() == []
 
 
 def _time_of_django() -> float:

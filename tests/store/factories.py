@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from redis import Redis
 
 from django_delayq.identity import new_ids, task_code
-from django_delayq.message import EXPIRES_WITH_DUE, HEADER_END, Attempts, Priority, encode_record
+from django_delayq.message import DURABLE, EXPIRES_WITH_DUE, HEADER_END, Attempts, Priority, encode_record
+from django_delayq.message import STAMP as STAMP_OF
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
@@ -29,7 +31,11 @@ PAST = "1000000000000"
 DAY_MS = 86_400_000
 LATER = f"+{DAY_MS}"
 """A delay of a day: not due during any test."""
+FAR = "9000000000000"
+"""An instant far ahead."""
 DETAIL = b'{"reason":"test"}'
+STAMP = 1_700_000_000_000_000
+"""When SQL has accepted a durable message, in microseconds: before anything else in a test."""
 NAMES = ("high", "normal", "low", "leased", "messages", "attempts", "finished", "followers", "meta")
 
 
@@ -48,8 +54,18 @@ def outgoing(
     message_id: bytes | None = None, *, mode: str = "raise", when: str = PAST, expires: str = "", **fields: Any
 ) -> Outgoing:
     """One message for `store.enqueue`. A relative expiry sets its flag, as the producer does."""
-    flags = EXPIRES_WITH_DUE if expires.startswith("+") else 0
+    flags = fields.pop("flags", 0) | (EXPIRES_WITH_DUE if expires.startswith("+") else 0)
     return message_id or new_id(), mode, when, expires, record(flags=flags, **fields)
+
+
+def accepted(message_id: bytes | None = None, *, stamp: int = STAMP, when: str = PAST, **fields: Any) -> Outgoing:
+    """One durable message that SQL accepted at `stamp` (us), as the relay and the reconciler send it."""
+    return outgoing(message_id, when=f"@{stamp}:{when}", flags=DURABLE, **fields)
+
+
+def stamped(stamp: int = STAMP, body: bytes = b"[1]") -> bytes:
+    """The record of a durable message as it lies in Redis."""
+    return STAMP_OF.pack(stamp, bytes(6)) + record(body, flags=DURABLE)
 
 
 def send(store: RedisStore, *messages: Outgoing) -> dict[int, str]:
@@ -80,6 +96,13 @@ def claim(store: RedisStore, message_id: bytes | None = None, **fields: Any) -> 
     return lease
 
 
+def claim_durable(store: RedisStore, message_id: bytes | None = None, **fields: Any) -> Lease:
+    """The lease of a new durable message."""
+    message = accepted(message_id, **fields)
+    send(store, message)
+    return claim(store, message[0])
+
+
 def claim_again(store: RedisStore, lease: Lease) -> Lease:
     """The lease that follows when the holder of the first was too slow: another worker has the message now."""
     end_leases(store, lease.id)
@@ -98,6 +121,11 @@ def end_leases(store: RedisStore, *ids: bytes) -> None:
     leased = keys.leased_key(store.prefix, PARTITION)
     for member in ids or store.command("ZRANGE", leased, 0, -1):
         store.command("ZADD", leased, "XX", 1, member)
+
+
+def configure(store: RedisStore, **fields: Any) -> None:
+    """Change settings of the store."""
+    store.settings = replace(store.settings, **fields)
 
 
 def make_due(store: RedisStore, message_id: bytes) -> None:
@@ -174,6 +202,23 @@ def ends(store: RedisStore) -> list[tuple[bytes, str]]:
 
 def counter(store: RedisStore, name: str) -> int:
     return int(store.stats(PARTITION).meta.get(name, 0))
+
+
+def wakeups(store: RedisStore) -> int:
+    """How often the dispatchers of the partition were woken."""
+    return store.counters([PARTITION])[0][0]
+
+
+def markers(store: RedisStore) -> dict[bytes, int]:
+    """The stamp of each durable message that Redis remembers as ended."""
+    meta = dump(store)["meta"].items()
+    return {name[5:]: int.from_bytes(stamp, "big") for name, stamp in meta if name.startswith(b"done:")}
+
+
+def history(store: RedisStore, message_id: bytes) -> list[bytes]:
+    """The lines that are remembered of the runs that have ended, oldest first."""
+    entry = attempts(store, message_id)
+    return entry.history.splitlines() if entry else []
 
 
 def body_of(store: RedisStore, message_id: bytes) -> bytes:

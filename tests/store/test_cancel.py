@@ -66,7 +66,7 @@ def test_a_retry_is_cancelled_with_its_attempts(store: RedisStore) -> None:
     store.nack(PARTITION, [(lease, 5000, True, DETAIL)])
     assert store.cancel(PARTITION, [lease.id]) == ["OK"]
     assert attempts(store, lease.id) is None
-    assert finished(store)[0]["attempts"] == lease.entry
+    assert finished(store)[0]["attempts"] == lease.entry + DETAIL + b"\n"
 
 
 def test_a_second_cancel_changes_nothing(store: RedisStore) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from django_delayq.worker import clock as module
+from django_delayq.store import clock as module
 from django_delayq.store.clock import ServerClock
 
 

@@ -35,6 +35,7 @@ from tests.store.factories import (
     record,
     send,
     waiting,
+    wakeups,
 )
 
 BODIES = [b"[9007199254740993]", b"[[]]", '["käse 🧀"]'.encode(), b'["\\u0000"]', b"\0\xff\r\n"]
@@ -241,10 +242,6 @@ def test_a_full_redis_refuses_and_nothing_changes(store: RedisStore, server: Ser
 
 
 # Waking up
-
-
-def wakeups(store: RedisStore) -> int:
-    return store.wakeups([PARTITION])[0]
 
 
 def test_only_a_sooner_head_wakes_the_workers(store: RedisStore) -> None:

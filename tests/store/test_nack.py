@@ -30,6 +30,7 @@ from tests.store.factories import (
     live,
     make_due,
     waiting,
+    wakeups,
 )
 
 
@@ -65,7 +66,8 @@ def test_each_run_is_another_attempt(store: RedisStore) -> None:
 def test_a_snooze_does_not_count_as_an_attempt(store: RedisStore) -> None:
     lease = claim(store)
     nack(store, lease, counts=False)
-    assert attempts(store, lease.id) == Attempts(0, 0, lease.due_at_ms, lease.first_claimed_at_ms, lease.token)
+    history = b'{"reason":"test"}\n'
+    assert attempts(store, lease.id) == Attempts(0, 0, lease.due_at_ms, lease.first_claimed_at_ms, lease.token, history)
     make_due(store, lease.id)
     assert claim(store, lease.id).attempt == 1
 
@@ -176,9 +178,9 @@ def test_the_follower_of_a_dead_message_runs(store: RedisStore) -> None:
 
 def test_a_retry_that_is_due_sooner_wakes_the_workers(store: RedisStore) -> None:
     lease = claim(store)
-    (before,) = store.wakeups([PARTITION])
+    before = wakeups(store)
     nack(store, lease, 0)
-    assert store.wakeups([PARTITION]) == [before + 1]
+    assert wakeups(store) == before + 1
 
 
 @pytest.mark.parametrize(("delay_ms", "counts"), [(5000, True), (5000, False), (None, True)])

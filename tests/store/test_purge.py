@@ -70,7 +70,7 @@ def test_attempts_go_with_their_messages(store: RedisStore) -> None:
     store.nack(PARTITION, [(lease, 5000, True, DETAIL)])
     store.purge(PARTITION)
     assert attempts(store, lease.id) is None
-    assert finished(store)[0]["attempts"] == lease.entry
+    assert finished(store)[0]["attempts"] == lease.entry + DETAIL + b"\n"
 
 
 def test_a_message_without_a_record_goes_too(store: RedisStore) -> None:

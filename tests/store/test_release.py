@@ -24,6 +24,7 @@ from tests.store.factories import (
     leased,
     make_due,
     waiting,
+    wakeups,
 )
 
 
@@ -122,9 +123,9 @@ def test_a_message_whose_record_was_lost_is_released_and_buried_by_the_next_clai
 
 def test_a_released_message_wakes_the_workers(store: RedisStore) -> None:
     lease = claim(store)
-    (before,) = store.wakeups([PARTITION])
+    before = wakeups(store)
     store.release(PARTITION, [lease])
-    assert store.wakeups([PARTITION]) == [before + 1]
+    assert wakeups(store) == before + 1
 
 
 def test_a_full_redis_takes_a_release(store: RedisStore, server: Server) -> None:

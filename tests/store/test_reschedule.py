@@ -14,6 +14,8 @@ from tests.store.factories import (
     DETAIL,
     LATER,
     PARTITION,
+    STAMP,
+    accepted,
     attempts,
     claim,
     corrupt,
@@ -22,7 +24,9 @@ from tests.store.factories import (
     follow,
     full,
     new_id,
+    send,
     waiting,
+    wakeups,
 )
 
 
@@ -45,6 +49,13 @@ def test_a_delay_counts_from_now_rounded_up(store: RedisStore) -> None:
     due = store.reschedule(PARTITION, message_id, "+5000")
     assert math.ceil(before) + 5000 <= due <= math.ceil(store.clock_ms()) + 5000
     assert waiting(store) == {message_id: due}
+
+
+def test_a_durable_message_stays_the_same_life(store: RedisStore) -> None:
+    message = accepted()
+    send(store, message)
+    assert store.reschedule(PARTITION, message[0], "7000") == 7000
+    assert store.lives(PARTITION, [(message[0], STAMP)]) == ["LIVE"]
 
 
 def test_attempts_stay(store: RedisStore) -> None:
@@ -100,7 +111,7 @@ def test_a_message_that_moves_sooner_wakes_the_workers(store: RedisStore) -> Non
     seen = []
     for when in ("6000", "5999", "4000"):
         store.reschedule(PARTITION, message_id, when)
-        seen.append(store.wakeups([PARTITION])[0])
+        seen.append(wakeups(store))
     assert seen == [1, 2, 3]
 
 
@@ -109,7 +120,7 @@ def test_a_later_due_time_behind_another_head_wakes_nobody(store: RedisStore) ->
     message_id = enqueue(store, when="5000")
     for when in ("6000", "1000", "3000"):
         store.reschedule(PARTITION, message_id, when)
-    assert store.wakeups([PARTITION]) == [1]
+    assert wakeups(store) == 1
 
 
 @pytest.mark.parametrize("raw", [b"", b"x" * 13, b"x" * 14, b"\xff" * 22])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
@@ -20,28 +20,23 @@ from django_delayq.store.hints import HintStream
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
-    DETAIL,
     PARTITION,
-    claim,
     dump,
-    end_leases,
     enqueue,
-    follow,
-    new_id,
     on_all_nodes,
-    outgoing,
-    send,
 )
+from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
-READING = {"find", "leases", "list", "stats"}
+READING = {"find", "leases", "list", "lives", "stats"}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/operations.md shows the same.
 ACL = (
     "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+hincrby", "+exists",
     "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
-    "+xadd", "+xlen", "+publish", "+sadd", "+smembers", "+subscribe",
+    "+xadd", "+xlen", "+xdel", "+xack", "+xreadgroup", "+xautoclaim", "+xgroup|create", "+xgroup|delconsumer",
+    "+xinfo|consumers", "+publish", "+sadd", "+smembers", "+subscribe",
 )  # fmt: skip
 #: Connection commands of redis-py and its cluster client.
 ACL_OF_CLIENT = ("+ping", "+client", "+select", "+info", "+command", "+cluster|slots", "+cluster|shards")
@@ -164,38 +159,6 @@ def test_the_text_is_sent_once_and_then_only_its_name(
         for _ in range(3):
             store.stats(PARTITION)
     assert len(texts) == 1
-
-
-def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
-    """One call of every method that reaches the server."""
-    message_id, cancelled = new_id(), new_id()
-    yield lambda: send(store, outgoing(message_id), outgoing(cancelled, when="+1000", expires="+5"))
-    yield lambda: store.find(PARTITION, [message_id])
-    yield lambda: store.list(PARTITION, 1, (1, b""), 5)
-    yield lambda: store.reschedule(PARTITION, cancelled, "+2000")
-    yield lambda: store.cancel(PARTITION, [cancelled])
-    yield lambda: store.nack(PARTITION, [(claim(store, message_id), 0, False, DETAIL)])
-    yield lambda: store.reschedule(PARTITION, message_id, "5")
-    yield lambda: store.release(PARTITION, store.claim(PARTITION, 1).leases)
-    yield lambda: store.extend(PARTITION, [claim(store, message_id)])
-    yield lambda: follow(store, message_id)
-    yield lambda: store.leased_under(PARTITION, bytes(16))
-    yield lambda: end_leases(store)
-    yield lambda: store.reclaim(PARTITION)
-    yield lambda: store.ack(PARTITION, [(store.claim(PARTITION, 1).leases[0], DETAIL)])
-    yield lambda: enqueue(store)
-    yield lambda: store.purge(PARTITION)
-    yield lambda: store.stats(PARTITION)
-    yield lambda: store.pause("orders", "{}")
-    yield lambda: store.resume("orders")
-    yield store.topics
-    yield lambda: store.beat("worker", "{}")
-    yield store.heartbeats
-    yield lambda: store.forget_worker("worker")
-    yield lambda: store.task_name(PARTITION, b"code")
-    yield lambda: store.wakeups([PARTITION])
-    yield lambda: store.oldest_lease_ms(PARTITION)
-    yield store.clock_ms
 
 
 def listen(store: RedisStore) -> None:

@@ -327,7 +327,7 @@ def test_redis_that_is_back_is_said_and_everything_is_looked_at(
     assert dispatcher.connected
     due(1)
     with monkeypatch.context() as patched:
-        patched.setattr(shared.store, "wakeups", away)
+        patched.setattr(shared.store, "counters", away)
         dispatcher._sweep_at = 0
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
@@ -344,6 +344,7 @@ def test_follows_the_servers_clock(dispatcher: Dispatcher, shared: Shared, delay
     assert shared.clock.now_ms() == pytest.approx(delayq.clock_ms(), abs=50)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_purged_topic_is_quiet(dispatcher: Dispatcher, pool: Takes) -> None:
     handle = record.using(delay=0.3).enqueue(1)
     settle_down(dispatcher)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,54 @@ def test_damaged_message_has_an_event_too(claim: Claim, shared: Shared) -> None:
         lease.record = damage
         event = Outcome(lease, None, Result.DEAD, time.monotonic(), "undecodable").event(shared.clock)
         assert (event.id, event.task, event.key, event.reason) == (lease.id.hex(), "", None, "undecodable")
+
+
+def detail(made: Outcome, shared: Shared) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(made.detail(shared.name, shared.clock))
+    return content
+
+
+def test_of_an_acked_one_the_archive_knows_worker_start_and_run(claim: Claim, shared: Shared) -> None:
+    said = detail(outcome(claim(noop), 0.25), shared)
+    assert set(said) == {"worker", "started_ms", "run_ms"}
+    assert said["worker"] == shared.name
+    assert said["run_ms"] == pytest.approx(250, abs=0.01)
+    assert said["started_ms"] == pytest.approx(shared.clock.now_ms() - 250, abs=50)
+
+
+def failed(lease: Lease, result: Result) -> Outcome:
+    made = outcome(lease)
+    made.result, made.reason = result, "failed"
+    made.error_class, made.error_message, made.traceback = "shop.errors.NoStock", 'none "left" 😀', "Traceback ..."
+    return made
+
+
+def test_of_a_dead_one_the_archive_knows_why_in_parts(claim: Claim, shared: Shared) -> None:
+    said = detail(failed(claim(noop), Result.DEAD), shared)
+    assert set(said) == {"worker", "started_ms", "run_ms", "reason", "error", "message", "traceback"}
+    assert (said["reason"], said["error"], said["message"], said["traceback"]) == (
+        "failed", "shop.errors.NoStock", 'none "left" 😀', "Traceback ...",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("result", [Result.RETRIED, Result.SNOOZED])
+def test_of_one_that_goes_on_its_history_gets_a_line(claim: Claim, shared: Shared, result: Result) -> None:
+    made = failed(claim(noop), result)
+    made.error_message = "x" * 100_000
+    raw = made.detail(shared.name, shared.clock)
+    assert b"\n" not in raw
+    said = json.loads(raw)
+    assert (said["outcome"], said["worker"]) == (result.value, shared.name)
+    assert said["ended_ms"] - said["started_ms"] == pytest.approx(250, abs=1)
+    assert said["error"].startswith("NoStock: xxx")
+    assert len(said["error"]) < 1000
+
+
+def test_people_read_the_last_part_of_the_class_and_the_message(claim: Claim) -> None:
+    made = failed(claim(noop), Result.DEAD)
+    assert made.text == 'NoStock: none "left" 😀'
+    made.error_class = ""
+    assert made.text == "failed"
 
 
 def test_events_are_a_sequence_that_builds_on_demand(claim: Claim, shared: Shared) -> None:

@@ -114,7 +114,7 @@ def test_second_signal_ends_at_once(worker: Any, monkeypatch: pytest.MonkeyPatch
     now = [100.0]
     monkeypatch.setattr(runner.os, "_exit", ends.append)
     monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
-    made, requested = worker(), list[float]()
+    made, requested = worker().progress, list[float]()
     runner._request(requested, signal.SIGTERM, made)
     runner._request(requested, signal.SIGTERM, made)
     assert ends == []

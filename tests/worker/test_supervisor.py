@@ -158,13 +158,12 @@ def test_signal_to_the_whole_group_is_no_second_signal(program: Callable[[str], 
     made = program("""
         from django_delayq.worker import runner
         runner.SAME_SIGNAL = 5  # a loaded machine takes its time
-        class Worker:
-            import threading
-            progress = threading.Event()
+        import threading
+        progress = threading.Event()
         def work(index):
             requested = []
             for number in STOP_SIGNALS:
-                signal.signal(number, lambda number, frame: runner._request(requested, number, Worker))
+                signal.signal(number, lambda number, frame: runner._request(requested, number, progress))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             say("up", index, os.getpid())
             while not requested:

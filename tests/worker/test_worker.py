@@ -114,6 +114,7 @@ def test_what_outlives_the_timeout_is_given_back_with_its_attempt(work: Work, de
     assert (message.state, message.attempt, message.crashes) == ("ready", 0, 0)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_what_waits_in_the_buffer_is_given_back_before_the_running_ones_end(
     work: Work, delayq: RedisStore, heard: Heard
 ) -> None:

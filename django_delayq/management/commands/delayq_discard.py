@@ -17,7 +17,7 @@ class Command(SelectingCommand):
     help = (
         "Marks dead letters as needing no replay: nobody is asked about them again, and delayq_prune may delete them."
     )
-    verb, done = "discard", "discarded"
+    done = "discarded"
     reason_required = True
 
     def act(self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any) -> Replayed:

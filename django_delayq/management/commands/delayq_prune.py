@@ -47,7 +47,7 @@ class Command(BaseCommand):
             interrupted(self, f"{self._counted()}. Run it again to go on.")
         except (DelayQError, Error) as error:
             said.clear()
-            raise failed(error, self._counted() if self._so_far else "") from error
+            raise failed(error, _summary(self._so_far.count, dry) if self._so_far else "") from error
         said.clear()
         kept = f"; kept {end.kept:,} open dead letters (they go with --state dead)" if end.kept else ""
         self.stdout.write(_summary(end.count, dry) + kept)

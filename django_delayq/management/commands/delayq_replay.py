@@ -34,7 +34,6 @@ class SelectingCommand(BaseCommand):
     """A command about a selection of dead letters. Exit codes: 0 done, 1 error, 2 options, 3 no Redis, 130 Ctrl-C."""
 
     requires_system_checks = []
-    verb: ClassVar[str]
     done: ClassVar[str]
     reason_required = False
 
@@ -71,7 +70,7 @@ class SelectingCommand(BaseCommand):
             interrupted(self, f"{self._counted()}. Run it again to go on; nothing is {self.done} twice.")
         except (DelayQError, Error) as error:
             said.clear()
-            raise failed(error, self._counted() if self._so_far else "") from error
+            raise failed(error, self._summary(self._so_far.count, {}) if self._so_far else "") from error
         said.clear()
         self.stdout.write(self._summary(end.count, end.skipped))
 
@@ -83,7 +82,9 @@ class SelectingCommand(BaseCommand):
         found = preview(rows, force=options.get("force", False), limit=options["limit"])
         self.stdout.write(f"would have {self._summary(found.count, found.skipped)}; nothing was changed")
         for row in found.first:
-            parts = (row.task, row.key or "-", row.error_class or row.reason or "-", f"{row.finished_at:%Y-%m-%d %X%z}")
+            finished = row.finished_at if timezone.is_naive(row.finished_at) else timezone.localtime(row.finished_at)
+            error = row.error_class or row.reason or "-"
+            parts = (row.task, row.key or "-", error, finished.isoformat(" ", "seconds"))
             self.stdout.write("  " + "  ".join(one_line(part) for part in parts))
         if found.count > len(found.first) > 0:
             self.stdout.write(f"  ... and {found.count - len(found.first):,} more")
@@ -108,7 +109,7 @@ class Command(SelectingCommand):
     """Sends dead letters again. Exit codes: 0 done, 1 error, 2 wrong options, 3 no Redis, 130 Ctrl-C."""
 
     help = "Sends dead letters again, each once. Ctrl-C ends it safely; run it again to go on."
-    verb, done = "replay", "replayed"
+    done = "replayed"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, how they are sent, and for the record."""
@@ -135,11 +136,12 @@ def selected(options: dict[str, Any]) -> QuerySet[ArchivedMessage]:
             "Say which: --topic, --task, --error, --since, --until; or --all for every dead letter.",
             returncode=ExitCode.CONFIGURATION,
         )
-    rows = ArchivedMessage.objects.filter(state=Final.DEAD)
+    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(state=Final.DEAD)
     if error := options["error"]:
         rows = rows.filter(Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error))
     lookups = {"topic": "topic", "task": "task", "since": "finished_at__gte", "until": "finished_at__lt"}
-    return rows.filter(**{lookup: options[name] for name, lookup in lookups.items() if options[name]})
+    given = {lookup: options[name] for name, lookup in lookups.items() if options[name]}
+    return rows.filter(**given) if given else rows
 
 
 def duration(text: str) -> timedelta:

@@ -6,8 +6,8 @@
 --   each. Ids differ. when: also '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time,
 --   or an instant. record: without its stamp.
 -- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
---   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on); only of what SQL has accepted: ADOPTED
---   (the same content was there and is now this message), OLDER (than what would be replaced), DONE (it has ended).
+--   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on); of what SQL has
+--   accepted also ADOPTED:stamp (the same content was there, and is this message from now on), OLDER, DONE (ended).
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
@@ -25,8 +25,8 @@ for i, id in ipairs(ids) do
   local old = word == 'REPLACED' and existing or word == 'FOLLOWS' and follower_of(id)
   if word == 'FOLLOWS' then
     put(followers, id, struct.pack('>I6', due) .. record)
-  elseif word == 'ADOPTED' then
-    put(adopted, id, adopt(existing, record))
+  elseif word and string.sub(word, 1, 7) == 'ADOPTED' then
+    put(adopted, id, adopt(existing))
   elseif not word or word == 'REPLACED' then
     if word then put(replaced, lane_of(existing), id) end
     put(records, id, record)
@@ -44,7 +44,7 @@ for i = 1, #replaced, 2 do
   redis.call('HDEL', ATTEMPTS, replaced[i + 1])
 end
 park(moves)
-for i = 1, #superseded, 2 do supersede(superseded[i], superseded[i + 1]) end
+for i = 1, #superseded, 2 do supersede(superseded[i], superseded[i + 1], '') end
 for at = 2, 2 * tasks, 2 do redis.call('HSET', META, 'task:' .. ARGV[at], ARGV[at + 1]) end
 if #records > 0 then redis.call('HINCRBY', META, 'enqueued', (#records - #replaced) / 2) end
 return reply

@@ -2,7 +2,7 @@
 -- Guarantee: exactly one of reschedule and claim wins; attempts and arguments stay.
 -- KEYS: the partition (shared/1_partition.lua).
 -- ARGV: id, when ('+ms' or an instant in ms).
--- Returns: OK, the new due time in ms and 1 when the message is durable, or RUNNING or NOT_FOUND.
+-- Returns: OK and the new due time in ms, or RUNNING or NOT_FOUND.
 local id, when = ARGV[1], ARGV[2]
 local record = redis.call('HGET', MESSAGES, id)
 if not record then return {'NOT_FOUND'} end
@@ -16,4 +16,4 @@ if expires_at > 0 and math.floor(string.byte(record, 15) / 8) % 2 == 1 then
   redis.call('HSET', MESSAGES, id, string.sub(record, 1, 8) .. struct.pack('>I6', expires_at) .. string.sub(record, 15))
 end
 park({[lane_of(record)] = {due, id}})
-return {'OK', due, durable(record) and 1 or 0}
+return {'OK', due}

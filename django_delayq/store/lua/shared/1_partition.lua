@@ -29,13 +29,22 @@ local function durable(record)
 end
 
 -- One entry of the finished stream is one row of the archive to come. `archive`: of all, dead or none of the messages.
--- The end of a durable one is always told, and remembered until it is archived, so that nobody sends it again.
+-- The end of a durable one is always told, and remembered until it is archived, so that nobody sends it again: of two
+-- lives of an id the newer, which is the one that SQL holds.
 local function finish(archive, id, state, record, attempts, detail)
   if durable(record) then
-    redis.call('HSET', META, 'done:' .. id, string.sub(record, 1, 8))
+    local newest = redis.call('HGET', META, 'done:' .. id)
+    if not newest or struct.unpack('>I8', newest) < struct.unpack('>I8', record) then
+      redis.call('HSET', META, 'done:' .. id, string.sub(record, 1, 8))
+    end
   elseif archive == 'none' or archive == 'dead' and state ~= 'dead' then
     return
   end
   redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW, 'record', record or '',
     'attempts', attempts or '', 'detail', detail)
+end
+
+-- Ends a durable message that one which is not durable replaces: its row in the outbox has to be closed.
+local function supersede(id, record, attempts)
+  finish('none', id, 'cancelled', record, attempts, '{"reason":"replaced"}')
 end

@@ -35,8 +35,9 @@ local function follow(ids, moves, again)
   for i, id in ipairs(ids) do
     local follower = found[i]
     if follower then
-      local record = string.sub(follower, 7)
+      local record, old = string.sub(follower, 7), again[id] and redis.call('HGET', MESSAGES, id) or ''
       redis.call('HDEL', FOLLOWERS, id)
+      if durable(old) and not durable(record) then supersede(id, old, redis.call('HGET', ATTEMPTS, id)) end
       redis.call('HDEL', ATTEMPTS, id)
       redis.call('HSET', MESSAGES, id, record)
       move(moves, lane_of(record), struct.unpack('>I6', follower), id)

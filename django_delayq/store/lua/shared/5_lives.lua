@@ -5,11 +5,6 @@ local function follower_of(id)
   return string.sub(redis.call('HGET', FOLLOWERS, id) or '', 7)
 end
 
--- Ends a durable message that one which is not durable replaces: its row in the outbox has to be closed.
-local function supersede(id, record)
-  finish('none', id, 'cancelled', record, '', '{"reason":"replaced"}')
-end
-
 -- What is known of the life: LIVE (waits, runs, or follows the run that goes on), DONE (ended, unarchived) or false.
 local function known(id, record, stamp)
   if record and string.sub(record, 1, 8) == stamp then return 'LIVE' end

@@ -26,13 +26,12 @@ local function standing(id, existing, record, when, mode)
   -- But for durable: that flag differs when the outcome of one of the two was not known.
   local flags, others = string.byte(existing, 15) or 0, string.byte(record, 15) or 0
   if string.sub(existing, 16) ~= string.sub(record, 16) or flags % 128 ~= others % 128 then return 'DUPLICATE' end
-  return from_sql and 'ADOPTED' or 'SAME'
+  return from_sql and 'ADOPTED:' .. string.format('%.0f', struct.unpack('>I8', existing)) or 'SAME'
 end
 
--- The live record as the life that SQL answers for: its stamp, and durable. What was spilled on an unknown outcome and
--- had been stored all the same is one message then.
-local function adopt(existing, record)
+-- The live record with the flag of a durable one. It keeps its stamp, under which it may have run; SQL takes that over.
+-- So what was spilled on an unknown outcome, and had been stored all the same, is one message.
+local function adopt(existing)
   local flags = string.byte(existing, 15)
-  return string.sub(record, 1, 8) .. string.sub(existing, 9, 14) .. string.char(flags < 128 and flags + 128 or flags)
-    .. string.sub(existing, 16)
+  return string.sub(existing, 1, 14) .. string.char(flags % 128 + 128) .. string.sub(existing, 16)
 end

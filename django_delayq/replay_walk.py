@@ -1,0 +1,142 @@
+"""Goes through a selection of dead letters in batches, each a transaction of its own that also counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from django.core.exceptions import EmptyResultSet
+from django.db import connections, transaction
+from django.db.models import F, QuerySet
+from django.db.models.functions import Length
+from django.utils import timezone
+
+from .exceptions import InvalidMessage
+from .models import ArchivedMessage, Final, OperatorAction
+from .store.redis import BATCH
+
+#: Rows of a selection that are looked at in one query: only their ids and what tells whether they are to be changed.
+PAGE = 10_000
+
+Rows = QuerySet[ArchivedMessage]
+
+_STANDING = ("pk", "state", "replayed_at", "discarded_at")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What replay() or discard() has done so far."""
+
+    action: OperatorAction
+    """The record of it. Its finished_at is null until the end."""
+    count: int
+    """Messages that are replayed, or discarded."""
+    skipped: Counter[str]
+    """How many rows of the selection were left as they are, by the reason in words."""
+
+
+Progress = Callable[[Replayed], object]
+
+
+class Walk:
+    """Goes through a selection by its ids, changes it batch by batch, and counts."""
+
+    action: OperatorAction
+
+    def __init__(self, rows: Rows, force: bool, limit: int | None) -> None:
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise InvalidMessage(f"limit is a whole number from 1 on, not {limit!r}.")
+        self.rows, self.force, self.limit, self.alias = rows, force, limit, rows.db
+        self.count = 0
+        self.skipped: Counter[str] = Counter()
+        self.table: Rows = ArchivedMessage.objects.using(self.alias)
+        newest = self.table.order_by("-pk").values_list("pk", flat=True).first()
+        self.last: int = newest or 0
+        """What dies after the beginning is not of the selection: else a task that always fails had us here for ever."""
+
+    def begin(self, name: str, by: str, reason: str, progress: Progress | None) -> None:
+        """Record that somebody does something."""
+        said = [_in_words(self.rows), "force" if self.force else "", f"limit {self.limit:,}" if self.limit else ""]
+        words = ", ".join(filter(None, said))[:2_000]
+        self.action = OperatorAction(action=name, operator=by[:150], reason=reason, selection=words)
+        self.action.save(using=self.alias)
+        self._progress = progress
+        self._tell()
+
+    def run(self, change: Callable[[Sequence[Any]], int]) -> Replayed:
+        """Change every batch in a transaction of its own, which also says so in the action."""
+        actions = OperatorAction.objects.using(self.alias).filter(pk=self.action.pk)
+        for pks in self._batches():
+            with transaction.atomic(using=self.alias):
+                # A write first: where there are no row locks (SQLite), who reads first may not write afterwards.
+                actions.update(count=F("count"))
+                count = change(self._lock(pks))
+                actions.update(count=F("count") + count)
+            self.count = self.action.count = self.count + count
+            self._tell()
+        self.action.finished_at = timezone.now()
+        self.action.save(using=self.alias, update_fields=["finished_at"])
+        return self._so_far()
+
+    def candidates(self) -> Iterator[int]:
+        """The ids of the rows to change."""
+        after, more = 0, True
+        while more:
+            page = self.rows.filter(pk__gt=after, pk__lte=self.last).values_list(*_STANDING)[:PAGE]
+            found = list(page)
+            for pk, *standing in found:
+                if not self.skip(self._standing(*standing)):
+                    yield pk
+            more = len(found) == PAGE
+            after = found[-1][0] if found else after
+
+    def skip(self, why: str, count: int = 1) -> bool:
+        """Count rows that are left as they are; an empty reason is none."""
+        if why and count:
+            self.skipped[why] += count
+        return bool(why)
+
+    def _batches(self) -> Iterator[list[int]]:
+        candidates = self.candidates()
+        while pks := list(islice(candidates, self._room())):
+            yield pks
+
+    def _room(self) -> int:
+        return BATCH if self.limit is None else min(BATCH, self.limit - self.count)
+
+    def _lock(self, pks: Sequence[int]) -> list[Any]:
+        """The rows that are still to be changed, without their bodies. What others change meanwhile is left to them."""
+        skip_locked = connections[self.alias].features.has_select_for_update_skip_locked
+        rows = self.table.filter(pk__in=pks).select_for_update(skip_locked=skip_locked).order_by("pk")
+        rows = rows.annotate(size=Length("body") + Length("headers"))
+        names = (*_STANDING, "message_id", "topic", "task", "key", "size")
+        found = list(rows.values_list(*names, named=True))
+        self.skip("locked or deleted", len(pks) - len(found))
+        return [row for row in found if not self.skip(self._standing(row.state, row.replayed_at, row.discarded_at))]
+
+    def _standing(self, state: str, replayed_at: object, discarded_at: object) -> str:
+        if state != Final.DEAD:
+            return "not dead"
+        if self.force:
+            return ""
+        return "already replayed" if replayed_at else "discarded" if discarded_at else ""
+
+    def _tell(self) -> None:
+        if self._progress:
+            self._progress(self._so_far())
+
+    def _so_far(self) -> Replayed:
+        return Replayed(action=self.action, count=self.count, skipped=self.skipped.copy())
+
+
+def _in_words(rows: Rows) -> str:
+    """The condition, much as the database reads it."""
+    try:
+        sql, values = rows.order_by().values("pk").query.get_compiler(rows.db).as_sql()
+    except EmptyResultSet:
+        return "nothing"
+    table = connections[rows.db].ops.quote_name(ArchivedMessage._meta.db_table)
+    return (sql % tuple(values)).replace(f"{table}.", "").partition(" WHERE ")[2] or "everything"

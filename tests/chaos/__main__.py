@@ -1,0 +1,68 @@
+"""Runs one of the programs, or with `all` each of them at full size, and exits with 1 when a promise was broken."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from tests import databases
+
+from .failpoints import POINTS
+from .world import Options
+
+PROGRAMS = ("flush", "redis_away", "database_away", "exactly_once")
+ALL = (
+    "flush", "flush --kill", "redis_away", "redis_away --frozen", "database_away",
+    *(f"exactly_once --database {kind}" for kind in ("postgresql", "sqlite", "mariadb")),
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument("name", choices=(*PROGRAMS, "all"))
+    parser.add_argument("--database", choices=databases.KINDS, default="postgresql")
+    parser.add_argument("--seconds", type=float, help="how long the trouble lasts")
+    parser.add_argument("--count", type=int, help="how many messages")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kill", action="store_true", help="flush: kill Redis and delete its data instead")
+    parser.add_argument("--frozen", action="store_true", help="redis_away: Redis is there and does not answer")
+    parser.add_argument("--points", default="all", help=f"exactly_once: all, none, or some of {','.join(POINTS)}")
+    parser.add_argument("--reconcile-after", type=float, help="DELAYQ's RECONCILE_AFTER")
+    given = parser.parse_args(arguments)
+    if given.name == "all":
+        return run_all()
+    if reason := databases.missing(given.database):
+        parser.error(reason)
+    program = import_module(f"{__package__}.{given.name}")
+    options = Options(
+        given.database,
+        given.count or program.COUNT,
+        given.seconds or program.SECONDS,
+        given.seed,
+        "kill" if given.kill else "frozen" if given.frozen else "",
+        {"all": tuple(POINTS), "none": ()}.get(given.points) or tuple(filter(POINTS.get, given.points.split(","))),
+        given.reconcile_after or program.RECONCILE_AFTER,
+    )
+    return int(program.main(options))
+
+
+def run_all() -> int:
+    """A process each, and what they said once more at the end."""
+    summary, worst = [], 0
+    for command in ALL:
+        words = [sys.executable, "-m", "tests.chaos", *command.split()]
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+        print(done.stdout, end="", flush=True)
+        said = [line for line in done.stdout.splitlines() if not line.startswith("{")]
+        summary += said or [f"{command}: ended with {done.returncode} and said nothing"]
+        worst = max(worst, abs(done.returncode))
+    print("", *summary, sep="\n")
+    return min(worst, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""What the tests of the SQL side share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from django_delayq import archiver, naming
+from django_delayq.store import finished
+from django_delayq.store.redis import RedisStore
+from tests.sql.hands import Hands
+
+
+@pytest.fixture
+def hands(delayq: RedisStore, transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
+    """A worker with its services, driven by hand. Nothing has to be waited for."""
+    from tests.tasks import seen
+
+    seen.clear()
+    naming.kept_names.clear()
+    monkeypatch.setattr(archiver, "GATHER", 0.0)
+    monkeypatch.setattr(archiver, "TAKE_OVER_INTERVAL", 0.0)
+    monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 0)
+    yield Hands(delayq)

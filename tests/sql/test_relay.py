@@ -1,0 +1,232 @@
+"""The relay brings rows to Redis: in order, each at least once and under its stamp, so that each runs once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from django_delayq import signals
+from django_delayq.exceptions import OutboxUnavailable, StoreUnavailable
+from django_delayq.models import OutboxMessage
+from django_delayq.relay import Relay
+from django_delayq.store import get_store
+from django_delayq.store.keys import partition_keys
+from tests.faults import lost_answers, unreachable
+from tests.servers import wait_until
+from tests.sql.faults import before, database_away, failing_commits
+from tests.sql.hands import DAY, DEFAULT, Hands, messages_in, only_row, rows, statuses, together
+from tests.tasks import crowd, record, seen
+
+far = record.using(durable=True, delay=DAY)
+
+
+def near(*, seconds: int = 1) -> None:
+    """As if all were near their due time."""
+    OutboxMessage.objects.update(relay_at_ms=seconds, due_at_ms=1_000_000_000_000)
+
+
+def done(hands: Hands) -> dict[bytes, bytes]:
+    """What Redis remembers of ended lives."""
+    meta = hands.store.client.hgetall(partition_keys(hands.store.prefix, DEFAULT)[8])
+    return {name: value for name, value in meta.items() if name.startswith(b"done:")}
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_the_earliest_go_first_in_batches_of_500(hands: Hands) -> None:
+    handles = far.enqueue_many((number,) for number in range(700))
+    order = list(range(700))
+    random.Random(7).shuffle(order)
+    rank = {handle.identity: place for handle, place in zip(handles, order, strict=True)}
+    stored = OutboxMessage.objects.all()
+    for row in stored:
+        row.relay_at_ms = 1_000 + rank[row.message_id.bytes]
+    OutboxMessage.objects.bulk_update(stored, ["relay_at_ms"], batch_size=100)
+    assert hands.relayer.run_once() == 0.0
+    assert {rank[identity] for identity in messages_in(hands.store)} == set(range(500))
+    assert hands.relayer.run_once() == Relay.interval
+    assert len(messages_in(hands.store)) == 700
+    assert hands.relayer.figures == {"sent": 700}
+
+
+def test_what_is_far_from_due_stays(hands: Hands) -> None:
+    far.enqueue(1)
+    assert hands.relay() == 0
+    assert statuses() == ["waiting"]
+
+
+def test_it_is_due_when_it_was_to_be_and_carries_its_stamp(hands: Hands) -> None:
+    handle = far.using(headers={"a": "b"}, priority="low").enqueue(1)
+    OutboxMessage.objects.update(relay_at_ms=1)
+    row = OutboxMessage.objects.get()
+    hands.relay()
+    found = handle.get()
+    assert found is not None
+    assert (found.due_at, found.headers, found.priority) == (handle.due_at, {"a": "b"}, 2)
+    raw = hands.store.client.hget(partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity)
+    assert int.from_bytes(raw[:8], "big") == row.enqueued_at_us
+    sent = OutboxMessage.objects.get()
+    assert sent.status == "sent"
+    assert sent.relay_at_ms - hands.store.clock_ms() == pytest.approx(10_000, abs=2_000)
+
+
+def test_partitions_are_served_together(hands: Hands, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 4}}}
+    crowd.using(durable=True, delay=DAY).enqueue_many((number,) for number in range(40))
+    far.enqueue(1)
+    near()
+    Hands(get_store()).relay()
+    assert set(statuses()) == {"sent"}
+
+
+def test_two_relays_at_once_send_each_message_once(hands: Hands) -> None:
+    far.enqueue_many((number,) for number in range(1_000))
+    near()
+    relays = [Relay(hands.store) for _ in range(2)]
+    together(*(lambda r=r: [r.run_once() for _ in range(3)] for r in relays))
+    assert sum(relay.sent for relay in relays) == 1_000
+    assert hands.work() + hands.work() == 1_000
+    hands.archive()
+    assert (sorted(seen), len(rows()), statuses()) == (list(range(1_000)), 1_000, [])
+
+
+def test_one_relay_does_not_wait_for_the_rows_of_another(hands: Hands) -> None:
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("no SKIP LOCKED")
+    far.enqueue(1)
+    far.enqueue(2)
+    near()
+    with transaction.atomic():
+        assert OutboxMessage.objects.select_for_update().order_by("id").first()
+        assert together(hands.relay) == [1]
+
+
+@pytest.mark.parametrize("moment", ["waits", "runs", "has ended", "is archived"])
+def test_a_crash_before_the_mark_makes_no_second_run(hands: Hands, moment: str) -> None:
+    far.enqueue(1)
+    near()
+    _relay_and_die(hands)
+    assert statuses() == ["waiting"]
+    leases = hands.claim() if moment != "waits" else []
+    if moment in ("has ended", "is archived"):
+        hands.run(*leases)
+    if moment == "is archived":
+        hands.archive()
+    hands.relay()
+    if moment == "runs":
+        hands.run(*leases)
+    hands.work()
+    hands.archive()
+    assert (seen, len(rows()), statuses(), hands.work(), done(hands)) == ([1], 1, [], 0, {})
+
+
+def _relay_and_die(hands: Hands) -> None:
+    """Everything is sent, nothing is marked."""
+
+    def die() -> None:
+        raise Killed
+
+    with pytest.raises(Killed), before("UPDATE", die):
+        hands.relayer.run_once()
+
+
+def test_crashes_at_random_points_make_no_second_run(hands: Hands) -> None:
+    dice = random.Random(39)
+    steps = [hands.relay, hands.reconcile, hands.work, hands.archive, lambda: _relay_and_die_if_it_can(hands)]
+    for number in range(80):
+        (far if dice.random() < 0.5 else record.using(durable=True)).enqueue(number)
+        near()
+        for _ in range(dice.randrange(4)):
+            dice.choice(steps)()
+    for _ in range(3):
+        near()
+        hands.relay()
+        hands.work()
+        hands.archive()
+    assert (sorted(seen), len(rows()), statuses()) == (list(range(80)), 80, [])
+
+
+def _relay_and_die_if_it_can(hands: Hands) -> None:
+    if OutboxMessage.objects.filter(status="waiting").exists():
+        _relay_and_die(hands)
+
+
+def test_it_waits_while_redis_is_away(hands: Hands) -> None:
+    far.enqueue(1)
+    near()
+    with unreachable(), pytest.raises(StoreUnavailable):
+        hands.relayer.run_once()
+    assert statuses() == ["waiting"]
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    assert (hands.relay(), statuses()) == (1, ["sent"])
+
+
+def test_it_does_not_try_what_the_breaker_knows(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_delayq.store.breaker.PROBE_INTERVAL", 3_600)
+    far.enqueue(1)
+    near()
+    hands.store.breaker.trip()
+    assert hands.relayer.run_once() == 0.1
+    assert (statuses(), messages_in(hands.store)) == (["waiting"], set())
+
+
+def test_it_waits_while_the_database_is_away(hands: Hands) -> None:
+    far.enqueue(1)
+    near()
+    with database_away(), pytest.raises(OutboxUnavailable):
+        hands.relayer.run_once()
+    assert hands.relay() == 1
+
+
+def test_a_mark_that_fails_is_made_again(hands: Hands) -> None:
+    far.enqueue(1)
+    near()
+    with failing_commits(1, OperationalError), pytest.raises(OutboxUnavailable):
+        hands.relayer.run_once()
+    assert (statuses(), len(messages_in(hands.store))) == (["waiting"], 1)
+    hands.relay()
+    assert (statuses(), hands.work(), seen) == (["sent"], 1, [1])
+
+
+def test_a_lost_answer_is_asked_for_again(hands: Hands) -> None:
+    far.enqueue(1)
+    near()
+    with lost_answers(), pytest.raises(Exception, match="broke before the answer came"):
+        hands.relayer.run_once()
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    hands.relay()
+    hands.work()
+    hands.archive()
+    assert (seen, only_row().state, statuses()) == ([1], "acked", [])
+
+
+def test_it_says_what_it_has_enqueued(hands: Hands) -> None:
+    heard: list[Any] = []
+
+    def hear(sender: str, events: Any, **_: Any) -> None:
+        heard.extend((sender, event.id, event.task, event.key) for event in events)
+
+    signals.enqueued.connect(hear)
+    try:
+        handle = far.using(key="k").enqueue(1)
+        assert heard == []
+        near()
+        hands.relay()
+    finally:
+        signals.enqueued.disconnect(hear)
+    assert heard == [("default", handle.id, "tests.tasks.record", "k")]
+
+
+def test_what_was_stored_on_an_unknown_outcome_is_one_message(hands: Hands) -> None:
+    with lost_answers():
+        handle = record.using(delay=60).enqueue(1)
+    assert (handle.outcome, statuses(), len(messages_in(hands.store))) == ("outbox", ["waiting"], 1)
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    hands.relay()
+    assert (statuses(), len(messages_in(hands.store))) == (["sent"], 1)
+    assert hands.reconcile() == 0

@@ -1,0 +1,80 @@
+"""One call of everything that reaches the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from django_delayq.store import finished
+from django_delayq.store.finished import FinishedStream, lengths
+from django_delayq.store.redis import RedisStore
+from tests.store.factories import (
+    DETAIL,
+    PARTITION,
+    STAMP,
+    claim,
+    end_leases,
+    enqueue,
+    follow,
+    new_id,
+    outgoing,
+    send,
+    stamped,
+)
+
+
+def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
+    """One call of every method that reaches the server."""
+    message_id, cancelled = new_id(), new_id()
+    yield lambda: send(store, outgoing(message_id), outgoing(cancelled, when="+1000", expires="+5"))
+    yield lambda: store.find(PARTITION, [message_id])
+    yield lambda: store.list(PARTITION, 1, (1, b""), 5)
+    yield lambda: store.reschedule(PARTITION, cancelled, "+2000")
+    yield lambda: store.cancel(PARTITION, [cancelled])
+    yield lambda: store.nack(PARTITION, [(claim(store, message_id), 0, False, DETAIL)])
+    yield lambda: store.reschedule(PARTITION, message_id, "5")
+    yield lambda: store.release(PARTITION, store.claim(PARTITION, 1).leases)
+    yield lambda: store.extend(PARTITION, [claim(store, message_id)])
+    yield lambda: follow(store, message_id)
+    yield lambda: store.leased_under(PARTITION, bytes(16))
+    yield lambda: end_leases(store)
+    yield lambda: store.reclaim(PARTITION)
+    yield lambda: store.ack(PARTITION, [(store.claim(PARTITION, 1).leases[0], DETAIL)])
+    yield lambda: enqueue(store)
+    yield lambda: store.purge(PARTITION)
+    yield from archiving(store)
+    yield from looking(store)
+
+
+def archiving(store: RedisStore) -> Iterator[Callable[[], Any]]:
+    """What becomes of what has ended."""
+    message_id, stream = new_id(), FinishedStream(store, PARTITION, "archiver")
+    yield lambda: store.lives(PARTITION, [(message_id, STAMP)])
+    yield lambda: store.bury(PARTITION, new_id(), stamped())
+    yield lambda: stream.remove(stream.read())
+    yield lambda: take_over_at_once(FinishedStream(store, PARTITION, "another"))
+    yield lambda: lengths(store, [PARTITION])
+    yield store.used_partitions
+    yield store.now_us
+
+
+def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:
+    """What changes no message."""
+    yield lambda: store.stats(PARTITION)
+    yield lambda: store.pause("orders", "{}")
+    yield lambda: store.resume("orders")
+    yield store.topics
+    yield lambda: store.beat("worker", "{}")
+    yield store.heartbeats
+    yield lambda: store.forget_worker("worker")
+    yield lambda: store.task_name(PARTITION, b"code")
+    yield lambda: store.counters([PARTITION])
+    yield lambda: store.oldest_lease_ms(PARTITION)
+    yield store.clock_ms
+
+
+def take_over_at_once(stream: FinishedStream) -> None:
+    """As if everybody else were long dead."""
+    with mock.patch.object(finished, "FORGET_AFTER_MS", -1):
+        stream.take_over()

@@ -1,0 +1,75 @@
+"""Tasks that run in the transaction that says that they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_delayq import delayed_task, exactly_once
+from django_delayq.models import ArchivedMessage
+from django_delayq.store.lease import Lease
+from django_delayq.tasks import DelayedTask
+from django_delayq.worker.executor import NO_DATABASE_DELAY, Executor
+from django_delayq.worker.outcome import Outcome, Result
+from django_delayq.worker.shared import Shared
+from tests.tasks import seen
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Claim = Callable[..., Lease]
+
+
+@pytest.fixture
+def once(registry: dict[str, Any]) -> DelayedTask[..., None]:
+    @delayed_task(name="tests.once", exactly_once=True, max_attempts=1)
+    def task(fails: bool = False) -> None:
+        seen.append(transaction.get_connection().in_atomic_block)
+        ArchivedMessage.objects.filter(topic="default").update(worker="seen by the task")
+        if fails:
+            raise ValueError("it failed")
+
+    return task
+
+
+@pytest.fixture
+def run(shared: Shared, outcomes: list[Outcome]) -> Callable[[Lease], Outcome]:
+    """Runs a message as a worker does that was started with a database."""
+    executor = Executor(replace(shared, perform_once=exactly_once.perform), outcomes.append)
+
+    def run(lease: Lease) -> Outcome:
+        executor.run(lease)
+        return outcomes[-1]
+
+    return run
+
+
+def test_it_runs_in_a_transaction_and_leaves_its_row(claim: Claim, run: Any, once: Any, shared: Shared) -> None:
+    lease = claim(once)
+    assert run(lease).result is Result.ACKED
+    row = ArchivedMessage.objects.get()
+    assert seen == [True]
+    assert (row.message_id.bytes, row.state, row.worker, row.task) == (lease.id, "acked", shared.name, "tests.once")
+
+
+def test_second_run_of_the_same_life_does_nothing_and_is_acked(claim: Claim, run: Any, once: Any) -> None:
+    lease = claim(once)
+    assert [run(lease).result for _ in range(2)] == [Result.ACKED] * 2
+    assert len(seen) == ArchivedMessage.objects.count() == 1
+
+
+def test_failure_takes_back_what_it_wrote_and_leaves_no_row(claim: Claim, run: Any, once: Any, shared: Shared) -> None:
+    run(claim(once))
+    outcome = run(claim(once, True))
+    assert (outcome.result, outcome.text) == (Result.DEAD, "ValueError: it failed")
+    assert [row.worker for row in ArchivedMessage.objects.all()] == [shared.name]
+
+
+def test_worker_without_a_database_leaves_it_to_another(
+    claim: Claim, executor: Executor, outcomes: list[Outcome], once: Any
+) -> None:
+    executor.run(claim(once))
+    assert (outcomes[0].result, outcomes[0].delay_ms) == (Result.SNOOZED, NO_DATABASE_DELAY * 1000)
+    assert seen == []
