@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from . import archive, outbox
 from .conf import get_settings
 from .exceptions import ArchiveUnavailable, DelayQError
+from .identity import new_id
 from .message import HEADER_END
 from .models import UnarchivableEntry
 from .store.finished import Entry, FinishedStream, lengths
@@ -80,9 +80,10 @@ class Archiver(Service):
         """Entries of all streams at the last look."""
 
     def messages_ended(self) -> None:
-        """Messages have ended."""
+        """Messages have ended. While the database is away they wait for the next try, which is at most a second off."""
         self._hinted = True
-        self.sleeper.wake()
+        if not self.lagging:
+            self.sleeper.wake()
 
     @property
     def has_work(self) -> bool:
@@ -227,7 +228,7 @@ def _answers(connection: BaseDatabaseWrapper) -> bool:
 
 def _takes_rows(connection: BaseDatabaseWrapper) -> bool:
     """Whether a row that is surely good is taken. If not, the table is to blame (a migration is missing)."""
-    good = Entry(b"", Partition("probe", 0), os.urandom(16), "acked", 1, b"", b"", b"{}")
+    good = Entry(b"", Partition("probe", 0), new_id(), "acked", 1, b"", b"", b"{}")
     try:
         with transaction.atomic(using=connection.alias):
             archive.insert([archive.row_of(good, connection)], connection)

@@ -49,5 +49,5 @@ def test_tasks_run_while_the_database_is_away(figure: Figure) -> None:
 
 def test_killed_processes_count_each_message_exactly_once(figure: Figure) -> None:
     points = "before_commit,after_send"
-    figures = run("exactly_once", "--count", "200", "--seconds", "4", "--points", points)
+    figures = run("exactly_once", "--count", "200", "--seconds", "3", "--points", points)
     figure(f"{figures['sum']} counted, {figures['kills']} random kills, {figures['kills_at']} at named steps")

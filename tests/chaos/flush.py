@@ -15,6 +15,8 @@ SECONDS = 1.0
 RECONCILE_AFTER = 10.0
 #: Delays of the messages.
 LONGEST = 4.0
+#: Seconds between two checkouts, so that Redis is lost between them, too.
+PAUSE = 0.002
 #: A worker starts what it has claimed before the loss for so long afterwards: its buffer, and a busy machine.
 HELD = 2.0
 
@@ -54,6 +56,7 @@ def _produce(options: Options, ids: list[str]) -> None:
             Order.objects.create(number=number)
             handle = durable.using(delay=dice.uniform(0, LONGEST)).enqueue(number)
         ids.append(handle.id)
+        time.sleep(PAUSE)
     connection.close()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
@@ -180,6 +181,31 @@ def together(*functions: Callable[[], Any]) -> Sequence[Any]:
         if isinstance(answer, BaseException):
             raise answer
     return answers
+
+
+@contextmanager
+def meanwhile(function: Callable[[], Any]) -> Iterator[Callable[[], None]]:
+    """Gives what begins it in another thread and waits a moment, for it may have to wait for us; ends with it."""
+    answers: list[Any] = []
+
+    def run() -> None:
+        try:
+            answers.append(function())
+        except BaseException as error:
+            answers.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+
+    def begin() -> None:
+        thread.start()
+        thread.join(0.3)
+
+    yield begin
+    thread.join(60)
+    if isinstance(answers[0], BaseException):
+        raise answers[0]
 
 
 def apart(function: Callable[[], Any]) -> Any:

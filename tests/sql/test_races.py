@@ -12,7 +12,7 @@ from django_delayq.exceptions import DuplicateMessage, MessageNotFound
 from django_delayq.models import OutboxMessage
 from django_delayq.store.keys import Partition, partition_of
 from tests.sql.faults import before
-from tests.sql.hands import DAY, DEFAULT, Hands, apart, lose_redis, messages_in, only_row, rows, statuses
+from tests.sql.hands import DAY, DEFAULT, Hands, apart, lose_redis, meanwhile, messages_in, only_row, rows, statuses
 from tests.tasks import crowd, record, seen
 
 durable = record.using(durable=True)
@@ -27,7 +27,8 @@ def test_a_key_enqueued_while_the_archiver_closes_its_last_life_stays_open(hands
         pytest.skip("one writer at a time")
     durable.using(key="k").enqueue(1)
     hands.work()
-    with before("DELETE", lambda: apart(lambda: durable.using(key="k", delay=DAY).enqueue(2))):
+    enqueue_again = meanwhile(lambda: durable.using(key="k", delay=DAY).enqueue(2))
+    with enqueue_again as begin, before("DELETE", begin):
         hands.archive()
     assert statuses() == ["waiting"]
 

@@ -53,6 +53,13 @@ def test_redis_that_is_away_is_said_once_and_tried_again_more_slowly(
     assert [record.message for record in caplog.records] == ["steps: down", "steps: down"]
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("down"), ValueError("a bug")], ids=["outage", "bug"])
+def test_a_very_long_outage_does_not_end_it(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL, "delayq"):
+        slept = Steps(*[error] * 2_000, 7.0).finish()
+    assert (len(slept), slept[-1]) == (2_001, 7.0)
+
+
 def test_only_one_service_says_that_redis_is_away(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "delayq"):
         Steps(StoreUnavailable("down"), 0.0).finish()
