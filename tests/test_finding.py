@@ -70,7 +70,7 @@ def test_reschedule_while_it_runs_is_refused(live: tuple[Handle, dict[str, Any]]
     ack(lease)
 
 
-@pytest.mark.parametrize("name", [{"key": "never"}, {"id": "0" * 32}])
+@pytest.mark.parametrize("name", [{"key": "never"}, {"id": "01890000-0000-7000-8000-000000000000"}])
 def test_unknown_message(delayq: RedisStore, name: dict[str, Any]) -> None:
     assert close_order.get(**name) is None
     with pytest.raises(exceptions.MessageNotFound, match="not live"):

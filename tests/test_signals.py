@@ -99,6 +99,7 @@ def test_what_replaces_is_told(delayq: RedisStore, listen: Listen) -> None:
     assert len(heard) == 2
 
 
+@pytest.mark.django_db(transaction=True)
 def test_cancelled_and_rescheduled(delayq: RedisStore, listen: Listen) -> None:
     cancelled, rescheduled = listen(signals.cancelled), listen(signals.rescheduled)
     handle = close_order.using(key="order:5", delay=60).enqueue(5)
@@ -172,6 +173,7 @@ def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
         getattr(signals, name).disconnect(dispatch_uid=f"delayq.log.{name}")
 
 
+@pytest.mark.django_db(transaction=True)
 def test_what_producers_do_is_logged(delayq: RedisStore, logged: pytest.LogCaptureFixture) -> None:
     handle = record.using(delay=60).enqueue(1)
     handle.cancel()

@@ -215,6 +215,7 @@ def test_messages_of_one_instant_are_all_listed_once(split: RedisStore) -> None:
     assert listed == sorted(listed)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_cursor_is_a_place_and_not_a_count(delayq: RedisStore) -> None:
     """What is removed or added before the place shifts nothing."""
     handles = later.enqueue_many(record.using(delay=3600 + n).prepare(n) for n in range(60))

@@ -138,6 +138,7 @@ def test_cancelled_messages_never_run_whatever_they_waited_for(queue: Queue, tmp
     ]
 
 
+@pytest.mark.django_db(transaction=True)
 def test_rescheduled_message_runs_at_its_new_time_while_the_worker_sleeps(queue: Queue) -> None:
     queue.worker()
     sooner = tasks.note.using(delay=3600, key="sooner").enqueue()
