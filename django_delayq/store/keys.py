@@ -34,7 +34,7 @@ class Partition(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
-    """The nine keys of a partition in the order that the scripts expect (shared/1_partition.lua)."""
+    """The nine keys of a partition in the order that the scripts expect (shared/partition.lua)."""
     base = f"{prefix}:{{{partition}}}:"
     names = ("delayed:high", "delayed:normal", "delayed:low", "leased", "messages", "attempts", "finished",
              "followers", "meta")  # fmt: skip
@@ -67,7 +67,7 @@ def workers_key(prefix: str) -> str:
 
 
 def wakeups_channel(prefix: str) -> str:
-    """The channel of hints. Equal to what park() in shared/2_lanes.lua builds."""
+    """The channel of hints. Equal to what wake() in shared/lanes.lua builds."""
     return f"{prefix}:wakeups"
 
 

@@ -1,4 +1,4 @@
-"""remember() in shared/3_leases.lua: the lines of the runs that have ended, behind an attempts entry."""
+"""remember() in shared/history.lua: the lines of the runs that have ended, behind an attempts entry."""
 
 from __future__ import annotations
 

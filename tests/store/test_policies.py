@@ -1,4 +1,4 @@
-"""finish() in shared/1_partition.lua: which ends are told, by the archive policy and the durable flag."""
+"""finish() in shared/finish.lua: which ends are told, by the archive policy and the durable flag."""
 
 from __future__ import annotations
 

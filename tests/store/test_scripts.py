@@ -93,7 +93,7 @@ def test_no_script_decodes_a_body_hides_an_error_or_searches_keys(name: str, tex
 
 @every_file
 def test_keys_are_bound_once_and_the_clock_is_read_once(name: str, text: str) -> None:
-    first = name == "1_partition.lua"
+    first = name == "partition.lua"
     code = re.sub(r"--.*", "", text)
     assert len(re.findall(r"\bKEYS\b", code)) == first
     assert len(re.findall(r"'TIME'", code)) == first
@@ -117,10 +117,19 @@ def test_every_range_has_a_limit(name: str, text: str) -> None:
 
 
 def test_the_first_lines_bind_the_keys_in_the_order_of_keys_py() -> None:
-    bound = re.search(r"local (.+) = unpack\(KEYS\)", scripts.shared_text())
+    bound = re.search(r"local (.+) = unpack\(KEYS\)", scripts.shared_text("partition"))
     assert bound and bound[1] == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META"
     names = [key.rpartition("}:")[2] for key in keys.partition_keys("p", PARTITION)]
     assert names == ["delayed:high", "delayed:normal", "delayed:low", *bound[1].lower().split(", ")[3:]]
+
+
+@every_script
+def test_a_script_gets_the_shared_parts_that_its_header_names_and_no_other(name: str) -> None:
+    header = next(line for line in lines(name) if line.startswith("-- KEYS: "))
+    named = header.partition("Shared: ")[2].rstrip(".").split(", ")
+    text = scripts.load(name).text.decode()
+    shared = {part.name[:-4]: part.read_text(encoding="utf-8") for part in LUA.joinpath("shared").iterdir()}
+    assert {part for part, own in shared.items() if own in text} == {"partition", *filter(None, named)}
 
 
 # NOSCRIPT

@@ -1,6 +1,6 @@
 -- cancel: delayed -> cancelled. A running message goes on; a follower of its key is taken back.
 -- Guarantee: exactly one of cancel and claim wins. Works on a full Redis: the first write is a ZREM or HDEL.
--- KEYS: the partition (shared/1_partition.lua).
+-- KEYS: the partition (shared/partition.lua). Shared: finish.
 -- ARGV: archive (all, dead or none), detail (JSON), then ids (500 at most).
 -- Returns: one word per id: OK, RUNNING or NOT_FOUND.
 local archive, detail = ARGV[1], ARGV[2]

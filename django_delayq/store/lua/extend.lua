@@ -1,6 +1,6 @@
 -- extend: leased -> leased with a later deadline.
 -- Guarantee: only the holder of the lease extends it. Works on a full Redis: the first write is a ZREM.
--- KEYS: the partition (shared/1_partition.lua).
+-- KEYS: the partition (shared/partition.lua). Shared: leases.
 -- ARGV: id, token, ttr in ms for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
 local ids, entries, refused = held(1, 3)

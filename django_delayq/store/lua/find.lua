@@ -1,6 +1,6 @@
 -- find: changes nothing.
 -- Guarantee: state, due time and record are of one instant.
--- KEYS: the partition (shared/1_partition.lua).
+-- KEYS: the partition (shared/partition.lua).
 -- ARGV: ids (500 at most).
 -- Returns: for each id nothing when it is not live, else state, due in ms, record, attempts entry or ''.
 local found = {}

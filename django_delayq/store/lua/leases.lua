@@ -1,6 +1,6 @@
 -- leases: changes nothing. Finds what is leased under a token, for a claim whose answer was lost.
 -- Guarantee: everything that stays leased under the token while the cursor goes round is found.
--- KEYS: the partition (shared/1_partition.lua).
+-- KEYS: the partition (shared/partition.lua).
 -- ARGV: cursor ('0' at first), token.
 -- Returns: next cursor ('0' at the end), {id, ...}.
 local cursor, token = ARGV[1], ARGV[2]

@@ -1,7 +1,7 @@
 -- list: changes nothing. One page of a lane, after a cursor.
 -- Guarantee: the cursor is a place in the order (due, id), not a count, so nothing that stays is skipped or seen twice.
 --   Cost is O(log^2 n + page): the place is found by bisection over ranks.
--- KEYS: the partition (shared/1_partition.lua).
+-- KEYS: the partition (shared/partition.lua).
 -- ARGV: lane (1 to 3), due in ms and id of the last one seen ('' = from the start), limit (500 at most).
 -- Returns: id, ready or delayed, due in ms, record, attempts entry or '' for each.
 local lane, after_due, after_id, limit = LANES[tonumber(ARGV[1])], ARGV[2], ARGV[3], tonumber(ARGV[4])

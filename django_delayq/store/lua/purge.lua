@@ -1,6 +1,6 @@
 -- purge: delayed -> cancelled, for whatever waits in the partition.
 -- Guarantee: each purged message ends in the finished stream; leased ones go on. Bounded: the caller repeats.
--- KEYS: the partition (shared/1_partition.lua).
+-- KEYS: the partition (shared/partition.lua). Shared: finish.
 -- ARGV: limit (500 at most), archive (all, dead or none), detail (JSON).
 -- Returns: {id purged, ...}.
 local limit, archive, detail = tonumber(ARGV[1]), ARGV[2], ARGV[3]

@@ -1,7 +1,7 @@
 -- reclaim: leased and past its deadline -> delayed; after too many crashes -> dead with reason poison.
 -- Guarantee: a message whose holder vanished runs again; one that kills its holders stops. The token is wiped, so a
 --   holder that wakes up again is refused. A first crash costs no wait, each further one `backoff` more.
--- KEYS: the partition (shared/1_partition.lua).
+-- KEYS: the partition (shared/partition.lua). Shared: finish, lanes, follow, history.
 -- ARGV: limit (500 at most), poison limit, backoff in ms, archive (all, dead or none).
 -- Returns: {id sent back, ...}, {id dead, ...}.
 local limit, poison, backoff, archive = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -17,7 +17,7 @@ for i, id in ipairs(ids) do
   local entry, record = entries[i] or string.rep('\0', 32), records[i]
   local attempt, crashes = struct.unpack('>I2I2', entry)
   crashes = crashes + 1
-  entry = struct.pack('>I2I2', attempt, crashes) .. string.sub(entry, 5, 16) .. NO_TOKEN .. string.sub(entry, 33)
+  entry = struct.pack('>I2I2', attempt, crashes) .. string.sub(entry, 5, 16) .. string.rep('\0', 16) .. string.sub(entry, 33)
   entry = remember(entry, string.format('{"ended_ms":%.0f,"outcome":"crashed"}', NOW))
   if not record or crashes >= poison then
     redis.call('HDEL', MESSAGES, id)

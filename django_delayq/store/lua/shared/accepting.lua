@@ -1,4 +1,4 @@
--- Put before every script: what an enqueue does with one message.
+-- Shared: what an enqueue does with one message. After times and lives.
 
 -- '@stamp:due' is a message that SQL accepted at `stamp` (us), due at `due`; anything else is accepted now.
 local function accepted(when)

@@ -1,4 +1,4 @@
--- Put before every script: one life of an id, named by the stamp (8 bytes) of its record.
+-- Shared: one life of an id, named by the stamp (8 bytes) of its record.
 
 -- The record that follows the run of this id, or ''.
 local function follower_of(id)

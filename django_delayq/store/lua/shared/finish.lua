@@ -1,27 +1,4 @@
--- Put before every script: the keys of one partition and the clock.
--- KEYS: all nine of the partition, in the order of store/keys.py, so that every key a script may touch is declared.
-local HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META = unpack(KEYS)
-local LANES = {HIGH, NORMAL, LOW}
-local TIME = redis.call('TIME')
-local NOW_US = TIME[1] * 1000000 + TIME[2]
-local NOW = math.floor(NOW_US / 1000)
-local NO_TOKEN = string.rep('\0', 16)
-
--- A record's lane is in its flags (byte 15); a damaged record still has one, so that it can be claimed and buried.
-local function lane_of(record)
-  return LANES[(string.byte(record or '', 15) or 1) % 4 + 1] or NORMAL
-end
-
--- '+1500' is a delay, '1763632200123' an instant. Rounded up: never early.
-local function due_of(when)
-  if string.byte(when) == 43 then return math.ceil(NOW_US / 1000) + tonumber(string.sub(when, 2)) end
-  return assert(tonumber(when), 'a due time is not a number')
-end
-
-local function put(list, a, b)
-  list[#list + 1] = a
-  list[#list + 1] = b
-end
+-- Shared: how a message ends.
 
 -- Whether the outbox holds a row of this message (flag bit 7).
 local function durable(record)

@@ -1,0 +1,28 @@
+-- Shared: moves into the lanes.
+
+local function head_of(lane)
+  return tonumber(redis.call('ZRANGE', lane, 0, 0, 'WITHSCORES')[2])
+end
+
+-- Something new is due here at `due`: counted (what a sweep reads) and published (a hint).
+local function wake(due)
+  redis.call('HINCRBY', META, 'wakeups', 1)
+  local prefix, partition = string.match(META, '^(.-):{(.*)}')
+  redis.call('PUBLISH', prefix .. ':wakeups', partition .. ':' .. due)
+end
+
+-- moves[lane] = {due, id, due, id, ...}. A head that comes sooner wakes the dispatchers.
+local function park(moves)
+  for lane, members in pairs(moves) do
+    local before = head_of(lane)
+    redis.call('ZADD', lane, unpack(members))
+    local after = #members == 2 and members[1] or head_of(lane)
+    if not before or after < before then wake(string.format('%.0f', after)) end
+  end
+end
+
+local function move(moves, lane, due, id)
+  local members = moves[lane] or {}
+  moves[lane] = members
+  put(members, due, id)
+end
