@@ -174,10 +174,11 @@ def _arguments(partition: Partition, code: bytes, body: Body) -> str:
     redact = get_settings().redact
     if not redact:
         return _encode({"args": args, "kwargs": kwargs}).decode()
+    plain = _encode({"args": args, "kwargs": kwargs})  # before: a redactor may change what it is given
     try:
         shown = _redactor(redact)(partition.topic, kept_task_name(partition, code), args, kwargs)
-        if shown == (args, kwargs):
-            return _encode({"args": args, "kwargs": kwargs}).decode()
+        if _encode({"args": shown[0], "kwargs": shown[1]}) == plain:
+            return plain.decode()
         # Said, so that nobody replays what is left of the arguments as if it were them.
         return _encode({"args": shown[0], "kwargs": shown[1], "redaction": "done"}).decode()
     except Exception:  # what may not be shown is not shown, whatever goes wrong

@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any
 
 from django.db import (
-    DatabaseError,
     DataError,
     Error,
     IntegrityError,
@@ -110,10 +109,17 @@ class Archiver(Service):
         partitions = self._partitions()
         sizes = dict(zip(partitions, lengths(self._store, partitions), strict=True))
         self.waiting = sum(sizes.values())
-        archived = [self._archive(partition) for partition, size in sizes.items() if size or partition in self._held]
+        archived, errors = [0], []
+        for partition in [partition for partition, size in sizes.items() if size or partition in self._held]:
+            try:
+                archived.append(self._archive(partition))
+            except DelayQError as error:  # the others have their turn all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
         self._say_that_it_is_back()
         self.waiting = max(0, self.waiting - sum(archived))
-        return self._pause(max(archived, default=0), max(sizes.values(), default=0))
+        return self._pause(max(archived), max(sizes.values(), default=0))
 
     def _pause(self, archived: int, size: int) -> float:
         if not archived:
@@ -139,14 +145,17 @@ class Archiver(Service):
         entries = self._held.pop(partition, None) or self._left_by_others(stream) or stream.read()
         if entries:
             try:
-                store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
+                left = store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
             except DelayQError as error:
                 self._keep(partition, entries, error)
                 raise
             self._failures.pop(partition, None)
-            stream.remove(entries)
-            self.archived += len(entries)
-        return len(entries)
+            done = [entry for entry in entries if entry not in left]
+            if done:
+                stream.remove(done)
+            self.archived += len(done)
+            return len(done)
+        return 0
 
     def _left_by_others(self, stream: FinishedStream) -> Sequence[Entry]:
         now = time.monotonic()
@@ -171,15 +180,16 @@ class Archiver(Service):
             self._down_since = 0.0
 
 
-def store_entries(entries: Sequence[Entry], search: bool = False) -> None:
+def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[Entry]:
     """Insert the rows of the entries and close the outbox rows of the durable ones, in one transaction.
 
+    Returns the entries whose outbox row somebody has locked: they are taken over and closed later (TAKE_OVER_AFTER_MS).
     With `search`, a batch that fails is split until the bad entry is alone; that becomes an UnarchivableEntry.
     Raises ArchiveUnavailable: nothing was committed of what failed, and all of it may be tried again.
     """
     connection = connections[get_settings().database]
     try:
-        _store(entries, connection)
+        return _store(entries, connection)
     except DelayQError:
         raise
     except Exception as error:
@@ -189,21 +199,19 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> None:
         if len(entries) == 1:
             if not _takes_rows(connection):
                 raise ArchiveUnavailable(error, answers) from error
-            _put_aside(entries[0], error, connection)
-            return
+            return _put_aside(entries[0], error, connection)
         middle = len(entries) // 2
-        store_entries(entries[:middle], True)
-        store_entries(entries[middle:], True)
+        return [*store_entries(entries[:middle], True), *store_entries(entries[middle:], True)]
 
 
-def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> None:
+def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[Entry]:
     connection.close_if_unusable_or_obsolete()
     settings = get_settings()
     rows = [archive.row_of(entry, connection) for entry in entries if archive.wanted(entry, settings)]
     with transaction.atomic(using=connection.alias):
         if rows:
             archive.insert(rows, connection)
-        outbox.close(entries, connection.alias)
+        return outbox.close(entries, connection.alias)
 
 
 def _is_about_data(error: Exception) -> bool:
@@ -238,7 +246,7 @@ def _takes_rows(connection: BaseDatabaseWrapper) -> bool:
     return True
 
 
-def _put_aside(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> None:
+def _put_aside(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> Sequence[Entry]:
     """Keep what the archive refuses where people find it, in letters that every database takes."""
     # Where arguments are redacted they are left out here too: nobody could tell which parts of them may be shown.
     record = entry.record[:HEADER_END] if get_settings().redact else entry.record
@@ -256,7 +264,8 @@ def _put_aside(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) 
     try:
         with transaction.atomic(using=connection.alias):
             UnarchivableEntry.objects.using(connection.alias).bulk_create([row], ignore_conflicts=True)
-            outbox.close([entry], connection.alias)
-    except DatabaseError as refused:
+            left = outbox.close([entry], connection.alias)
+    except Error as refused:
         raise ArchiveUnavailable(refused, _answers(connection)) from refused
     logger.error("message %s of %s cannot be archived; see UnarchivableEntry: %s", entry.id.hex(), row, error)
+    return left

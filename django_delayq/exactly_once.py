@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from django.db import IntegrityError, transaction
+from django.db import Error, IntegrityError, transaction
 
 from . import archive
 from .conf import get_settings
+from .exceptions import Snooze
 from .store.finished import Entry
 from .store.lease import Lease
+
+#: Seconds after which a message whose task could not begin, because the database is away, is tried again.
+NO_DATABASE_DELAY = 5.0
 
 
 def perform(lease: Lease, run: Callable[[], object], detail: Callable[[], tuple[int, bytes]]) -> None:
@@ -19,8 +23,11 @@ def perform(lease: Lease, run: Callable[[], object], detail: Callable[[], tuple[
     one was committed and not acked, changes nothing; of two at the same time, the row lets one commit.
     """
     enqueued_at_us = int.from_bytes(lease.record[:8], "big")
-    if archive.is_archived(lease.id, enqueued_at_us):
-        return
+    try:
+        if archive.is_archived(lease.id, enqueued_at_us):
+            return
+    except Error as error:  # no attempt of the task
+        raise Snooze(NO_DATABASE_DELAY) from error
     try:
         with transaction.atomic(using=get_settings().database):
             run()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from asgiref.sync import sync_to_async
+
 from .exceptions import ConfigurationError
 from .message import Message
 from .options import Duration, when
@@ -70,6 +72,18 @@ class Handle:
     def cancel(self) -> None:
         """Take it back. Raises MessageNotFound or MessageRunning."""
         producer().cancel(self.topic, None, self.identity)
+
+    async def aget(self) -> Message | None:
+        """get() for async code."""
+        return await sync_to_async(self.get, thread_sensitive=True)()
+
+    async def acancel(self) -> None:
+        """cancel() for async code."""
+        await sync_to_async(self.cancel, thread_sensitive=True)()
+
+    async def areschedule(self, *, delay: Duration | None = None, due_at: datetime | None = None) -> datetime:
+        """reschedule() for async code."""
+        return await sync_to_async(self.reschedule, thread_sensitive=True)(delay=delay, due_at=due_at)
 
     def reschedule(self, *, delay: Duration | None = None, due_at: datetime | None = None) -> datetime:
         """Give it another due time, which is returned. Raises MessageNotFound or MessageRunning."""

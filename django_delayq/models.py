@@ -101,7 +101,7 @@ class ArchivedMessage(models.Model):
 
         A crash knows only its end; its worker could not say more.
         """
-        runs: list[dict[str, Any]] = [json.loads(line) for line in self.history.splitlines()]
+        runs: list[dict[str, Any]] = [json.loads(line) for line in self.history.split("\n") if line]
         if self.worker and self.lateness_ms is not None:
             ended_ms = self.finished_at.timestamp() * 1000
             started_ms = round(self.due_at.timestamp() * 1000 + self.lateness_ms, 3)

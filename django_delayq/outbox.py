@@ -7,7 +7,7 @@ row of that stamp. Redis knows which lives are LIVE and which are DONE and not y
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from django.db import connections
@@ -24,6 +24,8 @@ from .store.keys import Partition
 from .store.redis import Outgoing
 
 STATEMENT_BYTES = 1024 * 1024
+#: Microseconds from the insert to the send after which a row is looked at once more: somebody may have cancelled it.
+LATE_US = 1_000_000
 #: Times that an insert is tried while rows of its id come and go.
 RACES = 3
 
@@ -104,6 +106,26 @@ def spill(items: Sequence[Item]) -> list[Handle]:
         if item.handle.outcome != "kept":
             item.handle.outcome, item.handle.due_ms = "outbox", row.due_at_ms
     return refused
+
+
+def still_open(items: list[Item]) -> list[Item]:
+    """What is to be sent. Of durable messages whose commit took its time only those that nobody has ended meanwhile."""
+    late_us = get_store().now_us() - LATE_US if any(item.template.durable for item in items) else 0
+    late = {UUID(bytes=item.message[0]) for item in items if item.template.durable and _stamp(item) < late_us}
+    if not late:
+        return items
+    found = OutboxMessage.objects.filter(message_id__in=late, status=OutboxStatus.SENT)
+    lives = set(found.values_list("message_id", "enqueued_at_us"))
+    return [
+        item
+        for item in items
+        if UUID(bytes=item.message[0]) not in late or (UUID(bytes=item.message[0]), _stamp(item)) in lives
+    ]
+
+
+def _stamp(item: Item) -> int:
+    """Of a durable message on its way: `@stamp:due`."""
+    return int(item.message[2][1:].partition(":")[0])
 
 
 def put_back(items: Sequence[Item]) -> None:
@@ -233,17 +255,22 @@ def now_ms() -> int:
 # Closing
 
 
-def close(entries: Iterable[Entry], alias: str) -> None:
-    """Remove the rows of durable messages that have ended, in the transaction that inserts their archive rows."""
-    lives = {(UUID(bytes=e.id), int.from_bytes(e.record[:8], "big")) for e in entries if is_durable(e.record)}
+def close(entries: Sequence[Entry], alias: str) -> Sequence[Entry]:
+    """Remove the rows of durable messages that have ended, in the transaction that inserts their archive rows.
+
+    Returns the entries whose rows another transaction has locked: waiting for it would hold up the archive of all.
+    """
+    lives = {(UUID(bytes=e.id), int.from_bytes(e.record[:8], "big")): e for e in entries if is_durable(e.record)}
+    rows, left = OutboxMessage.objects.using(alias), []
+    skip_locked = connections[alias].features.has_select_for_update_skip_locked
     for ids in _chunks(sorted({message_id for message_id, _ in lives})):
-        rows = OutboxMessage.objects.using(alias)
+        there = rows.filter(message_id__in=ids).order_by("id")
         # Locked, so that no other life of the same key takes the row before it is deleted; one that has, stays.
-        locked = rows.filter(message_id__in=ids).order_by("id").select_for_update()
-        found = locked.values_list("id", "message_id", "enqueued_at_us")
-        ended = [pk for pk, message_id, stamp in found if (message_id, stamp) in lives]
-        if ended:
-            rows.filter(id__in=ended).delete()
+        locked = there.select_for_update(skip_locked=skip_locked).values_list("id", "message_id", "enqueued_at_us")
+        ended = {pk: (message_id, stamp) for pk, message_id, stamp in locked if (message_id, stamp) in lives}
+        rows.filter(id__in=list(ended)).delete()
+        left += [lives[life] for life in there.values_list("message_id", "enqueued_at_us") if life in lives]
+    return left
 
 
 def is_durable(record: bytes) -> bool:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 from uuid import UUID
 
 from django.db import transaction
 
 from . import archive, outbox
 from .conf import get_settings
-from .exceptions import MessageRunning
+from .exceptions import DelayQError, MessageRunning
 from .message import EXPIRES_WITH_DUE, Found, State
 from .models import OutboxMessage, OutboxStatus
 from .store import get_store
 from .store.finished import Entry
-from .store.keys import partition_of
+from .store.keys import Partition, partition_of
 from .store.redis import BATCH, Outgoing
+
+logger = logging.getLogger("delayq")
 
 
 def find(topic: str, identity: bytes) -> OutboxMessage | None:
@@ -70,19 +73,30 @@ def reschedule(topic: str, identity: bytes, when: str, *, only_waiting: bool = F
             if only_waiting:
                 return None
             partition, word = outbox.standing(row)
-            if word == "MISSING":  # whoever is about to send it with its first due time comes too late then
-                word = get_store().bury(partition, identity, outbox.record_of(row), None)
             if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
                 due_ms = get_store().reschedule(partition, identity, when)
                 follow(topic, identity, due_ms)
                 return due_ms
-            if word == "DONE":
+            if word == "DONE" or archive.is_archived(identity, row.enqueued_at_us):  # an exactly_once task has run
                 return None
+            first = outbox.record_of(row)
             row.enqueued_at_us += 1
+            # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
+            transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
         _move(row, _due_ms(when))
         row.status, row.relay_at_ms = OutboxStatus.WAITING, max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
-        row.save()
+        row.save(using=row._state.db)
         return row.due_at_ms
+
+
+def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
+    """Whoever is about to send the message with its first due time comes too late; what was sent is moved."""
+    identity = row.message_id.bytes
+    try:
+        if get_store().bury(partition, identity, first, None) == "LIVE":
+            get_store().reschedule(partition, identity, str(row.due_at_ms))
+    except DelayQError as error:
+        logger.warning("message %s may still run at its first due time: %s", identity.hex(), error)
 
 
 def reschedule_unsent(topic: str, identity: bytes, when: str) -> tuple[int, Outgoing | None] | None:
@@ -94,7 +108,7 @@ def reschedule_unsent(topic: str, identity: bytes, when: str) -> tuple[int, Outg
     far = outbox.relay_at_ms(row.due_at_ms) > outbox.now_ms()
     if far:
         row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.relay_at_ms(row.due_at_ms)
-    row.save()
+    row.save(using=row._state.db)
     return row.due_at_ms, None if far else outbox.stamped(row)
 
 
@@ -136,7 +150,7 @@ def purge(topic: str, reason: str) -> int:
 def end(row: OutboxMessage, reason: str = "cancelled") -> None:
     """Make the row one of the archive: nobody will send it."""
     archive.archive_one(_cancelled(row, reason))
-    row.delete()
+    row.delete(using=row._state.db)  # not where a router says
 
 
 def _lock(topic: str, identity: bytes) -> OutboxMessage | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from uuid import UUID
 
-from django.db import connections
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import Error, connections
 
 from . import outbox_lookup, pending
 from .conf import get_settings
@@ -31,6 +34,8 @@ from .store import get_store
 from .store.redis import BATCH
 from .tasks import Call, check_topic
 from .times import from_ms
+
+logger = logging.getLogger("delayq")
 
 # Public calls
 
@@ -71,9 +76,12 @@ def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None) -
     identity = _identity(topic, key, message_id)
     found = _withdraw(topic, identity)
     try:
-        live = _cancel_in_redis(topic, identity)
-        # Also when it was live: another one with its key may wait behind it.
-        found = outbox_lookup.cancel(topic, identity, only_waiting=live) or live or found
+        if _cancel_in_redis(topic, identity):
+            found = True
+            # Another one with its key may wait behind it.
+            _tell_outbox(partial(outbox_lookup.cancel, topic, identity, only_waiting=True))
+        else:
+            found = outbox_lookup.cancel(topic, identity) or found
     except MessageRunning:
         raise MessageRunning(f"{named(key, identity)}: a worker holds it, so it can no longer be cancelled.") from None
     except (StoreUnavailable, OutcomeUnknown):
@@ -126,7 +134,7 @@ def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> M
 
 
 def _chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
-    """Up to 500 calls of one destination: same topic, same database, same moment of sending."""
+    """Up to 500 calls of one destination: same topic, same database, same moment of sending, durable or not."""
     iterator = iter(calls)
     waiting = list(islice(iterator, BATCH))
     while waiting:
@@ -136,9 +144,9 @@ def _chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
         waiting = waiting[size:] or list(islice(iterator, BATCH))
 
 
-def _destination(call: Call) -> tuple[str, str | None, bool | None]:
+def _destination(call: Call) -> tuple[str, str | None, bool | None, bool]:
     options = call.task.options
-    return options.topic, options.database, options.after_commit
+    return options.topic, options.database, options.after_commit, options.durable
 
 
 def _put_off(call: Call, items: list[Item]) -> bool:
@@ -182,9 +190,17 @@ def _reschedule_in_redis(topic: str, identity: bytes, when: str) -> int | None:
             due_ms = store.reschedule(partition, identity, when)
         except MessageNotFound:
             continue
-        outbox_lookup.follow(topic, identity, due_ms)
+        _tell_outbox(partial(outbox_lookup.follow, topic, identity, due_ms))
         return due_ms
     return None
+
+
+def _tell_outbox(change: Callable[[], object]) -> None:
+    """Do the same to what the outbox holds. Redis has obeyed already, so nothing that goes wrong here is an error."""
+    try:
+        change()
+    except (Error, SynchronousOnlyOperation) as error:
+        logger.warning("Redis has obeyed, but the outbox could not be looked at: %s", error)
 
 
 def _withdraw(topic: str, identity: bytes) -> bool:

@@ -60,7 +60,9 @@ class Reconciler(Service):
             connections[get_settings().database].close()
             raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
         self._after = rows[-1].pk if len(rows) == PAGE else 0
-        return PACE if len(rows) == PAGE else self.interval
+        if len(rows) < PAGE:
+            return self.interval
+        return 0.0 if missing else PACE  # where some are lost, more are
 
     def _page(self) -> Sequence[OutboxMessage]:
         connections[get_settings().database].close_if_unusable_or_obsolete()
@@ -92,8 +94,10 @@ class Reconciler(Service):
                 if connection.features.has_select_for_update_skip_locked:
                     rows = rows.select_for_update(skip_locked=True)
                 found = list(rows)
-                relay.send(self._store, found)
-                restored += len(found)
+                errors = relay.send(self._store, found)
+            if errors:
+                raise errors[0]
+            restored += len(found)
         if restored:
             self.restored += restored
             logger.warning("%d durable messages were not in Redis any more and are sent again", restored)

@@ -24,6 +24,8 @@ logger = logging.getLogger("delayq.worker")
 
 #: Milliseconds after which it is tried again to send what waits for another message with the same key to end.
 PUT_OFF_MS = 10_000
+#: And what Redis did not take.
+AGAIN_MS = 500
 
 
 class Relay(Service):
@@ -74,27 +76,39 @@ class Relay(Service):
             if connection.features.has_select_for_update_skip_locked:
                 waiting = waiting.select_for_update(skip_locked=True)
             rows = list(waiting.order_by("relay_at_ms")[:BATCH])
-            if rows:
-                send(self._store, rows)
-                self.sent += len(rows)
+            errors = send(self._store, rows)
+        if errors:
+            raise errors[0]
+        self.sent += len(rows)
         return len(rows)
 
 
-def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> None:
-    """Store the rows' messages in Redis and mark them as sent. In a transaction that holds the rows."""
+def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreError]:
+    """Store the rows' messages in Redis and mark them as sent. In a transaction that holds the rows.
+
+    Returns what went wrong: the rows of those partitions are put off a little, so that they are not in others' way.
+    """
     batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
     for row in rows:
         batches[outbox.place(row)].append(row)
     sent: list[Any] = []
+    errors: list[StoreError] = []
     for partition, batch in batches.items():
         names = {task_code(row.task): row.task for row in batch}
-        _, words = store.enqueue(partition, names, [outbox.stamped(row) for row in batch])
+        try:
+            _, words = store.enqueue(partition, names, [outbox.stamped(row) for row in batch])
+        except StoreError as error:  # of one cluster node, say: the other partitions go on
+            errors.append(error)
+            again_at_ms = store.now_us() // 1000 + AGAIN_MS
+            OutboxMessage.objects.filter(pk__in=[row.pk for row in batch]).update(relay_at_ms=again_at_ms)
+            continue
         stored = [row for index, row in enumerate(batch) if not _give_way(row, words.get(index, ""))]
         sent += [row.pk for row in stored]
         events = [Event(row.message_id.hex, row.task, row.key or None) for row in stored]
         signals.report(signals.enqueued, partition.topic, events)
     check_at_ms = store.now_us() // 1000 + int(get_settings().reconcile_after * 1000)
     OutboxMessage.objects.filter(pk__in=sent).update(status=OutboxStatus.SENT, relay_at_ms=check_at_ms)
+    return errors
 
 
 def _give_way(row: OutboxMessage, word: str) -> bool:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from django.db import DatabaseError, connections
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import Error, connections
 
 from . import outbox, signals
 from .exceptions import DelayQError, DuplicateMessage, EnqueueUnknown, OutcomeUnknown, StoreUnavailable
@@ -53,6 +54,7 @@ class Sender:
     def store(self, items: list[Item]) -> None:
         """Send the items, one script call per partition and 500. Raises what went wrong with the chunk before."""
         self.finish()
+        items = outbox.still_open(items)
         if get_store().breaker.open:
             items = self._keep(items, StoreUnavailable())
         try:
@@ -142,7 +144,7 @@ def _keep(items: Sequence[Item], error: DelayQError) -> tuple[list[Handle], list
             store.breaker.trip()
         try:
             return outbox.spill(kept), [item for item in items if not _may_be_kept(item)]
-        except DatabaseError as failed:
+        except (Error, SynchronousOnlyOperation) as failed:
             raise error from failed
     return [], list(items)
 
@@ -217,10 +219,7 @@ def _settle_word(item: Item, word: str) -> bool:
     """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
     handle, mode = item.handle, item.message[1]
     if item.template.durable and word not in _OUTCOMES:
-        if word in ("DUPLICATE", "OLDER"):  # another message has the key: the relay sees to it
-            outbox.put_back([item])
-        elif word.startswith("ADOPTED"):
-            outbox.adopt(item.message[0], word)
+        _tell_row(item, word)
         return False
     if word == "SAME" and item.template.may_exist:
         handle.due_ms = None  # that of the first time, which nobody told
@@ -230,6 +229,17 @@ def _settle_word(item: Item, word: str) -> bool:
         return mode == "raise"
     handle.outcome = _OUTCOMES[word]
     return False
+
+
+def _tell_row(item: Item, word: str) -> None:
+    """What Redis said of a durable message, for its row. Without it the reconciler finds out."""
+    try:
+        if word in ("DUPLICATE", "OLDER"):  # another message has the key: the relay sees to it
+            outbox.put_back([item])
+        elif word.startswith("ADOPTED"):
+            outbox.adopt(item.message[0], word)
+    except Error as error:
+        logger.warning("the outbox row of message %s could not be brought up to date: %s", item.handle.id, error)
 
 
 _OUTCOMES = {"REPLACED": "replaced", "FOLLOWS": "follows"}

@@ -37,6 +37,8 @@ def alone(store: RedisStore, name: str) -> Sequence[Service]:
 def check_tables() -> None:
     """Raise ConfigurationError when the database lacks our tables. One that is away is no reason not to start."""
     alias = get_settings().database
+    if alias not in connections:
+        raise ConfigurationError(f'DELAYQ["DATABASE"] is {alias!r}, which is not in DATABASES.')
     try:
         with connections[alias].cursor() as cursor:
             there = set(connections[alias].introspection.table_names(cursor))

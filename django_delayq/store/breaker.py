@@ -34,7 +34,10 @@ class CircuitBreaker:
             if self.open or self._closed_for_good.is_set():
                 return
             self._opened_in = os.getpid()
-        threading.Thread(target=self._watch, name="delayq-breaker", daemon=True).start()
+        try:
+            threading.Thread(target=self._watch, name="delayq-breaker", daemon=True).start()
+        except RuntimeError:  # no threads here: then every call finds out for itself
+            self._opened_in = 0
 
     def stop(self) -> None:
         """End the thread: the store is closed."""

@@ -15,6 +15,7 @@ GROUP = "archive"
 #: An entry that another archiver has read and not archived after so many ms is ours: that one is dead. When it is
 #: only slow, both insert the same row, and the database keeps one.
 TAKE_OVER_AFTER_MS = 15_000
+BATCH_BYTES = 32 * 1024 * 1024
 #: Consumers that have read nothing for so many ms, and hold nothing, are removed from the group.
 FORGET_AFTER_MS = 3_600_000
 
@@ -46,13 +47,15 @@ class FinishedStream:
         self._key = finished_key(store.prefix, partition)
         self._consumer = consumer
         self._grouped = False
+        # Fewer where bodies may be large: a batch is in memory at once, and one statement.
+        self._batch = max(1, min(BATCH, BATCH_BYTES // store.settings.body_limit))
 
     def read(self) -> Sequence[Entry]:
         """Up to 500 entries that no archiver has read."""
         try:
             if not self._grouped:
                 self._make_group()
-            answer = self._store.client.xreadgroup(GROUP, self._consumer, {self._key: ">"}, count=BATCH)
+            answer = self._store.client.xreadgroup(GROUP, self._consumer, {self._key: ">"}, count=self._batch)
         except redis.ResponseError as error:
             self._without_group(error)
             return []
@@ -66,7 +69,7 @@ class FinishedStream:
             if not self._grouped:
                 self._make_group()
             _, found, *_ = self._store.client.xautoclaim(
-                self._key, GROUP, self._consumer, TAKE_OVER_AFTER_MS, "0-0", count=BATCH
+                self._key, GROUP, self._consumer, TAKE_OVER_AFTER_MS, "0-0", count=self._batch
             )
             self._forget_the_dead()
         except redis.ResponseError as error:

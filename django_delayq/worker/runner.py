@@ -80,11 +80,12 @@ def run_services(services: Sequence[Service], burst: bool, health_port: int | No
     def has_work() -> bool:
         return any(service.has_work for service in services)
 
+    def ready() -> bool:
+        return not stop_requested and all(service.alive for service in services)
+
     with (
         _signals(lambda number: _request(stop_requested, number, progress)),
-        _health(
-            health_port, lambda: True, lambda: True, lambda: {service.name: service.figures for service in services}
-        ),
+        _health(health_port, lambda: True, ready, lambda: {service.name: service.figures for service in services}),
     ):
         for service in services:
             service.start()

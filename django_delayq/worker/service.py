@@ -51,6 +51,11 @@ class Service:
         raise NotImplementedError
 
     @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
     def has_work(self) -> bool:
         """Whether there is work that `run_delayq --burst` should wait for."""
         return False

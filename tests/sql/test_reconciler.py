@@ -123,8 +123,10 @@ def test_it_pages_through_all_rows(hands: Hands, monkeypatch: pytest.MonkeyPatch
     lose_redis(hands.store)
     OutboxMessage.objects.update(relay_at_ms=0)
     pauses = [hands.reconciler.run_once() for _ in range(4)]
-    assert pauses == [module.PACE, module.PACE, module.PACE, module.REST]
+    assert pauses == [0.0, 0.0, 0.0, module.REST], "where some are lost, more are"
     assert (hands.reconciler.figures, len(messages_in(hands.store))) == ({"restored": 35}, 35)
+    OutboxMessage.objects.update(relay_at_ms=0)
+    assert hands.reconciler.run_once() == module.PACE
     lose_redis(hands.store)
     assert hands.reconcile() == 35
 

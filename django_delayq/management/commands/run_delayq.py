@@ -115,7 +115,8 @@ class Command(BaseCommand):
         if count == 1:
             return run(worker(0), port, reload=reload and not options["burst"])
         connections.close_all()
-        store.close()  # each process makes its own connections
+        store.close()  # each process makes its own connections, and a circuit breaker that can open
+        get_store.cache_clear()
         return Supervisor(count, lambda index: run(worker(index), port and port + index)).run()
 
     def _check(self, reports: list[Any]) -> None:
