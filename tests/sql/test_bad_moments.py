@@ -123,7 +123,7 @@ def test_a_row_that_a_long_transaction_holds_does_not_hold_up_the_archive(hands:
     hands.work()
     with transaction.atomic():
         OutboxMessage.objects.select_for_update().get(message_id=held.id)
-        apart(hands.archive)
+        apart(hands.archiver.run_once)
         assert [row.message_id.hex for row in OutboxMessage.objects.all()] == [held.id]
     hands.archive()
     assert (statuses(), {row.message_id.hex for row in rows()}) == ([], {held.id, free.id})
