@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from django.db import transaction
@@ -132,19 +133,19 @@ def withdraw(topic: str, identity: bytes) -> None:
         end(row)
 
 
-def purge(topic: str, reason: str) -> int:
-    """End what waits only here now, in batches of 500. Returns how many."""
+def purge(topic: str, reason: str) -> Iterator[Sequence[str]]:
+    """End what waits only here now, in batches of 500, each a transaction. Gives the ids of each batch."""
     waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING)
-    newest, purged = waiting.order_by("-id").values_list("id", flat=True).first(), 0
+    newest = waiting.order_by("-id").values_list("id", flat=True).first()
     while newest is not None:
         with transaction.atomic(using=get_settings().database):
             rows = list(waiting.filter(id__lte=newest).select_for_update().order_by("id")[:BATCH])
             for row in rows:
                 end(row, reason)
-        purged += len(rows)
+        if rows:
+            yield [row.message_id.hex for row in rows]
         if len(rows) < BATCH:
-            break
-    return purged
+            return
 
 
 def end(row: OutboxMessage, reason: str = "cancelled") -> None:

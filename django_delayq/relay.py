@@ -116,7 +116,10 @@ def _give_way(row: OutboxMessage, word: str) -> bool:
     if word.startswith("ADOPTED"):
         OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.stamp_of(word))
     elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
-        outbox_lookup.end(row, "replaced" if word == "OLDER" else "duplicate")
+        reason = "replaced" if word == "OLDER" else "duplicate"
+        outbox_lookup.end(row, reason)
+        event = Event(row.message_id.hex, row.task, row.key or None, reason=reason)
+        signals.report(signals.cancelled, row.topic, [event])
     elif word == "DUPLICATE":  # accepted, so it is sent when the other has ended
         row.relay_at_ms = get_store().now_us() // 1000 + PUT_OFF_MS
         row.save(update_fields=["relay_at_ms"])

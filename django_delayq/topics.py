@@ -103,7 +103,10 @@ def purge_topic(topic: str, *, reason: str = "purged") -> int:
             left -= len(ids)
     from . import outbox_lookup  # not above: models need the apps, and this module is part of the package's face
 
-    return purged + outbox_lookup.purge(topic, reason)
+    for kept in outbox_lookup.purge(topic, reason):
+        signals.report(signals.cancelled, topic, [signals.Event(message_id, reason=reason) for message_id in kept])
+        purged += len(kept)
+    return purged
 
 
 def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) -> Page:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from django_delayq import archive, outbox, outbox_lookup
+from django_delayq import archive, outbox, outbox_lookup, purge_topic, signals
 from django_delayq.exceptions import MessageNotFound, StoreUnavailable
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.store.keys import Partition
@@ -147,3 +147,21 @@ def test_a_partition_that_redis_refuses_does_not_stop_the_others(hands: Hands, m
     assert waiting[1].get() is not None
     with pytest.raises(MessageNotFound):
         crowd.cancel(id="01890000-0000-7000-8000-000000000000")
+
+
+def test_a_purge_ends_what_waits_only_in_sql_too_and_says_so(hands: Hands) -> None:
+    heard: list[str] = []
+
+    def hear(events: Any, **kwargs: Any) -> None:
+        heard.extend(event.id for event in events)
+
+    handles = [*record.enqueue_many([durable.using(delay=DAY).prepare(n) for n in range(3)])]
+    handles.append(record.using(delay=60).enqueue("in Redis"))
+    signals.cancelled.connect(hear)
+    try:
+        assert purge_topic("default", reason="closed") == 4
+    finally:
+        signals.cancelled.disconnect(hear)
+    assert sorted(heard) == sorted(handle.id for handle in handles)
+    hands.archive()
+    assert ({(row.state, row.reason) for row in rows()}, statuses()) == ({("cancelled", "closed")}, [])
