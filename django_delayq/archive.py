@@ -23,7 +23,7 @@ from django.utils.timezone import get_default_timezone, make_naive
 
 from .conf import Settings, get_settings
 from .exceptions import UndecodableMessage
-from .message import STAMP, Attempts, Body, Record, decode_body
+from .message import ATTEMPTS, PRIORITY_BITS, STAMP, Attempts, Body, Record, decode_body
 from .models import ArchivedMessage
 from .naming import kept_task_name
 from .store.finished import Entry
@@ -69,17 +69,15 @@ def wanted(entry: Entry, settings: Settings) -> bool:
 
 
 def row_of(entry: Entry, connection: BaseDatabaseWrapper) -> Row:
-    """The values of COLUMNS, as the database takes them. Never raises: damage becomes a row that says so."""
+    """The values of COLUMNS, as the database takes them. A record that cannot be read becomes a row that says so.
+
+    Raises StoreError when the name of a task that is unknown here has to be asked for, and ValueError or OverflowError
+    for times that no calendar has.
+    """
     instant = _adapter(connection)
-    attempts = Attempts.decode(entry.attempts) if len(entry.attempts) >= 32 else _NEVER_CLAIMED
+    attempts = Attempts.decode(entry.attempts) if len(entry.attempts) >= ATTEMPTS.size else _NEVER_CLAIMED
     detail = _detail(entry.detail)
-    try:
-        record = Record.decode(entry.record)
-        body = decode_body(record.flags, record.body)
-        arguments = _arguments(entry.partition, record.task_code, body)
-    except UndecodableMessage:
-        record, body = _damaged(entry), Body()
-        arguments = _unreadable(entry.record)
+    record, body, arguments = _content(entry)
     due_ms = attempts.due_at_ms or entry.at_ms
     started_ms = detail.started_ms or None
     return (
@@ -93,7 +91,7 @@ def row_of(entry: Entry, connection: BaseDatabaseWrapper) -> Row:
         _without_nul(detail.reason)[:200],
         arguments,
         _encode(body.headers).decode() if body.headers else "",
-        record.flags & 3,
+        record.flags & PRIORITY_BITS,
         record.ttr_ms,
         body.max_attempts,
         attempts.attempt,
@@ -112,6 +110,16 @@ def row_of(entry: Entry, connection: BaseDatabaseWrapper) -> Row:
     )
 
 
+def _content(entry: Entry) -> tuple[Record, Body, str]:
+    """Record, body and arguments as far as they can be read."""
+    try:
+        record = Record.decode(entry.record)
+        body = decode_body(record.flags, record.body)
+        return record, body, _arguments(entry.partition, record.task_code, body)
+    except UndecodableMessage:
+        return _damaged(entry), Body(), _unreadable(entry.record)
+
+
 def insert(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> None:
     """Insert the rows; those that are there already stay as they are. In the order of their ids, so that two
     archivers with the same rows wait for each other instead of deadlocking."""
@@ -123,18 +131,18 @@ def insert(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> None:
             cursor.executemany(_statement(connection.alias), rows)
 
 
-def archive_one(entry: Entry, *, once: bool = False) -> None:
-    """Insert one row where DELAYQ says. Within the caller's transaction, if there is one.
-
-    With `once`, a row that is there already is an IntegrityError.
-    """
+def archive_all(entries: Sequence[Entry]) -> None:
+    """Insert rows where DELAYQ says. Within the caller's transaction, if there is one."""
     connection = connections[get_settings().database]
-    row = row_of(entry, connection)
-    if not once:
-        insert([row], connection)
-        return
+    if entries:
+        insert([row_of(entry, connection) for entry in entries], connection)
+
+
+def archive_once(entry: Entry) -> None:
+    """Insert one row, as archive_all does. Raises IntegrityError when it is there already."""
+    connection = connections[get_settings().database]
     with connection.cursor() as cursor:
-        cursor.execute(_statement(connection.alias, strict=True), row)
+        cursor.execute(_statement(connection.alias, strict=True), row_of(entry, connection))
 
 
 def is_archived(message_id: bytes, enqueued_at_us: int) -> bool:

@@ -11,9 +11,7 @@ from .conf import get_settings
 from .exceptions import Snooze
 from .store.finished import Entry
 from .store.lease import Lease
-
-#: Seconds after which a message whose task could not begin, because the database is away, is tried again.
-NO_DATABASE_DELAY = 5.0
+from .worker.executor import NO_DATABASE_DELAY
 
 
 def perform(lease: Lease, run: Callable[[], object], detail: Callable[[], tuple[int, bytes]]) -> None:
@@ -33,7 +31,7 @@ def perform(lease: Lease, run: Callable[[], object], detail: Callable[[], tuple[
             run()
             at_ms, said = detail()
             entry = Entry(b"", lease.partition, lease.id, "acked", at_ms, lease.record, lease.entry, said)
-            archive.archive_one(entry, once=True)
+            archive.archive_once(entry)
     except IntegrityError:
         if not archive.is_archived(lease.id, enqueued_at_us):
             raise

@@ -160,11 +160,6 @@ class Record(msgspec.Struct, frozen=True):
         """The lane."""
         return Priority(self.flags & PRIORITY_BITS)
 
-    @property
-    def durable(self) -> bool:
-        """Whether the outbox holds a row of it."""
-        return bool(self.flags & DURABLE)
-
     @classmethod
     def decode(cls, raw: bytes) -> Record:
         """From the bytes in the `messages` hash. Raises UndecodableMessage."""

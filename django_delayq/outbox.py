@@ -60,8 +60,9 @@ def standing(row: OutboxMessage) -> tuple[Partition, str]:
 
 def place(row: OutboxMessage) -> Partition:
     """Where to send the message: where it or another with its id is, else where it belongs today."""
-    if len(candidates(row)) == 1:
-        return candidates(row)[0]
+    partitions = candidates(row)
+    if len(partitions) == 1:
+        return partitions[0]
     partition, word = standing(row)
     if word != "MISSING":
         return partition
@@ -260,7 +261,7 @@ def close(entries: Sequence[Entry], alias: str) -> Sequence[Entry]:
 
     Returns the entries whose rows another transaction has locked: waiting for it would hold up the archive of all.
     """
-    lives = {(UUID(bytes=e.id), int.from_bytes(e.record[:8], "big")): e for e in entries if is_durable(e.record)}
+    lives = {(UUID(bytes=e.id), int.from_bytes(e.stamp, "big")): e for e in entries if e.stamp}
     rows, left = OutboxMessage.objects.using(alias), []
     skip_locked = connections[alias].features.has_select_for_update_skip_locked
     for ids in _chunks(sorted({message_id for message_id, _ in lives})):
@@ -271,11 +272,6 @@ def close(entries: Sequence[Entry], alias: str) -> Sequence[Entry]:
         rows.filter(id__in=list(ended)).delete()
         left += [lives[life] for life in there.values_list("message_id", "enqueued_at_us") if life in lives]
     return left
-
-
-def is_durable(record: bytes) -> bool:
-    """Whether the outbox has a row of the message with this record."""
-    return len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
 
 
 def _chunks(ids: Sequence[UUID], size: int = 500) -> Iterator[Sequence[UUID]]:

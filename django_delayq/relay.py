@@ -117,7 +117,7 @@ def _give_way(row: OutboxMessage, word: str) -> bool:
         OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.stamp_of(word))
     elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
         reason = "replaced" if word == "OLDER" else "duplicate"
-        outbox_lookup.end(row, reason)
+        outbox_lookup.end([row], reason)
         event = Event(row.message_id.hex, row.task, row.key or None, reason=reason)
         signals.report(signals.cancelled, row.topic, [event])
     elif word == "DUPLICATE":  # accepted, so it is sent when the other has ended

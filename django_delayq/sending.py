@@ -56,7 +56,7 @@ class Sender:
         self.finish()
         items = outbox.still_open(items)
         if get_store().breaker.open:
-            items = self._keep(items, StoreUnavailable())
+            items = self._spill(items, StoreUnavailable())
         try:
             for partition, batch in _batches(items):
                 if partition in self._on_its_way:
@@ -64,7 +64,7 @@ class Sender:
                 self._on_its_way[partition] = _begin(partition, batch), batch
         except (StoreUnavailable, OutcomeUnknown) as error:
             began = {id(item) for _, batch in self._on_its_way.values() for item in batch}
-            if self._keep([item for item in items if not item.handle.outcome and id(item) not in began], error):
+            if self._spill([item for item in items if not item.handle.outcome and id(item) not in began], error):
                 raise
 
     def finish(self) -> None:
@@ -86,13 +86,13 @@ class Sender:
         if not isinstance(error, StoreUnavailable | OutcomeUnknown):
             return [error]
         try:
-            return [error] if self._keep(batch, error) else []
+            return [error] if self._spill(batch, error) else []
         except DelayQError as refused:  # the database failed too
             return [refused]
 
-    def _keep(self, items: list[Item], error: DelayQError) -> list[Item]:
+    def _spill(self, items: list[Item], error: DelayQError) -> list[Item]:
         """Leave to the outbox what Redis could not take. Returns what may not be left there."""
-        refused, left = _keep(items, error)
+        refused, left = _spill(items, error)
         self.duplicates += refused
         return left
 
@@ -108,12 +108,12 @@ def store_one(item: Item) -> None:
     """Send one item. Raises DuplicateMessage."""
     batch, store = [item], get_store()
     try:
-        if store.breaker.open and _may_be_kept(item):
+        if store.breaker.open and _may_spill(item):
             raise StoreUnavailable
         partition = store.partitions.place(item.template.topic, item.message[0], item.template.fixed)
         duplicates = _complete(_begin(partition, batch), batch)
     except (StoreUnavailable, OutcomeUnknown) as error:
-        duplicates, left = _keep(batch, error)
+        duplicates, left = _spill(batch, error)
         if left:
             raise
     else:
@@ -121,7 +121,7 @@ def store_one(item: Item) -> None:
     refuse(duplicates)
 
 
-def _may_be_kept(item: Item) -> bool:
+def _may_spill(item: Item) -> bool:
     """Whether the outbox may take what Redis could not.
 
     Inside a transaction (after_commit=False, or that of another database) a rollback would take it away again.
@@ -131,19 +131,19 @@ def _may_be_kept(item: Item) -> bool:
     )
 
 
-def _keep(items: Sequence[Item], error: DelayQError) -> tuple[list[Handle], list[Item]]:
+def _spill(items: Sequence[Item], error: DelayQError) -> tuple[list[Handle], list[Item]]:
     """Leave items to the outbox, as far as they may. Returns the handles of duplicates, and the items that may not.
 
     Raises `error` when the database fails too: then nobody has them.
     """
     store = get_store()
-    kept = [item for item in items if _may_be_kept(item)]
-    if kept:
+    spilled = [item for item in items if _may_spill(item)]
+    if spilled:
         if not store.breaker.open:
-            logger.warning("%d messages wait in the outbox until Redis takes them: %s", len(kept), error)
+            logger.warning("%d messages wait in the outbox until Redis takes them: %s", len(spilled), error)
             store.breaker.trip()
         try:
-            return outbox.spill(kept), [item for item in items if not _may_be_kept(item)]
+            return outbox.spill(spilled), [item for item in items if not _may_spill(item)]
         except (Error, SynchronousOnlyOperation) as failed:
             raise error from failed
     return [], list(items)

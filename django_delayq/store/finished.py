@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import redis
 
+from ..message import DURABLE, STAMP
 from .errors import ERRORS, translate
 from .keys import Partition, finished_key
 from .redis import BATCH, RedisStore
@@ -36,6 +37,12 @@ class Entry(msgspec.Struct, frozen=True):
     """Empty when it was never claimed."""
     detail: bytes
     """JSON: what the worker, or whoever ended it, says."""
+
+    @property
+    def stamp(self) -> bytes:
+        """Of a durable message, whose outbox row it names; else empty."""
+        is_durable = len(self.record) > STAMP.size and self.record[STAMP.size] & DURABLE
+        return self.record[:8] if is_durable else b""
 
 
 class FinishedStream:
@@ -81,7 +88,7 @@ class FinishedStream:
 
     def remove(self, entries: Sequence[Entry]) -> int:
         """Forget entries whose rows are committed, 500 at most. Returns how many are left in the stream."""
-        finished = [(entry.entry, entry.id, _stamp_if_durable(entry.record)) for entry in entries]
+        finished = [(entry.entry, entry.id, entry.stamp) for entry in entries]
         return self._store.archived(self.partition, GROUP, finished)
 
     def _without_group(self, error: redis.ResponseError) -> None:
@@ -127,7 +134,3 @@ def lengths(store: RedisStore, partitions: Sequence[Partition]) -> Sequence[int]
         return [int(length) for length in pipeline.execute()]
     except ERRORS as error:
         raise translate(error, store.where) from error
-
-
-def _stamp_if_durable(record: bytes) -> bytes:
-    return record[:8] if len(record) > 14 and record[14] & 0x80 else b""

@@ -27,7 +27,7 @@ logger = logging.getLogger("delayq.worker")
 
 #: How long a message of an unknown task waits before the next worker may try. Many tries fit into the grace.
 UNKNOWN_TASK_DELAY_MS = 5_000
-#: Seconds for which an exactly_once task waits for a worker that was started with a database.
+#: Seconds for which an exactly_once task waits for its database, or for a worker that was started with one.
 NO_DATABASE_DELAY = 5.0
 #: Most characters of an error's message and of its traceback that are kept.
 MAX_REASON = 2_000

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from django_delayq.exceptions import MessageNotFound, MessageRunning
-from django_delayq.message import Attempts, Priority, Record
+from django_delayq.message import DURABLE, Attempts, Priority, Record
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
@@ -250,7 +250,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert content[name] == here  # I1
         assert content["leased"].keys() == {i for i, known in live.items() if known.token is not None}  # I1, I3
         records = {i: Record.decode(raw) for i, raw in content["messages"].items()}
-        assert {i: (record.body, record.enqueued_at_us, record.durable) for i, record in records.items()} == {  # I2
+        assert {
+            i: (record.body, record.enqueued_at_us, bool(record.flags & DURABLE)) for i, record in records.items()
+        } == {  # I2
             i: (known.body, known.stamp, known.durable) for i, known in live.items()
         }
         entries = {i: Attempts.decode(raw) for i, raw in content["attempts"].items()}
@@ -258,7 +260,9 @@ class StoreMachine(RuleBasedStateMachine):
             i: (known.entry.attempt, known.entry.crashes, known.entry.token) for i, known in live.items() if known.entry
         }
         followers = {i: Record.decode(raw[6:]) for i, raw in content["followers"].items()}
-        assert {i: (record.body, record.enqueued_at_us, record.durable) for i, record in followers.items()} == {
+        assert {
+            i: (record.body, record.enqueued_at_us, bool(record.flags & DURABLE)) for i, record in followers.items()
+        } == {
             i: (known.follower.body, known.follower.stamp, known.follower.durable)
             for i, known in live.items()
             if known.follower

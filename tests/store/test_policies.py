@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from django_delayq.conf import TopicSettings
-from django_delayq.message import Record
+from django_delayq.message import DURABLE, Record
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
@@ -96,7 +96,7 @@ def test_the_end_of_a_durable_message_is_always_told_and_remembered(store: Redis
     assert ends(store) == [(message_id, state)]
     assert (markers(store), counter(store, state)) == ({message_id: STAMP}, 1)
     record = Record.decode(finished(store)[0]["record"])
-    assert (record.enqueued_at_us, record.durable) == (STAMP, True)
+    assert (record.enqueued_at_us, bool(record.flags & DURABLE)) == (STAMP, True)
 
 
 @pytest.mark.parametrize(("topic", "told"), [("none", 0), ("all", 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.message import Record
+from django_delayq.message import DURABLE, Record
 from django_delayq.store.redis import RedisStore
 from tests.store.factories import (
     DAY_MS,
@@ -120,7 +120,7 @@ def test_a_waiting_durable_message_that_is_replaced_by_another_kind_ends(store: 
     assert (entry["id"], entry["state"], entry["detail"]) == (lease.id, *REPLACED)
     assert (entry["record"], markers(store)) == (lease.record, {lease.id: STAMP})
     assert (counter(store, "cancelled"), counter(store, "enqueued")) == (0, 1)
-    assert (stored(store, lease.id).durable, attempts(store, lease.id)) == (False, None)
+    assert (bool(stored(store, lease.id).flags & DURABLE), attempts(store, lease.id)) == (False, None)
     assert send(store, accepted(lease.id, mode="replace")) == {0: "DONE"}
 
 
@@ -132,7 +132,7 @@ def test_a_durable_follower_that_is_replaced_by_another_kind_ends(store: RedisSt
     assert (entry["state"], entry["detail"]) == REPLACED
     assert Record.decode(entry["record"]).enqueued_at_us == NEWER
     assert markers(store) == {lease.id: NEWER}
-    assert not follower(store, lease.id).durable
+    assert not follower(store, lease.id).flags & DURABLE
 
 
 def test_a_durable_message_replaces_another_kind_without_a_word(store: RedisStore) -> None:

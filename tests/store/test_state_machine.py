@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from django_delayq.message import Priority, Record
+from django_delayq.message import DURABLE, Priority, Record
 from django_delayq.store import finished as module
 from django_delayq.store.finished import Entry, FinishedStream
 from django_delayq.store.redis import RedisStore
@@ -169,7 +169,7 @@ class DurableMachine(StoreMachine):
 
     def _stamp(self, entry: Entry) -> int:
         record = Record.decode(entry.record)
-        return record.enqueued_at_us if record.durable else 0
+        return record.enqueued_at_us if record.flags & DURABLE else 0
 
     # Looking
 
@@ -178,7 +178,7 @@ class DurableMachine(StoreMachine):
         told = []
         for entry in factories.finished(self.store):
             record = Record.decode(entry["record"])
-            told.append((entry["id"], entry["state"].decode(), record.enqueued_at_us if record.durable else 0))
+            told.append((entry["id"], entry["state"].decode(), record.enqueued_at_us if record.flags & DURABLE else 0))
         assert sorted(told) == sorted(self.model.finished)  # I1
         lives = [(i, stamp) for i, _, stamp in told if stamp]
         assert len(lives) == len(set(lives))
