@@ -42,17 +42,22 @@ def test_a_key_whose_row_is_closed_while_it_is_enqueued_again_is_not_kept_from_i
     assert messages_in(hands.store) == {again.identity}
 
 
-def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = durable.using(delay=DAY).enqueue(1)
-    OutboxMessage.objects.update(relay_at_ms=0)
-    look = producer._reschedule_in_redis
+def relay_after(hands: Hands, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The relay sends the message when the producer has just not found it in Redis."""
+    look = getattr(producer, name)
 
     def look_and_fall_asleep(*args: Any) -> Any:
         answer = look(*args)
         hands.relay()
         return answer
 
-    monkeypatch.setattr(producer, "_reschedule_in_redis", look_and_fall_asleep)
+    monkeypatch.setattr(producer, name, look_and_fall_asleep)
+
+
+def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = durable.using(delay=DAY).enqueue(1)
+    OutboxMessage.objects.update(relay_at_ms=0)
+    relay_after(hands, monkeypatch, "_reschedule_in_redis")
     due = handle.reschedule(delay=2 * DAY)
     hands.relay()
     message = handle.get()
@@ -63,14 +68,7 @@ def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(hands: Hands, monkey
 def test_a_cancel_is_not_lost_when_the_relay_is_quicker(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = durable.using(delay=DAY).enqueue(1)
     OutboxMessage.objects.update(relay_at_ms=0)
-    look = producer._cancel_in_redis
-
-    def look_and_fall_asleep(*args: Any) -> Any:
-        answer = look(*args)
-        hands.relay()
-        return answer
-
-    monkeypatch.setattr(producer, "_cancel_in_redis", look_and_fall_asleep)
+    relay_after(hands, monkeypatch, "_cancel_in_redis")
     handle.cancel()
     assert messages_in(hands.store) == set()
     hands.archive()

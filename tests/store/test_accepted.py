@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.exceptions import StoreError, StoreFull
-from django_delayq.message import DURABLE, Priority, Record
+from django_delayq.message import DURABLE, Priority
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
@@ -30,24 +30,7 @@ from tests.store.factories import (
     send,
     waiting,
 )
-
-NEWER, OLDER = STAMP + 1, STAMP - 1
-REPLACED = (b"cancelled", b'{"reason":"replaced"}')
-
-
-def stored(store: RedisStore, message_id: bytes) -> Record:
-    return Record.decode(dump(store)["messages"][message_id])
-
-
-def state(store: RedisStore) -> dict[str, object]:
-    """Everything but the names of tasks."""
-    content = dump(store)
-    content["meta"] = {name: value for name, value in content["meta"].items() if not name.startswith(b"task:")}
-    return content
-
-
-def follower(store: RedisStore, message_id: bytes) -> Record:
-    return Record.decode(dump(store)["followers"][message_id][6:])
+from tests.store.records import NEWER, state, stored
 
 
 def test_a_missing_message_is_stored_with_its_stamp_and_due_time(store: RedisStore) -> None:

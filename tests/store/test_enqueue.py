@@ -37,12 +37,9 @@ from tests.store.factories import (
     waiting,
     wakeups,
 )
+from tests.store.records import stored
 
 BODIES = [b"[9007199254740993]", b"[[]]", '["käse 🧀"]'.encode(), b'["\\u0000"]', b"\0\xff\r\n"]
-
-
-def stored(store: RedisStore, message_id: bytes) -> Record:
-    return Record.decode(dump(store)["messages"][message_id])
 
 
 def test_a_new_message_waits_for_its_instant(store: RedisStore) -> None:

@@ -20,7 +20,6 @@ from tests.store.factories import (
     claim_durable,
     corrupt,
     counter,
-    dump,
     end_leases,
     ends,
     enqueue,
@@ -31,24 +30,7 @@ from tests.store.factories import (
     send,
     waiting,
 )
-
-NEWER, OLDER = STAMP + 1, STAMP - 1
-REPLACED = (b"cancelled", b'{"reason":"replaced"}')
-
-
-def stored(store: RedisStore, message_id: bytes) -> Record:
-    return Record.decode(dump(store)["messages"][message_id])
-
-
-def state(store: RedisStore) -> dict[str, object]:
-    """Everything but the names of tasks."""
-    content = dump(store)
-    content["meta"] = {name: value for name, value in content["meta"].items() if not name.startswith(b"task:")}
-    return content
-
-
-def follower(store: RedisStore, message_id: bytes) -> Record:
-    return Record.decode(dump(store)["followers"][message_id][6:])
+from tests.store.records import NEWER, OLDER, REPLACED, follower, state, stored
 
 
 def test_a_newer_life_replaces_the_older_silently(store: RedisStore) -> None:
