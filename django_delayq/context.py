@@ -6,9 +6,10 @@ from contextvars import ContextVar
 from typing import Any
 
 from .exceptions import DelayQError, UndecodableMessage
-from .message import ATTEMPTS, Attempts, Found, Message, State, view
+from .message import ATTEMPTS, Attempts, Found, Message, State
 from .store.lease import Lease
 from .tasks import by_code
+from .viewing import view
 
 #: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody asks.
 running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 
 
 class DelayQError(Exception):
@@ -69,6 +69,10 @@ class UnknownTopic(InvalidMessage):
     """No task and no entry of DELAYQ['TOPICS'] declares this topic."""
 
 
+class NotPermitted(DelayQError, PermissionDenied):
+    """The user lacks the permission that this needs."""
+
+
 # The state of a message forbids the call
 
 
@@ -90,6 +94,10 @@ class MessageNotFound(NotWaiting):
 
 class MessageRunning(NotWaiting):
     """A worker holds this message: it can no longer be cancelled or rescheduled."""
+
+
+class MessageChanged(DelayQError):
+    """Somebody else has changed this message at the same moment. Look at it again."""
 
 
 class LeaseLost(DelayQError):

@@ -20,6 +20,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
 from typing import Any
@@ -28,7 +29,6 @@ import msgspec
 from django.db.models import TextChoices
 
 from .exceptions import BodyTooLarge, InvalidMessage, UndecodableMessage, UnserialisableArguments
-from .times import from_ms
 
 VERSION = 1
 STAMP = struct.Struct(">Q6s")
@@ -117,6 +117,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """1 during the first run; 0 before it."""
     crashes: int = 0
     """Leases that ended without a word from the worker."""
+    runs: Sequence[Mapping[str, Any]] = ()
+    """One mapping per run that has ended, the oldest first: started_ms, ended_ms, outcome, worker, error."""
     enqueued_at: datetime
     due_at: datetime
     expires_at: datetime | None = None
@@ -137,12 +139,26 @@ class Attempts(msgspec.Struct, frozen=True):
     history: bytes = b""
     """One line of JSON per run that has ended, the newest 8 KiB of them."""
 
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The history, decoded."""
+        return runs_of(self.history)
+
     @classmethod
     def decode(cls, raw: bytes) -> Attempts:
         """From the bytes in the `attempts` hash."""
         attempt, crashes, due, first, token = ATTEMPTS.unpack_from(raw)
         due_at_ms, first_claimed_at_ms = int.from_bytes(due, "big"), int.from_bytes(first, "big")
         return cls(attempt, crashes, due_at_ms, first_claimed_at_ms, token, raw[ATTEMPTS.size :])
+
+
+def runs_of(history: bytes) -> list[dict[str, Any]]:
+    """The runs in a history of JSON lines; a damaged line is left out."""
+    runs = []
+    for line in history.split(b"\n"):
+        with suppress(msgspec.MsgspecError, UnicodeError):
+            runs.append(msgspec.json.decode(line, type=dict[str, Any]))
+    return runs
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -257,34 +273,6 @@ def check_json(value: Any, depth: int = 0) -> None:
     for item in value:
         if type(item) not in _SCALARS:
             check_json(item, depth + 1)
-
-
-def view(topic: str, task: str, state: State, found: Found) -> Message:
-    """A message for people, from what a partition holds. Raises UndecodableMessage."""
-    record = Record.decode(found.record)
-    body = decode_body(record.flags, record.body)
-    try:
-        enqueued_at, due_at = from_ms(record.enqueued_at_us / 1000), from_ms(found.due_at_ms)
-        expires_at = from_ms(record.expires_at_ms) if record.expires_at_ms else None
-    except (ValueError, OverflowError) as error:
-        raise UndecodableMessage(f"The record's times are impossible: {error}.") from None
-    return Message(
-        id=found.id.hex(),
-        topic=topic,
-        task=task,
-        state=state,
-        key=body.key,
-        args=body.args,
-        kwargs=body.kwargs,
-        headers=body.headers,
-        priority=record.priority,
-        attempt=found.attempts.attempt if found.attempts else 0,
-        crashes=found.attempts.crashes if found.attempts else 0,
-        enqueued_at=enqueued_at,
-        due_at=due_at,
-        expires_at=expires_at,
-        replay_of=body.replay_of,
-    )
 
 
 class Found(msgspec.Struct, frozen=True):

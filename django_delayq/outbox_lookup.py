@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
 from django.db import transaction
@@ -12,12 +12,13 @@ from django.db import transaction
 from . import archive, outbox
 from .conf import get_settings
 from .exceptions import DelayQError, MessageRunning
-from .message import EXPIRES_WITH_DUE, Found, State
+from .message import EXPIRES_WITH_DUE, STAMP, Found, State
 from .models import OutboxMessage, OutboxStatus
 from .store import get_store
 from .store.finished import Entry
 from .store.keys import Partition, partition_of
-from .store.redis import BATCH, Outgoing
+from .store.link import BATCH
+from .store.redis import Outgoing
 
 logger = logging.getLogger("delayq")
 
@@ -124,6 +125,35 @@ def follow(topic: str, identity: bytes, due_ms: int) -> None:
         changes["relay_at_ms"] = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
     # Not save(): the row may be gone by now, or about another life.
     OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us, status=row.status).update(**changes)
+
+
+def edit(topic: str, identity: bytes, change: Callable[[bytes], bytes], *, only_waiting: bool = False) -> bool:
+    """Change the record of a message that is only here, or that Redis has lost. False when there is none.
+
+    `only_waiting` asks nothing of Redis. Raises MessageRunning and what `change` raises.
+    """
+    with transaction.atomic(using=get_settings().database):
+        row = _lock(topic, identity)
+        if row is None:
+            return False
+        if row.status == OutboxStatus.SENT:
+            if only_waiting:
+                return False
+            _, word = outbox.standing(row)
+            if word == "DONE" or archive.is_archived(identity, row.enqueued_at_us):
+                return False
+            if word == "LIVE":  # the relay has sent it between our look into Redis and the lock, and it runs perhaps
+                raise MessageRunning
+        row.record = change(outbox.record_of(row))[STAMP.size :]
+        row.save(using=row._state.db, update_fields=["record"])
+        return True
+
+
+def follow_edit(topic: str, identity: bytes, record: bytes) -> None:
+    """Redis has another record for the message: so has SQL, should it have to send it again."""
+    stamp_us = STAMP.unpack_from(record)[0]
+    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic, enqueued_at_us=stamp_us)
+    rows.update(record=record[STAMP.size :])
 
 
 def withdraw(topic: str, identity: bytes) -> None:

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from . import tasks
 from .conf import Settings, get_settings
 from .exceptions import InvalidMessage
 from .handle import Handle
 from .identity import key_id, new_id, new_ids
-from .message import EXPIRES_WITH_DUE, HEADER, VERSION, Body, compress, encode_body
+from .message import (
+    COMPRESSED,
+    EXPIRES_WITH_DUE,
+    HEADER,
+    STAMP,
+    VERSION,
+    Body,
+    Record,
+    compress,
+    decode_body,
+    encode_body,
+    encode_record,
+)
 from .options import OnDuplicate, Options
 from .store.redis import Outgoing
 from .tasks import Call, DelayedTask, check_topic
@@ -105,6 +118,22 @@ def build(calls: Sequence[Call]) -> list[Item]:
 def build_one(call: Call) -> Item:
     """The item of one call. Raises InvalidMessage and its subclasses."""
     return _template(call.task, get_settings()).item(call, new_id())
+
+
+def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """A stored record with other arguments; the rest of it stays. Raises InvalidMessage and its subclasses."""
+    settings, old = get_settings(), Record.decode(record)
+    task = tasks.by_code.get(old.task_code)
+    if task is None:
+        raise InvalidMessage("The task of this message is not declared here, so nobody can tell what it takes.")
+    task.definition.check_arguments(args, kwargs)
+    body = decode_body(old.flags, old.body)
+    body.args, body.kwargs = list(args), dict(kwargs)
+    content = encode_body(body if body != Body(body.args) else tuple(args), settings.body_limit)
+    flags, above = old.flags & ~COMPRESSED, settings.compress_above
+    return record[: STAMP.size] + encode_record(
+        old.task_code, content, flags=flags, ttr_ms=old.ttr_ms, compress_above=above
+    )
 
 
 def _template(task: DelayedTask[..., Any], settings: Settings) -> Template:

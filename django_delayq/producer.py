@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
+from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -17,6 +18,7 @@ from .conf import get_settings
 from .exceptions import (
     DelayQError,
     InvalidMessage,
+    MessageChanged,
     MessageNotFound,
     MessageRunning,
     OutcomeUnknown,
@@ -24,16 +26,17 @@ from .exceptions import (
 )
 from .handle import Handle
 from .identity import key_id, parse_id
-from .message import Message, view
+from .message import Message
 from .naming import task_name
 from .options import check_key
-from .outgoing import Item, build, build_one
+from .outgoing import Item, build, build_one, edited
 from .sending import Sender, named, refuse, store_one
 from .signals import Event, cancelled, report, rescheduled
 from .store import get_store
-from .store.redis import BATCH
+from .store.link import BATCH
 from .tasks import Call, check_topic
 from .times import from_ms
+from .viewing import view
 
 logger = logging.getLogger("delayq")
 
@@ -112,6 +115,28 @@ def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | Non
         raise _not_live(topic, key, identity)
     report(rescheduled, topic, [Event(identity.hex(), key=key)])
     return from_ms(due_ms)
+
+
+def edit(topic: str, message_id: str | UUID | bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Give a waiting message other arguments. Raises MessageNotFound, MessageRunning, MessageChanged, InvalidMessage.
+
+    Not for a message that an open transaction has yet to send.
+    """
+    identity = _identity(topic, None, message_id)
+
+    def change(record: bytes) -> bytes:
+        return edited(record, args, kwargs)
+
+    try:
+        found = _edit_in_redis(topic, identity, change) or outbox_lookup.edit(topic, identity, change)
+    except (StoreUnavailable, OutcomeUnknown):
+        if not outbox_lookup.edit(topic, identity, change, only_waiting=True):
+            raise
+        found = True
+    except MessageRunning:
+        raise MessageRunning(f"{named(None, identity)}: a worker holds it, it can no longer be edited.") from None
+    if not found:
+        raise _not_live(topic, None, identity)
 
 
 def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> Message | None:
@@ -193,6 +218,24 @@ def _reschedule_in_redis(topic: str, identity: bytes, when: str) -> int | None:
         _tell_outbox(partial(outbox_lookup.follow, topic, identity, due_ms))
         return due_ms
     return None
+
+
+def _edit_in_redis(topic: str, identity: bytes, change: Callable[[bytes], bytes]) -> bool:
+    store = get_store()
+    for partition in store.partitions.candidates(topic, identity):
+        found = store.find(partition, [identity])[0]
+        if found is None:
+            continue
+        after = change(found.record)
+        word = store.edit(partition, identity, found.record, after)
+        if word == "RUNNING":
+            raise MessageRunning
+        if word == "CHANGED":
+            raise MessageChanged
+        if word == "OK":
+            _tell_outbox(partial(outbox_lookup.follow_edit, topic, identity, after))
+            return True
+    return False
 
 
 def _tell_outbox(change: Callable[[], object]) -> None:

@@ -14,7 +14,8 @@ from .conf import get_settings
 from .exceptions import OutboxUnavailable
 from .models import OutboxMessage, OutboxStatus
 from .store.keys import Partition
-from .store.redis import BATCH, RedisStore
+from .store.link import BATCH
+from .store.redis import RedisStore
 from .worker.service import Service
 
 logger = logging.getLogger("delayq.worker")

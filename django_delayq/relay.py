@@ -17,7 +17,8 @@ from .models import OutboxMessage, OutboxStatus
 from .signals import Event
 from .store import get_store
 from .store.keys import Partition
-from .store.redis import BATCH, RedisStore
+from .store.link import BATCH
+from .store.redis import RedisStore
 from .worker.service import Service
 
 logger = logging.getLogger("delayq.worker")

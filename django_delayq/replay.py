@@ -11,7 +11,6 @@ from typing import Any
 
 from django.core.exceptions import FieldError, ValidationError
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from .conf import get_settings
 from .exceptions import InvalidMessage
@@ -66,8 +65,7 @@ def replay(  # noqa: PLR0913 - keyword-only, and each of them is what an operato
     """
     walk = Walk(_selected(selection, filters), force, limit)
     sender = Sender(walk, duration_ms(delay), _checked_rate(rate), edit)
-    walk.begin("replay", by, reason, progress)
-    return walk.run(sender.send)
+    return walk.run(walk.begin("replay", by, reason), sender.send, progress)
 
 
 def discard(
@@ -87,13 +85,7 @@ def discard(
     if not reason.strip():
         raise InvalidMessage("Say why these messages need no replay: discard(..., reason=...).")
     walk = Walk(_selected(selection, filters), False, limit)
-    walk.begin("discard", by, reason, progress)
-
-    def mark(rows: Sequence[Any]) -> int:
-        marked: int = walk.table.filter(pk__in=[row.pk for row in rows]).update(discarded_at=timezone.now())
-        return marked
-
-    return walk.run(mark)
+    return walk.run(walk.begin("discard", by, reason), walk.discard, progress)
 
 
 def preview(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from .exceptions import InvalidMessage
 from .models import ArchivedMessage, Final, OperatorAction
-from .store.redis import BATCH
+from .store.link import BATCH
 
 #: Rows of a selection that are looked at in one query: only their ids and what tells whether they are to be changed.
 PAGE = 10_000
@@ -41,49 +41,74 @@ class Replayed:
 Progress = Callable[[Replayed], object]
 
 
+class Ledger:
+    """Keeps how far a walk is, in the transactions that change the messages."""
+
+    def __init__(self, action: OperatorAction, alias: str) -> None:
+        self.action = action
+        self._rows = OperatorAction.objects.using(alias).filter(pk=action.pk)
+
+    def open(self) -> None:
+        """Begin a transaction. A write first: where there are no row locks (SQLite), who reads first may not write
+        afterwards."""
+        self._rows.update(count=F("count"))
+
+    def enter(self, count: int, position: int, skipped: Mapping[str, int]) -> None:
+        """Before the commit: so many more are changed, everything up to this id is dealt with."""
+        self._rows.update(count=F("count") + count)
+
+    def close(self, skipped: Mapping[str, int]) -> None:
+        """The walk has come to its end."""
+        self.action.finished_at = timezone.now()
+        self._rows.update(finished_at=self.action.finished_at)
+
+
 class Walk:
     """Goes through a selection by its ids, changes it batch by batch, and counts."""
 
-    action: OperatorAction
-
-    def __init__(self, rows: Rows, force: bool, limit: int | None) -> None:
+    def __init__(self, rows: Rows, force: bool, limit: int | None, *, after: int = 0, last: int | None = None) -> None:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise InvalidMessage(f"limit is a whole number from 1 on, not {limit!r}.")
         self.rows, self.force, self.limit, self.alias = rows, force, limit, rows.db
         self.count = 0
         self.skipped: Counter[str] = Counter()
         self.table: Rows = ArchivedMessage.objects.using(self.alias)
-        newest = self.table.order_by("-pk").values_list("pk", flat=True).first()
+        self._after = after
+        newest = self.table.order_by("-pk").values_list("pk", flat=True).first() if last is None else last
         self.last: int = newest or 0
         """What dies after the beginning is not of the selection: else a task that always fails had us here for ever."""
 
-    def begin(self, name: str, by: str, reason: str, progress: Progress | None) -> None:
+    def begin(self, name: str, by: str, reason: str) -> Ledger:
         """Record that somebody does something."""
         said = [_in_words(self.rows), "force" if self.force else "", f"limit {self.limit:,}" if self.limit else ""]
         words = ", ".join(filter(None, said))[:2_000]
-        self.action = OperatorAction(action=name, operator=by[:150], reason=reason, selection=words)
-        self.action.save(using=self.alias)
-        self._progress = progress
-        self._tell()
+        action = OperatorAction(action=name, operator=by[:150], reason=reason, selection=words)
+        action.save(using=self.alias)
+        return Ledger(action, self.alias)
 
-    def run(self, change: Callable[[Sequence[Any]], int]) -> Replayed:
-        """Change every batch in a transaction of its own, which also says so in the action."""
-        actions = OperatorAction.objects.using(self.alias).filter(pk=self.action.pk)
+    def run(self, ledger: Ledger, change: Callable[[Sequence[Any]], int], progress: Progress | None = None) -> Replayed:
+        """Change every batch in a transaction of its own, which also says so in the ledger."""
+        tell = progress or bool
+        tell(self._so_far(ledger))
         for pks in self._batches():
             with transaction.atomic(using=self.alias):
-                # A write first: where there are no row locks (SQLite), who reads first may not write afterwards.
-                actions.update(count=F("count"))
+                ledger.open()
                 count = change(self._lock(pks))
-                actions.update(count=F("count") + count)
-            self.count = self.action.count = self.count + count
-            self._tell()
-        self.action.finished_at = timezone.now()
-        self.action.save(using=self.alias, update_fields=["finished_at"])
-        return self._so_far()
+                ledger.enter(count, pks[-1], self.skipped)
+            self.count += count
+            ledger.action.count += count
+            tell(self._so_far(ledger))
+        ledger.close(self.skipped)
+        return self._so_far(ledger)
+
+    def discard(self, locked: Sequence[Any]) -> int:
+        """Say that these need no replay. Returns how many."""
+        discarded: int = self.table.filter(pk__in=[row.pk for row in locked]).update(discarded_at=timezone.now())
+        return discarded
 
     def candidates(self) -> Iterator[int]:
         """The ids of the rows to change."""
-        after, more = 0, True
+        after, more = self._after, True
         while more:
             page = self.rows.filter(pk__gt=after, pk__lte=self.last).values_list(*_STANDING)[:PAGE]
             found = list(page)
@@ -124,12 +149,8 @@ class Walk:
             return ""
         return "already replayed" if replayed_at else "discarded" if discarded_at else ""
 
-    def _tell(self) -> None:
-        if self._progress:
-            self._progress(self._so_far())
-
-    def _so_far(self) -> Replayed:
-        return Replayed(action=self.action, count=self.count, skipped=self.skipped.copy())
+    def _so_far(self, ledger: Ledger) -> Replayed:
+        return Replayed(action=ledger.action, count=self.count, skipped=self.skipped.copy())
 
 
 def _in_words(rows: Rows) -> str:

@@ -16,7 +16,7 @@ from .outgoing import Item
 from .signals import Event
 from .store import get_store
 from .store.keys import Partition
-from .store.redis import BATCH
+from .store.link import BATCH
 
 logger = logging.getLogger("delayq")
 

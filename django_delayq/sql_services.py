@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from django.db import Error, connections
 
 from .archiver import Archiver
+from .bulk_runner import BulkRunner
 from .conf import get_settings
 from .exceptions import ConfigurationError
-from .models import ArchivedMessage, OperatorAction, OutboxMessage, UnarchivableEntry
+from .models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage, UnarchivableEntry
 from .reconciler import Reconciler
 from .relay import Relay
 from .store.redis import RedisStore
@@ -26,12 +27,17 @@ LOOK = 0.5
 def beside(worker: Worker) -> Sequence[Service]:
     """In a worker's process: told when messages end, and modest while tasks run."""
     store, name = worker.shared.store, worker.shared.name
-    return Archiver(store, name, tasks_run=lambda: bool(worker.shared.held)), Relay(store), Reconciler(store)
+
+    def tasks_run() -> bool:
+        return bool(worker.shared.held)
+
+    bulk = BulkRunner(store, name, tasks_run=tasks_run)
+    return Archiver(store, name, tasks_run=tasks_run), Relay(store), Reconciler(store), bulk
 
 
 def alone(store: RedisStore, name: str) -> Sequence[Service]:
     """In a process of their own."""
-    return Archiver(store, name, interval=LOOK), Relay(store), Reconciler(store)
+    return Archiver(store, name, interval=LOOK), Relay(store), Reconciler(store), BulkRunner(store, name)
 
 
 def check_tables() -> None:
@@ -46,7 +52,7 @@ def check_tables() -> None:
         logger.warning("database %r does not answer; the archive waits for it: %s", alias, error)
         connections[alias].close()
         return
-    models = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction)
+    models = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction, BulkOperation)
     if missing := sorted({model._meta.db_table for model in models} - there):
         option = "" if alias == "default" else f" --database {alias}"
         raise ConfigurationError(

@@ -10,15 +10,17 @@ from datetime import datetime
 from typing import Any
 
 from . import signals
-from .exceptions import InvalidMessage, UndecodableMessage
+from .exceptions import InvalidDelay, InvalidMessage, UndecodableMessage
 from .identity import parse_id
-from .message import Found, Message, Priority, State, view
+from .message import Found, Message, Priority, State
 from .naming import task_name
 from .store import get_store
 from .store.keys import Partition
-from .store.redis import BATCH
+from .store.link import BATCH
+from .store.looking import lag_of
 from .tasks import check_topic
-from .times import from_ms, now_ms
+from .times import from_ms, instant_ms, now_ms
+from .viewing import view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,10 @@ class TopicStats:
     next_due_at: datetime | None
     """When the next message is due; in the past with a backlog."""
     paused: dict[str, Any] | None
-    """Who paused the topic, when (at) and why (reason); None while it runs."""
+    """Who paused the topic (by), when (at), why (reason) and at most until when (until, or None); None while it runs.
+
+    Instants are milliseconds since 1970.
+    """
     counters: dict[str, int] = field(default_factory=dict)
     """Since the first message: enqueued, acked, retried, dead, cancelled, expired, reclaimed."""
 
@@ -53,13 +58,13 @@ class Page:
     """Pass it to list_messages for the next page; None at the end."""
 
 
-_COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
+COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
 
 
 def topic_stats(topic: str) -> TopicStats:
     """Counts by state, backlog, lag and next due time. Raises UnknownTopic."""
     store = get_store()
-    parts = [store.stats(partition) for partition in store.partitions.all(check_topic(topic))]
+    parts = store.all_stats(store.partitions.all(check_topic(topic)))
     heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
     paused = next((part.meta["paused"] for part in parts if "paused" in part.meta), None)
     return TopicStats(
@@ -68,18 +73,30 @@ def topic_stats(topic: str) -> TopicStats:
         backlog=sum(part.ready for part in parts),
         leased=sum(part.leased for part in parts),
         finished=sum(part.finished for part in parts),
-        lag=max([0.0, *((p.now_ms - p.next_due_ms) / 1000 for p in parts if p.next_due_ms is not None)]),
+        lag=lag_of(parts),
         next_due_at=from_ms(min(heads)) if heads else None,
-        paused=json.loads(paused) if paused else None,
-        counters={name: sum(int(part.meta.get(name, 0)) for part in parts) for name in _COUNTERS},
+        paused=lasting_pause(paused, parts[0].now_ms),
+        counters={name: sum(int(part.meta.get(name, 0)) for part in parts) for name in COUNTERS},
     )
 
 
-def pause_topic(topic: str, *, by: str = "", reason: str = "") -> None:
-    """Hold a topic: what runs goes on, nothing more is claimed. Raises UnknownTopic."""
-    note = {"by": by, "reason": reason, "at": now_ms()}
-    get_store().pause(check_topic(topic), json.dumps(note))
+def pause_topic(topic: str, *, by: str = "", reason: str = "", until: datetime | None = None) -> None:
+    """Hold a topic: what runs goes on, nothing more is claimed. At `until` (aware) it goes on by itself.
+
+    Raises UnknownTopic, and InvalidMessage for an `until` that is naive, past or more than ten years ahead.
+    """
+    until_ms = None if until is None else instant_ms(until, "until")
+    if until_ms is not None and until_ms <= get_store().now_us() // 1000:
+        raise InvalidDelay(f"until is {until:%Y-%m-%d %H:%M:%S %Z}: that has passed.")
+    note = {"by": by, "reason": reason, "at": now_ms(), "until": until_ms}
+    get_store().pause(check_topic(topic), json.dumps(note), until_ms)
     signals.report(signals.topic_paused, topic, [signals.Event("", reason=reason)])
+
+
+def lasting_pause(note: str | None, now_ms: float) -> dict[str, Any] | None:
+    """The note of a pause that lasts: one that has ended goes with the next claim."""
+    pause: dict[str, Any] | None = json.loads(note) if note else None
+    return None if pause and pause.get("until") and pause["until"] <= now_ms else pause
 
 
 def resume_topic(topic: str) -> None:
@@ -93,20 +110,24 @@ def purge_topic(topic: str, *, reason: str = "purged") -> int:
 
     Raises UnknownTopic.
     """
-    store, purged = get_store(), 0
+    return sum(purge_batches(topic, reason))
+
+
+def purge_batches(topic: str, reason: str) -> Iterator[int]:
+    """purge_topic() step by step: gives how many messages each batch of at most 500 has ended."""
+    store = get_store()
     for partition in store.partitions.all(check_topic(topic)):
         # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for ever.
         left = store.stats(partition).waiting
         while left > 0 and (ids := store.purge(partition, min(left, BATCH), reason)):
             signals.report(signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids])
-            purged += len(ids)
             left -= len(ids)
+            yield len(ids)
     from . import outbox_lookup  # not above: models need the apps, and this module is part of the package's face
 
     for kept in outbox_lookup.purge(topic, reason):
         signals.report(signals.cancelled, topic, [signals.Event(message_id, reason=reason) for message_id in kept])
-        purged += len(kept)
-    return purged
+        yield len(kept)
 
 
 def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) -> Page:

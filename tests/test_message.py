@@ -34,8 +34,8 @@ from django_delayq.message import (
     decode_body,
     encode_body,
     encode_record,
-    view,
 )
+from django_delayq.viewing import view
 
 LIMIT = 64 * 1024
 STAMP = struct.pack(">Q6s", 1_763_632_200_123_456, (1_763_632_300_000).to_bytes(6, "big"))

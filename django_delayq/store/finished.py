@@ -10,7 +10,8 @@ import redis
 from ..message import DURABLE, STAMP
 from .errors import ERRORS, translate
 from .keys import Partition, finished_key
-from .redis import BATCH, RedisStore
+from .link import BATCH
+from .redis import RedisStore
 
 GROUP = "archive"
 #: An entry that another archiver has read and not archived after so many ms is ours: that one is dead. When it is

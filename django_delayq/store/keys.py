@@ -13,6 +13,9 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:meta                     | hash   | paused, wakeups, counters, task:<code> -> name           |
 | PREFIX:topics                             | set    | topic:N, every number of partitions it has had           |
 | PREFIX:workers                            | hash   | worker -> heartbeat (JSON)                               |
+| PREFIX:quiet                              | hash   | worker -> who told it to claim nothing                   |
+| PREFIX:samples                            | stream | one entry per minute: figures of each topic (JSON)       |
+| PREFIX:sampled                            | string | exists for most of a minute after a sample               |
 | PREFIX:wakeups                            | channel| topic:p:due_at_ms, a hint that a partition has more to do|
 """
 
@@ -20,6 +23,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import NamedTuple
+
+#: In place of a topic in a hint: workers are to look whether they are told to be quiet. No topic can be named so.
+TOLD = "!told"
 
 
 class Partition(NamedTuple):
@@ -64,6 +70,21 @@ def topics_key(prefix: str) -> str:
 def workers_key(prefix: str) -> str:
     """The hash of heartbeats."""
     return f"{prefix}:workers"
+
+
+def quiet_key(prefix: str) -> str:
+    """The hash of workers that claim nothing."""
+    return f"{prefix}:quiet"
+
+
+def samples_key(prefix: str) -> str:
+    """The stream of samples."""
+    return f"{prefix}:samples"
+
+
+def sampled_key(prefix: str) -> str:
+    """What says that somebody has just taken a sample."""
+    return f"{prefix}:sampled"
 
 
 def wakeups_channel(prefix: str) -> str:

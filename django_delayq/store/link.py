@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import redis
 
@@ -19,8 +19,18 @@ from .errors import ERRORS, translate
 from .keys import Partition
 from .scripts import Script, load
 
+#: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack (7,999).
+BATCH = 500
 #: Seconds for which what is known of Redis' clock is good enough: clocks drift by less than a millisecond in them.
 CLOCK_REFRESH = 60.0
+
+
+class Read(NamedTuple):
+    """One thing to look at: a script on a partition, or a plain command."""
+
+    name: str
+    partition: Partition | None
+    args: Sequence[Any] = ()
 
 
 class Link:
@@ -47,6 +57,36 @@ class Link:
     def call(self, name: str, partition: Partition, args: Iterable[Any]) -> Any:
         """Run a script on a partition."""
         return self.begin(name, partition, args)()
+
+    def read_all(self, reads: Sequence[Read]) -> list[Any]:
+        """The answers of scripts and commands that change nothing: one round trip, but on a cluster one for each."""
+        if getattr(self.client, "connection_pool", None) is None:
+            return [self._read(read) for read in reads]
+        try:
+            pipeline = self.client.pipeline(transaction=False)
+            for read in reads:
+                script = read.partition and load(read.name)
+                pipeline.execute_command(*(("EVALSHA", script.sha) if script else (read.name,)), *self._arguments(read))
+            answers = pipeline.execute(raise_on_error=False)
+        except ERRORS as error:
+            raise translate(error, self.where) from error
+        return [self._read(read, partial(_given, answer)) for read, answer in zip(reads, answers, strict=True)]
+
+    def _read(self, read: Read, answer: Callable[[], Any] | None = None) -> Any:
+        if read.partition is None:
+            try:
+                return answer() if answer else self.command(read.name, *read.args)
+            except ERRORS as error:
+                raise translate(error, self.where) from error
+        if answer is None:
+            return self.call(read.name, read.partition, read.args)
+        return self._scripted(load(read.name), self._arguments(read), answer)
+
+    def _arguments(self, read: Read) -> tuple[Any, ...]:
+        if read.partition is None:
+            return tuple(read.args)
+        all_keys = keys.partition_keys(self.prefix, read.partition)
+        return (len(all_keys), *all_keys, *read.args)
 
     def begin(self, name: str, partition: Partition, args: Iterable[Any]) -> Callable[[], Any]:
         """Send a script call; the function that is returned reads its answer and must be called, once.
@@ -128,3 +168,10 @@ class Link:
         pool = getattr(self.client, "connection_pool", None)
         for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
             sentinel.close()
+
+
+def _given(answer: Any) -> Any:
+    """What a pipeline gave for one command: its answer, or the error that it raises."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

@@ -10,28 +10,18 @@ from typing import Any, NamedTuple
 
 from ..conf import Settings
 from ..exceptions import MessageNotFound, MessageRunning
-from ..message import Attempts, Found, State
-from . import keys
 from .connection import Client
-from .errors import ERRORS, translate
 from .keys import Partition
 from .lease import Lease
+from .link import BATCH
+from .looking import Looking, optional
 from .partitions import Partitions
-from .registry import Registry
 
-#: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack (7,999).
-BATCH = 500
 #: Wait before a message is sent back a second time after a crash; the first time it waits for nothing.
 CRASH_BACKOFF_MS = 5_000
 
 #: Seconds after which a partition is told the names of tasks again (FLUSHALL). Once a call would cost 2 us of each.
 SAY_AGAIN = 30.0
-#: What stats.lua reads of `meta`, in this order.
-_META = ("paused", "wakeups", "enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
-
-#: What a sweep reads of it.
-_SWEPT = ("wakeups", "acked", "dead", "cancelled", "expired")
-
 Ids = list[bytes]
 Leases = list[Lease]
 
@@ -48,7 +38,7 @@ class Claimed(NamedTuple):
     now_us: int
     """Redis' clock."""
     next_due_ms: int | None
-    """The earliest due time that waits there now."""
+    """The earliest due time that waits there now; the end of a pause that has one."""
     wakeups: int
     """How often the head of the partition had come sooner; changes when there is something new to look at."""
     leases: Leases
@@ -59,19 +49,7 @@ class Claimed(NamedTuple):
     """Nothing is claimed because too many finished messages wait for the archiver."""
 
 
-class PartitionStats(NamedTuple):
-    """Figures of one partition at one instant."""
-
-    now_ms: float
-    waiting: int
-    ready: int
-    leased: int
-    finished: int
-    next_due_ms: int | None
-    meta: dict[str, str]
-
-
-class RedisStore(Registry):
+class RedisStore(Looking):
     """The only way to change the state of a message.
 
     Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed; calling again with the
@@ -123,7 +101,7 @@ class RedisStore(Registry):
         at = time.monotonic()
         triples = iter(flat)
         leases = [Lease(partition, i, r, e, at) for i, r, e in zip(triples, triples, triples, strict=True)]
-        return Claimed(now_us, _optional(next_due), wakeups, leases, over, bool(paused), paused == b"UNARCHIVED")
+        return Claimed(now_us, optional(next_due), wakeups, leases, over, bool(paused), paused == b"UNARCHIVED")
 
     def ack(self, partition: Partition, settled: Sequence[tuple[Lease, bytes]], *, repeated: bool = False) -> Leases:
         """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as lost."""
@@ -181,6 +159,11 @@ class RedisStore(Registry):
             raise MessageRunning
         return int(due[0])
 
+    def edit(self, partition: Partition, message_id: bytes, before: bytes, after: bytes) -> str:
+        """Delayed -> delayed with another body. Returns OK, RUNNING, NOT_FOUND, or CHANGED: `before` is not there."""
+        answer: bytes = self.call("edit", partition, (message_id, before, after))
+        return answer.decode()
+
     def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> Ids:
         """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are none."""
         detail = json.dumps({"reason": reason})
@@ -213,24 +196,7 @@ class RedisStore(Registry):
             args += fields
         return int(self.call("archived", partition, args))
 
-    # Looking
-
-    def find(self, partition: Partition, ids: Sequence[bytes]) -> Sequence[Found | None]:
-        """The live messages with these ids, None for those that are not live here."""
-        answer = self.call("find", partition, ids)
-        return [_found(message_id, *item) if item else None for message_id, item in zip(ids, answer, strict=True)]
-
-    def list(self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int) -> Sequence[Found]:
-        """Up to `limit` waiting messages of a lane (0 to 2) in the order of (due, id), after the given place."""
-        due, message_id = after if after else ("", b"")
-        flat = iter(self.call("list", partition, (lane + 1, due, message_id, min(limit, BATCH))))
-        return [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
-
-    def stats(self, partition: Partition) -> PartitionStats:
-        """Counts by state and the counters of a partition."""
-        now_us, waiting, ready, leased, finished, next_due, meta = self.call("stats", partition, ())
-        fields = {name: value.decode() for name, value in zip(_META, meta, strict=True) if value is not None}
-        return PartitionStats(now_us / 1000, waiting, ready, leased, finished, _optional(next_due), fields)
+    # What a claim took whose answer was lost
 
     def leased_under(self, partition: Partition, token: bytes) -> Ids:
         """The ids leased under a token: what a claim took whose answer was lost."""
@@ -241,26 +207,6 @@ class RedisStore(Registry):
             cursor = next_cursor.decode()
             if cursor == "0":
                 return sorted(ids)
-
-    def task_name(self, partition: Partition, code: bytes) -> str:
-        """The name behind a task code, `code:` and its digits when nobody has said it."""
-        name = self.command("HGET", keys.meta_key(self.prefix, partition), f"task:{code.hex()}")
-        return name.decode() if name else f"code:{code.hex()}"
-
-    def counters(self, partitions: Sequence[Partition]) -> Sequence[tuple[int, int]]:
-        """Wake-ups, and how many messages have ended, of each partition: one cheap command each, for sweeps."""
-        try:
-            pipeline = self.client.pipeline(transaction=False)
-            for partition in partitions:
-                pipeline.hmget(keys.meta_key(self.prefix, partition), _SWEPT)
-            return [(int(first or 0), sum(int(end or 0) for end in ends)) for first, *ends in pipeline.execute()]
-        except ERRORS as error:
-            raise translate(error, self.where) from error
-
-    def oldest_lease_ms(self, partition: Partition) -> float | None:
-        """The deadline that ends first."""
-        head = self.command("ZRANGE", keys.leased_key(self.prefix, partition), 0, 0, "WITHSCORES")
-        return float(head[0][1] if isinstance(head[0], list | tuple) else head[1]) if head else None
 
     def _archive(self, partition: Partition) -> str:
         return self.settings.archive_of(partition.topic)
@@ -285,11 +231,3 @@ class RedisStore(Registry):
 def _words(flat: Sequence[Any]) -> dict[int, str]:
     pairs: Iterator[Any] = iter(flat)
     return {index: word.decode() for index, word in zip(pairs, pairs, strict=True)}
-
-
-def _optional(number: Any) -> int | None:
-    return None if number == b"" else int(number)
-
-
-def _found(message_id: bytes, state: bytes, due_ms: int, record: bytes, entry: bytes) -> Found:
-    return Found(message_id, State(state.decode()), due_ms, record, Attempts.decode(entry) if entry else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,24 +13,36 @@ from .keys import Partition
 from .link import Link
 from .partitions import Partitions
 
+#: From one sample to the next, and how many are kept: a day.
+SAMPLE_MS = 60_000
+SAMPLES = 1_440
+#: The fields of `meta` that hold a partition.
+_PAUSE = ("paused", "paused_until")
+
 
 class Registry(Link):
     """Topics with their numbers of partitions, paused ones, and heartbeats."""
 
     partitions: Partitions
 
-    def pause(self, topic: str, note: str) -> None:
-        """Nothing of the topic is claimed from now on. `note` (JSON) says who, when and why."""
+    def pause(self, topic: str, note: str, until_ms: int | None = None) -> None:
+        """Nothing of the topic is claimed from now on, at most until then. `note` (JSON) says who, when and why."""
         for partition in self.partitions.all(topic):
-            self.command("HSET", keys.meta_key(self.prefix, partition), "paused", note)
+            meta = keys.meta_key(self.prefix, partition)
+            if until_ms is None:
+                self.command("HDEL", meta, "paused_until")
+            self.command("HSET", meta, "paused", note, *(() if until_ms is None else ("paused_until", until_ms)))
+            self._wake(partition)  # its dispatchers learn when it ends
 
     def resume(self, topic: str) -> None:
         """The topic goes on; its dispatchers are told."""
         for partition in self.partitions.all(topic):
-            meta = keys.meta_key(self.prefix, partition)
-            self.command("HDEL", meta, "paused")
-            self.command("HINCRBY", meta, "wakeups", 1)
-            self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{partition}:0")
+            self.command("HDEL", keys.meta_key(self.prefix, partition), "paused", "paused_until")
+            self._wake(partition)
+
+    def _wake(self, partition: Partition) -> None:
+        self.command("HINCRBY", keys.meta_key(self.prefix, partition), "wakeups", 1)
+        self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{partition}:0")
 
     def register_topic(self, topic: str, count: int) -> set[int]:
         """Say that the topic has `count` partitions; returns every number it has had."""
@@ -45,9 +57,13 @@ class Registry(Link):
 
     def _pause_new(self, topic: str, numbers: range) -> None:
         """Partitions that come while their topic is paused are paused too."""
-        note = self.command("HGET", keys.meta_key(self.prefix, Partition(topic, 0)), "paused") if numbers else None
-        for number in numbers if note else ():
-            self.command("HSET", keys.meta_key(self.prefix, Partition(topic, number)), "paused", note)
+        if not numbers:
+            return
+        first = keys.meta_key(self.prefix, Partition(topic, 0))
+        pause = zip(_PAUSE, self.command("HMGET", first, *_PAUSE), strict=True)
+        fields = [part for name, value in pause if value is not None for part in (name, value)]
+        for number in numbers if fields else ():
+            self.command("HSET", keys.meta_key(self.prefix, Partition(topic, number)), *fields)
 
     def topics(self) -> Sequence[str]:
         """Every topic that has ever been used with this prefix."""
@@ -61,6 +77,30 @@ class Registry(Link):
     def forget_worker(self, *workers: str) -> None:
         """Remove heartbeats."""
         self.command("HDEL", keys.workers_key(self.prefix), *workers)
+        self.command("HDEL", keys.quiet_key(self.prefix), *workers)
+
+    def quiet(self, worker: str, by: str) -> None:
+        """The worker claims nothing from now on."""
+        self.command("HSET", keys.quiet_key(self.prefix), worker, by)
+        self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{keys.TOLD}:0:0")
+
+    def unquiet(self, worker: str) -> None:
+        """The worker claims again."""
+        self.command("HDEL", keys.quiet_key(self.prefix), worker)
+        self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{keys.TOLD}:0:0")
+
+    def is_quiet(self, worker: str) -> bool:
+        """Whether the worker is told to claim nothing."""
+        return bool(self.command("HEXISTS", keys.quiet_key(self.prefix), worker))
+
+    def takes_sample(self) -> bool:
+        """Whether it is on the caller to take the sample of this minute: true for one of all workers."""
+        answer = self.command("SET", keys.sampled_key(self.prefix), 1, "NX", "PX", SAMPLE_MS - 5_000)
+        return bool(answer)
+
+    def add_sample(self, sample: str) -> None:
+        """Keep a sample (JSON), and those of a day before it."""
+        self.command("XADD", keys.samples_key(self.prefix), "MAXLEN", "~", SAMPLES, "*", "sample", sample)
 
     def heartbeats(self) -> dict[str, dict[str, Any]]:
         """All heartbeats by worker, also old ones."""
@@ -69,8 +109,13 @@ class Registry(Link):
 
     def used_partitions(self) -> Sequence[Partition]:
         """Every partition of every topic that has ever been used with this prefix."""
-        counts: dict[str, int] = {}
-        for member in self.command("SMEMBERS", keys.topics_key(self.prefix)):
-            topic, _, count = member.decode().rpartition(":")
-            counts[topic] = max(counts.get(topic, 0), int(count))
-        return [Partition(topic, number) for topic, count in sorted(counts.items()) for number in range(count)]
+        return used(self.command("SMEMBERS", keys.topics_key(self.prefix)))
+
+
+def used(members: Iterable[bytes]) -> Sequence[Partition]:
+    """The partitions behind the members of the set of topics."""
+    counts: dict[str, int] = {}
+    for member in members:
+        topic, _, count = member.decode().rpartition(":")
+        counts[topic] = max(counts.get(topic, 0), int(count))
+    return [Partition(topic, number) for topic, count in sorted(counts.items()) for number in range(count)]

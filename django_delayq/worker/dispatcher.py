@@ -14,7 +14,7 @@ from ..exceptions import DelayQError, OutcomeUnknown
 from ..signals import Event
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..store.redis import BATCH
+from ..store.link import BATCH
 from .agenda import Agenda, Turn
 from .event_loop import EventLoop
 from .pool import Pool
@@ -58,6 +58,8 @@ class Dispatcher(Service):
         self.claimed = 0
         self.limit: int | None = None
         """Claim no more than so many in all (--max-messages)."""
+        self.quiet = False
+        """Told to claim nothing: what was claimed goes on."""
         self.nothing_due = False
         """Whether the last round found nothing due anywhere."""
         self.on_finished: Callable[[], None] = lambda: None
@@ -68,6 +70,13 @@ class Dispatcher(Service):
         """Somebody says that the partition (None: any) has a message due then. Thread-safe."""
         self._hints.append((partition, due_ms))
         self.sleeper.wake()
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Claim nothing from now on, or go on. Thread-safe."""
+        if quiet != self.quiet:
+            logger.warning("told to claim nothing" if quiet else "told to claim again")
+            self.quiet = quiet
+            self.hint(None, 0)
 
     def run_once(self) -> float:
         """Claim what is due and return how long to sleep."""
@@ -94,6 +103,8 @@ class Dispatcher(Service):
         self._take_hints()
         self._sweep()
         self._give_back()
+        if self.quiet:
+            return max(0.0, self._sweep_at - time.monotonic())
         waiting = True if self.quarantine.busy() else self._serve()
         if self._pool.stuck:
             self._pool.kick()

@@ -21,18 +21,28 @@ class Heartbeat(Service):
     name = "heartbeat"
     interval = 10.0
 
-    def __init__(self, shared: Shared, figures: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, shared: Shared, figures: Callable[[], dict[str, Any]], set_quiet: Callable[[bool], object] = bool
+    ) -> None:
         super().__init__()
         self._store = shared.store
         self._clock = shared.clock
         self._worker = shared.name
         self._figures = figures
+        self._set_quiet = set_quiet
         self._beats = 0
+
+    def look(self) -> None:
+        """Somebody may have told workers to claim nothing, or to go on: look at once."""
+        self._beats = 0
+        self.sleeper.wake()
 
     def run_once(self) -> float:
         """Write the heartbeat."""
         now_ms = self._store.clock_ms()
         self._clock.sync(int(now_ms * 1000))  # also notices when Redis' clock was set while nothing was claimed
+        if self._beats % 6 == 0:  # hints may be lost
+            self._set_quiet(self._store.is_quiet(self._worker))
         self._store.beat(self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()}))
         if self._beats % 6 == 0:
             old = [n for n, beat in self._store.heartbeats().items() if now_ms - beat["at_ms"] > DEAD_AFTER * 1000]

@@ -11,7 +11,7 @@ from .. import signals, tasks
 from ..signals import Event
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..store.redis import BATCH
+from ..store.link import BATCH
 from .service import Service
 from .shared import Shared
 

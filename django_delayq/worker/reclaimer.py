@@ -7,7 +7,7 @@ import logging
 from .. import signals
 from ..signals import Event
 from ..store.keys import Partition
-from ..store.redis import BATCH
+from ..store.link import BATCH
 from .agenda import Agenda
 from .service import Service
 from .shared import Shared

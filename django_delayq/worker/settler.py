@@ -14,7 +14,7 @@ from .. import signals
 from ..exceptions import DelayQError, OutcomeUnknown
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..store.redis import BATCH
+from ..store.link import BATCH
 from .outcome import Events, Outcome, Result
 from .service import Service, Sleeper
 from .shared import Shared

@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import __version__
 from ..conf import Settings
+from ..store.keys import TOLD, Partition
 from ..store.lease import Lease
 from ..store.redis import RedisStore
 from .dispatcher import Dispatcher
@@ -25,6 +26,7 @@ from .listener import Listener
 from .outcome import Outcome, Result
 from .pool import Pool
 from .reclaimer import Reclaimer
+from .sampler import Sampler
 from .service import Service
 from .settler import Settler
 from .shared import PerformOnce, Shared
@@ -71,9 +73,10 @@ class Worker:
         self.dispatcher.limit = options.max_messages
         self.dispatcher.on_finished = self.on_finished
         self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel)
-        self.listener = Listener(self.shared, self.dispatcher.hint)
+        self.listener = Listener(self.shared, self._on_hint)
         self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
-        self.heartbeat = Heartbeat(self.shared, self.figures)
+        self.heartbeat = Heartbeat(self.shared, self.figures, self.dispatcher.set_quiet)
+        self.sampler = Sampler(store)
         self.sql_services = tuple(sql_services(self))
         """Archiver, relay, reconciler: they know models, which this package does not."""
         self.progress = threading.Event()
@@ -84,8 +87,8 @@ class Worker:
     @property
     def services(self) -> tuple[Service, ...]:
         """In the order of their start."""
-        own = (self.settler, self.lease_keeper, self.dispatcher, self.listener, self.reclaimer, self.heartbeat)
-        return (*own, *self.sql_services)
+        claiming = (self.settler, self.lease_keeper, self.dispatcher, self.listener, self.reclaimer)
+        return (*claiming, self.heartbeat, self.sampler, *self.sql_services)
 
     def start(self) -> None:
         """Begin to work. Returns at once."""
@@ -155,6 +158,7 @@ class Worker:
             "in_flight": len(self.shared.held),
             "started_ms": int(self._started_at * 1000),
             "draining": self.draining,
+            "quiet": self.dispatcher.quiet,
             "settled": {result.value: count for result, count in self.settled.items()},
             **{service.name: service.figures for service in self.sql_services},
         }
@@ -179,6 +183,12 @@ class Worker:
         """Messages have ended here or elsewhere: there is something to archive."""
         for service in self.sql_services:
             service.messages_ended()
+
+    def _on_hint(self, partition: Partition | None, due_ms: float) -> None:
+        if partition and partition.topic == TOLD:
+            self.heartbeat.look()
+        else:
+            self.dispatcher.hint(partition, due_ms)
 
     def _on_room(self) -> None:
         self.dispatcher.sleeper.wake()

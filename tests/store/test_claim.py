@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from django_delayq.message import Priority
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import BATCH, RedisStore
+from django_delayq.store.link import BATCH
+from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DAY_MS,

@@ -11,7 +11,8 @@ from django_delayq.exceptions import StoreError, StoreFull
 from django_delayq.identity import new_ids
 from django_delayq.message import Priority, Record
 from django_delayq.store import keys
-from django_delayq.store.redis import BATCH, RedisStore
+from django_delayq.store.link import BATCH
+from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     CODE,

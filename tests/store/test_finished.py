@@ -8,7 +8,8 @@ from django_delayq.exceptions import StoreUnavailable
 from django_delayq.store import finished as module
 from django_delayq.store.finished import GROUP, Entry, FinishedStream, lengths
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import BATCH, RedisStore
+from django_delayq.store.link import BATCH
+from django_delayq.store.redis import RedisStore
 from tests.faults import unreachable
 from tests.servers import Server
 from tests.store.factories import (

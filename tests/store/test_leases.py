@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import BATCH, RedisStore
+from django_delayq.store.link import BATCH
+from django_delayq.store.redis import RedisStore
 from tests.store.factories import DETAIL, PARTITION, claim, dump, end_leases, enqueue_many, leased, waiting
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from django_delayq.message import Priority, State
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import BATCH, RedisStore
+from django_delayq.store.link import BATCH
+from django_delayq.store.redis import RedisStore
 from tests.store.factories import (
     DETAIL,
     LATER,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.store.finished import FinishedStream
-from django_delayq.store.redis import BATCH, RedisStore
+from django_delayq.store.link import BATCH
+from django_delayq.store.redis import RedisStore
 from tests.store.factories import (
     DETAIL,
     FAR,

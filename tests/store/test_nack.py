@@ -8,7 +8,8 @@ import pytest
 
 from django_delayq.message import Attempts, Priority
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import BATCH, RedisStore
+from django_delayq.store.link import BATCH
+from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     LATER,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from django_delayq.message import Priority
-from django_delayq.store.redis import BATCH, RedisStore
+from django_delayq.store.link import BATCH
+from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     PARTITION,

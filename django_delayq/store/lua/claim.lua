@@ -1,14 +1,19 @@
 -- claim: delayed and due -> leased; delayed and past expires_at -> expired; without a record -> dead.
 -- Guarantee: a message is in one lease at a time, and never before its due time. At most 1 MiB leaves at once.
+--   A pause that has an end is over at that millisecond, and next due is the end while it lasts.
 -- KEYS: the partition (shared/partition.lua). Shared: finish, lanes, due.
 -- ARGV: limit (500 at most), token (16 bytes, new for each claim), ageing in ms per lane, archive (all, dead or none),
 --   finished_limit: with so many entries in the finished stream nothing is claimed until the archiver has caught up.
--- Returns: now in us, next due in ms or '', wakeups, {id, record, attempts entry, ...}, {id over, ...}, paused or '' or
---   'UNARCHIVED'.
+-- Returns: now in us, next due in ms or '', wakeups, {id, record, attempts entry, ...}, {id over, ...}, '' or why not.
 local limit, token, ageing, archive = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local meta = redis.call('HMGET', META, 'wakeups', 'paused')
-if redis.call('XLEN', FINISHED) >= tonumber(ARGV[5]) then meta[2] = meta[2] or 'UNARCHIVED' end
-if meta[2] then return {NOW_US, '', tonumber(meta[1] or 0), {}, {}, meta[2]} end
+local meta = redis.call('HMGET', META, 'wakeups', 'paused', 'paused_until')
+local held, till = meta[2], tonumber(meta[3])
+if till and till <= NOW then
+  redis.call('HDEL', META, 'paused', 'paused_until')
+  held, till = false, nil
+end
+if redis.call('XLEN', FINISHED) >= tonumber(ARGV[5]) then held = held or 'UNARCHIVED' end
+if held then return {NOW_US, till or '', tonumber(meta[1] or 0), {}, {}, held} end
 local ids, scores, lanes = pick(limit, ageing)
 if #ids == 0 then return {NOW_US, next_due(), tonumber(meta[1] or 0), {}, {}, ''} end
 
@@ -26,8 +31,7 @@ for i, id in ipairs(ids) do
   if not record or (expires_at > 0 and expires_at <= NOW) then
     over[#over + 1] = i
   else
-    local attempt, crashes = 0, 0
-    if old then attempt, crashes = struct.unpack('>I2I2', old) end
+    local attempt, crashes = struct.unpack('>I2I2', old or '\0\0\0\0')
     local entry = struct.pack('>I2I2I6', math.min(attempt + 1, 65535), crashes, scores[i])
       .. (old and string.sub(old, 11, 16) or first_claim) .. token .. (old and string.sub(old, 33) or '')
     local n = #leases
@@ -38,9 +42,7 @@ for i, id in ipairs(ids) do
   end
 end
 
-for i, lane in ipairs(LANES) do
-  if #taken[i] > 0 then redis.call('ZREM', lane, unpack(taken[i])) end
-end
+for i, lane in ipairs(LANES) do if #taken[i] > 0 then redis.call('ZREM', lane, unpack(taken[i])) end end
 if #leases > 0 then
   redis.call('ZADD', LEASED, unpack(leases))
   redis.call('HSET', ATTEMPTS, unpack(entries))

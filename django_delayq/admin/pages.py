@@ -1,0 +1,138 @@
+"""What every page has in common: its address, who may see it, and how it speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin import AdminSite
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext_lazy as _
+
+from ..exceptions import DelayQError, NotPermitted, StoreError
+from ..models import Dashboard
+
+View = Callable[..., HttpResponseBase]
+
+#: The row of links on each page: name of the address and what it says.
+TABS = (
+    ("changelist", _("Overview")),
+    ("dead_letters", _("Dead letters")),
+    ("archive", _("Archive")),
+    ("bulk_list", _("Bulk operations")),
+    ("workers", _("Workers")),
+    ("operator_actions", _("Operator actions")),
+    ("schedule", _("Schedule")),
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One address."""
+
+    route: str
+    name: str
+    view: View
+    permissions: tuple[str, ...]
+    methods: tuple[str, ...]
+
+
+_pages: list[Page] = []
+
+
+def page(
+    route: str, name: str, *permissions: str, methods: tuple[str, ...] = ("GET", "HEAD")
+) -> Callable[[View], View]:
+    """Make `view(request, **arguments of the route)` a page. Whoever sees it needs view_dashboard and `permissions`.
+
+    Its address is `admin:django_delayq_dashboard_<name>`.
+    """
+
+    def decorate(view: View) -> View:
+        _pages.append(Page(route, name, view, ("view_dashboard", *permissions), methods))
+        return view
+
+    return decorate
+
+
+def action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
+    """Make `view(request, **arguments)` something that a form on a page does: a POST that ends on a page again.
+
+    The view returns where to go. What a DelayQError says is shown there, or on the page that the form stood on.
+    """
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def answer(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
+            try:
+                return view(request, **arguments)
+            except NotPermitted:
+                raise
+            except DelayQError as error:
+                messages.error(request, str(error))
+                return back(request)
+
+        page(route, name, *permissions, methods=("POST",))(answer)
+        return view
+
+    return decorate
+
+
+def urls(site: AdminSite) -> list[URLPattern]:
+    """All addresses, for one admin site."""
+    return [path(one.route, site.admin_view(_guarded(one, site)), name=_full(one.name)) for one in _pages]
+
+
+def url(request: HttpRequest, name: str, **arguments: Any) -> str:
+    """The address of a page on the request's admin site."""
+    return reverse(f"admin:{_full(name)}", kwargs=arguments, current_app=request.current_app)
+
+
+def show(request: HttpRequest, template: str, title: str, *, status: int = 200, **context: Any) -> TemplateResponse:
+    """A page of ours inside the admin's frame. `template` lies in templates/django_delayq/."""
+    site: AdminSite = request.delayq_site  # type: ignore[attr-defined]
+    tabs = [(url(request, name), text, name) for name, text in TABS]
+    frame = {**site.each_context(request), "opts": Dashboard._meta, "title": title, "delayq_tabs": tabs}
+    frame["delayq_may"] = {
+        codename: request.user.has_perm(f"django_delayq.{codename}") for codename, _ in Dashboard._meta.permissions
+    }
+    frame["delayq_tab"] = str(request.resolver_match and request.resolver_match.url_name).removeprefix(_full(""))
+    response = TemplateResponse(request, f"django_delayq/{template}", {**frame, **context}, status=status)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def back(request: HttpRequest, fallback: str = "changelist", **arguments: Any) -> HttpResponse:
+    """To the page that the form names in `next`, else to the fallback."""
+    target = request.POST.get("next", "")
+    if not url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):
+        target = url(request, fallback, **arguments)
+    return redirect(target)
+
+
+def _full(name: str) -> str:
+    return f"{Dashboard._meta.app_label}_{Dashboard._meta.model_name}_{name}"
+
+
+def _guarded(one: Page, site: AdminSite) -> View:
+    @wraps(one.view)
+    def view(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
+        request.current_app, request.delayq_site = site.name, site  # type: ignore[attr-defined]
+        if not all(request.user.has_perm(f"django_delayq.{codename}") for codename in one.permissions):
+            raise PermissionDenied
+        if request.method not in one.methods:
+            return HttpResponseNotAllowed(one.methods)
+        try:
+            return one.view(request, **arguments)
+        except StoreError as error:
+            return show(request, "away.html", str(_("Redis is away")), status=503, problem=str(error))
+
+    return view

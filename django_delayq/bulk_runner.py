@@ -1,0 +1,219 @@
+"""Runs bulk operations: one at a time, in batches that each commit with how far it is, and from there after a kill."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.db import Error, connections, transaction
+from django.db.models import F, Q
+from django.utils import timezone
+
+from . import topics
+from .conf import get_settings
+from .exceptions import DelayQError, OutboxUnavailable, StoreError
+from .models import BulkKind, BulkOperation, BulkStatus, Final, OperatorAction, OutboxMessage, OutboxStatus
+from .replay_sender import Sender
+from .replay_walk import PAGE, Ledger, Walk
+from .selection import Selection
+from .store.redis import RedisStore
+from .times import duration_ms
+from .worker.service import Service
+
+logger = logging.getLogger("delayq.worker")
+
+#: Seconds between two looks for something to do.
+LOOK = 2.0
+#: Seconds without a word from its worker after which an operation is another's. That one cannot go on unnoticed then:
+#: every batch asks whether the operation is still its own.
+TAKE_OVER_AFTER = 10.0
+#: Beside busy tasks it rests for so many times as long as a batch took.
+REST = 2.0
+
+
+class Stopped(Exception):
+    """The operation is cancelled, or another worker's, or this process ends: leave it as it is."""
+
+
+class BulkRunner(Service):
+    """Serves all operations of DELAYQ["DATABASE"]; several of them share the work by operation."""
+
+    name = "bulk"
+    interval = LOOK
+
+    def __init__(self, store: RedisStore, name: str, *, tasks_run: Callable[[], bool] = bool) -> None:
+        super().__init__()
+        self._store = store
+        self._worker = f"{name}:{secrets.token_hex(2)}"[:200]
+        self._tasks_run = tasks_run
+        self._looked = False
+        self.ended = 0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Operations that ended here."""
+        return {"ended": self.ended}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an operation may wait."""
+        return not self._looked
+
+    def run_once(self) -> float:
+        """Run one operation to its end. Raises StoreUnavailable and OutboxUnavailable: it is tried again."""
+        connections[get_settings().database].close_if_unusable_or_obsolete()
+        try:
+            operation = self._take()
+            if operation is not None:
+                self._run(operation)
+        except Error as error:
+            connections[get_settings().database].close()
+            raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
+        self._looked = operation is None
+        return self.interval if operation is None else 0.0
+
+    def _take(self) -> BulkOperation | None:
+        """The oldest operation that nobody works on, which is ours from then on."""
+        now = timezone.now()
+        silent = Q(alive_at__lt=now - timedelta(seconds=TAKE_OVER_AFTER)) | Q(worker=self._worker)
+        free = Q(status=BulkStatus.WAITING) | (Q(status=BulkStatus.RUNNING) & silent)
+        operation: BulkOperation | None = BulkOperation.objects.filter(free).order_by("pk").first()
+        if operation is None:
+            return None
+        same = BulkOperation.objects.filter(pk=operation.pk, status=operation.status, worker=operation.worker)
+        began = operation.started_at or now
+        if not same.update(status=BulkStatus.RUNNING, worker=self._worker, alive_at=now, started_at=began):
+            return None
+        operation.refresh_from_db()
+        return operation
+
+    def _run(self, operation: BulkOperation) -> None:
+        ledger = BulkLedger(operation, self._worker, self._rest)
+        logger.info("bulk operation %d: %s %s", operation.pk, operation.kind, operation.selection)
+        try:
+            (_purge if operation.kind == BulkKind.PURGE else _walk)(operation, ledger)
+            self.ended += 1
+        except Stopped:
+            ledger.put_down()
+        except (Error, StoreError):  # somebody is away: later, and from where it is
+            raise
+        except Exception as error:
+            if not isinstance(error, DelayQError):
+                logger.exception("bulk operation %d failed", operation.pk)
+            ledger.fail(f"{type(error).__name__}: {error}")
+
+    def _rest(self, seconds: float) -> None:
+        """After a batch that took so long. Raises Stopped when this process ends."""
+        if self._tasks_run() and not self.stopping:
+            self.sleeper.wait(seconds * REST)
+        if self.stopping:
+            raise Stopped
+
+
+class BulkLedger(Ledger):
+    """Writes how far an operation is. Every write asks whether it is still ours: else it raises Stopped, and the
+    transaction is undone."""
+
+    def __init__(self, operation: BulkOperation, worker: str, rest: Callable[[float], None]) -> None:
+        self._alias = get_settings().database
+        super().__init__(operation.action or OperatorAction(), self._alias)
+        self._operation = operation
+        self._ours = BulkOperation.objects.filter(pk=operation.pk, status=BulkStatus.RUNNING, worker=worker)
+        self._rest = rest
+        self._began_at = time.monotonic()
+        self._kept = Counter(json.loads(operation.skipped))
+        """What was skipped before this worker took it."""
+
+    def write(self, **changes: Any) -> None:
+        """Raises Stopped."""
+        if not self._ours.update(alive_at=timezone.now(), **changes):
+            raise Stopped
+
+    def rest(self, *so_far: object) -> None:
+        """Between two transactions. Raises Stopped."""
+        self._rest(time.monotonic() - self._began_at)
+        self._began_at = time.monotonic()
+
+    def open(self) -> None:
+        """Begin a transaction."""
+        self.write()
+
+    def enter(self, count: int, position: int, skipped: Mapping[str, int]) -> None:
+        """So many more are changed."""
+        super().enter(count, position, skipped)
+        self.write(count=F("count") + count, position=position, skipped=self._skipped(skipped))
+
+    def counted(self, total: int, skipped: Mapping[str, int] | None = None) -> None:
+        """What it is about is known."""
+        self._operation.total = total
+        self.write(total=total, **({} if skipped is None else {"skipped": json.dumps(skipped)}))
+
+    def close(self, skipped: Mapping[str, int]) -> None:
+        """It has come to its end."""
+        now = timezone.now()
+        with transaction.atomic(using=self._alias):
+            self.write(status=BulkStatus.DONE, finished_at=now, skipped=self._skipped(skipped))
+            self._rows.update(finished_at=now)
+
+    def fail(self, error: str) -> None:
+        """It cannot go on."""
+        self._ours.update(status=BulkStatus.FAILED, finished_at=timezone.now(), error=error[:2_000])
+
+    def put_down(self) -> None:
+        """Leave it to the next worker, at once."""
+        self._ours.update(status=BulkStatus.WAITING, worker="")
+
+    def _skipped(self, skipped: Mapping[str, int]) -> str:
+        return json.dumps(self._kept + Counter(skipped))
+
+
+def _walk(operation: BulkOperation, ledger: BulkLedger) -> None:
+    """replay and discard."""
+    options = json.loads(operation.options)
+    rows = Selection.decode(operation.selection).rows().filter(state=Final.DEAD).order_by("pk")
+    if operation.total is None:
+        _count(Walk(rows, False, None, last=operation.cutoff), operation, ledger)
+    if operation.dry_run:
+        ledger.close({})
+        return
+    walk = Walk(rows, False, None, after=operation.position, last=operation.cutoff)
+    if operation.kind == BulkKind.DISCARD:
+        walk.run(ledger, walk.discard, ledger.rest)
+    else:
+        sender = Sender(walk, duration_ms(options.get("delay", 0)), options.get("rate"), None)
+        walk.run(ledger, sender.send, ledger.rest)
+
+
+def _count(walk: Walk, operation: BulkOperation, ledger: BulkLedger) -> None:
+    total = 0
+    for _ in walk.candidates():
+        total += 1
+        if total % PAGE == 0:
+            ledger.write()
+            ledger.rest()
+    ledger.counted(total, walk.skipped if operation.dry_run else None)
+
+
+def _purge(operation: BulkOperation, ledger: BulkLedger) -> None:
+    """What waits in a topic, in Redis and in the outbox. After a kill: at most what had not been counted as ended."""
+    topic = Selection.decode(operation.selection).topic
+    if operation.total is None:
+        waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).count()
+        stats = topics.topic_stats(topic)
+        ledger.counted(stats.delayed + stats.backlog + waiting)
+    left = (operation.total or 0) - operation.count
+    if not operation.dry_run and left > 0:
+        for count in topics.purge_batches(topic, operation.reason):
+            with transaction.atomic(using=get_settings().database):
+                ledger.enter(count, 0, {})
+            ledger.rest()
+            left -= count
+            if left <= 0:
+                break
+    ledger.close({})

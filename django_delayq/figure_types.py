@@ -1,0 +1,111 @@
+"""The shape of what the operators' overview shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicFigures:
+    """One row of the overview."""
+
+    topic: str
+    delayed: int
+    ready: int
+    """Due and waiting for a worker: the backlog."""
+    leased: int
+    unarchived: int
+    """Finished, and waiting for the archiver."""
+    outbox: int
+    """Waiting in SQL: far from due, or Redis was away. Of the nearest OUTBOX_CAP of all topics."""
+    lag: float
+    """Seconds since the oldest waiting message fell due; 0 without a backlog."""
+    next_due_at: datetime | None
+    paused: dict[str, Any] | None
+    """by, reason, at (ms), until (ms or None)."""
+    counters: dict[str, int]
+    """Since the first message: enqueued, acked, retried, dead, cancelled, expired, reclaimed."""
+    per_second: float | None
+    """Finished messages per second over the last minutes; None until there are two samples."""
+    late_p50_ms: float | None
+    late_p99_ms: float | None
+    """Of the newest 200 acked runs."""
+    dead_letters: int
+    """Open ones, of the newest DEAD_CAP of all topics."""
+    workers: int
+    """Living workers that serve the topic and are not told to be quiet."""
+
+    @property
+    def unserved(self) -> bool:
+        """Nobody works on it, and nobody has said that this is meant."""
+        return not self.workers and not self.paused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One bar of a picture."""
+
+    label: str
+    count: int
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One minute of the chart."""
+
+    at_ms: int
+    finished_per_second: float
+    lag: float
+    waiting: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFigures:
+    """One heartbeat."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    topics: Sequence[str]
+    concurrency: int
+    in_flight: int
+    rss_mb: float
+    started_at: datetime
+    beat_at: datetime
+    alive: bool
+    """Whether its last heartbeat is recent."""
+    draining: bool
+    quiet: bool
+    """Told to claim nothing."""
+    settled: dict[str, int]
+    services: dict[str, dict[str, Any]]
+    """archiver, relay ...: what they have done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """All of it, of one moment."""
+
+    at: datetime
+    """By Redis' clock."""
+    topics: Sequence[TopicFigures]
+    minutes: Sequence[Bucket]
+    """Due in each of the next 60 minutes, from Redis and the outbox; the first one also has what is overdue."""
+    hours: Sequence[Bucket]
+    """Due in each of the next 24 hours."""
+    lateness: Sequence[Bucket]
+    """Newest runs of all topics by lateness: up to 1 ms, 2, 5, 10 ... and more."""
+    samples: Sequence[Sample]
+    """The last three hours by minute, the oldest first."""
+    workers: Sequence[WorkerFigures]
+    dead_capped: bool = False
+    """Whether there are more open dead letters than are counted."""
+    outbox_capped: bool = False
+    """Whether there are more waiting rows in the outbox than are counted."""
+    problem: str = ""
+    """Why Redis or the database could not be read: then what they know is as it was at `at`, or empty."""

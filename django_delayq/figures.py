@@ -1,0 +1,275 @@
+"""What the operators' overview shows: one pipelined read of Redis, whose cost does not grow with the queue, and a few
+short queries, all of it kept for a moment so that many open tabs cost one read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from math import ceil
+from typing import Any
+
+from django.db import Error
+from django.utils.timezone import get_current_timezone
+
+from . import sql_figures, tasks
+from .exceptions import StoreError
+from .figure_types import Bucket, Overview, Sample, TopicFigures, WorkerFigures
+from .sql_figures import SqlFigures
+from .store import get_store
+from .store.keys import Partition
+from .store.looking import ENDS, PartitionStats, Snapshot, lag_of
+from .store.redis import RedisStore
+from .times import from_ms, in_words
+from .topics import COUNTERS, lasting_pause
+
+__all__ = ["Bucket", "Overview", "Sample", "TopicFigures", "WorkerFigures", "forget", "overview", "workers"]
+
+#: Seconds for which what was read of Redis serves other requests; after a failure, so that a frozen server holds up
+#: one request and not each.
+KEPT, KEPT_AFTER_FAILURE = 1.0, 5.0
+#: The same for the database, or fifty times as long as its queries took, if that is longer.
+SQL_KEPT, SQL_SHARE = 5.0, 50.0
+#: Seconds after which a worker without a heartbeat is taken for dead: two and a half beats.
+ALIVE_FOR = 25.0
+#: Samples that the chart begins with: three hours.
+SAMPLES = 180
+#: A rate is taken over at least so many ms.
+RATE_OVER_MS = 20_000
+#: Upper ends of the bars of lateness, in ms.
+LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 60_000)
+
+_MINUTE_MS = 60_000
+
+
+def overview() -> Overview:
+    """The figures of now, at most a second old. Never raises because Redis or the database is away: see `problem`."""
+    global _reader  # noqa: PLW0603 - one per process, as the store
+    with _lock:
+        if _reader is None or _reader.store is not get_store():
+            _reader = _Reader(get_store())
+        return _reader.overview()
+
+
+def workers() -> Sequence[WorkerFigures]:
+    """All heartbeats, the living first. Raises StoreUnavailable."""
+    store = get_store()
+    return _workers(store.snapshot((), (), 1), store.clock_ms())
+
+
+def forget() -> None:
+    """Read everything anew at the next use."""
+    global _reader  # noqa: PLW0603
+    with _lock:
+        _reader = None
+
+
+class _Reader:
+    """Reads, and keeps what it has read."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.store = store
+        self._used: Sequence[Partition] | None = None
+        self._last = Overview(
+            at=datetime.now(tz=timezone.utc), topics=(), minutes=(), hours=(), lateness=(), samples=(), workers=()
+        )
+        self._until = self._sql_until = 0.0
+        self._sql: SqlFigures | None = None
+        self._sql_problem = ""
+
+    def overview(self) -> Overview:
+        """What is kept, or read anew."""
+        if time.monotonic() >= self._until:
+            try:
+                self._last = self._read()
+                self._until = time.monotonic() + KEPT
+            except StoreError as error:
+                self._last = replace(self._last, problem=str(error))
+                self._until = time.monotonic() + KEPT_AFTER_FAILURE
+        return self._last
+
+    def _read(self) -> Overview:
+        if self._used is None:
+            self._used = self.store.used_partitions()
+        partitions = self._partitions(self._used)
+        minutes, hours = _bounds(self.store.now_us() / 1000)
+        now_ms = self.store.now_us() // 1000
+        offsets = [max(0, ceil(bound - now_ms)) for bound in (*minutes, *hours)]
+        snapshot = self.store.snapshot(partitions, offsets, SAMPLES)
+        self._used = snapshot.used
+        at_ms = max([part.now_ms for part in snapshot.stats.values()], default=float(now_ms))
+        sql = self._database({partition.topic for partition in partitions}, int(hours[-1]))
+        return _overview(snapshot, sql, at_ms, (minutes, hours), self._sql_problem)
+
+    def _partitions(self, used: Iterable[Partition]) -> list[Partition]:
+        """Of topics that were used, and of those that tasks declare."""
+        declared = {task.options.topic for task in tasks.by_name.values()} | set(self.store.settings.topics)
+        new = (Partition(name, n) for name in declared for n in range(self.store.partitions.configured(name)))
+        return sorted({*used, *new})
+
+    def _database(self, topics: set[str], until_ms: int) -> SqlFigures | None:
+        began = time.monotonic()
+        if began >= self._sql_until:
+            try:
+                self._sql, self._sql_problem = sql_figures.read(sorted(topics), until_ms), ""
+            except Error as error:
+                self._sql_problem = f"The database does not answer: {type(error).__name__}: {error}".strip()
+            took = time.monotonic() - began
+            self._sql_until = began + took + max(SQL_KEPT, SQL_SHARE * took)
+        return self._sql
+
+
+_lock = threading.Lock()
+_reader: _Reader | None = None
+
+
+# From what was read to what is shown
+
+
+def _overview(
+    snapshot: Snapshot,
+    sql: SqlFigures | None,
+    at_ms: float,
+    bounds: tuple[list[float], list[float]],
+    problem: str,
+) -> Overview:
+    living = _workers(snapshot, at_ms)
+    sums = [sum(column) for column in zip(*snapshot.forecast.values(), strict=True)] or [0] * sum(map(len, bounds))
+    outbox = sql.outbox_minutes if sql else {}
+    split = len(bounds[0])
+    return Overview(
+        at=from_ms(at_ms),
+        topics=[_topic(name, snapshot, sql, living, at_ms) for name in sorted({p.topic for p in snapshot.stats})],
+        minutes=_due(bounds[0], sums[:split], outbox, _MINUTE_MS),
+        hours=_due(bounds[1], sums[split:], outbox, 60 * _MINUTE_MS),
+        lateness=_histogram(sql),
+        samples=_chart(snapshot.samples),
+        workers=living,
+        dead_capped=sum(sql.dead_letters.values()) >= sql_figures.DEAD_CAP if sql else False,
+        outbox_capped=sum(sql.outbox.values()) >= sql_figures.OUTBOX_CAP if sql else False,
+        problem=problem,
+    )
+
+
+def _topic(
+    name: str, snapshot: Snapshot, sql: SqlFigures | None, living: Sequence[WorkerFigures], at_ms: float
+) -> TopicFigures:
+    parts = [stats for partition, stats in snapshot.stats.items() if partition.topic == name]
+    heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
+    note = next((part.meta["paused"] for part in parts if "paused" in part.meta), None)
+    late = sql.lateness_ms.get(name, ()) if sql else ()
+    ready = sum(part.ready for part in parts)
+    return TopicFigures(
+        topic=name,
+        delayed=sum(part.waiting for part in parts) - ready,
+        ready=ready,
+        leased=sum(part.leased for part in parts),
+        unarchived=sum(part.finished for part in parts),
+        outbox=sql.outbox[name] if sql else 0,
+        lag=lag_of(parts),
+        next_due_at=from_ms(min(heads)) if heads else None,
+        paused=lasting_pause(note, at_ms),
+        counters={counter: sum(int(part.meta.get(counter, 0)) for part in parts) for counter in COUNTERS},
+        per_second=_rate(name, parts, snapshot.samples, at_ms),
+        late_p50_ms=_percentile(late, 0.5),
+        late_p99_ms=_percentile(late, 0.99),
+        dead_letters=sql.dead_letters[name] if sql else 0,
+        workers=sum(name in one.topics and one.alive and not one.quiet for one in living),
+    )
+
+
+def _rate(
+    topic: str, parts: Sequence[PartitionStats], samples: Sequence[Mapping[str, Any]], at_ms: float
+) -> float | None:
+    before = next((s for s in reversed(samples) if s["at_ms"] <= at_ms - RATE_OVER_MS and topic in s["topics"]), None)
+    if before is None:
+        return None
+    before_that: int = before["topics"][topic]["finished"]
+    finished = sum(int(part.meta.get(name, 0)) for part in parts for name in ENDS) - before_that
+    return max(0.0, float(finished * 1000 / (at_ms - before["at_ms"])))
+
+
+def _chart(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """A rate needs two samples; counters that went back (FLUSHALL) count from nothing."""
+    chart = []
+    for before, sample in pairwise(samples):
+        finished = sum(
+            max(0, one["finished"] - before["topics"].get(name, {"finished": 0})["finished"])
+            for name, one in sample["topics"].items()
+        )
+        chart.append(
+            Sample(
+                at_ms=sample["at_ms"],
+                finished_per_second=finished * 1000 / max(1, sample["at_ms"] - before["at_ms"]),
+                lag=max([0.0, *(one["lag"] for one in sample["topics"].values())]),
+                waiting=sum(one["waiting"] for one in sample["topics"].values()),
+            )
+        )
+    return chart
+
+
+# Pictures
+
+
+def _bounds(now_ms: float) -> tuple[list[float], list[float]]:
+    """The ends (ms) of this and the next 59 minutes, and of this and the next 23 hours, by the project's clock."""
+    now = from_ms(now_ms).astimezone(get_current_timezone())
+    minute, hour = now.replace(second=0, microsecond=0), now.replace(minute=0, second=0, microsecond=0)
+    step = timedelta(minutes=1)
+    minutes = [(minute + step * n).timestamp() * 1000 for n in range(1, 61)]
+    return minutes, [hour.timestamp() * 1000 + 3_600_000 * n for n in range(1, 25)]
+
+
+def _due(ends: Sequence[float], by: Sequence[int], outbox: Mapping[int, int], step_ms: int) -> list[Bucket]:
+    """Counts up to each end as counts of each bar; the first one also has what is overdue."""
+    bars = []
+    for n, end in enumerate(ends):
+        begin = end - step_ms if n else 0
+        waiting = sum(count for at, count in outbox.items() if begin <= at < end)
+        at = from_ms(end - step_ms).astimezone(get_current_timezone())
+        bars.append(Bucket(label=f"{at:%H:%M}", count=by[n] - (by[n - 1] if n else 0) + waiting, at=at))
+    return bars
+
+
+def _histogram(sql: SqlFigures | None) -> list[Bucket]:
+    late = [one for values in sql.lateness_ms.values() for one in values] if sql else []
+    lows = (float("-inf"), *LATENESS_MS)
+    highs = (*LATENESS_MS, float("inf"))
+    labels = [f"≤ {in_words(high / 1000)}" for high in LATENESS_MS] + [f"> {in_words(LATENESS_MS[-1] / 1000)}"]
+    return [
+        Bucket(label=label, count=sum(low < one <= high for one in late))
+        for label, low, high in zip(labels, lows, highs, strict=True)
+    ]
+
+
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    """Of sorted values: the nearest rank."""
+    return values[max(0, ceil(share * len(values)) - 1)] if values else None
+
+
+def _workers(snapshot: Snapshot, now_ms: float) -> list[WorkerFigures]:
+    found = [_worker(name, beat, name in snapshot.quiet, now_ms) for name, beat in snapshot.heartbeats.items()]
+    return sorted(found, key=lambda one: (not one.alive, one.name))
+
+
+def _worker(name: str, beat: Mapping[str, Any], quiet: bool, now_ms: float) -> WorkerFigures:
+    return WorkerFigures(
+        name=name,
+        host=str(beat.get("host", "")),
+        pid=int(beat.get("pid", 0)),
+        version=str(beat.get("version", "")),
+        topics=list(beat.get("topics", ())),
+        concurrency=int(beat.get("concurrency", 0)),
+        in_flight=int(beat.get("in_flight", 0)),
+        rss_mb=beat.get("rss_kb", 0) / 1024,
+        started_at=from_ms(beat.get("started_ms", 0)),
+        beat_at=from_ms(beat["at_ms"]),
+        alive=now_ms - beat["at_ms"] <= ALIVE_FOR * 1000,
+        draining=bool(beat.get("draining")),
+        quiet=quiet,
+        settled=dict(beat.get("settled", {})),
+        services={key: value for key, value in beat.items() if isinstance(value, dict) and key != "settled"},
+    )

@@ -1,0 +1,20 @@
+"""Where our tables lie."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from django.db import models
+
+from ..conf import get_settings
+
+M = TypeVar("M", bound=models.Model)
+
+
+class DelayQManager(models.Manager[M]):
+    """Reads and writes the database that DELAYQ names, unless told otherwise by using()."""
+
+    def get_queryset(self) -> models.QuerySet[M]:
+        """All rows."""
+        rows: models.QuerySet[M] = super().get_queryset().using(self._db or get_settings().database)
+        return rows

@@ -1,0 +1,126 @@
+"""What operators do, have ordered, and may."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .manager import DelayQManager
+
+
+class OperatorAction(models.Model):
+    """Who did what to how many messages, and why."""
+
+    id = models.BigAutoField(primary_key=True)
+    action = models.CharField(_("action"), max_length=20)
+    """replay, discard, prune, pause, cancel ...: what was done, in one word."""
+    operator = models.CharField(_("operator"), max_length=150)
+    reason = models.TextField(_("reason"), blank=True)
+    selection = models.TextField(_("selection"), blank=True)
+    """What was asked for, in words."""
+    count = models.PositiveBigIntegerField(_("count"), default=0)
+    """How many messages it has changed so far: grows in the transactions that change them."""
+    started_at = models.DateTimeField(_("started at"), auto_now_add=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True)
+    """Null while it runs, and when it was interrupted."""
+
+    objects = DelayQManager["OperatorAction"]()
+
+    class Meta:
+        verbose_name = _("operator action")
+        verbose_name_plural = _("operator actions")
+
+    def __str__(self) -> str:
+        return f"{self.action} by {self.operator}: {self.count}"
+
+
+class BulkKind(models.TextChoices):
+    """What can be done to many messages at once."""
+
+    REPLAY = "replay"
+    DISCARD = "discard"
+    PURGE = "purge"
+
+
+class BulkStatus(models.TextChoices):
+    """How far a bulk operation is."""
+
+    WAITING = "waiting"
+    """No worker has taken it yet."""
+    RUNNING = "running"
+    """A worker is at it, or was when it died: then another goes on."""
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class BulkOperation(models.Model):
+    """Something that an operator wants done to many messages. Stored by a page, run by a worker, resumed by another.
+
+    Everything that tells how far it is changes in the transactions that change the messages, so a kill loses and
+    repeats nothing.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(_("kind"), max_length=10, choices=BulkKind.choices)
+    dry_run = models.BooleanField(_("dry run"), default=False)
+    """Only count."""
+    selection = models.TextField(_("selection"))
+    """JSON of a Selection (selection.py)."""
+    options = models.TextField(_("options"), default="{}")
+    """JSON: delay (seconds), rate (messages per second), force."""
+    operator = models.CharField(_("operator"), max_length=150)
+    reason = models.TextField(_("reason"), blank=True)
+    status = models.CharField(_("status"), max_length=9, choices=BulkStatus.choices, default=BulkStatus.WAITING)
+    cutoff = models.BigIntegerField(_("cutoff"), default=0)
+    """The newest row of the archive when it was asked for: what ends later is not of it."""
+    position = models.BigIntegerField(_("position"), default=0)
+    """Rows of the archive up to this id are dealt with."""
+    total = models.PositiveBigIntegerField(_("total"), null=True)
+    """How many messages it is about; null until the worker has counted them."""
+    count = models.PositiveBigIntegerField(_("count"), default=0)
+    """How many messages it has changed so far."""
+    skipped = models.TextField(_("skipped"), default="{}")
+    """JSON: how many rows were left as they are, by the reason in words."""
+    error = models.TextField(_("error"), blank=True)
+    worker = models.CharField(_("worker"), max_length=200, blank=True)
+    alive_at = models.DateTimeField(_("alive at"), null=True)
+    """When that worker last did something for it."""
+    action = models.ForeignKey("OperatorAction", models.SET_NULL, null=True, related_name="+")
+    """The record of it; null for a dry run."""
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    started_at = models.DateTimeField(_("started at"), null=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True)
+
+    objects = DelayQManager["BulkOperation"]()
+
+    class Meta:
+        verbose_name = _("bulk operation")
+        verbose_name_plural = _("bulk operations")
+        indexes = [models.Index(fields=["status", "id"], name="delayq_bulk_status")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.pk} ({self.status})"
+
+
+class Dashboard(models.Model):
+    """No table: the entry of the operators' pages in the admin, and what they may be permitted to do there."""
+
+    class Meta:
+        managed = False
+        default_permissions = ()
+        verbose_name = _("overview")
+        verbose_name_plural = _("Overview")
+        permissions = [
+            ("view_dashboard", "Can see topics, messages, the archive and workers"),
+            ("view_payload", "Can see arguments, headers and errors of messages"),
+            ("replay_message", "Can replay dead letters"),
+            ("edit_message", "Can write arguments: edit, edit and replay, schedule"),
+            ("cancel_message", "Can cancel, reschedule and run waiting messages now"),
+            ("discard_message", "Can discard dead letters"),
+            ("pause_topic", "Can pause and resume topics and workers"),
+            ("bulk_operate", "Can do things to many messages at once"),
+        ]
+
+    def __str__(self) -> str:
+        return "Dashboard"

@@ -1,0 +1,54 @@
+"""What SQL answers for until it has ended."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .manager import DelayQManager
+
+
+class OutboxStatus(models.TextChoices):
+    """Who has a durable message."""
+
+    WAITING = "waiting"
+    """Only the outbox: it is far from due, or Redis was away. The relay sends it."""
+    SENT = "sent"
+    """Redis too. The reconciler sends it again when Redis has lost it."""
+
+
+class OutboxMessage(models.Model):
+    """A message that SQL answers for until it has ended. Written in the caller's transaction, removed by the archiver.
+
+    Times are integers: exactly what Redis will hold.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    message_id = models.UUIDField(_("message id"), unique=True)
+    enqueued_at_us = models.BigIntegerField(_("enqueued at"))
+    """Microseconds since 1970 by Redis' clock. With the message id it names one life of a key."""
+    topic = models.CharField(_("topic"), max_length=64)
+    task = models.CharField(_("task"), max_length=200)
+    key = models.CharField(_("key"), max_length=256, blank=True)
+    on_duplicate = models.CharField(_("on duplicate"), max_length=7)
+    due_at_ms = models.BigIntegerField(_("due at"))
+    expires_at_ms = models.BigIntegerField(_("expires at"), default=0)
+    """0: never."""
+    record = models.BinaryField(_("record"))
+    """Header and body as in Redis (message.py), without the stamp."""
+    status = models.CharField(_("status"), max_length=7, choices=OutboxStatus.choices)
+    relay_at_ms = models.BigIntegerField(_("relay at"))
+    """When the relay, or for a sent one the reconciler, looks at it first."""
+
+    objects = DelayQManager["OutboxMessage"]()
+
+    class Meta:
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
+        indexes = [
+            models.Index(fields=["status", "relay_at_ms"], name="delayq_outbox_relay"),
+            models.Index(fields=["status", "id"], name="delayq_outbox_status"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.message_id.hex} ({self.status})"

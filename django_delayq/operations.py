@@ -1,0 +1,181 @@
+"""What operators do, and whether they may: every call asks for a permission, acts, and leaves one OperatorAction.
+
+`user` is a Django user, or whatever has has_perm() and get_username(). The permissions are those of models.Dashboard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Protocol
+
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from . import producer, replay, tasks, topics
+from .conf import get_settings
+from .exceptions import InvalidMessage, MessageNotFound, NotPermitted
+from .handle import Handle
+from .models import ArchivedMessage, OperatorAction
+from .options import when
+from .store import get_store
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+class User(Protocol):
+    """Who does it."""
+
+    def has_perm(self, permission: str) -> bool: ...
+    def get_username(self) -> str: ...
+
+
+def require(user: User, *permissions: str) -> None:
+    """Raise NotPermitted unless the user has all of these permissions of ours."""
+    if missing := [name for name in permissions if not user.has_perm(f"django_delayq.{name}")]:
+        raise NotPermitted(f"{user.get_username() or 'Nobody'} lacks the permission {', '.join(missing)}.")
+
+
+# Topics
+
+
+def pause(user: User, topic: str, *, reason: str, until: datetime | None = None) -> None:
+    """Hold a topic, at most until then. Raises UnknownTopic, InvalidMessage without a reason or for a past instant."""
+    require(user, "pause_topic")
+    _required(reason)
+    words = f"topic {topic}" + (f", until {until.isoformat(' ', 'seconds')}" if until else "")
+    with _recorded(user, "pause", words, reason):
+        topics.pause_topic(topic, by=user.get_username(), reason=reason, until=until)
+
+
+def resume(user: User, topic: str, *, reason: str = "") -> None:
+    """Let a paused topic go on. Raises UnknownTopic."""
+    require(user, "pause_topic")
+    with _recorded(user, "resume", f"topic {topic}", reason):
+        topics.resume_topic(topic)
+
+
+# Waiting messages
+
+
+def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
+    """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
+    require(user, "cancel_message")
+    with _recorded(user, "cancel", f"message {message_id} of {topic}", reason):
+        producer.cancel(topic, None, message_id)
+
+
+def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
+    """Make a waiting message due at once. Raises MessageNotFound or MessageRunning."""
+    require(user, "cancel_message")
+    with _recorded(user, "run now", f"message {message_id} of {topic}", reason):
+        producer.reschedule(topic, None, message_id, "+0")
+
+
+def reschedule(user: User, topic: str, message_id: str, due_at: datetime, *, reason: str = "") -> datetime:
+    """Give a waiting message another due time, which is returned. Raises MessageNotFound or MessageRunning."""
+    require(user, "cancel_message")
+    words = f"message {message_id} of {topic} to {due_at.isoformat(' ', 'seconds')}"
+    with _recorded(user, "reschedule", words, reason):
+        return producer.reschedule(topic, None, message_id, when(None, due_at))
+
+
+def edit(user: User, topic: str, message_id: str, arguments: Arguments, *, reason: str = "") -> None:
+    """Give a waiting message other arguments; the rest of it stays. Raises MessageNotFound, MessageRunning or
+    InvalidMessage."""
+    require(user, "edit_message", "view_payload")
+    with _recorded(user, "edit", f"message {message_id} of {topic}", reason):
+        producer.edit(topic, message_id, *arguments)
+
+
+def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Handle:
+    """Enqueue a message; `options` are those of using(). Raises InvalidMessage, DuplicateMessage and what enqueue
+    raises."""
+    require(user, "edit_message", "view_payload")
+    if task not in tasks.by_name:
+        raise InvalidMessage(f"No task is named {task!r}.")
+    args, kwargs = arguments
+    with _recorded(user, "schedule", f"task {task}") as action:
+        handle = tasks.by_name[task].using(**options).enqueue(*args, **kwargs)
+        action.selection = f"message {handle.id} of {handle.topic}, task {task}"
+    return handle
+
+
+# Dead letters
+
+
+def replay_one(user: User, pk: int, *, arguments: Arguments | None = None, reason: str = "") -> ArchivedMessage:
+    """Send one dead letter again, with other arguments when they are given. Returns its row, which names the new
+    message.
+
+    Raises MessageNotFound, InvalidMessage (it cannot be replayed; says why) or StoreUnavailable.
+    """
+    require(user, "replay_message", *(("edit_message", "view_payload") if arguments else ()))
+    rows = _dead_letter(pk)
+    edit = None if arguments is None else lambda row: arguments
+    done = replay.replay(rows, edit=edit, by=user.get_username(), reason=reason)
+    if not done.count:
+        done.action.delete()
+        raise InvalidMessage(f"Dead letter {pk} was not replayed: {', '.join(done.skipped) or 'it is gone'}.")
+    row: ArchivedMessage = rows.get()
+    return row
+
+
+def discard_one(user: User, pk: int, *, reason: str) -> None:
+    """Say that one dead letter needs no replay. Raises MessageNotFound or InvalidMessage."""
+    require(user, "discard_message")
+    _required(reason)
+    done = replay.discard(_dead_letter(pk), by=user.get_username(), reason=reason)
+    if not done.count:
+        done.action.delete()
+        raise InvalidMessage(f"Dead letter {pk} was not discarded: {', '.join(done.skipped) or 'it is gone'}.")
+
+
+# Workers
+
+
+def quiet(user: User, worker: str, *, reason: str = "") -> None:
+    """A worker claims nothing more, until unquiet(). What it runs goes on. Raises InvalidMessage for an unknown one."""
+    require(user, "pause_topic")
+    if worker not in get_store().heartbeats():
+        raise InvalidMessage(f"No worker is named {worker!r}; it may have ended.")
+    with _recorded(user, "quiet", f"worker {worker}", reason):
+        get_store().quiet(worker, user.get_username())
+
+
+def unquiet(user: User, worker: str, *, reason: str = "") -> None:
+    """A worker that was told to be quiet claims again."""
+    require(user, "pause_topic")
+    with _recorded(user, "unquiet", f"worker {worker}", reason):
+        get_store().unquiet(worker)
+
+
+# Shared
+
+
+def _dead_letter(pk: int) -> QuerySet[ArchivedMessage]:
+    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.using(get_settings().database).filter(pk=pk)
+    if not rows.exists():
+        raise MessageNotFound(f"The archive has no row {pk}: it was pruned, or never there.")
+    return rows
+
+
+def _required(reason: str) -> None:
+    if not reason.strip():
+        raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
+
+
+@contextmanager
+def _recorded(user: User, name: str, selection: str, reason: str = "") -> Iterator[OperatorAction]:
+    """The record is there before anything changes, and goes when nothing was changed."""
+    alias = get_settings().database
+    action = OperatorAction(action=name, operator=user.get_username()[:150], reason=reason, selection=selection)
+    action.save(using=alias)
+    try:
+        yield action
+    except Exception:
+        action.delete()
+        raise
+    action.count, action.finished_at = 1, timezone.now()
+    action.save(using=alias)

@@ -1,0 +1,69 @@
+"""What the overview asks the database: a few short queries, each bounded whatever the tables hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from django.db import connections
+
+from .conf import get_settings
+from .models import ArchivedMessage, Final, OutboxMessage, OutboxStatus
+
+#: Open dead letters that are counted, the newest of all topics.
+DEAD_CAP = 50_000
+#: Waiting rows of the outbox that are counted, the nearest of all topics.
+OUTBOX_CAP = 100_000
+#: Runs of each topic whose lateness is looked at.
+RUNS = 200
+
+_MINUTE_MS = 60_000
+
+_DEAD = """
+SELECT topic, COUNT(*) FROM (
+    SELECT topic FROM {archive} WHERE state = 'dead' AND replayed_at IS NULL AND discarded_at IS NULL
+    ORDER BY finished_at DESC LIMIT {cap}
+) AS newest GROUP BY topic"""
+
+_OUTBOX = """
+SELECT topic, minute, COUNT(*) FROM (
+    SELECT topic, CASE WHEN due_at_ms < %s THEN due_at_ms - due_at_ms %% {minute} ELSE NULL END AS minute
+    FROM {outbox} WHERE status = %s ORDER BY relay_at_ms LIMIT {cap}
+) AS nearest GROUP BY topic, minute"""
+
+
+class SqlFigures(NamedTuple):
+    """All of it."""
+
+    dead_letters: Counter[str]
+    """Open ones by topic."""
+    outbox: Counter[str]
+    """Waiting rows by topic."""
+    outbox_minutes: Counter[int]
+    """The same, as far as they are due within the time that was asked for, by the instant (ms) of the minute."""
+    lateness_ms: dict[str, Sequence[float]]
+    """Of the newest acked runs of each topic, sorted."""
+
+
+def read(topics: Iterable[str], until_ms: int) -> SqlFigures:
+    """The figures of these topics; the outbox by minutes up to that instant. Raises django.db.Error."""
+    connection = connections[get_settings().database]
+    quote = connection.ops.quote_name
+    with connection.cursor() as cursor:
+        cursor.execute(_DEAD.format(archive=quote(ArchivedMessage._meta.db_table), cap=DEAD_CAP))
+        dead = Counter(dict(cursor.fetchall()))
+        names = {"outbox": quote(OutboxMessage._meta.db_table), "minute": _MINUTE_MS, "cap": OUTBOX_CAP}
+        cursor.execute(_OUTBOX.format(**names), [until_ms, str(OutboxStatus.WAITING)])
+        waiting = cursor.fetchall()
+    outbox, minutes = Counter[str](), Counter[int]()
+    for topic, minute, count in waiting:
+        outbox[topic] += count
+        if minute is not None:
+            minutes[int(minute)] += count
+    return SqlFigures(dead, outbox, minutes, {topic: _lateness(topic) for topic in topics})
+
+
+def _lateness(topic: str) -> Sequence[float]:
+    rows = ArchivedMessage.objects.filter(state=Final.ACKED, topic=topic, lateness_ms__isnull=False)
+    return sorted(rows.order_by("-id").values_list("lateness_ms", flat=True)[:RUNS])

@@ -1,0 +1,101 @@
+"""How the operators' pages write times, amounts and the contents of messages."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.utils import formats, timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..times import in_words
+
+register = template.Library()
+
+
+@register.filter
+def instant(when: datetime | None, now: datetime | None = None) -> SafeString | str:
+    """`<time>` in the project's zone, to the second, with how far that is off: 2026-11-20 09:00:00, in 2.4 s."""
+    if when is None:
+        return "–"
+    now = now or timezone.now()
+    shown = when if timezone.is_naive(when) else timezone.localtime(when)
+    text = shown.isoformat(" ", "seconds").partition("+")[0]
+    return format_html('<time datetime="{}">{}</time> <small>{}</small>', when.isoformat(), text, distance(when, now))
+
+
+@register.filter
+def distance(when: datetime | None, now: datetime | None = None) -> str:
+    """`in 2.4 s` or `3.1 min ago`."""
+    if when is None:
+        return "–"
+    now = now or timezone.now()
+    if timezone.is_naive(when) and not timezone.is_naive(now):
+        now = timezone.make_naive(now)
+    seconds = (when - now).total_seconds()
+    words = in_words(abs(seconds))
+    return _("in %(time)s") % {"time": words} if seconds > 0 else _("%(time)s ago") % {"time": words}
+
+
+@register.filter
+def seconds(amount: float | None) -> str:
+    """A length of time given in seconds."""
+    return "–" if amount is None else in_words(amount)
+
+
+@register.filter
+def milliseconds(amount: float | None) -> str:
+    """A length of time given in milliseconds."""
+    return "–" if amount is None else in_words(amount / 1000)
+
+
+@register.filter
+def amount(number: float | None) -> str:
+    """A count or a rate, with separators."""
+    if number is None:
+        return "–"
+    return formats.number_format(round(number, 1 if isinstance(number, float) and number < 100 else 0), force_grouping=True)
+
+
+@register.filter
+def pretty_json(value: Any) -> str:
+    """Indented; text that is no JSON as it is. Control and bidirectional characters are escaped, so that what is
+    shown is what is there."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return visible(value)
+    return visible(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@register.filter
+def visible(text: Any) -> str:
+    """Text with the characters that nobody sees written out: control, bidirectional, zero-width."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in str(text))
+
+
+_WORDS = {
+    "delayed": gettext_lazy("delayed"), "ready": gettext_lazy("ready"), "leased": gettext_lazy("leased"),
+    "acked": gettext_lazy("acked"), "dead": gettext_lazy("dead"), "cancelled": gettext_lazy("cancelled"),
+    "expired": gettext_lazy("expired"), "retried": gettext_lazy("retried"), "replay": gettext_lazy("replay"),
+    "discard": gettext_lazy("discard"), "purge": gettext_lazy("purge"), "waiting": gettext_lazy("waiting"),
+    "running": gettext_lazy("running"), "done": gettext_lazy("done"), "failed": gettext_lazy("failed"),
+}  # fmt: skip
+
+
+@register.filter
+def word(term: str) -> str:
+    """A state, or the kind or status of a bulk operation, in the reader's language."""
+    return str(_WORDS.get(term, term))
+
+
+@register.filter
+def as_uuid_hex(value: Any) -> str:
+    """32 hexadecimal digits."""
+    return str(getattr(value, "hex", value))

@@ -1,0 +1,42 @@
+"""Notes once a minute how each topic is: the history behind the overview's chart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..store.looking import ENDS, PartitionStats, lag_of
+from ..store.redis import RedisStore
+from ..store.registry import SAMPLE_MS
+from .service import Service
+
+class Sampler(Service):
+    """Every worker tries, one of them does it."""
+
+    name = "sampler"
+    interval = SAMPLE_MS / 1000
+
+    def __init__(self, store: RedisStore) -> None:
+        super().__init__()
+        self._store = store
+
+    def run_once(self) -> float:
+        """Take the sample of this minute, unless somebody has."""
+        if self._store.takes_sample():
+            partitions = self._store.used_partitions()
+            found = list(zip(partitions, self._store.all_stats(partitions), strict=True))
+            topics = {
+                topic: sample_of([stats for partition, stats in found if partition.topic == topic])
+                for topic in {partition.topic for partition in partitions}
+            }
+            self._store.add_sample(json.dumps({"at_ms": int(self._store.clock_ms()), "topics": topics}))
+        return self.interval
+
+
+def sample_of(parts: list[PartitionStats]) -> dict[str, Any]:
+    """Of the partitions of one topic: finished so far (a counter), waiting, lag in seconds."""
+    return {
+        "finished": sum(int(part.meta.get(name, 0)) for part in parts for name in ENDS),
+        "waiting": sum(part.waiting for part in parts),
+        "lag": lag_of(parts),
+    }
