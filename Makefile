@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench chaos clean
+.PHONY: help demo test screenshots lint bench chaos clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -14,15 +14,29 @@ help: ## Say what there is
 demo: $(VENV)/demo.stamp ## Run the shop with its worker and a Redis of its own (SMOKE=1: check it and end)
 	@$(BIN)/python example_project/demo.py $(if $(filter-out 0,$(SMOKE)),--smoke)
 
+# Processes that share the tests which no other work disturbs (0: none but pytest's own, for a debugger).
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest
+SHARED = -n $(JOBS) --dist worksteal
 # 5: none of the tests was asked for, as ARGS may have it.
-SQL_TESTS = $(BIN)/python -m pytest tests/sql $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
+SQL_TESTS = $(PYTEST) tests/sql $(SHARED) $(ARGS) $(MAY_BE_NONE)
+CHROMIUM_PACKAGE = $(if $(CHROMIUM),,chromium)
 
+WITHOUT = || echo "make test: going on without; what needs it is skipped, or fails in CI."
+
+# The browser on its own: some systems have no such package, and then the servers still come.
 test: $(VENV)/dev.stamp ## Run the tests, those of SQL on each database (ARGS="-k claim" for some of them)
-	@.ci/system-packages redis-server mariadb-server \
-		|| echo "make test: going on without; what needs it is skipped, or fails in CI."
-	$(BIN)/python -m pytest $(ARGS)
+	@.ci/system-packages redis-server mariadb-server $(WITHOUT)
+	@.ci/system-packages $(CHROMIUM_PACKAGE) $(WITHOUT)
+	$(PYTEST) -m "not acceptance" $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) -m acceptance $(ARGS) $(MAY_BE_NONE)
 	$(BIN)/python -m tests.databases postgresql $(SQL_TESTS)
 	$(BIN)/python -m tests.databases mariadb $(SQL_TESTS)
+
+screenshots: $(VENV)/dev.stamp ## Take the pictures of the docs anew (docs/images)
+	@.ci/system-packages redis-server $(CHROMIUM_PACKAGE)
+	DELAYQ_SCREENSHOTS=docs/images CI=true $(PYTEST) tests/admin/test_story.py -k busy
 
 lint: $(VENV)/dev.stamp ## Check style, types and layers
 	$(BIN)/ruff check

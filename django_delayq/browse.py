@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
 from django.db import connections
 from django.db.models import BigIntegerField, ExpressionWrapper, Q, Subquery, Value
 from django.db.models.functions import Coalesce
-from django.utils import timezone as zones
 
-from .archive import instant_of
 from .argument_search import Sought
+from .browse_edges import LAST_ID, Edge, edge_of, stepped, text_of
 from .exceptions import InvalidMessage
 from .models import ArchivedMessage, Final
 from .selection import Rows, Selection
@@ -37,18 +36,13 @@ FIRST_IDS = 20_000
 #: Seconds that the second window may take, by what the first one took.
 BUDGET = 0.06
 #: Rows in one window of a period; when an index without the acked ones has them; when bodies are searched.
-PERIOD_ROWS, FEW_ROWS, SEARCHED_ROWS = 60_000, 100_000, 20_000
+PERIOD_ROWS, FEW_ROWS, SEARCHED_ROWS = 60_000, 100_000, 50_000
 #: A task or a topic with at most as many rows is looked up in its index, without windows.
 RARE = 5_000
 #: Bodies that are read at most: one may have 60 KB and more.
 CANDIDATES = 300
 
-_LAST_ID = 2**62
 _RARE, _COMMON = -1, 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-_Edge = tuple[datetime | None, int]
-"""Where a page begins, itself not included: finished_at (with a period only) and id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +65,7 @@ class _Found:
     """What a walk came back with, in its direction."""
 
     rows: list[ArchivedMessage]
-    edge: _Edge | None
+    edge: Edge | None
     """Where the next walk begins; None when nothing is left."""
     stopped_at: datetime | None = None
 
@@ -86,21 +80,21 @@ def page_of(
 ) -> ArchivePage:
     """The `size` newest rows; the next older ones than the cursor `before`, or the next newer ones than `after`.
 
-    In the order of finishing, or (all or acked ones, without a period) of archiving, which is nearly the same. Two short queries at most, four on SQLite. `columns`:
-    the fields to read. Raises InvalidMessage for a cursor that is not of this selection's pages, and for a search for
-    an argument without a period.
+    In the order of finishing, or (all rows or acked ones, without a period) in that of archiving, which is nearly the
+    same. Two short queries at most, four on SQLite. `columns`: the fields to read. Raises InvalidMessage for a cursor
+    that is not of this selection's pages, and for a search for an argument without a period.
     """
     if selection.argument and not (selection.since or selection.until):
         raise InvalidMessage("An argument can only be searched for inside a period: choose one.")
     kind = _kind(selection)
-    edge = _parse(before or after, kind is _Times)
+    edge = edge_of(before or after, kind is _Times)
     found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)
-    rows, beyond = found.rows, _text(found.edge)
+    rows, beyond = found.rows, text_of(found.edge)
     if after and not before:
         rows.reverse()
-        older, newer = _text(_after(rows[-1], kind) if rows else _step(edge, 1)), beyond
+        older, newer = text_of(_after(rows[-1], kind) if rows else stepped(edge, 1)), beyond
     else:
-        older, newer = beyond, _text(_after(rows[0], kind) if rows else _step(edge, -1)) if before else None
+        older, newer = beyond, text_of(_after(rows[0], kind) if rows else stepped(edge, -1)) if before else None
     stopped_at = found.stopped_at if len(rows) < size else None
     return ArchivePage(rows=rows, older=older, newer=newer, searched_back_to=stopped_at, complete=found.edge is None)
 
@@ -147,7 +141,7 @@ class _Walk:
 class _Ids(_Walk):
     """In the order of archiving."""
 
-    def walk(self, edge: _Edge | None, size: int) -> _Found:
+    def walk(self, edge: Edge | None, size: int) -> _Found:
         """At most `size` rows from the edge on."""
         start = edge and edge[1]
         if _is_exact(self.selection):
@@ -212,7 +206,7 @@ class _Times(_Walk):
         if self.few:
             self.rows = self.rows.exclude(state=Final.ACKED)  # said, for that is the condition of the index
 
-    def walk(self, edge: _Edge | None, size: int) -> _Found:
+    def walk(self, edge: Edge | None, size: int) -> _Found:
         """At most `size` rows from the edge on."""
         rows, end = self._from(self.rows, edge), self._end(edge)
         if end is not None:
@@ -224,7 +218,7 @@ class _Times(_Walk):
             rows = self.table.filter(pk__in=rows.values("pk")[: size + 1]).order_by(*self.order("finished_at", "pk"))
         return self._page(list(rows[: size + 1]), end, size)
 
-    def _end(self, edge: _Edge | None) -> datetime | None:
+    def _end(self, edge: Edge | None) -> datetime | None:
         """When the last row of this window finished; None when nothing lies beyond. OFFSET, but only of this many
         entries of an index: ids would not do, for rows of any id may have finished in the period."""
         scope = Selection(since=self.selection.since, until=self.selection.until).rows()
@@ -249,9 +243,9 @@ class _Times(_Walk):
         if end is None or len(rows) > size:
             return _cut(rows, size, _Times)
         # All rows that finished in the last instant of the window belong to it.
-        return _Found(rows=rows, edge=(end, _LAST_ID if self.upwards else 0), stopped_at=end)
+        return _Found(rows=rows, edge=(end, LAST_ID if self.upwards else 0), stopped_at=end)
 
-    def _from(self, rows: Rows, edge: _Edge | None) -> Rows:
+    def _from(self, rows: Rows, edge: Edge | None) -> Rows:
         if edge is None:
             return rows
         when, pk = edge
@@ -286,35 +280,6 @@ def _is_few(selection: Selection, features: Any) -> bool:
     return bool(others and features.supports_partial_indexes)
 
 
-# Cursors
-
-
-def _after(row: ArchivedMessage, kind: type[_Walk]) -> _Edge:
+def _after(row: ArchivedMessage, kind: type[_Walk]) -> Edge:
+    """The edge that this row is."""
     return (row.finished_at if kind is _Times else None, row.pk)
-
-
-def _step(edge: _Edge | None, by: int) -> _Edge | None:
-    """The same place for a walk in the other direction, which does not see the edge itself."""
-    return edge and (edge[0], edge[1] + by)
-
-
-def _text(edge: _Edge | None) -> str | None:
-    if edge is None:
-        return None
-    when, pk = edge
-    if when is None:
-        return str(pk)
-    when = zones.make_aware(when, zones.get_default_timezone()) if zones.is_naive(when) else when
-    return f"{(when - _EPOCH) // timedelta(microseconds=1)}.{pk}"
-
-
-def _parse(cursor: str | None, timed: bool) -> _Edge | None:
-    if not cursor:
-        return None
-    when, _, pk = cursor.rpartition(".")
-    try:
-        if bool(when) != timed or not -1 <= int(pk) <= _LAST_ID + 1:
-            raise ValueError
-        return (instant_of(int(when) / 1000) if timed else None, int(pk))
-    except (ValueError, OverflowError, OSError):
-        raise InvalidMessage(f"{cursor!r:.60} is not a place in this list: begin at its top.") from None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from uuid import UUID
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from .conf import get_settings
 from .exceptions import InvalidMessage
 from .models import ArchivedMessage, BulkKind, BulkOperation, BulkStatus, OperatorAction
-from .operations import User, require
+from .operations import User, recorded, require
 from .selection import Selection
 from .tasks import check_topic
 
@@ -32,14 +33,16 @@ def start(  # noqa: PLR0913 - keyword-only, and each of them is what an operator
     dry_run: bool = False,
     delay: float = 0,
     rate: float | None = None,
+    token: UUID | None = None,
 ) -> BulkOperation:
     """Store an operation; a worker that archives takes it up within seconds.
 
     replay and discard: dead letters among the selection, as of now. purge: what waits in the selection's topic.
-    `delay` (seconds) and `rate` (messages per second) are those of replay(). Raises NotPermitted or InvalidMessage.
+    `delay` (seconds) and `rate` (messages per second) are those of replay(). With a `token` the same order, or a dry
+    run of it, is stored once, and returned when it comes again. Raises NotPermitted or InvalidMessage.
     """
-    require(user, "bulk_operate", PERMISSIONS[_kind(kind)])
-    _check(kind, selection, reason if not dry_run else "dry run", delay, rate)
+    require(user, "bulk_operate", PERMISSIONS[kind_of(kind)])
+    check(kind, selection, reason if not dry_run else "dry run", delay, rate)
     alias = get_settings().database
     newest = ArchivedMessage.objects.using(alias).order_by("-pk").values_list("pk", flat=True).first()
     operation = BulkOperation(
@@ -50,24 +53,34 @@ def start(  # noqa: PLR0913 - keyword-only, and each of them is what an operator
         operator=user.get_username()[:150],
         reason=reason,
         cutoff=newest or 0,
+        token=token,
     )
+    try:
+        _store(operation, selection, alias)
+    except IntegrityError:
+        operation = BulkOperation.objects.get(token=token, dry_run=dry_run)
+        if (operation.kind, operation.selection) != (kind, selection.encode()):
+            raise InvalidMessage("This form has ordered something else before: open it again.") from None
+    return operation
+
+
+def _store(operation: BulkOperation, selection: Selection, alias: str) -> None:
     with transaction.atomic(using=alias):
-        if not dry_run:
-            operation.action = OperatorAction(
-                action=kind, operator=operation.operator, reason=reason, selection=selection.in_words()
-            )
+        if not operation.dry_run:
+            words = {"action": operation.kind, "reason": operation.reason, "selection": selection.in_words()}
+            operation.action = OperatorAction(operator=operation.operator, **words)
             operation.action.save(using=alias)
         operation.save(using=alias)
-    return operation
 
 
 def cancel(user: User, pk: int) -> None:
     """Stop an operation; what is done stays done. Raises NotPermitted, or InvalidMessage when it has ended."""
     operation = get(pk)
-    require(user, "bulk_operate", PERMISSIONS[_kind(operation.kind)])
-    alive = BulkOperation.objects.filter(pk=pk, status__in=(BulkStatus.WAITING, BulkStatus.RUNNING))
-    if not alive.update(status=BulkStatus.CANCELLED, finished_at=timezone.now()):
-        raise InvalidMessage(f"Bulk operation {pk} has ended already.")
+    require(user, "bulk_operate", PERMISSIONS[kind_of(operation.kind)])
+    with recorded(user, "cancel bulk", f"bulk operation {pk}: {operation.kind}"):
+        alive = BulkOperation.objects.filter(pk=pk, status__in=(BulkStatus.WAITING, BulkStatus.RUNNING))
+        if not alive.update(status=BulkStatus.CANCELLED, finished_at=timezone.now()):
+            raise InvalidMessage(f"Bulk operation {pk} has ended already.")
 
 
 def get(pk: int) -> BulkOperation:
@@ -78,14 +91,14 @@ def get(pk: int) -> BulkOperation:
     return operation
 
 
-def _kind(kind: str) -> BulkKind:
+def kind_of(kind: str) -> BulkKind:
     try:
         return BulkKind(kind)
     except ValueError:
         raise InvalidMessage(f"{kind!r} is not a bulk operation: use one of {', '.join(BulkKind.values)}.") from None
 
 
-def _check(kind: str, selection: Selection, reason: str, delay: float, rate: float | None) -> None:
+def check(kind: str, selection: Selection, reason: str, delay: float, rate: float | None) -> None:
     if not reason.strip():
         raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
     if selection.argument:

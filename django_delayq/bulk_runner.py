@@ -7,17 +7,17 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import Error, InterfaceError, OperationalError, connections, transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
 from . import topics
 from .conf import get_settings
-from .exceptions import DelayQError, OutboxUnavailable, StoreError
+from .exceptions import DelayQError, InvalidMessage, OutboxUnavailable, StoreError
 from .models import BulkKind, BulkOperation, BulkStatus, Final, OperatorAction, OutboxMessage, OutboxStatus
 from .replay_sender import Sender
 from .replay_walk import PAGE, Ledger, Walk
@@ -32,7 +32,7 @@ logger = logging.getLogger("delayq.worker")
 LOOK = 2.0
 #: Seconds without a word from its worker after which an operation is another's. That one cannot go on unnoticed then:
 #: every batch asks whether the operation is still its own.
-TAKE_OVER_AFTER = 10.0
+TAKE_OVER_AFTER = 15.0
 #: Beside busy tasks it rests for so many times as long as a batch took.
 REST = 2.0
 
@@ -97,11 +97,11 @@ class BulkRunner(Service):
         ledger = BulkLedger(operation, self._worker, self._rest)
         logger.info("bulk operation %d: %s %s", operation.pk, operation.kind, operation.selection)
         try:
-            (_purge if operation.kind == BulkKind.PURGE else _walk)(operation, ledger)
+            _work_of(operation)(operation, ledger)
             self.ended += 1
         except Stopped:
             ledger.put_down()
-        except (Error, StoreError):  # somebody is away: later, and from where it is
+        except (OperationalError, InterfaceError, StoreError):  # somebody is away: later, and from where it is
             raise
         except Exception as error:
             if not isinstance(error, DelayQError):
@@ -110,8 +110,11 @@ class BulkRunner(Service):
 
     def _rest(self, seconds: float) -> None:
         """After a batch that took so long. Raises Stopped when this process ends."""
-        if self._tasks_run() and not self.stopping:
-            self.sleeper.wait(seconds * REST)
+        # Where one writer locks out all others (SQLite), they get as much time as the batch took.
+        alone = not connections[get_settings().database].features.has_select_for_update
+        rest = REST if self._tasks_run() else 1.0 if alone else 0.0
+        if rest and not self.stopping:
+            self.sleeper.wait(seconds * rest)
         if self.stopping:
             raise Stopped
 
@@ -127,7 +130,7 @@ class BulkLedger(Ledger):
         self._ours = BulkOperation.objects.filter(pk=operation.pk, status=BulkStatus.RUNNING, worker=worker)
         self._rest = rest
         self._began_at = time.monotonic()
-        self._kept = Counter(json.loads(operation.skipped))
+        self._kept = Counter(_decoded(operation.skipped))
         """What was skipped before this worker took it."""
 
     def write(self, **changes: Any) -> None:
@@ -149,10 +152,16 @@ class BulkLedger(Ledger):
         super().enter(count, position, skipped)
         self.write(count=F("count") + count, position=position, skipped=self._skipped(skipped))
 
-    def counted(self, total: int, skipped: Mapping[str, int] | None = None) -> None:
+    def ended(self, count: int) -> None:
+        """So many more are changed, whatever the operation has become meanwhile."""
+        with transaction.atomic(using=self._alias):
+            self._rows.update(count=F("count") + count)
+            BulkOperation.objects.filter(pk=self._operation.pk).update(count=F("count") + count)
+
+    def counted(self, total: int) -> None:
         """What it is about is known."""
         self._operation.total = total
-        self.write(total=total, **({} if skipped is None else {"skipped": json.dumps(skipped)}))
+        self.write(total=total)
 
     def close(self, skipped: Mapping[str, int]) -> None:
         """It has come to its end."""
@@ -173,47 +182,73 @@ class BulkLedger(Ledger):
         return json.dumps(self._kept + Counter(skipped))
 
 
+def _work_of(operation: BulkOperation) -> Callable[[BulkOperation, BulkLedger], None]:
+    works: dict[str, Callable[[BulkOperation, BulkLedger], None]] = {
+        BulkKind.REPLAY: _walk,
+        BulkKind.DISCARD: _walk,
+        BulkKind.PURGE: _purge,
+    }
+    if operation.kind not in works:
+        raise InvalidMessage(f"This version knows no bulk operation {operation.kind!r}.")
+    return works[operation.kind]
+
+
 def _walk(operation: BulkOperation, ledger: BulkLedger) -> None:
     """replay and discard."""
-    options = json.loads(operation.options)
     rows = Selection.decode(operation.selection).rows().filter(state=Final.DEAD).order_by("pk")
-    if operation.total is None:
-        _count(Walk(rows, False, None, last=operation.cutoff), operation, ledger)
-    if operation.dry_run:
-        ledger.close({})
-        return
+    if operation.total is None or operation.dry_run:
+        counted = Walk(rows, False, None, last=operation.cutoff)
+        _count(counted, ledger)
+        if operation.dry_run:
+            ledger.close(counted.skipped)
+            return
     walk = Walk(rows, False, None, after=operation.position, last=operation.cutoff)
-    if operation.kind == BulkKind.DISCARD:
-        walk.run(ledger, walk.discard, ledger.rest)
-    else:
-        sender = Sender(walk, duration_ms(options.get("delay", 0)), options.get("rate"), None)
-        walk.run(ledger, sender.send, ledger.rest)
+    walk.on_page = ledger.write
+    walk.run(
+        ledger, walk.discard if operation.kind == BulkKind.DISCARD else _send(walk, operation, ledger), ledger.rest
+    )
 
 
-def _count(walk: Walk, operation: BulkOperation, ledger: BulkLedger) -> None:
+def _count(walk: Walk, ledger: BulkLedger) -> None:
+    walk.on_page = ledger.write
     total = 0
     for _ in walk.candidates():
         total += 1
         if total % PAGE == 0:
-            ledger.write()
             ledger.rest()
-    ledger.counted(total, walk.skipped if operation.dry_run else None)
+    ledger.counted(total)
+
+
+def _send(walk: Walk, operation: BulkOperation, ledger: BulkLedger) -> Callable[[Sequence[Any]], int]:
+    """A rate goes on from when the first worker began."""
+    options = _decoded(operation.options)
+    sender = Sender(walk, duration_ms(options.get("delay", 0)), options.get("rate"), None)
+    sender.began_ms = int(options.setdefault("began_ms", sender.began_ms))
+    sender.sent_before = operation.count
+    ledger.write(options=json.dumps(options))
+    return sender.send
 
 
 def _purge(operation: BulkOperation, ledger: BulkLedger) -> None:
-    """What waits in a topic, in Redis and in the outbox. After a kill: at most what had not been counted as ended."""
+    """As many messages as waited in a topic, in Redis and in the outbox, when the first worker took it up."""
     topic = Selection.decode(operation.selection).topic
     if operation.total is None:
         waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).count()
         stats = topics.topic_stats(topic)
         ledger.counted(stats.delayed + stats.backlog + waiting)
-    left = (operation.total or 0) - operation.count
-    if not operation.dry_run and left > 0:
-        for count in topics.purge_batches(topic, operation.reason):
-            with transaction.atomic(using=get_settings().database):
-                ledger.enter(count, 0, {})
+    left = 0 if operation.dry_run else (operation.total or 0) - operation.count
+    if left > 0:
+        for count in topics.purge_batches(topic, operation.reason, left):
+            ledger.ended(count)
             ledger.rest()
-            left -= count
-            if left <= 0:
-                break
+            ledger.write()  # before the next batch: it may be cancelled, or another's
     ledger.close({})
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    """JSON that we wrote; anything else is nothing, so that it stops nobody."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -74,7 +74,7 @@ class Settings:
     on_redis_error: str = "spill"
     """What an enqueue does when Redis cannot take the message: spill (into the outbox) or raise."""
     reconcile_after: float = 10.0
-    """Seconds after which a durable message that Redis should have and has not is sent again."""
+    """Seconds after which it is looked whether Redis still has a durable message that was sent to it."""
     priority_ageing: float = 60.0
     """Seconds of waiting that are worth one step of priority, so that a low one never starves."""
     sweep_interval: float = 1.0

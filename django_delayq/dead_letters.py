@@ -19,7 +19,7 @@ WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(hours=24), "week": timed
 #: Dead letters that are counted, the newest ones: a flood of them must not make the page slow when it is needed.
 MOST_ROWS = 100_000
 #: Groups that are told apart: a task may give a reason of its own to each message.
-MOST_GROUPS = 200
+MOST_GROUPS = 100
 #: Older ones are counted up to here.
 MOST_OLDER = 10_000
 #: Characters of an error message that are enough to recognise it.
@@ -82,7 +82,7 @@ class DeadLetters:
     def selection(self, group: Group | None = None, window: str = "week") -> Selection:
         """The rows behind one number: of a group, or of all of them."""
         whole = Selection(open=True, topic=self.topic, since=self.since(window))
-        return whole.narrowed(task=group.task, error=group.error) if group else whole
+        return whole.narrowed(task=group.task, error=f"={group.error}") if group else whole
 
     def older_selection(self) -> Selection:
         """The rows that died before the last week."""

@@ -95,12 +95,11 @@ class _Reader:
         if self._used is None:
             self._used = self.store.used_partitions()
         partitions = self._partitions(self._used)
-        minutes, hours = _bounds(self.store.now_us() / 1000)
-        now_ms = self.store.now_us() // 1000
-        offsets = [max(0, ceil(bound - now_ms)) for bound in (*minutes, *hours)]
-        snapshot = self.store.snapshot(partitions, offsets, SAMPLES)
+        now_ms = self.store.now_us() / 1000
+        minutes, hours = _bounds(now_ms)
+        snapshot = self.store.snapshot(partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES)
         self._used = snapshot.used
-        at_ms = max([part.now_ms for part in snapshot.stats.values()], default=float(now_ms))
+        at_ms = max([part.now_ms for part in snapshot.stats.values()], default=now_ms)
         sql = self._database({partition.topic for partition in partitions}, int(hours[-1]))
         return _overview(snapshot, sql, at_ms, (minutes, hours), self._sql_problem)
 
@@ -193,7 +192,7 @@ def _rate(
 
 
 def _chart(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """A rate needs two samples; counters that went back (FLUSHALL) count from nothing."""
+    """A rate needs two samples; counters that went back (FLUSHALL) count as nothing."""
     chart = []
     for before, sample in pairwise(samples):
         finished = sum(

@@ -45,14 +45,14 @@ def pause(user: User, topic: str, *, reason: str, until: datetime | None = None)
     require(user, "pause_topic")
     _required(reason)
     words = f"topic {topic}" + (f", until {until.isoformat(' ', 'seconds')}" if until else "")
-    with _recorded(user, "pause", words, reason):
+    with recorded(user, "pause", words, reason):
         topics.pause_topic(topic, by=user.get_username(), reason=reason, until=until)
 
 
 def resume(user: User, topic: str, *, reason: str = "") -> None:
     """Let a paused topic go on. Raises UnknownTopic."""
     require(user, "pause_topic")
-    with _recorded(user, "resume", f"topic {topic}", reason):
+    with recorded(user, "resume", f"topic {topic}", reason):
         topics.resume_topic(topic)
 
 
@@ -62,14 +62,14 @@ def resume(user: User, topic: str, *, reason: str = "") -> None:
 def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
-    with _recorded(user, "cancel", f"message {message_id} of {topic}", reason):
+    with recorded(user, "cancel", f"message {message_id} of {topic}", reason):
         producer.cancel(topic, None, message_id)
 
 
 def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Make a waiting message due at once. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
-    with _recorded(user, "run now", f"message {message_id} of {topic}", reason):
+    with recorded(user, "run now", f"message {message_id} of {topic}", reason):
         producer.reschedule(topic, None, message_id, "+0")
 
 
@@ -77,7 +77,7 @@ def reschedule(user: User, topic: str, message_id: str, due_at: datetime, *, rea
     """Give a waiting message another due time, which is returned. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
     words = f"message {message_id} of {topic} to {due_at.isoformat(' ', 'seconds')}"
-    with _recorded(user, "reschedule", words, reason):
+    with recorded(user, "reschedule", words, reason):
         return producer.reschedule(topic, None, message_id, when(None, due_at))
 
 
@@ -85,7 +85,7 @@ def edit(user: User, topic: str, message_id: str, arguments: Arguments, *, reaso
     """Give a waiting message other arguments; the rest of it stays. Raises MessageNotFound, MessageRunning or
     InvalidMessage."""
     require(user, "edit_message", "view_payload")
-    with _recorded(user, "edit", f"message {message_id} of {topic}", reason):
+    with recorded(user, "edit", f"message {message_id} of {topic}", reason):
         producer.edit(topic, message_id, *arguments)
 
 
@@ -96,7 +96,7 @@ def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Han
     if task not in tasks.by_name:
         raise InvalidMessage(f"No task is named {task!r}.")
     args, kwargs = arguments
-    with _recorded(user, "schedule", f"task {task}") as action:
+    with recorded(user, "schedule", f"task {task}") as action:
         handle = tasks.by_name[task].using(**options).enqueue(*args, **kwargs)
         action.selection = f"message {handle.id} of {handle.topic}, task {task}"
     return handle
@@ -114,10 +114,8 @@ def replay_one(user: User, pk: int, *, arguments: Arguments | None = None, reaso
     require(user, "replay_message", *(("edit_message", "view_payload") if arguments else ()))
     rows = _dead_letter(pk)
     edit = None if arguments is None else lambda row: arguments
-    done = replay.replay(rows, edit=edit, by=user.get_username(), reason=reason)
-    if not done.count:
-        done.action.delete()
-        raise InvalidMessage(f"Dead letter {pk} was not replayed: {', '.join(done.skipped) or 'it is gone'}.")
+    with _one(pk, "replayed") as options:
+        replay.replay(rows, edit=edit, by=user.get_username(), reason=reason, **options)
     row: ArchivedMessage = rows.get()
     return row
 
@@ -126,10 +124,9 @@ def discard_one(user: User, pk: int, *, reason: str) -> None:
     """Say that one dead letter needs no replay. Raises MessageNotFound or InvalidMessage."""
     require(user, "discard_message")
     _required(reason)
-    done = replay.discard(_dead_letter(pk), by=user.get_username(), reason=reason)
-    if not done.count:
-        done.action.delete()
-        raise InvalidMessage(f"Dead letter {pk} was not discarded: {', '.join(done.skipped) or 'it is gone'}.")
+    rows = _dead_letter(pk)
+    with _one(pk, "discarded") as options:
+        replay.discard(rows, by=user.get_username(), reason=reason, **options)
 
 
 # Workers
@@ -140,14 +137,14 @@ def quiet(user: User, worker: str, *, reason: str = "") -> None:
     require(user, "pause_topic")
     if worker not in get_store().heartbeats():
         raise InvalidMessage(f"No worker is named {worker!r}; it may have ended.")
-    with _recorded(user, "quiet", f"worker {worker}", reason):
+    with recorded(user, "quiet", f"worker {worker}", reason):
         get_store().quiet(worker, user.get_username())
 
 
 def unquiet(user: User, worker: str, *, reason: str = "") -> None:
     """A worker that was told to be quiet claims again."""
     require(user, "pause_topic")
-    with _recorded(user, "unquiet", f"worker {worker}", reason):
+    with recorded(user, "unquiet", f"worker {worker}", reason):
         get_store().unquiet(worker)
 
 
@@ -161,13 +158,27 @@ def _dead_letter(pk: int) -> QuerySet[ArchivedMessage]:
     return rows
 
 
+@contextmanager
+def _one(pk: int, done: str) -> Iterator[dict[str, Any]]:
+    """Around a replay or discard of one row: when nothing was changed no record stays. Gives the progress to pass."""
+    seen: list[replay.Replayed] = []
+    try:
+        yield {"progress": seen.append}
+        if not seen[-1].count:
+            raise InvalidMessage(f"Dead letter {pk} was not {done}: {', '.join(seen[-1].skipped) or 'it is gone'}.")
+    except Exception:
+        if seen and not seen[-1].count:
+            seen[-1].action.delete()
+        raise
+
+
 def _required(reason: str) -> None:
     if not reason.strip():
         raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
 
 
 @contextmanager
-def _recorded(user: User, name: str, selection: str, reason: str = "") -> Iterator[OperatorAction]:
+def recorded(user: User, name: str, selection: str, reason: str = "") -> Iterator[OperatorAction]:
     """The record is there before anything changes, and goes when nothing was changed."""
     alias = get_settings().database
     action = OperatorAction(action=name, operator=user.get_username()[:150], reason=reason, selection=selection)

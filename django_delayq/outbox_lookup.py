@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
@@ -11,7 +12,7 @@ from django.db import transaction
 
 from . import archive, outbox
 from .conf import get_settings
-from .exceptions import DelayQError, MessageRunning
+from .exceptions import DelayQError, MessageChanged, MessageRunning
 from .message import EXPIRES_WITH_DUE, STAMP, Found, State
 from .models import OutboxMessage, OutboxStatus
 from .store import get_store
@@ -81,24 +82,31 @@ def reschedule(topic: str, identity: bytes, when: str, *, only_waiting: bool = F
                 return due_ms
             if word == "DONE" or archive.is_archived(identity, row.enqueued_at_us):  # an exactly_once task has run
                 return None
-            first = outbox.record_of(row)
-            row.enqueued_at_us += 1
-            # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
-            transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
+            _begin_anew(row, partition)
         _move(row, _due_ms(when))
-        row.status, row.relay_at_ms = OutboxStatus.WAITING, max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
+        row.relay_at_ms = max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
         row.save(using=row._state.db)
         return row.due_at_ms
 
 
+def _begin_anew(row: OutboxMessage, partition: Partition) -> None:
+    """Another life for a message that Redis does not have: the relay sends it, and nobody the one before."""
+    first = outbox.record_of(row)
+    row.enqueued_at_us += 1
+    row.status, row.relay_at_ms = OutboxStatus.WAITING, max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
+    # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
+    transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
+
+
 def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
-    """Whoever is about to send the message with its first due time comes too late; what was sent is moved."""
-    identity = row.message_id.bytes
+    """Whoever is about to send the message as it was comes too late; what was sent meanwhile is changed too."""
+    identity, store = row.message_id.bytes, get_store()
     try:
-        if get_store().bury(partition, identity, first, None) == "LIVE":
-            get_store().reschedule(partition, identity, str(row.due_at_ms))
+        if store.bury(partition, identity, first, None) == "LIVE":
+            store.reschedule(partition, identity, str(row.due_at_ms))
+            store.edit(partition, identity, first, first[: STAMP.size] + bytes(row.record))
     except DelayQError as error:
-        logger.warning("message %s may still run at its first due time: %s", identity.hex(), error)
+        logger.warning("message %s may still run as it was before: %s", identity.hex(), error)
 
 
 def reschedule_unsent(topic: str, identity: bytes, when: str) -> tuple[int, Outgoing | None] | None:
@@ -130,7 +138,7 @@ def follow(topic: str, identity: bytes, due_ms: int) -> None:
 def edit(topic: str, identity: bytes, change: Callable[[bytes], bytes], *, only_waiting: bool = False) -> bool:
     """Change the record of a message that is only here, or that Redis has lost. False when there is none.
 
-    `only_waiting` asks nothing of Redis. Raises MessageRunning and what `change` raises.
+    `only_waiting` asks nothing of Redis. Raises MessageChanged and what `change` raises.
     """
     with transaction.atomic(using=get_settings().database):
         row = _lock(topic, identity)
@@ -139,13 +147,14 @@ def edit(topic: str, identity: bytes, change: Callable[[bytes], bytes], *, only_
         if row.status == OutboxStatus.SENT:
             if only_waiting:
                 return False
-            _, word = outbox.standing(row)
+            partition, word = outbox.standing(row)
             if word == "DONE" or archive.is_archived(identity, row.enqueued_at_us):
                 return False
-            if word == "LIVE":  # the relay has sent it between our look into Redis and the lock, and it runs perhaps
-                raise MessageRunning
+            if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
+                raise MessageChanged
+            _begin_anew(row, partition)
         row.record = change(outbox.record_of(row))[STAMP.size :]
-        row.save(using=row._state.db, update_fields=["record"])
+        row.save(using=row._state.db)
         return True
 
 
@@ -163,14 +172,16 @@ def withdraw(topic: str, identity: bytes) -> None:
         end([row])
 
 
-def purge(topic: str, reason: str) -> Iterator[Sequence[str]]:
-    """End what waits only here now, in batches of 500, each a transaction. Gives the ids of each batch."""
+def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[str]]:
+    """End what waits only here now, at most so many, in batches of 500, each a transaction. Gives the ids of each."""
     waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING)
     newest = waiting.order_by("-id").values_list("id", flat=True).first()
-    while newest is not None:
+    while newest is not None and most > 0:
+        size = int(min(BATCH, most))
         with transaction.atomic(using=get_settings().database):
-            rows = list(waiting.filter(id__lte=newest).select_for_update().order_by("id")[:BATCH])
+            rows = list(waiting.filter(id__lte=newest).select_for_update().order_by("id")[:size])
             end(rows, reason)
+        most -= len(rows)
         if rows:
             yield [row.message_id.hex for row in rows]
         if len(rows) < BATCH:

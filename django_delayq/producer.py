@@ -120,9 +120,11 @@ def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | Non
 def edit(topic: str, message_id: str | UUID | bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Give a waiting message other arguments. Raises MessageNotFound, MessageRunning, MessageChanged, InvalidMessage.
 
-    Not for a message that an open transaction has yet to send.
+    What an open transaction has yet to send is refused too.
     """
     identity = _identity(topic, None, message_id)
+    if pending.find(topic, identity):
+        raise InvalidMessage("This message is sent when the open transaction commits: edit it after that.")
 
     def change(record: bytes) -> bytes:
         return edited(record, args, kwargs)

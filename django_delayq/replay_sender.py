@@ -55,7 +55,10 @@ class Sender:
         self._walk = walk
         self._delay_ms, self._rate, self._edit = delay_ms, rate, edit
         self._settings = get_settings()
-        self._began_ms = -(-get_store().now_us() // 1000)
+        self.began_ms = -(-get_store().now_us() // 1000)
+        """From when on the rate counts."""
+        self.sent_before = 0
+        """Messages that were sent since then, before this walk."""
         self._table = OutboxMessage.objects.using(walk.alias)
 
     def send(self, locked: Sequence[Any]) -> int:
@@ -137,7 +140,7 @@ class Sender:
     def _when(self, number: int) -> str:
         if self._rate is None:
             return f"+{self._delay_ms}"
-        return str(self._began_ms + self._delay_ms + math.ceil(number * 1000 / self._rate))
+        return str(self.began_ms + self._delay_ms + math.ceil((self.sent_before + number) * 1000 / self._rate))
 
     def _insert(self, items: Mapping[int, Item]) -> dict[int, UUID]:
         """Returns the ids of the messages by those of their origins."""

@@ -73,7 +73,10 @@ class Walk:
         self.count = 0
         self.skipped: Counter[str] = Counter()
         self.table: Rows = ArchivedMessage.objects.using(self.alias)
-        self._after = after
+        self._looked = after
+        """Rows up to this id are dealt with, skipped ones too."""
+        self.on_page: Callable[[], object] = bool
+        """Called before each query for rows: a long walk may find nothing to change for a while."""
         newest = self.table.order_by("-pk").values_list("pk", flat=True).first() if last is None else last
         self.last: int = newest or 0
         """What dies after the beginning is not of the selection: else a task that always fails had us here for ever."""
@@ -94,7 +97,7 @@ class Walk:
             with transaction.atomic(using=self.alias):
                 ledger.open()
                 count = change(self._lock(pks))
-                ledger.enter(count, pks[-1], self.skipped)
+                ledger.enter(count, self._looked, self.skipped)
             self.count += count
             ledger.action.count += count
             tell(self._so_far(ledger))
@@ -108,11 +111,13 @@ class Walk:
 
     def candidates(self) -> Iterator[int]:
         """The ids of the rows to change."""
-        after, more = self._after, True
+        after, more = self._looked, True
         while more:
+            self.on_page()
             page = self.rows.filter(pk__gt=after, pk__lte=self.last).values_list(*_STANDING)[:PAGE]
             found = list(page)
             for pk, *standing in found:
+                self._looked = pk
                 if not self.skip(self._standing(*standing)):
                     yield pk
             more = len(found) == PAGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -23,8 +22,7 @@ Rows = QuerySet[ArchivedMessage]
 MOST_IDS = 1_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Every part that is given narrows it down; an empty one is the whole archive."""
 
     state: str = ""
@@ -34,7 +32,8 @@ class Selection:
     topic: str = ""
     task: str = ""
     error: str = ""
-    """Class of the error, in full or its last part, or the row's reason."""
+    """Class of the error, in full or its last part, or the row's reason. With = before it: just this class, or of
+    rows without one just this reason."""
     since: datetime | None = None
     """Finished then or later; aware."""
     until: datetime | None = None
@@ -67,7 +66,7 @@ class Selection:
 
     def narrowed(self, **changes: Any) -> Selection:
         """The same with other parts. Raises InvalidMessage."""
-        return replace(self, **changes)
+        return msgspec.structs.replace(self, **changes)
 
     def rows(self) -> Rows:
         """The rows, without an order. Nothing here looks at a body."""
@@ -77,8 +76,10 @@ class Selection:
         rows = rows.filter(**{name: value for name, value in equal.items() if value})
         if self.open:
             rows = rows.filter(state=Final.DEAD, replayed_at=None, discarded_at=None)
-        if self.error:
-            error = self.error
+        if self.error.startswith("="):
+            error = self.error[1:]
+            rows = rows.filter(Q(error_class=error) | Q(error_class="", reason=error))
+        elif error := self.error:
             rows = rows.filter(Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error))
         if self.message_id:
             rows = rows.filter(message_id=self.message_id)

@@ -81,6 +81,9 @@ class Call:
 class DelayedTask(Generic[P, R]):
     """A function that can be enqueued. Calling it calls the function."""
 
+    do_not_call_in_templates = True
+    """Django calls what can be called: a task in a template's context would run."""
+
     def __init__(self, definition: Definition, options: Options) -> None:
         self.definition = definition
         self.options = options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -113,19 +114,20 @@ def purge_topic(topic: str, *, reason: str = "purged") -> int:
     return sum(purge_batches(topic, reason))
 
 
-def purge_batches(topic: str, reason: str) -> Iterator[int]:
-    """purge_topic() step by step: gives how many messages each batch of at most 500 has ended."""
+def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[int]:
+    """purge_topic() step by step, of at most so many messages: gives how many each batch of up to 500 has ended."""
     store = get_store()
     for partition in store.partitions.all(check_topic(topic)):
         # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for ever.
-        left = store.stats(partition).waiting
-        while left > 0 and (ids := store.purge(partition, min(left, BATCH), reason)):
+        left = min(store.stats(partition).waiting, most)
+        while left > 0 and (ids := store.purge(partition, int(min(left, BATCH)), reason)):
             signals.report(signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids])
             left -= len(ids)
+            most -= len(ids)
             yield len(ids)
     from . import outbox_lookup  # not above: models need the apps, and this module is part of the package's face
 
-    for kept in outbox_lookup.purge(topic, reason):
+    for kept in outbox_lookup.purge(topic, reason, most):
         signals.report(signals.cancelled, topic, [signals.Event(message_id, reason=reason) for message_id in kept])
         yield len(kept)
 

@@ -85,7 +85,9 @@ def test_archiver_alone_archives_and_runs_nothing(run_delayq: Any) -> None:
     assert ArchivedMessage.objects.get().state == "acked"
 
 
-@pytest.mark.parametrize(("args", "names"), [([], ["archiver", "relay", "reconciler", "bulk"]), (["--no-archiver"], [])])
+@pytest.mark.parametrize(
+    ("args", "names"), [([], ["archiver", "relay", "reconciler", "bulk"]), (["--no-archiver"], [])]
+)
 def test_worker_hosts_the_services_of_sql(
     run_delayq: Any, monkeypatch: pytest.MonkeyPatch, args: list[str], names: list[str]
 ) -> None:

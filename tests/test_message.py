@@ -208,8 +208,8 @@ def test_a_garbage_record_is_undecodable_and_nothing_else(raw: bytes) -> None:
 # What JSON cannot carry is refused at the door
 
 UNFIT = [
-    Decimal(1), datetime(2025, 1, 1), b"x", {1, 2}, frozenset(), uuid.uuid4(), object(), 1j, float("nan"), float("inf"),
-    -float("inf"), {1: 2}, {None: 1}, {"a": b""}, [[{"a": (b"",)}]], "\ud800",
+    Decimal(1), datetime(2025, 1, 1), b"x", {1, 2}, frozenset(), uuid.UUID(int=1), object, 1j, float("nan"),
+    float("inf"), -float("inf"), {1: 2}, {None: 1}, {"a": b""}, [[{"a": (b"",)}]], "\ud800",
 ]  # fmt: skip
 
 

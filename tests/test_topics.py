@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -241,6 +242,19 @@ def test_listing_shows_state_priority_and_attempts(delayq: RedisStore) -> None:
         ([2], State.DELAYED, 0, Priority.NORMAL),
     ]
     assert listed[1].id == handle.id
+
+
+def test_listing_shows_the_runs_that_have_ended(delayq: RedisStore) -> None:
+    handle = due.enqueue(1)
+    for number in range(2):
+        (lease,) = delayq.claim(DEFAULT, 1).leases
+        delayq.nack(DEFAULT, [(lease, 0, True, json.dumps({"outcome": "retried", "error": f"E{number}"}).encode())])
+        delayq.reschedule(DEFAULT, handle.identity, "1000000000000")
+    for message in (list_messages("default").messages[0], handle.get()):
+        assert message is not None
+        assert [(run["outcome"], run["error"]) for run in message.runs] == [("retried", "E0"), ("retried", "E1")]
+    later.enqueue(2)
+    assert list_messages("default").messages[1].runs == ()
 
 
 def test_listing_of_an_empty_topic(delayq: RedisStore) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..exceptions import DelayQError, NotPermitted, StoreError
+from ..exceptions import DelayQError, NotPermitted, OutcomeUnknown, StoreError, StoreUnavailable
 from ..models import Dashboard
 
 View = Callable[..., HttpResponseBase]
@@ -32,6 +34,16 @@ TABS = (
     ("operator_actions", _("Operator actions")),
     ("schedule", _("Schedule")),
 )
+
+
+#: The tab that other pages lie under.
+_UNDER = {
+    "topic": "changelist",
+    "message": "changelist",
+    "archived": "archive",
+    "bulk": "bulk_list",
+    "bulk_new": "bulk_list",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,10 @@ def action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
 
 def urls(site: AdminSite) -> list[URLPattern]:
     """All addresses, for one admin site."""
-    return [path(one.route, site.admin_view(_guarded(one, site)), name=_full(one.name)) for one in _pages]
+    # Outside of a transaction of ATOMIC_REQUESTS: what an enqueue refuses is to be seen here, and a record of what was
+    # done must not go when the page fails.
+    views = {one: transaction.non_atomic_requests(site.admin_view(_guarded(one, site))) for one in _pages}
+    return [path(one.route, view, name=_full(one.name)) for one, view in views.items()]
 
 
 def url(request: HttpRequest, name: str, **arguments: Any) -> str:
@@ -99,12 +114,13 @@ def url(request: HttpRequest, name: str, **arguments: Any) -> str:
 def show(request: HttpRequest, template: str, title: str, *, status: int = 200, **context: Any) -> TemplateResponse:
     """A page of ours inside the admin's frame. `template` lies in templates/django_delayq/."""
     site: AdminSite = request.delayq_site  # type: ignore[attr-defined]
-    tabs = [(url(request, name), text, name) for name, text in TABS]
+    tabs = [(url(request, name), text, name) for name, text in TABS if _may(request, name)]
     frame = {**site.each_context(request), "opts": Dashboard._meta, "title": title, "delayq_tabs": tabs}
     frame["delayq_may"] = {
         codename: request.user.has_perm(f"django_delayq.{codename}") for codename, _ in Dashboard._meta.permissions
     }
-    frame["delayq_tab"] = str(request.resolver_match and request.resolver_match.url_name).removeprefix(_full(""))
+    name = str(request.resolver_match and request.resolver_match.url_name).removeprefix(_full(""))
+    frame["delayq_tab"] = _UNDER.get(name, name)
     response = TemplateResponse(request, f"django_delayq/{template}", {**frame, **context}, status=status)
     response["Cache-Control"] = "no-store"
     return response
@@ -118,6 +134,11 @@ def back(request: HttpRequest, fallback: str = "changelist", **arguments: Any) -
     return redirect(target)
 
 
+def _may(request: HttpRequest, name: str) -> bool:
+    one = next(page for page in _pages if page.name == name)
+    return all(request.user.has_perm(f"django_delayq.{codename}") for codename in one.permissions)
+
+
 def _full(name: str) -> str:
     return f"{Dashboard._meta.app_label}_{Dashboard._meta.model_name}_{name}"
 
@@ -126,13 +147,15 @@ def _guarded(one: Page, site: AdminSite) -> View:
     @wraps(one.view)
     def view(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
         request.current_app, request.delayq_site = site.name, site  # type: ignore[attr-defined]
-        if not all(request.user.has_perm(f"django_delayq.{codename}") for codename in one.permissions):
+        if not _may(request, one.name):
             raise PermissionDenied
         if request.method not in one.methods:
             return HttpResponseNotAllowed(one.methods)
         try:
             return one.view(request, **arguments)
         except StoreError as error:
-            return show(request, "away.html", str(_("Redis is away")), status=503, problem=str(error))
+            away = isinstance(error, StoreUnavailable | OutcomeUnknown)
+            title = gettext("Redis is away") if away else gettext("Redis gave an answer that nobody expected")
+            return show(request, "away.html", title, status=503, problem=str(error))
 
     return view

@@ -8,23 +8,33 @@ import django.db.models.deletion
 from django.db import migrations, models
 from django.db.models import Q
 
-#: What the page of dead letters reads. Not in the model: a partial index costs the archiver nothing for the many rows
-#: that are not dead, but MariaDB has none, and Django would say so at each migrate.
-OPEN_DEAD_LETTERS = models.Index(
-    fields=["finished_at", "topic", "task", "error_class"],
-    condition=Q(state="dead", replayed_at=None, discarded_at=None),
-    name="delayq_archive_open",
-)
+#: What the pages read of rows that are not acked: a list with any filters is answered by the first one alone, the groups
+#: of dead letters by the second. Not in the model: partial indexes cost the archiver nothing for the many rows that are
+#: acked, but MariaDB has none, and Django would say so at each migrate.
+PARTIAL = [
+    models.Index(
+        fields=["finished_at", "id", "state", "topic", "task", "error_class", "reason", "replayed_at", "discarded_at"],
+        condition=~Q(state="acked"),
+        name="delayq_archive_others",
+    ),
+    models.Index(
+        fields=["finished_at", "topic", "task", "error_class", "reason"],
+        condition=Q(state="dead", replayed_at=None, discarded_at=None),
+        name="delayq_archive_open",
+    ),
+]
 
 
-def add_index(apps: Any, schema_editor: Any) -> None:
+def add_indexes(apps: Any, schema_editor: Any) -> None:
     if schema_editor.connection.features.supports_partial_indexes:
-        schema_editor.add_index(apps.get_model("django_delayq", "ArchivedMessage"), OPEN_DEAD_LETTERS)
+        for index in PARTIAL:
+            schema_editor.add_index(apps.get_model("django_delayq", "ArchivedMessage"), index)
 
 
-def remove_index(apps: Any, schema_editor: Any) -> None:
+def remove_indexes(apps: Any, schema_editor: Any) -> None:
     if schema_editor.connection.features.supports_partial_indexes:
-        schema_editor.execute(f"DROP INDEX IF EXISTS {OPEN_DEAD_LETTERS.name}")
+        for index in PARTIAL:
+            schema_editor.execute(f"DROP INDEX IF EXISTS {index.name}")
 
 
 class Migration(migrations.Migration):
@@ -98,6 +108,7 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
                 ("started_at", models.DateTimeField(null=True, verbose_name="started at")),
                 ("finished_at", models.DateTimeField(null=True, verbose_name="finished at")),
+                ("token", models.UUIDField(null=True, verbose_name="token")),
                 (
                     "action",
                     models.ForeignKey(
@@ -112,7 +123,12 @@ class Migration(migrations.Migration):
                 "verbose_name": "bulk operation",
                 "verbose_name_plural": "bulk operations",
                 "indexes": [models.Index(fields=["status", "id"], name="delayq_bulk_status")],
+                "constraints": [models.UniqueConstraint(fields=("token", "dry_run"), name="delayq_bulk_token")],
             },
         ),
-        migrations.RunPython(add_index, remove_index),
+        migrations.AddIndex(
+            model_name="outboxmessage",
+            index=models.Index(fields=["topic", "status", "due_at_ms", "id"], name="delayq_outbox_due"),
+        ),
+        migrations.RunPython(add_indexes, remove_indexes),
     ]

@@ -68,7 +68,9 @@ class BulkOperation(models.Model):
     selection = models.TextField(_("selection"))
     """JSON of a Selection (selection.py)."""
     options = models.TextField(_("options"), default="{}")
-    """JSON: delay (seconds), rate (messages per second), force."""
+    """JSON: delay (seconds), rate (messages per second), began_ms (from when on the rate counts)."""
+    token = models.UUIDField(_("token"), null=True)
+    """Of the form that ordered it: sent twice, it counts once."""
     operator = models.CharField(_("operator"), max_length=150)
     reason = models.TextField(_("reason"), blank=True)
     status = models.CharField(_("status"), max_length=9, choices=BulkStatus.choices, default=BulkStatus.WAITING)
@@ -98,6 +100,7 @@ class BulkOperation(models.Model):
         verbose_name = _("bulk operation")
         verbose_name_plural = _("bulk operations")
         indexes = [models.Index(fields=["status", "id"], name="delayq_bulk_status")]
+        constraints = [models.UniqueConstraint(fields=["token", "dry_run"], name="delayq_bulk_token")]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.pk} ({self.status})"

@@ -48,6 +48,7 @@ class OutboxMessage(models.Model):
         indexes = [
             models.Index(fields=["status", "relay_at_ms"], name="delayq_outbox_relay"),
             models.Index(fields=["status", "id"], name="delayq_outbox_status"),
+            models.Index(fields=["topic", "status", "due_at_ms", "id"], name="delayq_outbox_due"),
         ]
 
     def __str__(self) -> str:

@@ -71,15 +71,15 @@ class Looking(Registry):
         """stats() of several partitions in one round trip."""
         return [_stats(answer) for answer in self.read_all([Read("stats", one) for one in partitions])]
 
-    def forecast(self, partition: Partition, offsets_ms: Sequence[int]) -> Sequence[int]:
-        """How many waiting messages are due by each instant (ms from now, 100 at most)."""
-        counts: list[int] = self.call("forecast", partition, offsets_ms)
+    def forecast(self, partition: Partition, instants_ms: Sequence[int]) -> Sequence[int]:
+        """How many waiting messages are due before each instant (100 at most)."""
+        counts: list[int] = self.call("forecast", partition, instants_ms)
         return counts[1:]
 
-    def snapshot(self, partitions: Sequence[Partition], offsets_ms: Sequence[int], samples: int) -> Snapshot:
+    def snapshot(self, partitions: Sequence[Partition], instants_ms: Sequence[int], samples: int) -> Snapshot:
         """All that the overview needs, in one round trip: stats and forecast of each partition, heartbeats, newest
         samples, and the partitions that are in use."""
-        reads = [Read(name, one, offsets_ms if name == "forecast" else ()) for one in partitions for name in _BOTH]
+        reads = [Read(name, one, instants_ms if name == "forecast" else ()) for one in partitions for name in _BOTH]
         plain = [
             Read("HGETALL", None, (keys.workers_key(self.prefix),)),
             Read("HKEYS", None, (keys.quiet_key(self.prefix),)),

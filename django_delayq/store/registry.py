@@ -28,21 +28,17 @@ class Registry(Link):
     def pause(self, topic: str, note: str, until_ms: int | None = None) -> None:
         """Nothing of the topic is claimed from now on, at most until then. `note` (JSON) says who, when and why."""
         for partition in self.partitions.all(topic):
-            meta = keys.meta_key(self.prefix, partition)
-            if until_ms is None:
-                self.command("HDEL", meta, "paused_until")
-            self.command("HSET", meta, "paused", note, *(() if until_ms is None else ("paused_until", until_ms)))
-            self._wake(partition)  # its dispatchers learn when it ends
+            # One command: what a full Redis refuses changes nothing.
+            fields = ("paused", note, "paused_until", "" if until_ms is None else until_ms)
+            self.command("HSET", keys.meta_key(self.prefix, partition), *fields)
+            # Its dispatchers learn when it ends.
+            self.command("HINCRBY", keys.meta_key(self.prefix, partition), "wakeups", 1)
+            self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{partition}:0")
 
     def resume(self, topic: str) -> None:
         """The topic goes on; its dispatchers are told."""
         for partition in self.partitions.all(topic):
-            self.command("HDEL", keys.meta_key(self.prefix, partition), "paused", "paused_until")
-            self._wake(partition)
-
-    def _wake(self, partition: Partition) -> None:
-        self.command("HINCRBY", keys.meta_key(self.prefix, partition), "wakeups", 1)
-        self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{partition}:0")
+            self.call("resume", partition, ())
 
     def register_topic(self, topic: str, count: int) -> set[int]:
         """Say that the topic has `count` partitions; returns every number it has had."""

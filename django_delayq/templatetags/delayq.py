@@ -59,7 +59,8 @@ def amount(number: float | None) -> str:
     """A count or a rate, with separators."""
     if number is None:
         return "–"
-    return formats.number_format(round(number, 1 if isinstance(number, float) and number < 100 else 0), force_grouping=True)
+    shown = round(number, 1) if isinstance(number, float) and number < 100 else round(number)
+    return formats.number_format(shown, force_grouping=True)
 
 
 @register.filter

@@ -103,9 +103,10 @@ class Dispatcher(Service):
         self._take_hints()
         self._sweep()
         self._give_back()
-        if self.quiet:
+        busy = self.quarantine.busy()
+        if self.quiet and not busy:
             return max(0.0, self._sweep_at - time.monotonic())
-        waiting = True if self.quarantine.busy() else self._serve()
+        waiting = busy or self._serve()
         if self._pool.stuck:
             self._pool.kick()
             return KICK

@@ -30,18 +30,20 @@ class Heartbeat(Service):
         self._worker = shared.name
         self._figures = figures
         self._set_quiet = set_quiet
+        self._told = False
         self._beats = 0
 
     def look(self) -> None:
         """Somebody may have told workers to claim nothing, or to go on: look at once."""
-        self._beats = 0
+        self._told = True
         self.sleeper.wake()
 
     def run_once(self) -> float:
         """Write the heartbeat."""
         now_ms = self._store.clock_ms()
         self._clock.sync(int(now_ms * 1000))  # also notices when Redis' clock was set while nothing was claimed
-        if self._beats % 6 == 0:  # hints may be lost
+        if self._told or self._beats % 6 == 0:  # hints may be lost
+            self._told = False  # before the question: who tells it meanwhile is heard the next time
             self._set_quiet(self._store.is_quiet(self._worker))
         self._store.beat(self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()}))
         if self._beats % 6 == 0:

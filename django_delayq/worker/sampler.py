@@ -10,6 +10,7 @@ from ..store.redis import RedisStore
 from ..store.registry import SAMPLE_MS
 from .service import Service
 
+
 class Sampler(Service):
     """Every worker tries, one of them does it."""
 

@@ -31,6 +31,7 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.find(PARTITION, [message_id])
     yield lambda: store.list(PARTITION, 1, (1, b""), 5)
     yield lambda: store.reschedule(PARTITION, cancelled, "+2000")
+    yield lambda: store.edit(PARTITION, cancelled, *edited(store, cancelled))
     yield lambda: store.cancel(PARTITION, [cancelled])
     yield lambda: store.nack(PARTITION, [(claim(store, message_id), 0, False, DETAIL)])
     yield lambda: store.reschedule(PARTITION, message_id, "5")
@@ -62,9 +63,18 @@ def archiving(store: RedisStore) -> Iterator[Callable[[], Any]]:
 def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """What changes no message."""
     yield lambda: store.stats(PARTITION)
+    yield lambda: store.forecast(PARTITION, [0, 60_000])
+    yield lambda: store.all_stats([PARTITION])
     yield lambda: store.pause("orders", "{}")
+    yield lambda: store.pause("orders", "{}", 9_000_000_000_000)
     yield lambda: store.resume("orders")
     yield store.topics
+    yield store.takes_sample
+    yield lambda: store.add_sample("{}")
+    yield lambda: store.quiet("worker", "ops")
+    yield lambda: store.is_quiet("worker")
+    yield lambda: store.snapshot([PARTITION], [0], 5)
+    yield lambda: store.unquiet("worker")
     yield lambda: store.beat("worker", "{}")
     yield store.heartbeats
     yield lambda: store.forget_worker("worker")
@@ -72,6 +82,13 @@ def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.counters([PARTITION])
     yield lambda: store.oldest_lease_ms(PARTITION)
     yield store.clock_ms
+
+
+def edited(store: RedisStore, message_id: bytes) -> tuple[bytes, bytes]:
+    """The record of a waiting message, and the same with other arguments."""
+    (found,) = store.find(PARTITION, [message_id])
+    assert found
+    return found.record, found.record + b" "
 
 
 def take_over_at_once(stream: FinishedStream) -> None:

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from django_delayq.exceptions import MessageNotFound, MessageRunning
-from django_delayq.message import DURABLE, Attempts, Priority, Record
+from django_delayq.message import DURABLE, HEADER_END, Attempts, Priority, Record
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
@@ -111,6 +111,38 @@ class StoreMachine(RuleBasedStateMachine):
             assert known is not None and known.token is None
             assert moved == int(when)
             known.due = int(when)
+
+    @rule(message_id=ids, body=bodies)
+    def edit(self, message_id: bytes, body: bytes) -> None:
+        """Other arguments for what waits; a running message and its follower stay as they are."""
+        known, before = self.model.live.get(message_id), self._dump()
+        record = before["messages"].get(message_id, bytes(HEADER_END))
+        after = record[:HEADER_END] + body
+        word = self.store.edit(PARTITION, message_id, record, after)
+        if known is None:
+            assert word == "NOT_FOUND"
+        elif known.token is not None:
+            assert word == ("OK" if known.body == body else "RUNNING")
+        else:
+            assert word == "OK"
+            known.body = body
+            before["messages"][message_id] = after
+        assert self._dump() == before
+        assert self.store.edit(PARTITION, message_id, record, after) == word
+        assert self._dump() == before
+
+    @rule(end=st.sampled_from([None, int(WHENS[-1])]))
+    def a_pause_holds_what_is_due(self, end: int | None) -> None:
+        """It is resumed, or its end comes: what is claimed next is what would have been claimed before."""
+        self.store.pause(PARTITION.topic, "{}", end)
+        before = self._dump()
+        claimed = self.store.claim(PARTITION, 3)
+        assert (claimed.leases, claimed.over, claimed.next_due_ms, claimed.paused) == ([], [], end, True)
+        assert self._dump() == before
+        if end is None:
+            self.store.resume(PARTITION.topic)
+        else:
+            self.store.command("HSET", factories.key(self.store, "meta"), "paused_until", WHENS[0])
 
     @rule(limit=st.integers(0, 1))
     def purge(self, limit: int) -> None:

@@ -99,7 +99,7 @@ MUTATIONS = [
     Mutation("shared/due", "if not records[i] then state", "if false then state"),
     # claim and enqueue
     Mutation("claim", "redis.call('ZREM', lane, unpack(taken[i]))", "local _ = 0"),
-    Mutation("claim", "if meta[2] then return", "if false then return"),
+    Mutation("claim", "if held then return", "if false then return"),
     Mutation("claim", "math.min(attempt + 1, 65535)", "attempt"),
     Mutation("claim", "(old and string.sub(old, 11, 16) or first_claim)", "first_claim"),
     Mutation("claim", "(whole and struct.unpack('>I4', record, 16) or 60000)", "struct.unpack('>I4', record, 16)"),
@@ -108,6 +108,26 @@ MUTATIONS = [
     Mutation("enqueue", "redis.call('ZREM', replaced[i], replaced[i + 1])\n", ""),
     Mutation("enqueue", "redis.call('HDEL', ATTEMPTS, replaced[i + 1])\n", ""),
     Mutation("enqueue", "(#records - #replaced) / 2", "#records / 2"),
+    # A pause that ends
+    Mutation("claim", "if till and till <= NOW then", "if till and till < NOW then"),
+    Mutation("claim", "if till and till <= NOW then", "if till and till <= NOW + 1 then"),
+    Mutation("claim", "if till and till <= NOW then", "if false then"),
+    Mutation("claim", "redis.call('HDEL', META, 'paused', 'paused_until')", "redis.call('HDEL', META, 'paused')"),
+    Mutation("claim", "redis.call('HDEL', META, 'paused', 'paused_until')", "local _ = 0"),
+    Mutation("claim", "redis.call('HDEL', META, 'paused',", f"{REFUSED} redis.call('HDEL', META, 'paused',"),
+    Mutation("claim", "held, till = false, nil", "held = false"),
+    Mutation("claim", "held, till = false, nil", "till = nil"),
+    Mutation("claim", "return {NOW_US, till or '',", "return {NOW_US, '',"),
+    # edit
+    Mutation("edit", "if not record then return 'NOT_FOUND' end\n", ""),
+    Mutation("edit", "if record == after then return 'OK' end\n", ""),
+    Mutation("edit", "if not redis.call('ZSCORE', lane_of(record), id) then return 'RUNNING' end\n", ""),
+    Mutation("edit", "lane_of(record)", "NORMAL"),
+    Mutation("edit", "if record ~= before then return 'CHANGED' end\n", ""),
+    Mutation("edit", "redis.call('HSET', MESSAGES, id, after)\n", ""),
+    Mutation("edit", "redis.call('HSET', MESSAGES, id, after)", "redis.call('HSET', ATTEMPTS, id, after)"),
+    Mutation("edit", "redis.call('HSET', MESSAGES, id, after)\n", "redis.call('HSET', MESSAGES, id, after)\n"
+        "redis.call('HINCRBY', META, 'wakeups', 1)\n"),
     # What is told of an end, and remembered of a durable one
     Mutation("shared/finish", ">= 128", ">= 256"),
     Mutation("shared/finish", "    redis.call('HSET', META, 'done:' .. id, string.sub(record, 1, 8))\n", ""),
@@ -123,8 +143,8 @@ MUTATIONS = [
     Mutation("shared/finish", "or archive == 'dead' and state ~= 'dead' then", "then"),
     Mutation("shared/finish", "archive == 'dead' and state ~= 'dead' then", "archive == 'dead' then"),
     Mutation("claim", ">= tonumber(ARGV[5]) then", "> tonumber(ARGV[5]) then"),
-    Mutation("claim", "meta[2] = meta[2] or 'UNARCHIVED'", "meta[2] = 'UNARCHIVED'"),
-    Mutation("claim", "meta[2] = meta[2] or 'UNARCHIVED'", "meta[2] = meta[2]"),
+    Mutation("claim", "held = held or 'UNARCHIVED'", "held = 'UNARCHIVED'"),
+    Mutation("claim", "held = held or 'UNARCHIVED'", "held = held"),
     Mutation("claim", ".. (old and string.sub(old, 33) or '')", ""),
     Mutation("reclaim", "rep('\\0', 16) .. string.sub(entry, 33)", "rep('\\0', 16)"),
     Mutation(
@@ -185,6 +205,11 @@ MUTATIONS = [
     Mutation("list", "'(' .. after_due", "after_due"),
     Mutation("find", "tonumber(due) <= NOW and 'ready' or 'delayed'", "'ready'"),
     Mutation("leases", "string.sub(entry, 17, 32) == token", "true"),
+    Mutation("forecast", "for _, lane in ipairs(LANES) do", "for _, lane in ipairs({NORMAL}) do"),
+    Mutation("forecast", "'-inf', '(' .. instant)", "NOW, '(' .. instant)"),
+    Mutation("forecast", "'(' .. instant", "instant"),
+    Mutation("forecast", "count = count + redis.call", "count = redis.call"),
+    Mutation("forecast", "counts[i + 1] = count", "counts[i] = count"),
     Mutation("stats", "redis.call('ZCOUNT', lane, '-inf', NOW)", "redis.call('ZCARD', lane)"),
 ]  # fmt: skip
 

@@ -29,14 +29,15 @@ from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
-READING = {"find", "leases", "list", "lives", "stats"}
+READING = {"find", "forecast", "leases", "list", "lives", "stats"}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/operations.md shows the same.
 ACL = (
-    "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+hincrby", "+exists",
+    "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hset", "+hdel", "+hincrby",
+    "+exists", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
     "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
-    "+xadd", "+xlen", "+xdel", "+xack", "+xreadgroup", "+xautoclaim", "+xgroup|create", "+xgroup|delconsumer",
-    "+xinfo|consumers", "+publish", "+sadd", "+smembers", "+subscribe",
+    "+xadd", "+xlen", "+xdel", "+xack", "+xrevrange", "+xreadgroup", "+xautoclaim", "+xgroup|create",
+    "+xgroup|delconsumer", "+xinfo|consumers",
 )  # fmt: skip
 #: Connection commands of redis-py and its cluster client.
 ACL_OF_CLIENT = ("+ping", "+client", "+select", "+info", "+command", "+cluster|slots", "+cluster|shards")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from django_delayq.worker.shared import Shared
 from tests.faults import lost_answers, scripts_run
 from tests.tasks import crowd, noop, record, remind
 from tests.worker.conftest import Heard
-from tests.worker.moving import LONG_AGO, counters
+from tests.worker.moving import LONG_AGO, counters, end_lease
 
 DEFAULT = Partition("default", 0)
 
@@ -375,3 +376,121 @@ def test_many_due_messages_are_claimed_quickly(dispatcher: Dispatcher, pool: Tak
     assert len(pool.fed) == 1000
     assert scripts_run(delayq) - before < 30
     assert time.monotonic() - begun < 5
+
+
+# A pause that ends
+
+
+def test_wakes_by_itself_when_a_pause_ends_without_any_hint(
+    dispatcher: Dispatcher, pool: Takes, shared: Shared, settings: Any
+) -> None:
+    due(1)
+    settle_down(dispatcher)
+    pool.fed.clear()
+    until = datetime.fromtimestamp(shared.clock.now_ms() / 1000 + 0.5, tz=timezone.utc)
+    pause_topic("default", until=until)
+    due(1)
+    dispatcher._sweep_at = 0
+    dispatcher.run_once()
+    dispatcher._sweep_at = time.monotonic() + 3600  # it hears of nothing any more
+    slept = []
+    while not pool.fed and len(slept) < 4:
+        slept.append(dispatcher.run_once())
+        if not pool.fed:
+            dispatcher.sleeper.wait(slept[-1])
+    assert len(pool.fed) == 1
+    assert 0 < slept[0] <= 0.51
+    assert shared.clock.now_ms() / 1000 - until.timestamp() < 1
+
+
+def test_pause_with_an_end_costs_nothing_while_it_lasts(dispatcher: Dispatcher, delayq: RedisStore) -> None:
+    due(1)
+    pause_topic("default", until=datetime.now(tz=timezone.utc) + timedelta(hours=1))
+    settle_down(dispatcher)
+    before = scripts_run(delayq)
+    for _ in range(3):
+        dispatcher._sweep_at = 0
+        assert 0 < dispatcher.run_once() <= 1.0
+    assert scripts_run(delayq) == before
+
+
+def test_later_end_of_a_second_pause_counts(dispatcher: Dispatcher, shared: Shared, pool: Takes) -> None:
+    now = datetime.now(tz=timezone.utc)
+    due(1)
+    pause_topic("default", until=now + timedelta(seconds=60))
+    settle_down(dispatcher)
+    later = now + timedelta(hours=1)
+    pause_topic("default", until=later)
+    dispatcher._sweep_at = 0
+    settle_down(dispatcher)
+    assert dispatcher.agenda.turns[DEFAULT].due_ms == -(-int(later.timestamp() * 1_000_000) // 1000)
+
+
+# Told to claim nothing
+
+
+def test_quiet_worker_claims_nothing_and_costs_no_script(
+    dispatcher: Dispatcher, pool: Takes, delayq: RedisStore
+) -> None:
+    settle_down(dispatcher)
+    dispatcher.set_quiet(True)
+    due(3)
+    dispatcher.hint(DEFAULT, 0)
+    before = scripts_run(delayq)
+    for _ in range(3):
+        dispatcher._sweep_at = 0
+        assert 0 < dispatcher.run_once() <= 1.0
+    assert (pool.fed, scripts_run(delayq)) == ([], before)
+
+
+def test_worker_that_goes_on_finds_what_came_meanwhile(dispatcher: Dispatcher, pool: Takes) -> None:
+    settle_down(dispatcher)
+    dispatcher.set_quiet(True)
+    due(3)
+    dispatcher.run_once()
+    dispatcher.set_quiet(False)
+    settle_down(dispatcher)
+    assert len(pool.fed) == 3
+
+
+def test_worker_that_is_told_so_wakes_at_once_and_says_so_once(
+    dispatcher: Dispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    settle_down(dispatcher)
+    for quiet in (True, True, False, False):
+        dispatcher.set_quiet(quiet)
+    dispatcher.sleeper.wait(3600)  # does not sleep
+    assert [r.getMessage() for r in caplog.records] == ["told to claim nothing", "told to claim again"]
+
+
+def test_first_words_that_nothing_was_told_are_not_said(
+    dispatcher: Dispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher.set_quiet(False)
+    assert caplog.records == []
+
+
+def test_quiet_worker_gives_back_what_waits_too_long_in_its_buffer(
+    dispatcher: Dispatcher, pool: Takes, released: list[Lease]
+) -> None:
+    due(1)
+    settle_down(dispatcher)
+    dispatcher.set_quiet(True)
+    pool.old = list(pool.fed)
+    dispatcher.run_once()
+    assert len(released) == 1
+
+
+def test_suspect_that_a_quiet_worker_holds_runs(dispatcher: Dispatcher, pool: Takes, delayq: RedisStore) -> None:
+    """Else nobody runs it: its lease is extended for as long as the worker is quiet."""
+    due(1)
+    for _ in range(2):
+        (lease,) = delayq.claim(DEFAULT, 1).leases
+        end_lease(delayq, lease)
+        delayq.reclaim(DEFAULT)
+        delayq.reschedule(DEFAULT, lease.id, "1000000000000")
+    dispatcher.run_once()
+    assert (topic_stats("default").leased, pool.fed) == (1, [])
+    dispatcher.set_quiet(True)
+    dispatcher.run_once()
+    assert len(pool.fed) == 1

@@ -54,3 +54,82 @@ def test_memory_is_told_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(module, "open", missing, raising=False)
     assert present / 2 < rss_kb()
+
+
+# Told to claim nothing
+
+
+@pytest.fixture
+def told() -> list[bool]:
+    """What the dispatcher was told."""
+    return []
+
+
+@pytest.fixture
+def listening(shared: Shared, figures: dict[str, Any], told: list[bool]) -> Heartbeat:
+    return Heartbeat(shared, lambda: figures, told.append)
+
+
+def test_first_beat_looks_whether_the_worker_is_quiet(
+    listening: Heartbeat, told: list[bool], delayq: RedisStore
+) -> None:
+    delayq.quiet("host:1:test", "ops")
+    listening.run_once()
+    assert told == [True]
+
+
+def test_another_worker_that_is_quiet_is_no_matter(listening: Heartbeat, told: list[bool], delayq: RedisStore) -> None:
+    delayq.quiet("host:2:test", "ops")
+    listening.run_once()
+    assert told == [False]
+
+
+def test_without_a_hint_it_looks_again_with_the_sixth_beat(
+    listening: Heartbeat, told: list[bool], delayq: RedisStore
+) -> None:
+    listening.run_once()
+    delayq.quiet("host:1:test", "ops")
+    looks = []
+    for _ in range(6):
+        listening.run_once()
+        looks.append(list(told))
+    assert looks == [[False]] * 5 + [[False, True]]
+
+
+def test_hint_makes_it_look_at_once(listening: Heartbeat, told: list[bool], delayq: RedisStore) -> None:
+    for quiet in (True, False, True):
+        listening.run_once()
+        (delayq.quiet if quiet else delayq.unquiet)(*(("host:1:test", "ops") if quiet else ("host:1:test",)))
+        listening.look()
+        listening.sleeper.wait(3600)  # does not sleep
+        listening.run_once()
+        assert told[-1] is quiet
+
+
+def test_hint_during_a_beat_is_not_lost(shared: Shared, told: list[bool], delayq: RedisStore) -> None:
+    def hear() -> dict[str, Any]:
+        if len(told) == 1:
+            delayq.quiet("host:1:test", "ops")
+            heartbeat.look()
+        return {}
+
+    heartbeat = Heartbeat(shared, hear, told.append)
+    heartbeat.run_once()
+    heartbeat.run_once()
+    assert told[:2] == [False, True]
+
+
+def test_beat_goes_on_while_the_worker_is_quiet(
+    listening: Heartbeat, figures: dict[str, Any], delayq: RedisStore
+) -> None:
+    delayq.quiet("host:1:test", "ops")
+    figures["in_flight"] = 9
+    listening.run_once()
+    assert delayq.heartbeats()["host:1:test"]["in_flight"] == 9
+
+
+def test_what_was_told_to_workers_long_gone_is_removed_with_them(heartbeat: Heartbeat, delayq: RedisStore) -> None:
+    delayq.beat("gone", json.dumps({"at_ms": delayq.clock_ms() - 61_000}))
+    delayq.quiet("gone", "ops")
+    heartbeat.run_once()
+    assert not delayq.is_quiet("gone")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import Retry, signals, topic_stats
+from django_delayq import Retry, pause_topic, signals, topic_stats
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.outcome import Result
@@ -296,3 +296,83 @@ def test_async_tasks_can_enqueue(work: Work, delayq: RedisStore) -> None:
     assert asyncio.run(record.aenqueue("from async")).outcome == "stored"
     work()
     eventually(lambda: seen == ["from async"])
+
+
+# Told from outside
+
+
+def told(worker: Worker, store: RedisStore, quiet: bool) -> float:
+    """Tell it, and wait until it has obeyed. Returns how many seconds that took."""
+    if quiet:
+        store.quiet(worker.shared.name, "ops")
+    else:
+        store.unquiet(worker.shared.name)
+    begun = time.monotonic()
+    eventually(lambda: worker.dispatcher.quiet is quiet)
+    return time.monotonic() - begun
+
+
+def listening(worker: Worker) -> Worker:
+    """It serves, and hears hints."""
+    eventually(lambda: worker.dispatcher.nothing_due and worker.listener._stream._pubsub)
+    return worker
+
+
+def test_quiet_worker_stops_claiming_at_once_and_goes_on_when_it_is_told(
+    work: Work, settings: Any, delayq: RedisStore
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": 0.1}
+    worker = listening(work())
+    assert told(worker, delayq, True) < 2
+    record.enqueue("while it is quiet")
+    swept_at = worker.dispatcher._sweep_at
+    eventually(lambda: worker.dispatcher._sweep_at > swept_at + 0.2)
+    assert (seen, topic_stats("default").backlog) == ([], 1)
+    assert eventually(lambda: delayq.heartbeats()[worker.shared.name]["quiet"])
+    assert told(worker, delayq, False) < 2
+    eventually(lambda: seen == ["while it is quiet"])
+
+
+def test_what_a_quiet_worker_holds_goes_on(work: Work, delayq: RedisStore) -> None:
+    worker = listening(work())
+    wait.enqueue()
+    assert entered.wait(10)
+    told(worker, delayq, True)
+    gate.set()
+    eventually(lambda: counters("waits").get("acked"))
+    assert worker.dispatcher.quiet
+
+
+def test_only_the_worker_that_is_named_is_quiet(work: Work, delayq: RedisStore) -> None:
+    one, other = listening(work()), listening(work())
+    told(one, delayq, True)
+    record.enqueue_many([(n,) for n in range(20)])
+    eventually(lambda: len(seen) == 20)
+    assert (one.dispatcher.quiet, other.dispatcher.quiet) == (True, False)
+    eventually(lambda: other.settled[Result.ACKED] == 20)
+    assert one.settled[Result.ACKED] == 0
+
+
+def test_worker_that_stops_is_forgotten_and_so_is_what_it_was_told(work: Work, delayq: RedisStore) -> None:
+    worker = listening(work())
+    told(worker, delayq, True)
+    worker.stop()
+    assert not delayq.is_quiet(worker.shared.name)
+
+
+def test_topic_goes_on_by_itself_when_its_pause_ends(work: Work, settings: Any, delayq: RedisStore) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": 30}
+    listening(work())
+    until = datetime.fromtimestamp(delayq.clock_ms() / 1000 + 0.5, tz=timezone.utc)
+    pause_topic("default", until=until)
+    record.enqueue(1)
+    assert eventually(lambda: seen, 10)
+    late = delayq.clock_ms() / 1000 - until.timestamp()
+    assert 0 <= late < 2
+
+
+def test_worker_takes_samples(work: Work, delayq: RedisStore) -> None:
+    record.using(delay=3600).enqueue(1)
+    work()
+    (sample,) = eventually(lambda: delayq.snapshot((), (), 5).samples)
+    assert sample["topics"]["default"]["waiting"] == 1

@@ -1,0 +1,176 @@
+"""One live message: what it is, how its runs ended, and what can be done to it while it waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils.translation import gettext as _
+
+from .. import lookup, operations, tasks
+from ..exceptions import InvalidMessage, MessageNotFound
+from ..lookup import Live
+from ..message import State
+from ..store import get_store
+from ..times import from_ms, in_words
+from .forms import ArgumentsForm, WhenForm
+from .pages import action, back, page, show, url
+
+_WAITING = (State.DELAYED, State.READY)
+_ROUTE = "topics/<str:topic>/messages/<str:message_id>/"
+
+
+@page(_ROUTE, "message")
+def message(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Its page while it is live; then that of its row in the archive."""
+    return _page(request, topic, message_id)
+
+
+@action(f"{_ROUTE}cancel/", "message_cancel", "cancel_message")
+def cancel(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Take it back."""
+    operations.cancel(request.user, topic, message_id, reason=_reason(request))
+    messages.success(request, _("Message %(id)s is cancelled.") % {"id": message_id})
+    return redirect(url(request, "topic", topic=topic))
+
+
+@action(f"{_ROUTE}run-now/", "message_run_now", "cancel_message")
+def run_now(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Make it due at once."""
+    operations.run_now(request.user, topic, message_id, reason=_reason(request))
+    messages.success(request, _("The message is due now: it runs as soon as a worker is free."))
+    return back(request, "message", topic=topic, message_id=message_id)
+
+
+@action(f"{_ROUTE}reschedule/", "message_reschedule", "cancel_message")
+def reschedule(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Give it another due time."""
+    form = WhenForm(request.POST)
+    if not form.is_valid():
+        return _page(request, topic, message_id, when_form=form)
+    due_at = operations.reschedule(request.user, topic, message_id, _due_at(form), reason=_reason(request))
+    away = in_words((due_at - _now()).total_seconds())
+    messages.success(request, _("The message is due in %(time)s.") % {"time": away})
+    return back(request, "message", topic=topic, message_id=message_id)
+
+
+@action(f"{_ROUTE}edit/", "message_edit", "edit_message", "view_payload")
+def edit(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Give it other arguments."""
+    found = lookup.live(topic, message_id)
+    if found is None:
+        raise MessageNotFound(f"Message {message_id} is not live any more: it was not edited.")
+    form = ArgumentsForm(found.message.task, (found.message.args, found.message.kwargs), request.POST)
+    if found.problem or not form.is_valid():
+        return _page(request, topic, message_id, edit_form=form)
+    try:
+        operations.edit(request.user, topic, message_id, form.arguments(), reason=_reason(request))
+    except InvalidMessage as error:
+        form.add_error(None, str(error))
+        return _page(request, topic, message_id, edit_form=form)
+    messages.success(request, _("The message has other arguments now."))
+    return back(request, "message", topic=topic, message_id=message_id)
+
+
+def _page(
+    request: HttpRequest,
+    topic: str,
+    message_id: str,
+    *,
+    edit_form: ArgumentsForm | None = None,
+    when_form: WhenForm | None = None,
+) -> HttpResponse:
+    try:
+        found = lookup.live(topic, message_id)
+    except InvalidMessage as error:  # no topic of ours (any more), or no id
+        return _ended(request, topic, message_id, str(error))
+    if found is None:
+        return _ended(request, topic, message_id, "")
+    shown = found.message
+    may_see = request.user.has_perm("django_delayq.view_payload")
+    waiting = shown.state in _WAITING
+    context: dict[str, Any] = {
+        "edit_form": edit_form,
+        "when_form": when_form or WhenForm(),
+        "waiting": waiting,
+        "declared": shown.task in tasks.by_name,
+        "facts": _facts(found),
+        "runs": [_run(run, may_see) for run in shown.runs],
+    }
+    if may_see:
+        context |= {"args": shown.args, "kwargs": shown.kwargs, "headers": shown.headers, "problem": found.problem}
+        may_edit = request.user.has_perm("django_delayq.edit_message")
+        if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:
+            context["edit_form"] = ArgumentsForm(shown.task, (shown.args, shown.kwargs))
+    return show(request, "message.html", _("Message %(id)s") % {"id": shown.id}, undecodable=found.problem, **context)
+
+
+def _facts(found: Live) -> dict[str, Any]:
+    """What anybody may see of it: not the arguments, not the headers."""
+    names = ("id", "topic", "task", "key", "priority", "attempt", "crashes", "enqueued_at", "due_at", "expires_at")
+    facts = {name: getattr(found.message, name) for name in names}
+    task = tasks.by_name.get(found.message.task)
+    facts |= {"most_attempts": task.max_attempts if task else None, "state": found.message.state.value}
+    return {**facts, "replay_of": found.message.replay_of, "outbox": found.outbox}
+
+
+def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> HttpResponse:
+    """What to show of a message that is not live: its newest row, or words."""
+    try:
+        row = lookup.archived(message_id)
+    except InvalidMessage as error:
+        return show(request, "not_there.html", _("No such message"), status=404, words=str(error))
+    if row is not None:
+        return redirect(url(request, "archived", pk=row.pk))
+    if request.GET.get("moment"):  # from a form: the archiver needs a second
+        return show(request, "message_ended.html", _("Message %(id)s") % {"id": message_id})
+    words = _(
+        "Message %(id)s is not live, and the archive has no row of it. It was never sent, or its row was pruned, or "
+        "its topic is not archived; or it ended a second ago: then look again."
+    )
+    words = f"{problem} {words % {'id': message_id}}".strip()
+    return show(request, "not_there.html", _("No such message"), status=404, words=words)
+
+
+def _run(run: Mapping[str, Any], may_see: bool) -> dict[str, Any]:
+    """One run for the timeline. Of its error everybody sees the class."""
+    started, ended = _instant(run.get("started_ms")), _instant(run.get("ended_ms"))
+    error = str(run.get("error") or "")
+    if not may_see:
+        named = re.match(r"([A-Za-z_][\w.]*):", error)
+        error = named[1] if named else ""
+    return {
+        "started_at": started,
+        "ended_at": ended,
+        "took": (ended - started).total_seconds() if started and ended else None,
+        "outcome": str(run.get("outcome", "")),
+        "worker": str(run.get("worker") or ""),
+        "error": error,
+    }
+
+
+def _instant(milliseconds: Any) -> datetime | None:
+    """None for what is no instant: a history may be damaged."""
+    try:
+        return from_ms(milliseconds)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+
+
+def _due_at(form: WhenForm) -> datetime:
+    at: datetime | None = form.cleaned_data["at"]
+    return at or _now() + timedelta(seconds=form.cleaned_data["delay"])
+
+
+def _now() -> datetime:
+    """By Redis' clock, as far as it is known here."""
+    return from_ms(get_store().now_us() / 1000)
+
+
+def _reason(request: HttpRequest) -> str:
+    return request.POST.get("reason", "")[:500]

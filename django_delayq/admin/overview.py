@@ -1,0 +1,181 @@
+"""The first page: what waits, what will fire, how late it fired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from .. import figures
+from ..figure_types import Overview, Sample, TopicFigures
+from ..templatetags.delayq import amount, distance, seconds
+from ..times import from_ms
+from ..topics import COUNTERS
+from . import charts
+from .pages import page, show
+
+#: The table of the chart's numbers has one row for so many samples (minutes).
+MINUTES_IN_A_ROW = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """All topics together."""
+
+    ready: int
+    delayed: int
+    leased: int
+    outbox: int
+    unarchived: int
+    lag: float
+    """Of the topic with the greatest."""
+    per_second: float | None
+    """None as long as no topic has a rate."""
+    dead_letters: int
+    workers: int
+    """The living."""
+    next_due_at: datetime | None
+    next_topic: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Why nothing fires in a topic."""
+
+    topic: str
+    by: str
+    reason: str
+    since: datetime | None
+    until: datetime | None
+    """None until somebody resumes it."""
+
+
+@page("", "changelist")
+def overview(request: HttpRequest) -> HttpResponse:
+    """All topics."""
+    return show(request, "overview.html", _("Delay queue"), **context_of(figures.overview()))
+
+
+def context_of(now: Overview) -> dict[str, Any]:
+    """What _overview.html shows."""
+    totals = totals_of(now)
+    return {
+        "overview": now,
+        "totals": totals,
+        "topics": now.topics,
+        "paused": [_pause(topic.topic, topic.paused) for topic in now.topics if topic.paused],
+        "unserved": [(topic, _waiting(topic)) for topic in now.topics if topic.unserved and _waiting(topic)],
+        "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),
+        "counters": [(topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics],
+        "summary": _summary(now, totals),
+        "pictures": _pictures(now),
+        "sparks": _sparks(now.samples),
+        "chart": _chart(now, totals),
+        "past": _past(now.samples),
+    }
+
+
+def totals_of(now: Overview) -> Totals:
+    """The sums over all topics."""
+    rates = [topic.per_second for topic in now.topics if topic.per_second is not None]
+    due = [(topic.next_due_at, topic.topic) for topic in now.topics if topic.next_due_at]
+    next_due_at, next_topic = min(due, default=(None, ""))
+    return Totals(
+        ready=_sum(now.topics, "ready"),
+        delayed=_sum(now.topics, "delayed"),
+        leased=_sum(now.topics, "leased"),
+        outbox=_sum(now.topics, "outbox"),
+        unarchived=_sum(now.topics, "unarchived"),
+        lag=max((topic.lag for topic in now.topics), default=0.0),
+        per_second=sum(rates) if rates else None,
+        dead_letters=_sum(now.topics, "dead_letters"),
+        workers=sum(worker.alive for worker in now.workers),
+        next_due_at=next_due_at,
+        next_topic=next_topic,
+    )
+
+
+def _pause(topic: str, note: Mapping[str, Any]) -> Pause:
+    since, until = note.get("at"), note.get("until")
+    return Pause(
+        topic=topic,
+        by=str(note.get("by") or ""),
+        reason=str(note.get("reason") or ""),
+        since=from_ms(since) if since else None,
+        until=from_ms(until) if until else None,
+    )
+
+
+def _waiting(topic: TopicFigures) -> int:
+    return topic.ready + topic.delayed + topic.leased + topic.outbox
+
+
+def _is_used(topic: TopicFigures) -> bool:
+    return bool(_waiting(topic) or topic.counters.get("enqueued"))
+
+
+def _sum(topics: Sequence[TopicFigures], name: str) -> int:
+    return sum(getattr(topic, name) for topic in topics)
+
+
+def _summary(now: Overview, totals: Totals) -> str:
+    """For those who listen to the page: it is read out once a minute."""
+    if now.problem:
+        return _("Not everything could be read. The figures are old.")
+    return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s open dead letters, %(workers)s workers.") % {
+        "ready": amount(totals.ready),
+        "lag": seconds(totals.lag),
+        "next": distance(totals.next_due_at, now.at),
+        "dead": amount(totals.dead_letters),
+        "workers": amount(totals.workers),
+    }
+
+
+def _pictures(now: Overview) -> dict[str, Any]:
+    return {
+        "minutes": charts.bars("delayq-minutes", now.minutes, what=_("Due in the next hour"), unit=_("Minute")),
+        "hours": charts.bars("delayq-hours", now.hours, what=_("Due in the next day"), unit=_("Hour")),
+        "lateness": charts.bars(
+            "delayq-lateness", now.lateness, what=_("Newest runs by lateness"), unit=_("Late by up to")
+        ),
+    }
+
+
+def _sparks(samples: Sequence[Sample]) -> dict[str, Any]:
+    lines = {
+        "rate": ([sample.finished_per_second for sample in samples], _("Finished per second")),
+        "lag": ([sample.lag for sample in samples], _("Lag")),
+        "waiting": ([float(sample.waiting) for sample in samples], _("Waiting messages")),
+    }
+    return {
+        name: charts.sparkline(values, title=_("%(what)s over the last three hours") % {"what": what})
+        for name, (values, what) in lines.items()
+    }
+
+
+def _chart(now: Overview, totals: Totals) -> dict[str, Any]:
+    """What the script draws: the samples, and the newest point, which it appends at each refresh."""
+    return {
+        "at": [sample.at_ms / 1000 for sample in now.samples],
+        "rate": [round(sample.finished_per_second, 3) for sample in now.samples],
+        "lag": [round(sample.lag, 3) for sample in now.samples],
+        "now": [now.at.timestamp(), totals.per_second, totals.lag] if not now.problem else None,
+    }
+
+
+def _past(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """The chart as a table, the newest first."""
+    groups = [samples[start : start + MINUTES_IN_A_ROW] for start in range(0, len(samples), MINUTES_IN_A_ROW)]
+    return [
+        {
+            "at": from_ms(group[0].at_ms),
+            "rate": sum(sample.finished_per_second for sample in group) / len(group),
+            "lag": max(sample.lag for sample in group),
+            "waiting": group[-1].waiting,
+        }
+        for group in reversed(groups)
+    ]

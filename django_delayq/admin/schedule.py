@@ -1,0 +1,176 @@
+"""Enqueues a message from a form that is made of the task's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _lazy
+
+from .. import lookup, operations, tasks
+from ..exceptions import DelayQError, DuplicateMessage, InvalidMessage, NotPermitted, OutcomeUnknown
+from ..handle import Handle
+from ..identity import key_id, new_id, parse_id
+from ..message import Priority
+from ..options import check_key
+from ..signature import read_json
+from ..tasks import DelayedTask
+from .forms import ArgumentsForm, DurationField, WhenForm
+from .pages import page, show, url
+
+Task = DelayedTask[Any, Any]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What we refuse is said at the field."""
+    try:
+        yield
+    except InvalidMessage as error:
+        raise forms.ValidationError(str(error)) from None
+
+
+class ScheduleForm(WhenForm):
+    """When, and the options of one message."""
+
+    key = forms.CharField(
+        label=_lazy("Key"),
+        required=False,
+        strip=False,
+        help_text=_lazy("Business identity inside the topic: at most one live message has it."),
+    )
+    on_duplicate = forms.ChoiceField(
+        label=_lazy("When a message with this key is live"),
+        choices=(("raise", _lazy("refuse")), ("keep", _lazy("keep that one")), ("replace", _lazy("replace it"))),
+    )
+    priority = forms.ChoiceField(
+        label=_lazy("Priority"), choices=(("high", _lazy("high")), ("normal", _lazy("normal")), ("low", _lazy("low")))
+    )
+    expires = DurationField(
+        label=_lazy("Expires"),
+        help_text=_lazy("Not started later than this after it is due. Left empty: as its task says."),
+    )
+    durable = forms.BooleanField(
+        label=_lazy("Durable"), required=False, help_text=_lazy("The database keeps it too, until it has ended.")
+    )
+    headers = forms.CharField(
+        label=_lazy("Headers"),
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 1, "cols": 80, "spellcheck": "false"}),
+        help_text=_lazy('For people and tracing: a JSON object of texts, such as {"ticket": "OPS-7"}.'),
+    )
+    id = forms.CharField(widget=forms.HiddenInput)
+
+    def __init__(self, task: Task, data: Any = None) -> None:
+        options = task.options
+        initial = {
+            "on_duplicate": options.on_duplicate,
+            "priority": options.priority.name.lower(),
+            "durable": options.durable,
+            "id": new_id().hex(),
+        }
+        super().__init__(data, initial=initial)
+        self.task = task
+
+    def clean_id(self) -> str:
+        """The id that was fresh when the page was opened: sent twice, it is stored once."""
+        with _told():
+            return parse_id(self.cleaned_data["id"]).hex()
+
+    def clean_key(self) -> str | None:
+        """None when nothing is written."""
+        with _told():
+            return check_key(self.cleaned_data["key"] or None)
+
+    def clean_headers(self) -> dict[str, str]:
+        """Texts by their names."""
+        text: str = self.cleaned_data["headers"]
+        with _told():
+            headers = read_json(text) if text.strip() else {}
+        if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+            raise forms.ValidationError(_("Headers are a JSON object of texts."))
+        return headers
+
+    def options(self) -> dict[str, Any]:
+        """For using()."""
+        given = self.cleaned_data
+        when = {"due_at": given["at"]} if given["at"] else {"delay": given["delay"]}
+        # The id of a message with a key follows from the key.
+        identity = {"key": given["key"]} if given["key"] else {"id": given["id"]}
+        expires = {} if given["expires"] is None else {"expires": given["expires"]}
+        rest = {"on_duplicate": given["on_duplicate"], "durable": given["durable"], "headers": given["headers"]}
+        return {**when, **identity, **expires, **rest, "priority": Priority.parse(given["priority"])}
+
+
+@page("schedule/", "schedule", "edit_message", "view_payload", methods=("GET", "HEAD", "POST"))
+def schedule(request: HttpRequest) -> HttpResponse:
+    """Choose a task, fill in its form, send it."""
+    name = request.GET.get("task", "")
+    task = tasks.by_name.get(name)
+    if task is None:
+        if name:
+            words = _("No task is named %(name)s. It may have been removed or renamed.") % {"name": repr(name[:200])}
+            return show(request, "not_there.html", _("No such task"), status=404, words=words)
+        return show(request, "schedule.html", _("Schedule"), names=sorted(tasks.by_name))
+    if request.method != "POST":
+        return _page(request, task, ScheduleForm(task), ArgumentsForm(name))
+    form, arguments = ScheduleForm(task, request.POST), ArgumentsForm(name, None, request.POST)
+    if not (form.is_valid() & arguments.is_valid()):
+        return _page(request, task, form, arguments)
+    if not form.cleaned_data["key"] and (row := lookup.archived(form.cleaned_data["id"])):
+        messages.info(request, _("This form was sent before: its message has ended already."))
+        return redirect(url(request, "archived", pk=row.pk))
+    return _send(request, task, form, arguments)
+
+
+def _send(request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm) -> HttpResponse:
+    live = ""
+    try:
+        handle = operations.schedule(request.user, task.name, arguments.arguments(), **form.options())
+    except NotPermitted:
+        raise
+    except DuplicateMessage as error:
+        key, topic = form.cleaned_data["key"], task.options.topic
+        message_id = key_id(topic, key).hex() if key else form.cleaned_data["id"]
+        live = url(request, "message", topic=topic, message_id=message_id)
+        form.add_error("key" if key else None, str(error))
+    except OutcomeUnknown as error:
+        form.add_error(None, f"{error} {_('Send this form again as it is: it is stored once.')}")
+    except DelayQError as error:
+        form.add_error(None, str(error))
+    else:
+        messages.success(request, _words(handle))
+        return redirect(f"{url(request, 'message', topic=handle.topic, message_id=handle.id)}?moment=1")
+    return _page(request, task, form, arguments, live)
+
+
+def _page(
+    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm, live: str = ""
+) -> HttpResponse:
+    title = _("Schedule %(task)s") % {"task": task.name}
+    # Not the task: a template calls whatever can be called.
+    context: dict[str, Any] = {
+        "task": task.name,
+        "topic": task.options.topic,
+        "form": form,
+        "arguments": arguments,
+        "live": live,
+    }
+    about = (task.__doc__ or "").strip().partition("\n")[0]
+    return show(request, "schedule.html", title, about=about, **context)
+
+
+def _words(handle: Handle) -> str:
+    if handle.outcome == "kept":
+        return _("A message with this key was live already: it was kept, nothing was sent.")
+    if handle.outcome == "follows":
+        return _("A message with this key is running: this one follows it.")
+    if handle.outcome == "replaced":
+        return _("The message was sent, in place of the one with its key.")
+    return _("The message was sent.")

@@ -1,0 +1,93 @@
+"""One topic: its figures, pause and resume, and what waits in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from .. import figures, operations, topics
+from ..exceptions import InvalidMessage, UnknownTopic
+from ..message import Message
+from ..outbox_list import CAP, count_outbox, list_outbox
+from ..signature import in_one_line
+from ..times import from_ms
+from .forms import PauseForm
+from .pages import action, back, page, show, url
+
+#: Messages on a page.
+LIMIT = 50
+
+
+@page("topics/<str:topic>/", "topic")
+def topic(request: HttpRequest, topic: str) -> HttpResponse:
+    """Its page."""
+    return _page(request, topic, PauseForm())
+
+
+@action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
+def pause(request: HttpRequest, topic: str) -> HttpResponse:
+    """Hold it."""
+    form = PauseForm(request.POST)
+    if not form.is_valid():
+        return _page(request, topic, form)
+    operations.pause(request.user, topic, reason=form.cleaned_data["reason"], until=form.until())
+    messages.success(
+        request, _("The topic %(topic)s is paused: what runs goes on, nothing more starts.") % {"topic": topic}
+    )
+    return back(request, "topic", topic=topic)
+
+
+@action("topics/<str:topic>/resume/", "topic_resume", "pause_topic")
+def resume(request: HttpRequest, topic: str) -> HttpResponse:
+    """Let it go on."""
+    operations.resume(request.user, topic, reason=request.POST.get("reason", "")[:500])
+    messages.success(request, _("The topic %(topic)s goes on.") % {"topic": topic})
+    return back(request, "topic", topic=topic)
+
+
+def _page(request: HttpRequest, topic: str, form: PauseForm) -> HttpResponse:
+    try:
+        stats = topics.topic_stats(topic)
+    except UnknownTopic as error:
+        return show(request, "not_there.html", _("No such topic"), status=404, words=str(error))
+    in_database = request.GET.get("in") == "database"
+    listing, problem = _listing(topic, request.GET.get("after"), in_database)
+    may_see = request.user.has_perm("django_delayq.view_payload")
+    return show(
+        request,
+        "topic.html",
+        _("Topic %(topic)s") % {"topic": topic},
+        stats=stats,
+        paused=_paused(stats.paused),
+        figures=next((one for one in figures.overview().topics if one.topic == topic), None),
+        outbox=count_outbox(topic),
+        outbox_cap=CAP,
+        in_database=in_database,
+        rows=[(message, in_one_line(message.args, message.kwargs) if may_see else "") for message in listing.messages],
+        after=request.GET.get("after", ""),
+        further=listing.cursor,
+        problem=problem,
+        pause_form=form,
+        purge=f"{url(request, 'bulk_new')}?kind=purge&topic={topic}",
+    )
+
+
+def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[topics.Page, str]:
+    """The page after a cursor, and what is wrong with it."""
+    listed = list_outbox if in_database else topics.list_messages
+    try:
+        return listed(topic, cursor=cursor or None, limit=LIMIT), ""
+    except InvalidMessage as error:
+        nothing: Sequence[Message] = []
+        return topics.Page(messages=[*nothing], cursor=None), str(error)
+
+
+def _paused(note: dict[str, Any] | None) -> dict[str, Any] | None:
+    """With instants that can be shown."""
+    if note is None:
+        return None
+    return {**note, **{name: from_ms(note[name]) for name in ("at", "until") if note.get(name)}}

@@ -1,0 +1,188 @@
+/* The overview: fetches its changing part again and again. Without it there is the Reload link. */
+"use strict";
+
+(() => {
+  const bar = document.getElementById("delayq-refresh");
+  const live = document.querySelector("[data-delayq-live]");
+  if (!bar || !live) return;
+
+  const STORED_AS = "delayq.refresh";
+  const ANSWER_WITHIN_MS = 15000;
+  const LONGEST_PAUSE_MS = 60000;
+  const SUMMARY_EVERY_MS = 60000;
+  const interval = document.getElementById("delayq-interval");
+  const status = bar.querySelector("[data-delayq-status]");
+  const banner = document.querySelector("[data-delayq-failed]");
+  const summary = document.querySelector("[data-delayq-summary]");
+
+  let timer = 0;
+  let running = false;
+  let etag = "";
+  let failures = 0;
+  let failingSince = "";
+  let summaryAt = Date.now();
+
+  /* In the project's zone, where the browser knows it. */
+  function clock() {
+    const format = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+    try {
+      return new Date().toLocaleTimeString(undefined, { ...format, timeZone: bar.dataset.zone });
+    } catch {
+      return new Date().toLocaleTimeString(undefined, format);
+    }
+  }
+
+  function fill(text, values) {
+    return text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+  }
+
+  /* What was chosen is kept in this browser; one that keeps nothing is no reason to fail. */
+
+  function remembered() {
+    try {
+      return localStorage.getItem(STORED_AS);
+    } catch {
+      return null;
+    }
+  }
+
+  function remember(value) {
+    try {
+      localStorage.setItem(STORED_AS, value);
+    } catch {
+      /* Private windows. */
+    }
+  }
+
+  /* When: after each answer, never two at a time, not while the page is hidden, slower while it fails. */
+
+  function schedule() {
+    clearTimeout(timer);
+    const every = Number(interval.value) * 1000;
+    if (!every || document.hidden) return;
+    const pause = Math.max(every, Math.min(LONGEST_PAUSE_MS, 1000 * 2 ** failures));
+    timer = setTimeout(refresh, failures ? pause : every);
+  }
+
+  async function refresh() {
+    clearTimeout(timer);
+    if (running) return;
+    running = true;
+    try {
+      await fetchAndShow();
+    } finally {
+      running = false;
+      schedule();
+    }
+  }
+
+  async function fetchAndShow() {
+    if (selecting()) {
+      status.textContent = bar.dataset.selected;
+      return;
+    }
+    try {
+      const answer = await fetch(bar.dataset.address, {
+        cache: "no-store",
+        credentials: "same-origin",
+        headers: etag ? { "If-None-Match": etag } : {},
+        redirect: "manual",
+        signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
+      });
+      if (answer.status !== 304) {
+        if (answer.type === "opaqueredirect") throw new Error(bar.dataset.loggedOut);
+        if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+        show(await answer.text());
+        etag = answer.headers.get("ETag") || "";
+      }
+      succeeded();
+    } catch (error) {
+      // Browsers put what they say about a lost connection in words of their own.
+      failed(error.constructor === Error ? error.message : bar.dataset.silent);
+    }
+  }
+
+  function succeeded() {
+    failures = 0;
+    failingSince = "";
+    banner.hidden = true;
+    live.classList.remove("delayq-stale");
+    status.textContent = fill(bar.dataset.updated, { time: clock() });
+    if (Date.now() - summaryAt >= SUMMARY_EVERY_MS) {
+      summaryAt = Date.now();
+      summary.textContent = document.getElementById("delayq-summary").textContent;
+    }
+  }
+
+  function failed(why) {
+    failures += 1;
+    failingSince ||= clock();
+    live.classList.add("delayq-stale");
+    const text = fill(bar.dataset.failed, { time: failingSince, why });
+    // Only when it changes: it is read out.
+    if (banner.hidden || banner.textContent !== text) banner.textContent = text;
+    banner.hidden = false;
+    status.textContent = "";
+  }
+
+  /* What: the part is replaced; focus, open tables, places in scrolled boxes and the chart stay. */
+
+  function selecting() {
+    const selection = window.getSelection();
+    return !selection.isCollapsed && live.contains(selection.anchorNode);
+  }
+
+  function show(html) {
+    const fresh = new DOMParser().parseFromString(`<div>${html}</div>`, "text/html").body.firstChild;
+    const focused = placeOf(document.activeElement);
+    const scrolled = [...live.querySelectorAll(".delayq-scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
+    for (const table of live.querySelectorAll("details[open][id]")) {
+      fresh.querySelector(`#${table.id}`)?.setAttribute("open", "");
+    }
+    const plot = live.querySelector("[data-delayq-plot]");
+    if (plot) fresh.querySelector("[data-delayq-plot]")?.replaceWith(plot);
+    live.replaceChildren(...fresh.childNodes);
+    live.querySelectorAll(".delayq-scroll").forEach((box, nth) => {
+      [box.scrollLeft, box.scrollTop] = scrolled[nth] || [0, 0];
+    });
+    if (focused) elementAt(focused)?.focus({ preventScroll: true });
+    document.dispatchEvent(new CustomEvent("delayq-refreshed"));
+  }
+
+  /* Where the focus is, in words that outlive the element: an address and which of those, or a table's place. */
+
+  function placeOf(element) {
+    if (!element || !live.contains(element)) return null;
+    const href = element.getAttribute("href");
+    const likewise = href ? `a[href="${CSS.escape(href)}"]` : `${element.localName}:not([href])`;
+    return { likewise, nth: [...live.querySelectorAll(likewise)].indexOf(element) };
+  }
+
+  function elementAt({ likewise, nth }) {
+    const found = live.querySelectorAll(likewise);
+    return found[nth] || found[0];
+  }
+
+  /* Start */
+
+  if ([...interval.options].some((option) => option.value === remembered())) interval.value = remembered();
+  bar.querySelector("[data-delayq-scripted]").hidden = false;
+  interval.addEventListener("change", () => {
+    remember(interval.value);
+    failures = 0;
+    schedule();
+  });
+  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : catchUp()));
+  document.addEventListener("delayq-refresh", (event) => {
+    event.preventDefault();
+    refresh();
+  });
+  window.addEventListener("online", catchUp);
+
+  function catchUp() {
+    if (Number(interval.value)) refresh();
+  }
+
+  status.textContent = fill(bar.dataset.updated, { time: clock() });
+  schedule();
+})();

@@ -1,0 +1,90 @@
+"""An Overview without Redis, for tests of what is shown and not of what is read."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from django_delayq.figure_types import Bucket, Overview, Sample, TopicFigures, WorkerFigures
+
+AT = datetime(2026, 11, 20, 10, 20, 11, tzinfo=timezone.utc)
+
+
+def topic(name: str = "orders", **changes: Any) -> TopicFigures:
+    """A busy topic that all is well with."""
+    usual: dict[str, Any] = {
+        "topic": name,
+        "delayed": 1_200,
+        "ready": 7,
+        "leased": 3,
+        "unarchived": 5,
+        "outbox": 0,
+        "lag": 0.25,
+        "next_due_at": AT + timedelta(seconds=2.4),
+        "paused": None,
+        "counters": {"enqueued": 40_000, "acked": 39_000, "dead": 14},
+        "per_second": 12.5,
+        "late_p50_ms": 2.0,
+        "late_p99_ms": 48.0,
+        "dead_letters": 14,
+        "workers": 2,
+    }
+    return TopicFigures(**{**usual, **changes})
+
+
+def overview(**changes: Any) -> Overview:
+    """One busy topic, an hour and a day of forecast, three hours of samples, two workers."""
+    usual: dict[str, Any] = {
+        "at": AT,
+        "topics": [topic()],
+        "minutes": buckets(60, timedelta(minutes=1)),
+        "hours": buckets(24, timedelta(hours=1)),
+        "lateness": [
+            Bucket(label="≤ 1 ms", count=3),
+            Bucket(label="≤ 2 ms", count=190),
+            Bucket(label="> 2 ms", count=7),
+        ],
+        "samples": [sample(minute) for minute in range(180)],
+        "workers": [worker("one"), worker("two")],
+    }
+    return Overview(**{**usual, **changes})
+
+
+def empty(**changes: Any) -> Overview:
+    """Nothing is known."""
+    nothing: dict[str, Any] = dict.fromkeys(("topics", "minutes", "hours", "lateness", "samples", "workers"), ())
+    return overview(**{**nothing, **changes})
+
+
+def buckets(number: int, step: timedelta) -> list[Bucket]:
+    """0, 1, 2 ... messages."""
+    return [Bucket(label=f"{AT + step * nth:%H:%M}", count=nth, at=AT + step * nth) for nth in range(number)]
+
+
+def sample(minute: int) -> Sample:
+    """Of a minute of the last three hours."""
+    at = AT - timedelta(minutes=180 - minute)
+    return Sample(
+        at_ms=int(at.timestamp() * 1000), finished_per_second=minute / 10, lag=float(minute % 5), waiting=minute
+    )
+
+
+def worker(name: str, **changes: Any) -> WorkerFigures:
+    """One that lives."""
+    usual: dict[str, Any] = {
+        "host": "host",
+        "pid": 1,
+        "version": "1",
+        "topics": ["orders"],
+        "concurrency": 4,
+        "in_flight": 1,
+        "rss_mb": 80.0,
+        "started_at": AT,
+        "beat_at": AT,
+        "alive": True,
+        "draining": False,
+        "quiet": False,
+        "settled": {},
+        "services": {},
+    }
+    return WorkerFigures(name=name, **{**usual, **changes})

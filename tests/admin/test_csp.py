@@ -1,0 +1,133 @@
+"""The pages in a real browser, under the strictest policy they promise to work under, as people come to them: in both
+themes, on a telephone, by keyboard. And that the fixtures of these tests see what they are there to see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_delayq.admin import pages
+from tests.admin.browser import POLICY, address
+from tests.admin.world import World
+
+#: What a page says of itself. Inputs that are hidden, or that the admin's own frame brings along, do not count.
+_REPORT = """() => {
+  const frame = document.querySelector(".delayq");
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  const shown = (one) => one.checkVisibility();
+  const all = (selector) => [...frame.querySelectorAll(selector)].filter(shown);
+  const say = (one) => one.outerHTML.slice(0, 200);
+  const named = (one) => one.labels?.length || one.ariaLabel || one.getAttribute("aria-labelledby");
+  const inText = (one) => one.tagName == "A" && getComputedStyle(one).display == "inline";
+  const small = (one) => {
+    const box = (one.labels?.length && one.type?.match(/checkbox|radio/) ? one.labels[0] : one).getBoundingClientRect();
+    return box.height < 23.5 || box.width < 23.5;
+  };
+  const controls = all("a[href], button, input:not([type=hidden]), select, textarea, summary");
+  const levels = all("h1, h2, h3, h4").map((one) => Number(one.tagName[1]));
+  return {
+    tooWide: document.scrollingElement.scrollWidth - innerWidth,
+    unnamed: all("input:not([type=hidden]), select, textarea").filter((one) => !named(one)).map(say),
+    wordless: all("a, button, summary").filter((one) => !one.innerText.trim() && !named(one)).map(say),
+    untitled: all("svg").filter((one) => !one.ariaHidden && !one.querySelector("title")).map(say),
+    small: controls.filter((one) => !inText(one) && small(one)).map(say),
+    unreachable: controls.filter((one) => one.tabIndex < 0 && !one.disabled && one.type != "radio").map(say),
+    inline: [...document.querySelectorAll("*")].filter((one) =>
+      [...one.attributes].some((a) => a.name.startsWith("on"))).map(say),
+    skipped: levels.filter((level, i) => level > (i ? levels[i - 1] : 1) + 1),
+    unstyledScripts: [...document.querySelectorAll("script:not([src]):not([type='application/json'])")].map(say),
+  };
+}"""
+
+_SOUND: dict[str, Any] = {
+    "tooWide": 0,
+    "unnamed": [],
+    "wordless": [],
+    "untitled": [],
+    "small": [],
+    "unreachable": [],
+    "inline": [],
+    "skipped": [],
+    "unstyledScripts": [],
+}
+
+
+def shown_pages() -> Iterator[pages.Page]:
+    """All that are HTML and have an address of their own."""
+    return (page for page in pages._pages if "GET" in page.methods and page.name not in ("live", "archive_csv"))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_is_sound(
+    width: int, dark: bool, world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]
+):
+    tab = browser_page(as_user(superuser=True), width=width, dark=dark)
+    unsound = {}
+    for page in shown_pages():
+        answer = tab.goto(address(page.name, **world.fill(page)))
+        assert answer.status == 200, page.name
+        assert answer.headers["content-security-policy"] == POLICY
+        found = tab.evaluate(_REPORT)
+        if found != _SOUND:
+            unsound[page.name] = {name: value for name, value in found.items() if value != _SOUND[name]}
+    assert not unsound, json.dumps(unsound, indent=1)
+
+
+def test_every_page_says_the_same_without_scripts(
+    world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]
+):
+    tab = browser_page(as_user(superuser=True), javascript=False)
+    for page in shown_pages():
+        assert tab.goto(address(page.name, **world.fill(page))).status == 200
+        assert tab.locator(".delayq").inner_text().strip(), page.name
+
+
+def test_the_tab_key_reaches_every_control(world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]):
+    tab = browser_page(as_user(superuser=True))
+    for page in shown_pages():
+        tab.goto(address(page.name, **world.fill(page)))
+        wanted = tab.evaluate(_NUMBER_CONTROLS)
+        assert wanted["ours"], page.name
+        reached: set[int | None] = {None}
+        for _ in range(4 * wanted["all"]):  # a date has a stop for each of its parts
+            reached.add(_next_control(tab))
+            if len(reached) > wanted["ours"]:
+                break
+        assert len(reached) == wanted["ours"] + 1, page.name
+
+
+_NUMBER_CONTROLS = """() => {
+  const shown = (one) => one.checkVisibility() && !one.disabled && one.type != "radio";
+  const controls = "a[href], button, input:not([type=hidden]), select, textarea, summary";
+  const ours = [...document.querySelectorAll(".delayq :is(" + controls + ")")].filter(shown);
+  ours.forEach((one, i) => { one.dataset.number = i + 1; });
+  return { ours: ours.length, all: [...document.querySelectorAll(controls)].filter(shown).length };
+}"""
+
+
+def _next_control(tab: Any) -> int | None:
+    tab.keyboard.press("Tab")
+    number = tab.evaluate("() => document.activeElement?.dataset?.number")
+    return int(number) if number else None
+
+
+# What the fixtures see
+
+
+def test_whatever_the_browser_complains_about_is_noted(
+    browser_page: Callable[..., Any], as_user: Callable[..., Any], browser_problems: list[str]
+):
+    tab = browser_page(as_user(superuser=True))
+    tab.goto("/admin/")
+    assert browser_problems == []
+    tab.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\"><img src=/gone.png>')")
+    tab.evaluate("setTimeout(() => { throw new Error('a bug') })")
+    tab.evaluate("setTimeout(() => alert('a dialog'))")
+    tab.goto("/admin/")
+    said = "\n".join(browser_problems)
+    assert all(word in said for word in ("404 for GET", "gone.png", "CSP: style-src", "a bug", "a dialog"))
+    browser_problems.clear()

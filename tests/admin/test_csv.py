@@ -1,0 +1,137 @@
+"""The archive as CSV: all that the filters leave, in a file that a spreadsheet may open."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.test import AsyncClient, Client
+from django.utils import timezone
+
+from django_delayq import browse
+from django_delayq.admin import csv_export
+from django_delayq.models import ArchivedMessage
+from tests.admin.browser import address
+from tests.admin.rows import make, make_dead
+from tests.sql.hands import apart
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
+
+AsUser = Callable[..., Client]
+
+
+def lines(content: bytes) -> list[dict[str, str]]:
+    """As a program reads the file."""
+    return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+
+
+def exported(client: Client, **query: Any) -> list[dict[str, str]]:
+    answer = client.get(address("archive_csv"), query)
+    assert answer.status_code == 200
+    return lines(answer.getvalue())
+
+
+def test_it_has_the_rows_of_the_list(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_export, "ROWS", 3)
+    monkeypatch.setattr(browse, "FIRST_IDS", 2)
+    monkeypatch.setattr(browse, "FEW_ROWS", 2)
+    dead = [make_dead(key=f"order:{n}").pk for n in range(10)]
+    acked = [make().pk for _ in range(10)]
+    client = as_user("view_dashboard")
+    assert [int(line["id"]) for line in exported(client)] == (dead + acked)[::-1]
+    assert [int(line["id"]) for line in exported(client, state="dead")] == dead[::-1]
+    assert [line["key"] for line in exported(client, q="key:order:4")] == ["order:4"]
+
+
+def test_it_begins_as_excel_wants_and_is_named_by_the_day(as_user: AsUser) -> None:
+    make(key="naïve 雪")
+    answer = as_user("view_dashboard").get(address("archive_csv"))
+    content = answer.getvalue()
+    assert content.startswith(b"\xef\xbb\xbfid,message_id,topic,")
+    assert lines(content)[0]["key"] == "naïve 雪"
+    assert answer["Content-Type"] == "text/csv; charset=utf-8"
+    assert f"delayq-archive-{timezone.now().date()}.csv" in answer["Content-Disposition"]
+
+
+@pytest.mark.parametrize("nasty", ["=cmd|'/C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1"])
+def test_no_text_is_a_formula(as_user: AsUser, nasty: str) -> None:
+    names = ("topic", "task", "key", "reason", "error_class", "worker", "body", "headers", "error_message", "traceback")
+    make(**dict.fromkeys(names, nasty), lateness_ms=-0.5)
+    (line,) = exported(as_user("view_dashboard", "view_payload"))
+    assert {line[name] for name in names} == {f"'{nasty}"}
+    assert line["lateness_ms"] == "-0.5"  # a number of ours stays one
+
+
+def test_contents_need_the_permission(as_user: AsUser) -> None:
+    make_dead(
+        body='{"args":["secret"],"kwargs":{}}', headers='{"h":"secret"}', error_message="secret", traceback="secret"
+    )
+    for may_see in (True, False):
+        client = as_user("view_dashboard", *(["view_payload"] if may_see else []))
+        assert (b"secret" in client.get(address("archive_csv")).getvalue()) is may_see
+        (line,) = exported(client)
+        assert ("body" in line) is may_see
+        assert line["error_class"] == "shop.errors.PriceMissing"
+
+
+def test_filters_that_mean_nothing_are_no_file(as_user: AsUser) -> None:
+    client = as_user("view_dashboard")
+    for query in ({"state": "gone"}, {"q": "args.x:1"}, {"q": "args.x:1", "period": "24h"}):
+        answer = client.get(address("archive_csv"), query)
+        assert (answer.status_code, answer["Content-Type"]) == (400, "text/html; charset=utf-8")
+
+
+def test_the_head_needs_no_row() -> None:
+    def broken() -> Iterator[ArchivedMessage]:
+        raise AssertionError("asked for rows")
+        yield
+
+    assert next(csv_export.written(broken(), ("id", "topic"))) == "\ufeffid,topic\r\n".encode()
+
+
+def test_memory_does_not_grow_with_the_file() -> None:
+    row = ArchivedMessage(topic="orders", body="x" * 10_000)
+    tracemalloc.start()
+    size = sum(len(part) for part in csv_export.written((row for _ in range(10_000)), ("topic", "body")))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 100e6
+    assert peak < 20e6
+
+
+def test_a_client_that_goes_away_ends_it(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_export, "ROWS", 2)
+    asked: list[Any] = []
+    whole = browse.page_of
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        asked.append(options)
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(browse, "page_of", counted)
+    for _ in range(20):
+        make()
+    answer = as_user("view_dashboard").get(address("archive_csv"))
+    content = iter(answer.streaming_content)
+    next(content), next(content)
+    answer.close()
+    assert len(asked) <= 2
+
+
+def test_it_is_streamed_under_asgi_too(new_user: Callable[..., Any]) -> None:
+    for _ in range(5):
+        make()
+    client = AsyncClient()
+    client.force_login(new_user("view_dashboard"))
+
+    async def content() -> bytes:
+        answer = await client.get(address("archive_csv"))
+        assert answer.is_async
+        return b"".join([part async for part in answer.streaming_content])
+
+    assert len(lines(apart(lambda: asyncio.run(content())))) == 5  # a browser's loop may run in this thread

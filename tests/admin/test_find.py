@@ -1,0 +1,140 @@
+"""Finding one message by its id or key, exactly, wherever it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.test import Client
+
+from django_delayq import lookup
+from django_delayq.exceptions import UnknownTopic
+from django_delayq.models import ArchivedMessage
+from tests.admin.browser import address
+from tests.faults import unreachable
+from tests.sql.hands import DAY, DEFAULT, ORDERS, Hands
+from tests.tasks import close_order, crowd, noop
+
+HOSTILE = "<script>alert(1)</script>\u202e"
+AsUser = Callable[..., Client]
+
+
+@pytest.fixture
+def find(as_user: AsUser, hands: Hands) -> Callable[..., Any]:
+    """The answer to a search by who may only look."""
+    client = as_user("view_dashboard")
+    return lambda q, **query: client.get(address("find"), {"q": q, **query})
+
+
+def newest() -> ArchivedMessage:
+    return ArchivedMessage.objects.order_by("-pk")[0]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize(
+    "write", [str, lambda i: str(UUID(i)), str.upper, lambda i: f" {i} ", lambda i: f"{{{UUID(i)}}}"]
+)
+def test_an_id_leads_to_the_live_message_in_redis_and_in_the_database(
+    find: Callable[..., Any], durable: bool, write: Callable[[str], str]
+) -> None:
+    handle = close_order.using(delay=DAY, durable=durable).enqueue(1)
+    there = address("message", topic="orders", message_id=handle.id)
+    assert find(write(handle.id)).url == there
+    assert find(write(handle.id), topic="orders").url == there
+
+
+def test_an_id_in_an_old_partition_is_found(find: Callable[..., Any], split: Callable[[int], Any]) -> None:
+    handle = crowd.using(delay=DAY).enqueue(1)
+    split(7)
+    assert find(handle.id).url == address("message", topic="crowd", message_id=handle.id)
+
+
+def test_an_ended_message_is_found_as_its_newest_row(find: Callable[..., Any], hands: Hands) -> None:
+    for _ in range(2):
+        handle = close_order.using(key="order:7").enqueue(7)
+        hands.work(ORDERS)
+        hands.archive()
+    assert find(handle.id).url == address("archived", pk=newest().pk)
+    assert find("order:7").url == address("archived", pk=newest().pk)
+    again = close_order.using(key="order:7", delay=DAY).enqueue(7)
+    assert find("order:7").url == address("message", topic="orders", message_id=again.id)
+
+
+def test_a_key_is_found_in_its_topic(find: Callable[..., Any]) -> None:
+    here = close_order.using(key="a", delay=DAY).enqueue(1)
+    there = noop.using(key="a", delay=DAY).enqueue()
+    assert find("a", topic="orders").url == address("message", topic="orders", message_id=here.id)
+    html = find("a").content.decode()
+    assert "Several topics have a message with this key" in html
+    for handle in (here, there):
+        assert address("message", topic=handle.topic, message_id=handle.id) in html
+
+
+def test_several_hits_name_live_ones_first(find: Callable[..., Any], hands: Hands) -> None:
+    noop.using(key="a").enqueue()
+    hands.work(DEFAULT)
+    hands.archive()
+    close_order.using(key="a", delay=DAY).enqueue(1)
+    html = find("a").content.decode()
+    assert html.index("delayed") < html.index("acked")
+
+
+def test_a_key_that_looks_like_an_id_is_found_too(find: Callable[..., Any]) -> None:
+    key = str(uuid4())
+    handle = close_order.using(key=key, delay=DAY).enqueue(1)
+    there = address("message", topic="orders", message_id=handle.id)
+    assert find(key).url == there
+    assert find(f"key:{key}").url == there
+
+
+def test_a_key_that_begins_with_the_word_is_found_behind_the_word(find: Callable[..., Any]) -> None:
+    handle = close_order.using(key="key:1", delay=DAY).enqueue(1)
+    assert find("key:key:1").url == address("message", topic="orders", message_id=handle.id)
+
+
+@pytest.mark.parametrize("query", ["nobody", "0" * 32, f"{1:0>8}-0000-7000-8000-{1:0>12}", HOSTILE, "%", "ord"])
+def test_what_nobody_has_is_said_in_words(find: Callable[..., Any], query: str) -> None:
+    close_order.using(key="order:1", delay=DAY).enqueue(1)
+    html = find(query).content.decode()
+    assert "neither a live one nor one in the archive" in html
+    assert "<script>alert" not in html
+    assert "\u202e" not in re.sub('value="[^"]*"', "", html)  # what was typed stands in its input as it is
+
+
+@pytest.mark.parametrize(
+    ("query", "topic", "words"),
+    [
+        ("a", "nobody", "Known topics:"),
+        ("x" * 257, "", "1 to 256 characters"),
+        ("a\0b", "", "none of them NUL"),
+        ("key:", "", "1 to 256"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(find: Callable[..., Any], query: str, topic: str, words: str) -> None:
+    response = find(query, topic=topic)
+    assert response.status_code == 200 and words in response.content.decode()
+
+
+def test_without_a_query_the_page_says_what_it_takes(find: Callable[..., Any]) -> None:
+    assert "An id has 32 hexadecimal digits" in find("").content.decode()
+
+
+def test_redis_away_is_said_with_503(find: Callable[..., Any]) -> None:
+    with unreachable():
+        assert find("a").status_code == 503
+
+
+def test_nothing_is_searched(hands: Hands, django_assert_max_num_queries: Any) -> None:
+    handle = close_order.using(delay=DAY).enqueue(1)
+    with django_assert_max_num_queries(3):
+        assert lookup.by_id(handle.id)
+    with django_assert_max_num_queries(2):
+        assert not lookup.by_key("nobody", "orders")
+
+
+def test_a_wrong_topic_is_an_error_of_the_call(hands: Hands) -> None:
+    with pytest.raises(UnknownTopic):
+        lookup.by_key("a", "nobody")

@@ -1,0 +1,241 @@
+"""The first page tells what waits, what will fire, how late it fired, and what is wrong."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import figures, topics
+from django_delayq.store.redis import RedisStore
+from tests.admin import by_hand
+from tests.admin.browser import address
+from tests.sql.hands import ORDERS, Hands
+from tests.tasks import close_order
+
+HOSTILE = "<script>alert(1)</script> \u202egnp.exe\u200b \x1b[31m"
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The figures are these from now on."""
+    return lambda overview: monkeypatch.setattr(figures, "overview", lambda: overview)
+
+
+@pytest.fixture
+def viewer(as_user: Callable[..., Client]) -> Client:
+    return as_user("view_dashboard")
+
+
+def page(viewer: Client) -> str:
+    answer = viewer.get(address("changelist"))
+    assert answer.status_code == 200
+    return str(answer.content.decode())
+
+
+def text_of(html: str) -> str:
+    """What is read, in one line."""
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+# What it shows
+
+
+def test_what_waits_and_what_was_done_is_in_the_row_of_its_topic(viewer: Client, hands: Hands):
+    close_order.using(delay=0).enqueue(1)
+    hands.work(ORDERS)
+    close_order.using(delay=3600).enqueue(2)
+    close_order.using(delay=3600).enqueue(3)
+    html = page(viewer)
+    rows = [
+        text_of(row)
+        for row in re.findall(r"<tr>.*?</tr>", html, re.S)
+        if f'"{address("topic", topic="orders")}"' in row
+    ]
+    assert len(rows) == 1
+    assert re.match(r"orders no worker 0 0 ms in (1 h|60 min|3.6\S* s) 0 2 0 ", rows[0])
+    assert "Due in the next hour: 2, peak 2 at" in html or "Due in the next day: 2, peak 2 at" in html
+
+
+def test_rows_lead_to_their_topic_and_its_dead_letters(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview(topics=[by_hand.topic("a-b", dead_letters=1204)]))
+    html = page(viewer)
+    assert f'<a href="{address("topic", topic="a-b")}">a-b</a>' in html
+    assert f'<a href="{address("dead_letters")}?topic=a-b">1,204</a>' in html
+
+
+def test_the_tiles_are_the_sums(viewer: Client, shown: Callable[..., None]):
+    other = by_hand.topic(
+        "mail", ready=5, lag=9.0, dead_letters=0, outbox=3, next_due_at=by_hand.AT + timedelta(days=9)
+    )
+    shown(by_hand.overview(topics=[by_hand.topic(), other], dead_capped=True, outbox_capped=True))
+    tiles = text_of(re.findall(r"<ul class=.delayq-tiles.*?</ul>", page(viewer), re.S)[0])
+    for tile in (
+        "Backlog 12 lag 9 s",
+        "Next due in 2.4 s orders",
+        "and 3 in the outbox (or more)",
+        "Leased 6 10 to be archived",
+        "Finished per second 25.0",
+        "Open dead letters 14+",
+        "Workers 2",
+    ):
+        assert tile in tiles
+
+
+def test_a_topic_without_figures_yet_shows_dashes(viewer: Client, shown: Callable[..., None]):
+    new = by_hand.topic(next_due_at=None, per_second=None, late_p50_ms=None, late_p99_ms=None, counters={})
+    shown(by_hand.overview(topics=[new], samples=()))
+    html = page(viewer)
+    assert text_of(html).count("–") >= 4
+    assert "The first samples come after a minute" in html
+
+
+def test_the_three_pictures_and_the_chart_are_there(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview())
+    html = page(viewer)
+    assert [html.count(f'id="delayq-{name}"') for name in ("minutes", "hours", "lateness", "chart-data")] == [
+        1,
+        1,
+        1,
+        1,
+    ]
+    assert html.count("<polyline") == 3
+    past = re.findall(r'<details id="delayq-past-numbers">.*?</details>', html, re.S)[0]
+    assert past.count("<tr>") == 1 + 180 // 10
+
+
+def test_headings_come_in_order(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview())
+    levels = [int(level) for level in re.findall(r"<h(\d)", page(viewer).split('id="content"')[1])]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+# What is wrong
+
+
+def test_redis_is_down_and_the_page_says_so(viewer: Client, settings: Any, delayq: RedisStore):
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    html = page(viewer)
+    assert 'id="delayq-problem"' in html and 'role="alert"' in html
+    assert "There are no figures to show until it can be read." in html
+    assert "Nothing was enqueued yet" not in html
+
+
+def test_redis_is_down_and_the_last_figures_are_shown_with_their_time(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview(problem=f"Connection refused {HOSTILE}"))
+    html = page(viewer)
+    banner = text_of(re.findall(r'id="delayq-problem".*?</div>', html, re.S)[0])
+    assert "Connection refused" in banner
+    assert "as it was last known, at 2026-11-20 10:20:11" in banner
+    assert "1,200" in html
+    assert "<script>alert" not in html
+
+
+def test_a_topic_that_nobody_serves(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview(topics=[by_hand.topic(workers=0), by_hand.topic("mail")]))
+    html = page(viewer)
+    assert "No worker serves: orders (1,210 waiting)" in text_of(html)
+    assert html.count("delayq-badge-err") == 1
+
+
+def test_nothing_waits_for_a_worker_that_is_not_there(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview(topics=[by_hand.topic(workers=0, ready=0, delayed=0, leased=0)]))
+    html = page(viewer)
+    assert "delayq-unserved" not in html
+    assert html.count("delayq-badge-err") == 1
+
+
+def test_a_paused_topic_is_a_warning_that_says_who_and_why(viewer: Client, delayq: RedisStore, db: None):
+    close_order.using(delay=60).enqueue(1)
+    topics.pause_topic("orders", by=f"anna {HOSTILE}", reason=f"the bank is away {HOSTILE}")
+    html = page(viewer)
+    banner = text_of(re.findall(r'<div[^>]*id="delayq-paused".*?</div>', html, re.S)[0])
+    assert banner.startswith("Paused: orders by anna &lt;script&gt;")
+    assert "the bank is away" in banner and "until somebody resumes it." in banner
+    row = re.findall(r'<th scope="row"><a href="[^"]*/orders/">.*?</th>', html, re.S)[0]
+    assert "delayq-badge-warn" in row and "delayq-badge-err" not in row
+    for character in "\u202e\u200b\x1b":
+        assert character not in html
+    assert "<script>alert" not in html
+
+
+def test_a_pause_that_ends_by_itself_says_when(viewer: Client, shown: Callable[..., None]):
+    at_ms = by_hand.AT.timestamp() * 1000
+    note = {"by": "", "reason": "", "at": at_ms - 60_000, "until": at_ms + 600_000}
+    shown(by_hand.overview(topics=[by_hand.topic(paused=note, workers=0)]))
+    html = page(viewer)
+    assert "until 2026-11-20 10:30:11 in 10 min" in text_of(html)
+    assert "delayq-unserved" not in html
+
+
+def test_with_nothing_in_use_the_page_says_what_to_do(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.empty())
+    html = page(viewer)
+    assert "Nothing was enqueued yet" in html
+    assert "run_delayq" in html
+    assert "delayq-tiles" not in html
+
+
+# The part that is fetched again and again
+
+
+def test_the_fragment_is_the_changing_part_of_the_page(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview())
+    answer = viewer.get(address("live"))
+    html = answer.content.decode()
+    assert "no-store" in answer["Cache-Control"]
+    assert "<html" not in html and "csrfmiddlewaretoken" not in html
+    whole = page(viewer)
+    assert html.strip() in whole
+    assert 'href="/admin/' in html
+
+
+def test_what_has_not_changed_is_not_sent_again(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview())
+    etag = viewer.get(address("live"))["ETag"]
+    again = viewer.get(address("live"), headers={"If-None-Match": etag})
+    assert (again.status_code, again.content, again["ETag"]) == (304, b"", etag)
+    shown(by_hand.overview(at=by_hand.AT + timedelta(seconds=1)))
+    changed = viewer.get(address("live"), headers={"If-None-Match": etag})
+    assert changed.status_code == 200
+    assert changed["ETag"] != etag
+
+
+def test_only_those_who_may_see_it_get_it(as_user: Callable[..., Client], client: Any):
+    for name in ("changelist", "live"):
+        assert as_user().get(address(name)).status_code == 403
+        assert Client().get(address(name)).status_code == 302
+        assert as_user("view_dashboard").post(address(name)).status_code == 405
+
+
+# What it costs
+
+
+def test_the_cost_does_not_grow_with_the_queue(viewer: Client, delayq: RedisStore, record_property: Any):
+    close_order.using(delay=60).enqueue(1)
+    before = queries_of(viewer)
+    for number in range(100):
+        close_order.using(delay=60 + number).enqueue(number)
+    assert queries_of(viewer) == before
+    began = time.perf_counter()
+    with CaptureQueriesContext(connection) as kept:
+        viewer.get(address("live"))
+    took_ms = (time.perf_counter() - began) * 1000
+    assert len(kept) <= 4  # the session, the user and what it may do: the figures are kept
+    record_property("server_time_ms", round(took_ms, 1))
+    assert took_ms < 200
+
+
+def queries_of(viewer: Client) -> int:
+    figures.forget()
+    with CaptureQueriesContext(connection) as queries:
+        viewer.get(address("live"))
+    return len(queries)

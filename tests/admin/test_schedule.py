@@ -1,0 +1,248 @@
+"""Sending one message from a form that is made of the task's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.test import Client
+
+from django_delayq import delayed_task, exceptions, tasks, topics
+from django_delayq.identity import key_id
+from django_delayq.message import Message, Priority
+from django_delayq.models import OperatorAction
+from tests.admin.browser import address
+from tests.faults import lost_answers, unreachable
+from tests.sql.hands import DAY, ORDERS, Hands
+from tests.tasks import close_order, seen
+
+AsUser = Callable[..., Client]
+TASK = "tests.tasks.close_order"
+HERE = {"task": TASK}
+
+
+@pytest.fixture
+def client(as_user: AsUser, hands: Hands) -> Client:
+    return as_user("view_dashboard", "view_payload", "edit_message")
+
+
+def filled(client: Client, task: str = TASK, **changes: str) -> dict[str, str]:
+    """What a browser sends of the page's form after these changes; off means a box without its tick."""
+    context = client.get(address("schedule"), {"task": task}).context
+    data = {f.html_name: f.value() for form in (context["form"], context["arguments"]) for f in form}
+    data |= {"delay": "60", "delay_unit": "1", "expires": None, "expires_unit": "60"}
+    data = {name: "on" if value is True else value for name, value in data.items() if value not in (None, False)}
+    return {name: value for name, value in (data | changes).items() if value != "off"}
+
+
+def send(client: Client, data: dict[str, str], task: str = TASK) -> Any:
+    return client.post(f"{address('schedule')}?task={task}", data)
+
+
+def only_message(topic: str = "orders") -> Message:
+    (message,) = topics.list_messages(topic).messages
+    return message
+
+
+def due_in(message: Message) -> timedelta:
+    return message.due_at - datetime.now(tz=timezone.utc)
+
+
+def test_every_task_can_be_chosen(client: Client) -> None:
+    html = client.get(address("schedule")).content.decode()
+    for name in tasks.by_name:
+        assert f'<option value="{name}">' in html
+
+
+def test_a_message_is_sent_with_its_arguments_and_options(client: Client) -> None:
+    data = filled(
+        client,
+        argument_order_id="1042",
+        argument_reason="by hand",
+        delay="1.5",
+        delay_unit="3600",
+        key="order:1042",
+        priority="high",
+        expires="2",
+        expires_unit="86400",
+        headers='{"ticket": "OPS-7"}',
+    )
+    response = send(client, data)
+    message = only_message()
+    assert response.url == f"{address('message', topic='orders', message_id=message.id)}?moment=1"
+    assert (list(message.args), dict(message.kwargs)) == ([], {"order_id": 1042, "reason": "by hand"})
+    assert (message.key, message.priority, message.headers) == ("order:1042", Priority.HIGH, {"ticket": "OPS-7"})
+    assert abs(due_in(message) - timedelta(minutes=90)) < timedelta(seconds=10)
+    assert message.expires_at and message.expires_at - message.due_at == timedelta(days=2)
+    action = OperatorAction.objects.get()
+    assert action.action == "schedule" and message.id in action.selection and action.count == 1
+    assert "The message was sent." in client.get(response.url).content.decode()
+
+
+def test_it_runs(client: Client, hands: Hands) -> None:
+    send(client, filled(client, argument_order_id="7", delay="0"))
+    hands.work(ORDERS)
+    assert seen == [(7, "unpaid")]
+
+
+def test_an_instant_is_of_the_projects_time_zone(client: Client, settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Tokyo"
+    assert "Time zone Asia/Tokyo" in client.get(address("schedule"), HERE).content.decode()
+    send(client, filled(client, argument_order_id="7", delay="", at="2030-01-01T09:00"))
+    assert only_message().due_at == datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+def test_a_durable_message_is_kept_by_the_database(client: Client) -> None:
+    response = send(client, filled(client, argument_order_id="7", delay=str(2 * DAY), durable="on"))
+    assert "yes: the database has it" in client.get(response.url).content.decode()
+
+
+def test_the_form_begins_with_what_the_task_says(client: Client, registry: dict[str, Any]) -> None:
+    @delayed_task(name="t.low", topic="orders", priority="low", durable=True, on_duplicate="keep")
+    def low() -> None:
+        """Does little.
+
+        And more."""
+
+    page = client.get(address("schedule"), {"task": "t.low"})
+    form = page.context["form"]
+    assert [form[name].value() for name in ("priority", "durable", "on_duplicate")] == ["low", True, "keep"]
+    assert "Does little." in page.content.decode() and "The task takes none." in page.content.decode()
+    assert send(client, filled(client, "t.low", durable="off"), "t.low").status_code == 302
+    assert only_message().task == "t.low"
+
+
+def test_sent_twice_it_is_stored_once(client: Client) -> None:
+    data = filled(client, argument_order_id="7")
+    first, second = send(client, data), send(client, data)
+    assert first.status_code == second.status_code == 302 and first.url == second.url
+    assert only_message().id == data["id"]
+
+
+def test_sent_again_after_it_has_run_it_does_not_run_again(client: Client, hands: Hands) -> None:
+    data = filled(client, argument_order_id="7", delay="0")
+    send(client, data)
+    hands.work(ORDERS)
+    row = hands.archive()[0]
+    assert send(client, data).url == address("archived", pk=row.pk)
+    assert seen == [(7, "unpaid")] and not hands.work(ORDERS)
+
+
+def test_sent_again_with_other_arguments_it_is_refused_and_leads_to_the_live_one(client: Client) -> None:
+    data = filled(client, argument_order_id="7")
+    send(client, data)
+    html = send(client, data | {"argument_order_id": "8"}).content.decode()
+    assert "already live" in html and address("message", topic="orders", message_id=data["id"]) in html
+    assert dict(only_message().kwargs) == {"order_id": 7}
+
+
+@pytest.mark.parametrize(("mode", "order_id"), [("raise", 1), ("keep", 1), ("replace", 7)])
+def test_a_key_that_is_live_is_treated_as_chosen(client: Client, mode: str, order_id: int) -> None:
+    close_order.using(delay=DAY, key="k").enqueue(1)
+    response = send(client, filled(client, argument_order_id="7", key="k", on_duplicate=mode))
+    message = only_message()
+    assert [*message.args, *message.kwargs.values()] == [order_id]
+    live = address("message", topic="orders", message_id=key_id("orders", "k").hex())
+    if mode == "raise":
+        assert response.status_code == 200
+        assert "already live" in response.content.decode() and live in response.content.decode()
+        assert not OperatorAction.objects.exists()
+    else:
+        words = {"keep": "it was kept", "replace": "in place of the one"}[mode]
+        assert words in client.get(response.url).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"argument_order_id": ""}, "Write a value."),
+        ({"argument_order_id": "{"}, "This is not JSON"),
+        ({"delay": "", "at": ""}, "Give one of the two"),
+        ({"at": "2030-01-01T00:00"}, "Give one of the two"),
+        ({"delay": "", "at": "2020-01-01T00:00"}, "That has passed already"),
+        ({"delay": "-1"}, "greater than or equal to 0"),
+        ({"delay": "5000", "delay_unit": "86400"}, "more than ten years"),
+        ({"expires": "x"}, "Enter a number"),
+        ({"key": "x" * 257}, "1 to 256 characters"),
+        ({"headers": "[]"}, "Headers are a JSON object of texts"),
+        ({"headers": '{"a": 1}'}, "Headers are a JSON object of texts"),
+        ({"headers": "{"}, "This is not JSON"),
+        ({"headers": '{"a": "\\ud800"}'}, "cannot be written as JSON"),
+        ({"priority": "urgent"}, "Select a valid choice"),
+        ({"id": "nonsense"}, "is not a message id"),
+        ({"id": ""}, "This field is required"),
+    ],
+)
+def test_what_is_wrong_is_refused_at_the_form(client: Client, changes: dict[str, str], words: str) -> None:
+    response = send(client, filled(client, **{"argument_order_id": "7", **changes}))
+    html = response.content.decode()
+    assert response.status_code == 200 and words in html and "Not sent" in html
+    assert not topics.list_messages("orders").messages
+    assert not OperatorAction.objects.exists()
+
+
+def test_what_was_written_is_still_there_after_an_error(client: Client) -> None:
+    html = send(client, filled(client, argument_order_id="{", argument_reason="long <words>")).content.decode()
+    assert "long &lt;words&gt;" in html
+
+
+def test_a_task_that_was_removed_is_said_in_words(client: Client, registry: dict[str, Any]) -> None:
+    data = filled(client, argument_order_id="7")
+    registry.pop(TASK)
+    for response in (client.get(address("schedule"), HERE), send(client, data)):
+        assert response.status_code == 404 and "It may have been removed" in response.content.decode()
+
+
+def test_without_redis_nothing_is_sent_and_the_form_stays(client: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "ON_REDIS_ERROR": "raise"}
+    data = filled(client, argument_order_id="7")
+    with unreachable():
+        response = send(client, data)
+    assert response.status_code == 200 and "Cannot reach Redis" in response.content.decode()
+    assert data["id"] in response.content.decode()
+    assert send(client, data).status_code == 302
+
+
+def test_an_answer_that_was_lost_is_said_and_the_form_may_be_sent_again(client: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "ON_REDIS_ERROR": "raise"}
+    data = filled(client, argument_order_id="7")
+    with lost_answers(3):
+        response = send(client, data)
+    assert "Send this form again as it is" in response.content.decode()
+    assert send(client, data).status_code == 302
+    assert only_message().id == data["id"]
+
+
+def test_what_the_service_refuses_is_said_at_the_form(client: Client) -> None:
+    data = filled(client, argument_order_id="7")
+    with mock.patch("django_delayq.operations.schedule", side_effect=exceptions.StoreFull()):
+        assert "Redis is at maxmemory" in send(client, data).content.decode()
+
+
+@pytest.mark.parametrize("missing", ["view_payload", "edit_message"])
+def test_who_may_not_write_arguments_schedules_nothing(as_user: AsUser, client: Client, missing: str) -> None:
+    data = filled(client, argument_order_id="7")
+    others = {"view_dashboard", "view_payload", "edit_message", "cancel_message", "bulk_operate"} - {missing}
+    stranger = as_user(*others)
+    assert send(stranger, data).status_code == 403
+    assert stranger.get(address("schedule"), HERE).status_code == 403
+    assert not topics.list_messages("orders").messages
+
+
+def test_a_message_is_sent_from_a_browser(hands: Hands, as_user: AsUser, browser_page: Callable[..., Any]) -> None:
+    page = browser_page(as_user("view_dashboard", "view_payload", "edit_message"), width=390)
+    page.goto(address("schedule"))
+    page.get_by_label("Task").select_option(TASK)
+    page.get_by_role("button", name="Go on").click()
+    page.get_by_label("order_id").fill("1042")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("Give one of the two").wait_for()
+    page.get_by_label("Or at").fill("2030-01-01T09:30:00")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("The message was sent.").wait_for()
+    message = only_message()
+    assert dict(message.kwargs) == {"order_id": 1042}
+    assert message.due_at == datetime(2030, 1, 1, 9, 30, tzinfo=timezone.utc)

@@ -1,0 +1,63 @@
+"""Purges that a worker runs: cancelled, killed, and beside producers."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_delayq import bulk, topics
+from django_delayq.bulk_runner import BulkLedger, BulkRunner
+from tests.sql.bulk_hands import OPERATOR, Killed, at, be_silent, die, order
+from tests.sql.hands import DAY, Hands, apart, messages_in
+from tests.tasks import record
+
+
+@pytest.fixture
+def runner(hands: Hands) -> BulkRunner:
+    return BulkRunner(hands.store, "first")
+
+
+@pytest.fixture
+def other(hands: Hands) -> BulkRunner:
+    """In another process."""
+    return BulkRunner(hands.store, "other")
+
+
+def test_a_cancelled_purge_tells_all_that_it_has_ended(hands: Hands, runner: BulkRunner) -> None:
+    record.enqueue_many([record.using(delay=DAY).prepare(number) for number in range(1_200)])
+    operation = order("purge")
+    with at(BulkLedger, "rest", lambda: apart(lambda: bulk.cancel(OPERATOR, operation.pk)), time=1):
+        runner.run_once()
+    operation.refresh_from_db()
+    assert operation.action is not None
+    left = len(messages_in(hands.store))
+    assert (operation.status, operation.count, operation.action.count) == ("cancelled", 1_200 - left, 1_200 - left)
+
+
+def test_a_purge_goes_on_after_a_kill_and_ends_what_was_there(
+    hands: Hands, runner: BulkRunner, other: BulkRunner
+) -> None:
+    record.enqueue_many([record.using(delay=DAY).prepare(number) for number in range(1_200)])
+    operation = order("purge")
+    with at(BulkLedger, "rest", die, time=1), pytest.raises(Killed):
+        runner.run_once()
+    operation.refresh_from_db()
+    assert (operation.status, operation.total, operation.count) == ("running", 1_200, 500)
+    later = [handle.identity for handle in record.enqueue_many([record.using(delay=2 * DAY).prepare(1)] * 3)]
+    be_silent()
+    other.run_once()
+    operation.refresh_from_db()
+    assert (operation.status, operation.count, messages_in(hands.store)) == ("done", 1_200, set(later))
+
+
+def test_a_purge_ends_no_more_than_it_has_counted(hands: Hands, runner: BulkRunner) -> None:
+    record.using(delay=DAY).enqueue(1)
+    operation = order("purge")
+
+    def enqueue_more() -> None:
+        record.enqueue_many([record.using(delay=2 * DAY).prepare(number) for number in range(20)])
+
+    with at(topics, "purge_batches", enqueue_more, time=1):
+        runner.run_once()
+    operation.refresh_from_db()
+    assert (operation.total, operation.count) == (1, 1)
+    assert len(messages_in(hands.store)) == 20

@@ -1,0 +1,201 @@
+"""All that the overview reads of Redis, in one round trip; and what it reads besides partitions: samples, quiet."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+from redis.connection import AbstractConnection
+
+from django_delayq.exceptions import StoreError, StoreUnavailable
+from django_delayq.store import keys, registry
+from django_delayq.store.hints import HintStream
+from django_delayq.store.keys import TOLD, Partition
+from django_delayq.store.redis import RedisStore
+from tests.faults import scripts_run, unreachable
+from tests.servers import Server
+from tests.store.factories import LATER, PARTITION, TASKS, enqueue, enqueue_many, nodes, on_all_nodes, outgoing
+
+OTHER = Partition("mails", 0)
+#: Now, in a minute, in ten years.
+INSTANTS = (int(time.time() * 1000), int(time.time() * 1000) + 60_000, int(time.time() * 1000) + 10 * 366 * 86_400_000)
+#: What it reads besides the partitions: heartbeats, quiet workers, samples, topics.
+PLAIN = 4
+
+
+@contextmanager
+def round_trips() -> Iterator[list[object]]:
+    """Every time that something is sent to a server."""
+    sent: list[object] = []
+    real = AbstractConnection.send_packed_command
+
+    def send(self: Any, command: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.append(command)
+        return real(self, command, *args, **kwargs)
+
+    with mock.patch.object(AbstractConnection, "send_packed_command", send):
+        yield sent
+
+
+def expected_trips(server: Server, reads: int) -> int:
+    """One; but a cluster's client has no pipeline that reaches several nodes at once."""
+    return reads if server.kind == "cluster" else 1
+
+
+@pytest.fixture
+def partitions(store: RedisStore) -> Sequence[Partition]:
+    """Two of them, one with two waiting messages, one of them due."""
+    enqueue(store)
+    enqueue(store, when=LATER)
+    store.enqueue(OTHER, TASKS, [outgoing(when=LATER)])
+    store.partitions.counts(PARTITION.topic)
+    store.partitions.counts(OTHER.topic)
+    return PARTITION, OTHER
+
+
+def test_it_is_one_round_trip(store: RedisStore, server: Server, partitions: Sequence[Partition]) -> None:
+    store.snapshot(partitions, INSTANTS, 5)
+    with round_trips() as sent:
+        store.snapshot(partitions, INSTANTS, 5)
+    assert len(sent) == expected_trips(server, 2 * len(partitions) + PLAIN)
+
+
+def test_it_says_what_the_single_reads_say(store: RedisStore, partitions: Sequence[Partition]) -> None:
+    store.beat("worker", '{"at_ms": 5}')
+    store.quiet("worker", "ops")
+    for number in range(4):
+        store.add_sample(json.dumps({"at_ms": number}))
+    snapshot = store.snapshot(partitions, INSTANTS, 3)
+    assert {p: stats[1:] for p, stats in snapshot.stats.items()} == {p: store.stats(p)[1:] for p in partitions}
+    assert snapshot.forecast == {PARTITION: [1, 1, 2], OTHER: [0, 0, 1]}
+    assert (snapshot.heartbeats, snapshot.quiet) == ({"worker": {"at_ms": 5}}, {"worker"})
+    assert snapshot.samples == [{"at_ms": 1}, {"at_ms": 2}, {"at_ms": 3}]
+    assert snapshot.used == store.used_partitions() == [OTHER, PARTITION]
+
+
+def test_of_nothing_it_is_empty(store: RedisStore) -> None:
+    assert store.snapshot((), (), 1) == ({}, {}, {}, set(), [], [])
+
+
+def test_it_comes_right_after_a_flush_of_the_script_cache(
+    store: RedisStore, server: Server, partitions: Sequence[Partition]
+) -> None:
+    before = store.snapshot(partitions, INSTANTS, 1)
+    on_all_nodes(server, "SCRIPT", "FLUSH")
+    assert store.snapshot(partitions, INSTANTS, 1).forecast == before.forecast
+    with round_trips() as sent:  # and the flush costs once
+        store.snapshot(partitions, INSTANTS, 1)
+    assert len(sent) == expected_trips(server, 2 * len(partitions) + PLAIN)
+
+
+def test_the_cost_does_not_depend_on_how_many_wait(
+    store: RedisStore, server: Server, partitions: Sequence[Partition]
+) -> None:
+    enqueue_many(store, 2_000, when=LATER)
+    before = _scripts(server)
+    store.snapshot(partitions, INSTANTS, 1)
+    assert _scripts(server) - before == 2 * len(partitions)
+
+
+def test_stats_of_several_partitions_are_one_round_trip(
+    store: RedisStore, server: Server, partitions: Sequence[Partition]
+) -> None:
+    store.all_stats(partitions)
+    with round_trips() as sent:
+        found = store.all_stats(partitions)
+    assert [stats[1:] for stats in found] == [store.stats(p)[1:] for p in partitions]
+    assert len(sent) == expected_trips(server, len(partitions))
+
+
+def test_an_error_among_the_answers_is_raised(store: RedisStore, partitions: Sequence[Partition]) -> None:
+    store.client.set(keys.workers_key(store.prefix), "not a hash")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.snapshot(partitions, INSTANTS, 1)
+
+
+def test_an_error_of_a_script_is_raised(store: RedisStore, partitions: Sequence[Partition]) -> None:
+    lane = keys.partition_keys(store.prefix, PARTITION)[1]
+    store.client.delete(lane)
+    store.client.set(lane, "not a zset")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.snapshot(partitions, INSTANTS, 1)
+
+
+def test_a_server_that_is_away_is_told(store: RedisStore, partitions: Sequence[Partition]) -> None:
+    with unreachable(), pytest.raises(StoreUnavailable):
+        store.snapshot(partitions, INSTANTS, 1)
+    assert store.snapshot(partitions, INSTANTS, 1).used
+
+
+def _scripts(server: Server) -> int:
+    calls = 0
+    for node in nodes(server):
+        with node:
+            calls += scripts_run(mock.Mock(client=node))
+    return calls
+
+
+# Workers that claim nothing
+
+
+def test_a_worker_is_quiet_until_it_is_told_otherwise(store: RedisStore) -> None:
+    assert not store.is_quiet("worker")
+    store.quiet("worker", "ops")
+    store.quiet("worker", "ops again")
+    assert (store.is_quiet("worker"), store.is_quiet("other")) == (True, False)
+    store.unquiet("worker")
+    store.unquiet("worker")
+    assert not store.is_quiet("worker")
+
+
+def test_workers_are_told_by_a_hint_that_is_no_topic(store: RedisStore) -> None:
+    hints = HintStream(store)
+    try:
+        hints.connect()
+        # The subscription is there once something is heard.
+        for _ in range(50):
+            store.command("PUBLISH", keys.wakeups_channel(store.prefix), "warm:0:1")
+            if hints.read(0.1):
+                break
+        while hints.read(0.1):
+            pass
+        store.quiet("worker", "ops")
+        assert hints.read(5) == (Partition(TOLD, 0), 0)
+        store.unquiet("worker")
+        assert hints.read(5) == (Partition(TOLD, 0), 0)
+    finally:
+        hints.close()
+
+
+def test_a_forgotten_worker_is_not_quiet(store: RedisStore) -> None:
+    for worker in ("a", "b", "c"):
+        store.beat(worker, '{"at_ms": 5}')
+        store.quiet(worker, "ops")
+    store.forget_worker("a", "b")
+    snapshot = store.snapshot((), (), 1)
+    assert (set(snapshot.heartbeats), snapshot.quiet) == ({"c"}, {"c"})
+
+
+# Samples
+
+
+def test_one_of_all_workers_takes_the_sample(store: RedisStore) -> None:
+    assert [store.takes_sample() for _ in range(5)] == [True, False, False, False, False]
+    left = store.client.pttl(keys.sampled_key(store.prefix))
+    assert 0 < left <= registry.SAMPLE_MS - 5_000
+    store.client.delete(keys.sampled_key(store.prefix))  # as if its time were over
+    assert store.takes_sample()
+
+
+def test_samples_of_a_day_are_kept(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "SAMPLES", 20)
+    for number in range(500):
+        store.add_sample(json.dumps({"at_ms": number}))
+    kept = [sample["at_ms"] for sample in store.snapshot((), (), 1_000).samples]
+    assert kept == list(range(500 - len(kept), 500))
+    assert 20 <= len(kept) <= 120  # whole nodes of the stream are removed, of 100 entries

@@ -1,0 +1,90 @@
+"""The history behind the chart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_delayq import topic_stats
+from django_delayq.store import get_store, keys
+from django_delayq.store.keys import Partition
+from django_delayq.store.redis import RedisStore
+from django_delayq.worker.sampler import Sampler
+from tests.tasks import crowd, record
+from tests.worker.moving import LONG_AGO
+
+DEFAULT = Partition("default", 0)
+
+
+@pytest.fixture
+def sampler(delayq: RedisStore) -> Sampler:
+    return Sampler(delayq)
+
+
+def samples(store: RedisStore) -> list[dict[str, Any]]:
+    """What was kept, the oldest first."""
+    return list(store.snapshot((), (), 100).samples)
+
+
+def next_minute(store: RedisStore) -> None:
+    """As if the time of the newest sample were over."""
+    store.command("DEL", keys.sampled_key(store.prefix))
+
+
+def test_sample_tells_of_each_topic_what_waits_and_what_has_finished(sampler: Sampler, delayq: RedisStore) -> None:
+    record.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(5)])
+    crowd.using(delay=3600).enqueue_many([(n,) for n in range(3)])
+    acked, dead, _ = delayq.claim(DEFAULT, 3).leases
+    delayq.ack(DEFAULT, [(acked, b"{}")])
+    delayq.nack(DEFAULT, [(dead, None, True, b"{}")])
+    assert sampler.run_once() == 60.0
+    (sample,) = samples(delayq)
+    assert sample["at_ms"] == pytest.approx(delayq.clock_ms(), abs=5_000)
+    lag = sample["topics"]["default"].pop("lag")
+    assert sample["topics"] == {
+        "default": {"finished": 2, "waiting": 2},
+        "crowd": {"finished": 0, "waiting": 3, "lag": 0.0},
+    }
+    assert lag == pytest.approx(topic_stats("default").lag, abs=5)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_every_kind_of_end_is_finished(sampler: Sampler, delayq: RedisStore) -> None:
+    record.using(delay=60).enqueue(1).cancel()
+    record.using(due_at=LONG_AGO, expires=60).enqueue(2)
+    delayq.claim(DEFAULT, 1)
+    sampler.run_once()
+    assert samples(delayq)[0]["topics"]["default"]["finished"] == 2
+
+
+def test_partitions_of_a_topic_are_one(sampler: Sampler, settings: Any, delayq: RedisStore) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 4}}}
+    crowd.using(delay=3600).enqueue_many([(n,) for n in range(40)])
+    Sampler(get_store()).run_once()
+    assert samples(get_store())[0]["topics"]["crowd"]["waiting"] == 40
+
+
+def test_one_of_several_workers_takes_it(sampler: Sampler, delayq: RedisStore) -> None:
+    others = [Sampler(delayq) for _ in range(3)]
+    for one in (*others, sampler, *others):
+        one.run_once()
+    assert len(samples(delayq)) == 1
+    next_minute(delayq)
+    for one in (sampler, *others):
+        one.run_once()
+    assert len(samples(delayq)) == 2
+
+
+def test_without_topics_it_is_empty(sampler: Sampler, delayq: RedisStore) -> None:
+    sampler.run_once()
+    assert samples(delayq)[0]["topics"] == {}
+
+
+def test_counters_go_on_from_sample_to_sample(sampler: Sampler, delayq: RedisStore) -> None:
+    for _ in range(3):
+        record.using(due_at=LONG_AGO).enqueue(1)
+        delayq.ack(DEFAULT, [(delayq.claim(DEFAULT, 1).leases[0], b"{}")])
+        next_minute(delayq)
+        sampler.run_once()
+    assert [sample["topics"]["default"]["finished"] for sample in samples(delayq)] == [1, 2, 3]
