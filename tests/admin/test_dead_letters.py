@@ -71,7 +71,7 @@ def test_every_number_is_a_link_to_as_many_rows(page: Callable[..., str]) -> Non
 def test_a_number_leads_to_the_archive_that_lists_its_rows(page: Callable[..., str], as_user: AsUser) -> None:
     rows = died(3, error_class="KeyError")
     died(2, error_class="ValueError")
-    hour, _day, _week = (query for query, _ in links(table(page()), "archive") if query["error"] == "KeyError")
+    hour, _day, _week = (query for query, _ in links(table(page()), "archive") if query["error"] == "=KeyError")
     listed = as_user("view_dashboard").get(f"{address('archive')}?{hour.urlencode()}").content.decode()
     for pk in rows:
         assert address("archived", pk=pk) in listed
@@ -92,12 +92,15 @@ def test_the_buttons_of_a_group_are_about_that_group(page: Callable[..., str]) -
         assert selection_from(filters).rows().count() == 3
 
 
-def test_a_group_that_no_filter_can_name_has_no_link(page: Callable[..., str]) -> None:
-    died(2, error_class="", reason="")
-    died(1, error_class="", reason=" blanks ")
-    text = table(page())
-    assert "no error" in text
-    assert links(text, "archive") == links(text, "bulk_new") == []
+@pytest.mark.parametrize(("error_class", "reason"), [("", ""), ("", " blanks "), ("KeyError", "poison")])
+def test_each_group_is_named_exactly(page: Callable[..., str], as_user: AsUser, error_class: str, reason: str) -> None:
+    rows = died(2, error_class=error_class, reason=reason)
+    died(1, error_class="shop.KeyError", reason="")
+    died(1, error_class="ValueError", reason="blanks")
+    error = f"={error_class or reason}"
+    query = next(query for query, _ in links(table(page()), "archive") if query["error"] == error)
+    listed = as_user("view_dashboard").get(f"{address('archive')}?{query.urlencode()}").content.decode()
+    assert {int(pk) for pk in re.findall(rf'"{address("archive")}(\d+)/"', listed)} == set(rows)
 
 
 @pytest.mark.parametrize(
