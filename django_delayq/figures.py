@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -224,12 +225,13 @@ def _bounds(now_ms: float) -> tuple[list[float], list[float]]:
 
 def _due(ends: Sequence[float], by: Sequence[int], outbox: Mapping[int, int], step_ms: int) -> list[Bucket]:
     """Counts up to each end as counts of each bar; the first one also has what is overdue."""
+    waiting = [0] * (len(ends) + 1)
+    for minute, count in outbox.items():
+        waiting[bisect_right(ends, minute)] += count
     bars = []
     for n, end in enumerate(ends):
-        begin = end - step_ms if n else 0
-        waiting = sum(count for at, count in outbox.items() if begin <= at < end)
         at = from_ms(end - step_ms).astimezone(get_current_timezone())
-        bars.append(Bucket(label=f"{at:%H:%M}", count=by[n] - (by[n - 1] if n else 0) + waiting, at=at))
+        bars.append(Bucket(label=f"{at:%H:%M}", count=by[n] - (by[n - 1] if n else 0) + waiting[n], at=at))
     return bars
 
 

@@ -17,6 +17,7 @@ from .. import tasks
 from ..exceptions import InvalidMessage
 from ..models import Final
 from ..selection import Selection
+from ..templatetags.delayq import word
 
 #: What `period` may say.
 PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
@@ -78,7 +79,7 @@ class ArchiveForm(forms.Form):
         super().__init__(query)
         self.query = query
         self.fields["q"].widget.attrs |= {"placeholder": "key:order:1042", "type": "search", "autocomplete": "off"}
-        self._offer("state", _("any state"), Final.choices)
+        self._offer("state", _("any state"), [(state.value, word(state.value)) for state in Final])
         self._offer("topic", _("any topic"), [(name, name) for name in sorted(tasks.known_topics())])
         self._offer("task", _("any task"), [(name, name) for name in sorted(tasks.by_name)])
 
@@ -114,11 +115,11 @@ def sought(text: str) -> dict[str, str]:
     """What the search box means, as parts of a Selection. Raises InvalidMessage that says what it takes."""
     if not text:
         return {}
-    word, colon, value = text.partition(":")
-    if word == "key" and value:
+    prefix, colon, value = text.partition(":")
+    if prefix == "key" and value:
         return {"key": value}
-    if word.startswith("args.") and len(word) > len("args.") and colon:
-        name = word if word.split(".")[1].isdecimal() else word.removeprefix("args.")
+    if prefix.startswith("args.") and len(prefix) > len("args.") and colon:
+        name = prefix if prefix.split(".")[1].isdecimal() else prefix.removeprefix("args.")
         return {"argument": name, "value": value.strip()}
     try:
         return {"message_id": UUID(text).hex}

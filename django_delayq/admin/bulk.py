@@ -17,6 +17,7 @@ from ..exceptions import InvalidMessage, NotPermitted
 from ..models import BulkKind, BulkOperation
 from ..operations import require
 from ..selection import Selection
+from ..templatetags.delayq import word
 from .archive_form import query_of
 from .bulk_form import BulkForm, asked
 from .keyset import newest_first
@@ -35,7 +36,7 @@ def bulk_list(request: HttpRequest) -> HttpResponse:
 def bulk(request: HttpRequest, pk: int) -> HttpResponse:
     """How far one is."""
     operation = _get(pk)
-    title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": operation.get_kind_display()}
+    title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)}
     context: dict[str, Any] = {"operation": operation, "progress": progress(operation), "again": _again(operation)}
     return show(request, "bulk.html", title, now=timezone.now(), **context)
 

@@ -10,7 +10,7 @@ from django import forms
 from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as _lazy
+from django.utils.translation import gettext_lazy
 
 from .. import tasks
 from ..conf import get_settings
@@ -141,7 +141,12 @@ def _empty(one: Parameter) -> str:
 
 # Times
 
-_UNITS = (("1", _lazy("seconds")), ("60", _lazy("minutes")), ("3600", _lazy("hours")), ("86400", _lazy("days")))
+_UNITS = (
+    ("1", gettext_lazy("seconds")),
+    ("60", gettext_lazy("minutes")),
+    ("3600", gettext_lazy("hours")),
+    ("86400", gettext_lazy("days")),
+)
 
 
 class InstantField(forms.DateTimeField):
@@ -192,7 +197,7 @@ class _DurationInput(forms.MultiWidget):
 
     def __init__(self) -> None:
         number = forms.NumberInput(attrs={"min": "0", "step": "any"})
-        super().__init__({"": number, "unit": forms.Select(choices=_UNITS, attrs={"aria-label": _lazy("Unit")})})
+        super().__init__({"": number, "unit": forms.Select(choices=_UNITS, attrs={"aria-label": gettext_lazy("Unit")})})
 
     def decompress(self, value: float | None) -> list[Any]:
         """Minutes to begin with; seconds as they are."""
@@ -206,8 +211,8 @@ class _DurationInput(forms.MultiWidget):
 class WhenForm(forms.Form):
     """A delay or an instant: exactly one. Use seconds or due_at after is_valid()."""
 
-    delay = DurationField(label=_lazy("In, from now"))
-    at = InstantField(label=_lazy("Or at"), required=False)
+    delay = DurationField(label=gettext_lazy("In, from now"))
+    at = InstantField(label=gettext_lazy("Or at"), required=False)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -224,19 +229,19 @@ class WhenForm(forms.Form):
 class PauseForm(forms.Form):
     """Why a topic is paused, and until when."""
 
-    reason = forms.CharField(label=_lazy("Reason"), max_length=500)
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=500)
     hold = forms.ChoiceField(
-        label=_lazy("Until"),
+        label=gettext_lazy("Until"),
         choices=(
-            ("", _lazy("somebody resumes it")),
-            ("900", _lazy("in 15 minutes")),
-            ("3600", _lazy("in 1 hour")),
-            ("28800", _lazy("in 8 hours")),
-            ("at", _lazy("the time below")),
+            ("", gettext_lazy("somebody resumes it")),
+            ("900", gettext_lazy("in 15 minutes")),
+            ("3600", gettext_lazy("in 1 hour")),
+            ("28800", gettext_lazy("in 8 hours")),
+            ("at", gettext_lazy("the time below")),
         ),
         required=False,
     )
-    at = InstantField(label=_lazy("Time"), required=False)
+    at = InstantField(label=gettext_lazy("Time"), required=False)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from .. import figures
 from ..figure_types import Overview, Sample, TopicFigures
@@ -126,12 +127,14 @@ def _summary(now: Overview, totals: Totals) -> str:
     """For those who listen to the page: it is read out once a minute."""
     if now.problem:
         return _("Not everything could be read. The figures are old.")
-    return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s open dead letters, %(workers)s workers.") % {
+    dead = ngettext("%(number)s open dead letter", "%(number)s open dead letters", totals.dead_letters)
+    workers = ngettext("%(number)s worker", "%(number)s workers", totals.workers)
+    return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s, %(workers)s.") % {
         "ready": amount(totals.ready),
         "lag": seconds(totals.lag),
         "next": distance(totals.next_due_at, now.at),
-        "dead": amount(totals.dead_letters),
-        "workers": amount(totals.workers),
+        "dead": dead % {"number": amount(totals.dead_letters)},
+        "workers": workers % {"number": amount(totals.workers)},
     }
 
 

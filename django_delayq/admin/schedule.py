@@ -11,7 +11,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as _lazy
+from django.utils.translation import gettext_lazy
 
 from .. import lookup, operations, tasks
 from ..exceptions import DelayQError, DuplicateMessage, InvalidMessage, NotPermitted, OutcomeUnknown
@@ -40,30 +40,37 @@ class ScheduleForm(WhenForm):
     """When, and the options of one message."""
 
     key = forms.CharField(
-        label=_lazy("Key"),
+        label=gettext_lazy("Key"),
         required=False,
         strip=False,
-        help_text=_lazy("Business identity inside the topic: at most one live message has it."),
+        help_text=gettext_lazy("Business identity inside the topic: at most one live message has it."),
     )
     on_duplicate = forms.ChoiceField(
-        label=_lazy("When a message with this key is live"),
-        choices=(("raise", _lazy("refuse")), ("keep", _lazy("keep that one")), ("replace", _lazy("replace it"))),
+        label=gettext_lazy("When a message with this key is live"),
+        choices=(
+            ("raise", gettext_lazy("refuse")),
+            ("keep", gettext_lazy("keep that one")),
+            ("replace", gettext_lazy("replace it")),
+        ),
     )
     priority = forms.ChoiceField(
-        label=_lazy("Priority"), choices=(("high", _lazy("high")), ("normal", _lazy("normal")), ("low", _lazy("low")))
+        label=gettext_lazy("Priority"),
+        choices=(("high", gettext_lazy("high")), ("normal", gettext_lazy("normal")), ("low", gettext_lazy("low"))),
     )
     expires = DurationField(
-        label=_lazy("Expires"),
-        help_text=_lazy("Not started later than this after it is due. Left empty: as its task says."),
+        label=gettext_lazy("Expires"),
+        help_text=gettext_lazy("Not started later than this after it is due. Left empty: as its task says."),
     )
     durable = forms.BooleanField(
-        label=_lazy("Durable"), required=False, help_text=_lazy("The database keeps it too, until it has ended.")
+        label=gettext_lazy("Durable"),
+        required=False,
+        help_text=gettext_lazy("The database keeps it too, until it has ended."),
     )
     headers = forms.CharField(
-        label=_lazy("Headers"),
+        label=gettext_lazy("Headers"),
         required=False,
         widget=forms.Textarea(attrs={"rows": 1, "cols": 80, "spellcheck": "false"}),
-        help_text=_lazy('For people and tracing: a JSON object of texts, such as {"ticket": "OPS-7"}.'),
+        help_text=gettext_lazy('For people and tracing: a JSON object of texts, such as {"ticket": "OPS-7"}.'),
     )
     id = forms.CharField(widget=forms.HiddenInput)
 
@@ -141,7 +148,8 @@ def _send(request: HttpRequest, task: Task, form: ScheduleForm, arguments: Argum
         live = url(request, "message", topic=topic, message_id=message_id)
         form.add_error("key" if key else None, str(error))
     except OutcomeUnknown as error:
-        form.add_error(None, f"{error} {_('Send this form again as it is: it is stored once.')}")
+        advice = _("Send this form again as it is: it is stored once.")
+        form.add_error(None, f"{error} {advice}")
     except DelayQError as error:
         form.add_error(None, str(error))
     else:

@@ -11,7 +11,7 @@ from django.utils import formats, timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_noop
 
 from ..times import in_words
 
@@ -82,18 +82,29 @@ def visible(text: Any) -> str:
 
 
 _WORDS = {
-    "delayed": gettext_lazy("delayed"), "ready": gettext_lazy("ready"), "leased": gettext_lazy("leased"),
-    "acked": gettext_lazy("acked"), "dead": gettext_lazy("dead"), "cancelled": gettext_lazy("cancelled"),
-    "expired": gettext_lazy("expired"), "retried": gettext_lazy("retried"), "replay": gettext_lazy("replay"),
-    "discard": gettext_lazy("discard"), "purge": gettext_lazy("purge"), "waiting": gettext_lazy("waiting"),
-    "running": gettext_lazy("running"), "done": gettext_lazy("done"), "failed": gettext_lazy("failed"),
+    # States, and how a run ends.
+    gettext_noop("delayed"), gettext_noop("ready"), gettext_noop("leased"), gettext_noop("acked"),
+    gettext_noop("dead"), gettext_noop("cancelled"), gettext_noop("expired"), gettext_noop("retried"),
+    gettext_noop("snoozed"), gettext_noop("released"), gettext_noop("crashed"),
+    # Kinds and statuses of bulk operations.
+    gettext_noop("replay"), gettext_noop("discard"), gettext_noop("purge"), gettext_noop("waiting"),
+    gettext_noop("running"), gettext_noop("done"), gettext_noop("failed"),
+    # What operators do.
+    gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"), gettext_noop("cancel"),
+    gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"), gettext_noop("schedule"),
+    gettext_noop("quiet"), gettext_noop("unquiet"),
+    # Why a row is skipped.
+    gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
+    gettext_noop("locked or deleted"), gettext_noop("newer one with this key"), gettext_noop("key live"),
+    gettext_noop("unknown task"), gettext_noop("unknown topic"), gettext_noop("undecodable"),
+    gettext_noop("redacted"), gettext_noop("arguments refused"),
 }  # fmt: skip
 
 
 @register.filter
 def word(term: str) -> str:
-    """A state, or the kind or status of a bulk operation, in the reader's language."""
-    return str(_WORDS.get(term, term))
+    """A state, an outcome, an action or whatever else is stored as one of our words, in the reader's language."""
+    return _(term) if term in _WORDS else str(term)
 
 
 @register.filter

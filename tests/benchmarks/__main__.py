@@ -16,7 +16,7 @@ from .results import Results
 
 WORKLOADS = (
     "enqueue", "bulk", "burst", "precision", "bytes", "idle", "near_far", "fairness", "async_io", "archive",
-    "archiving", "processes", "partitions", "growth", "release", "crash",
+    "archiving", "processes", "partitions", "growth", "release", "crash", "pages", "overview",
 )  # fmt: skip
 COMPARED = ("enqueue", "bulk", "burst", "precision", "bytes")
 """What peers can do too."""

@@ -43,7 +43,7 @@ def measure(options: common.Options, seeded: bool) -> None:
     seed.set_up()
     rows = options.scaled(ROWS, 2_000)
     took = None if seeded else seed.fill(rows)
-    client = _client()
+    client = log_in()
     results = [_page(client, name, address, options.runs) for name, address in _addresses(client)]
     slowest, most = max(results), max(queries for _, queries in results)
     common.report(
@@ -52,7 +52,7 @@ def measure(options: common.Options, seeded: bool) -> None:
     )  # fmt: skip
 
 
-def _client() -> Any:
+def log_in() -> Any:
     """Somebody who may see the archive and its contents, by permissions of his own: the most queries that it takes."""
     from django.contrib.auth.models import Permission, User
     from django.test import Client

@@ -31,6 +31,10 @@ MEANINGS = {
     "growth": "what claiming a message costs, and precision, beside more and more waiting messages",
     "release": "a million messages due at one instant: drain rate, the longest script by Redis' slow log, and the "
     "lateness of another topic's 50 messages a second meanwhile",
+    "pages": "server time of the archive's pages over 2,000,000 rows: first, deep, each filter, each pair of filters, "
+    "searches, one row; the slowest page's median of 5, and the most queries",
+    "overview": "server time of the other pages beside 1,000,000 waiting messages in five topics and 200,000 rows of "
+    "the archive, with everything read anew; the figure is the overview's median of 20",
     "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",
 }
 
