@@ -11,9 +11,18 @@ from .archiver import Archiver
 from .bulk_runner import BulkRunner
 from .conf import get_settings
 from .exceptions import ConfigurationError
-from .models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage, UnarchivableEntry
+from .models import (
+    ArchivedMessage,
+    BulkOperation,
+    OperatorAction,
+    OutboxMessage,
+    TaskDay,
+    TopicHour,
+    UnarchivableEntry,
+)
 from .reconciler import Reconciler
 from .relay import Relay
+from .statistician import Statistician
 from .store.redis import RedisStore
 from .worker.service import Service
 from .worker.worker import Worker
@@ -32,12 +41,19 @@ def beside(worker: Worker) -> Sequence[Service]:
         return bool(worker.shared.held)
 
     bulk = BulkRunner(store, name, tasks_run=tasks_run)
-    return Archiver(store, name, tasks_run=tasks_run), Relay(store), Reconciler(store), bulk
+    statistician = Statistician(store, tasks_run=tasks_run)
+    return Archiver(store, name, tasks_run=tasks_run), Relay(store), Reconciler(store), bulk, statistician
 
 
 def alone(store: RedisStore, name: str) -> Sequence[Service]:
     """In a process of their own."""
-    return Archiver(store, name, interval=LOOK), Relay(store), Reconciler(store), BulkRunner(store, name)
+    return (
+        Archiver(store, name, interval=LOOK),
+        Relay(store),
+        Reconciler(store),
+        BulkRunner(store, name),
+        Statistician(store),
+    )
 
 
 def check_tables() -> None:
@@ -52,7 +68,7 @@ def check_tables() -> None:
         logger.warning("database %r does not answer; the archive waits for it: %s", alias, error)
         connections[alias].close()
         return
-    models = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction, BulkOperation)
+    models = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction, BulkOperation, TopicHour, TaskDay)
     if missing := sorted({model._meta.db_table for model in models} - there):
         option = "" if alias == "default" else f" --database {alias}"
         raise ConfigurationError(

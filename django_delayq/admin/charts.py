@@ -23,13 +23,13 @@ LABELS = 13
 SPARK_WIDTH, SPARK_HEIGHT = 100, 24
 
 
-def bars(name: str, buckets: Sequence[Bucket], *, what: str, unit: str) -> SafeString:
+def bars(name: str, buckets: Sequence[Bucket], *, what: str, unit: str, summed: bool = True) -> SafeString:
     """A figure with one bar for each bucket, and the same numbers as a table below it.
 
     `name` is unique on the page, `what` says what is counted ("Due in the next hour"), `unit` what a bucket is
-    ("minute").
+    ("minute"). Without `summed` nothing is said of the sum, which would mean nothing.
     """
-    sentence = in_a_sentence(buckets, what)
+    sentence = in_a_sentence(buckets, what, summed=summed)
     return format_html(
         '<figure class="delayq-chart" id="{}"><figcaption>{}</figcaption>{}{}</figure>',
         name,
@@ -39,12 +39,15 @@ def bars(name: str, buckets: Sequence[Bucket], *, what: str, unit: str) -> SafeS
     )
 
 
-def in_a_sentence(buckets: Sequence[Bucket], what: str) -> str:
+def in_a_sentence(buckets: Sequence[Bucket], what: str, *, summed: bool = True) -> str:
     """What the bars show: `Due in the next hour: 1,204, at most 96 (10:23).`"""
     peak = _peak(buckets)
     if not peak:
         return _("%(what)s: nothing.") % {"what": what}
     highest = next(bucket for bucket in buckets if bucket.count == peak)
+    if not summed:
+        words = {"what": what, "peak": amount(peak), "label": highest.label}
+        return _("%(what)s: peak %(peak)s at %(label)s.") % words
     total = sum(bucket.count for bucket in buckets)
     return _("%(what)s: %(total)s, peak %(peak)s at %(label)s.") % {
         "what": what,

@@ -9,7 +9,20 @@ from django.http import HttpRequest
 from django.urls import URLPattern
 
 from ..models import Dashboard
-from . import archive, bulk, dead_letters, find, live, message, operator_actions, overview, schedule, topic, workers  # noqa: F401 - their pages
+from . import (  # noqa: F401 - their pages
+    archive,
+    bulk,
+    dead_letters,
+    find,
+    live,
+    message,
+    operator_actions,
+    overview,
+    schedule,
+    statistics,
+    topic,
+    workers,
+)
 from .pages import urls
 
 

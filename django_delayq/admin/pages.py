@@ -29,6 +29,7 @@ TABS = (
     ("changelist", _("Overview")),
     ("dead_letters", _("Dead letters")),
     ("archive", _("Archive")),
+    ("statistics", _("Statistics")),
     ("bulk_list", _("Bulk operations")),
     ("workers", _("Workers")),
     ("operator_actions", _("Operator actions")),

@@ -6,10 +6,12 @@ from .archived import ArchivedMessage, Final, UnarchivableEntry
 from .manager import DelayQManager
 from .operators import BulkKind, BulkOperation, BulkStatus, Dashboard, OperatorAction
 from .outbox import OutboxMessage, OutboxStatus
+from .statistics import TaskDay, TopicHour
 
 __all__ = [
     "ArchivedMessage", "Final", "UnarchivableEntry",
     "BulkKind", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus",
+    "TaskDay", "TopicHour",
     "DelayQManager",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:workers                            | hash   | worker -> heartbeat (JSON)                               |
 | PREFIX:quiet                              | hash   | worker -> who told it to claim nothing                   |
 | PREFIX:samples                            | stream | one entry per minute: figures of each topic (JSON)       |
-| PREFIX:sampled                            | string | exists for most of a minute after a sample               |
+| PREFIX:turn:NAME                          | string | somebody has just done what one of all is to do          |
 | PREFIX:wakeups                            | channel| topic:p:due_at_ms, a hint that a partition has more to do|
 """
 
@@ -82,9 +82,9 @@ def samples_key(prefix: str) -> str:
     return f"{prefix}:samples"
 
 
-def sampled_key(prefix: str) -> str:
-    """What says that somebody has just taken a sample."""
-    return f"{prefix}:sampled"
+def turn_key(prefix: str, name: str) -> str:
+    """What says that somebody has just done this."""
+    return f"{prefix}:turn:{name}"
 
 
 def wakeups_channel(prefix: str) -> str:

@@ -89,10 +89,9 @@ class Registry(Link):
         """Whether the worker is told to claim nothing."""
         return bool(self.command("HEXISTS", keys.quiet_key(self.prefix), worker))
 
-    def takes_sample(self) -> bool:
-        """Whether it is on the caller to take the sample of this minute: true for one of all workers."""
-        answer = self.command("SET", keys.sampled_key(self.prefix), 1, "NX", "PX", SAMPLE_MS - 5_000)
-        return bool(answer)
+    def takes_turn(self, name: str, ms: int) -> bool:
+        """Whether it is on the caller to do something: true for one of all processes within so much time."""
+        return bool(self.command("SET", keys.turn_key(self.prefix, name), 1, "NX", "PX", ms))
 
     def add_sample(self, sample: str) -> None:
         """Keep a sample (JSON), and those of a day before it."""

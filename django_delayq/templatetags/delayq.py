@@ -64,6 +64,12 @@ def amount(number: float | None) -> str:
 
 
 @register.filter
+def percent(share: float) -> str:
+    """A share of 0 to 1."""
+    return f"{formats.number_format(round(100 * share, 1))} %"
+
+
+@register.filter
 def pretty_json(value: Any) -> str:
     """Indented; text that is no JSON as it is. Control and bidirectional characters are escaped, so that what is
     shown is what is there."""

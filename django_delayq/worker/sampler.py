@@ -23,7 +23,7 @@ class Sampler(Service):
 
     def run_once(self) -> float:
         """Take the sample of this minute, unless somebody has."""
-        if self._store.takes_sample():
+        if self._store.takes_turn("sample", SAMPLE_MS - 5_000):
             partitions = self._store.used_partitions()
             found = list(zip(partitions, self._store.all_stats(partitions), strict=True))
             topics = {

@@ -10,11 +10,19 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_delayq.exceptions import ConfigurationError
-from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage, UnarchivableEntry
+from django_delayq.models import (
+    ArchivedMessage,
+    BulkOperation,
+    OperatorAction,
+    OutboxMessage,
+    TaskDay,
+    TopicHour,
+    UnarchivableEntry,
+)
 from django_delayq.sql_services import check_tables
 from tests.sql.faults import without_table
 
-MODELS = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction, BulkOperation)
+MODELS = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction, BulkOperation, TopicHour, TaskDay)
 TABLES = {model._meta.db_table for model in MODELS}
 
 both = pytest.mark.django_db(transaction=True, databases=["default", "other"])

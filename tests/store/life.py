@@ -69,7 +69,7 @@ def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.pause("orders", "{}", 9_000_000_000_000)
     yield lambda: store.resume("orders")
     yield store.topics
-    yield store.takes_sample
+    yield lambda: store.takes_turn("sample", 55_000)
     yield lambda: store.add_sample("{}")
     yield lambda: store.quiet("worker", "ops")
     yield lambda: store.is_quiet("worker")

@@ -185,11 +185,11 @@ def test_a_forgotten_worker_is_not_quiet(store: RedisStore) -> None:
 
 
 def test_one_of_all_workers_takes_the_sample(store: RedisStore) -> None:
-    assert [store.takes_sample() for _ in range(5)] == [True, False, False, False, False]
+    assert [store.takes_turn("sample", 55_000) for _ in range(5)] == [True, False, False, False, False]
     left = store.client.pttl(keys.sampled_key(store.prefix))
     assert 0 < left <= registry.SAMPLE_MS - 5_000
     store.client.delete(keys.sampled_key(store.prefix))  # as if its time were over
-    assert store.takes_sample()
+    assert store.takes_turn("sample", 55_000)
 
 
 def test_samples_of_a_day_are_kept(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:

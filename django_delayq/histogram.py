@@ -1,0 +1,88 @@
+"""Histograms that can be added: of lateness and run times, per hour, by Spark, by a worker and by a page alike.
+
+A value in microseconds falls into one of 16 equal parts of its power of two, so a bucket is at most 1/16 as wide as its
+lower end and its middle is off by 3.1 % at most (HdrHistogram's scheme, with 4 significant bits). All of it is integer
+arithmetic: Spark's expression (pipeline/transforms.py) and this module give the same bucket for every value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+
+#: A value, or what a percentile says of it, is off by at most so much of itself (above 16 microseconds).
+RELATIVE_ERROR = 1 / 32
+
+_PARTS = 16
+_BITS = 4
+
+Histogram = Mapping[int, int]
+"""Bucket -> count."""
+
+
+def bucket(milliseconds: float) -> int:
+    """The bucket of a value; everything up to 0 is in bucket 0."""
+    n = math.floor(milliseconds * 1000 + 0.5)
+    if n < _PARTS:
+        return max(n, 0)
+    exponent = n.bit_length() - 1 - _BITS
+    return _PARTS * exponent + (n >> exponent)
+
+
+def bounds(index: int) -> tuple[float, float]:
+    """The lowest value of a bucket and that of the next one, in milliseconds."""
+    return _low(index) / 1000, _low(index + 1) / 1000
+
+
+def middle(index: int) -> float:
+    """What stands for the values of a bucket, in milliseconds."""
+    if index < _PARTS:
+        return index / 1000
+    return (_low(index) + _low(index + 1)) / 2000
+
+
+def histogram(values: Iterable[float]) -> dict[int, int]:
+    """Of values in milliseconds."""
+    counts: dict[int, int] = {}
+    for value in values:
+        index = bucket(value)
+        counts[index] = counts.get(index, 0) + 1
+    return counts
+
+
+def merged(histograms: Iterable[Histogram]) -> dict[int, int]:
+    """The sum of several. In whatever order, the result is the same."""
+    counts: dict[int, int] = {}
+    for one in histograms:
+        for index, count in one.items():
+            counts[index] = counts.get(index, 0) + count
+    return counts
+
+
+def percentile(counts: Histogram, share: float) -> float | None:
+    """The value (ms) below or at which this share (0 to 1) of all lies; None of nothing. By nearest rank."""
+    rank = max(1, math.ceil(share * sum(counts.values())))
+    for index in sorted(counts):
+        rank -= counts[index]
+        if rank <= 0:
+            return middle(index)
+    return None
+
+
+def encode(counts: Histogram) -> str:
+    """As JSON, buckets in order: equal histograms are equal texts."""
+    return json.dumps({str(index): counts[index] for index in sorted(counts)}, separators=(",", ":"))
+
+
+def decode(text: str) -> dict[int, int]:
+    """From encode()."""
+    return {int(index): int(count) for index, count in json.loads(text or "{}").items()}
+
+
+def _low(index: int) -> int:
+    """In microseconds."""
+    if index < 2 * _PARTS:
+        return index
+    exponent = index // _PARTS - 1
+    return (_PARTS + index % _PARTS) << exponent

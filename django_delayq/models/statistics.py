@@ -1,0 +1,76 @@
+"""Figures of the past, small enough to keep when the archive is pruned."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .manager import DelayQManager
+
+
+class Figures(models.Model):
+    """What both tables hold. Whole hours and days are computed anew and replaced, never added to.
+
+    Histograms are JSON, bucket -> count (histogram.py): they can be added, so a percentile of several rows is exact to
+    a thirty-second of its value.
+    """
+
+    messages = models.PositiveBigIntegerField(_("messages"))
+    acked = models.PositiveBigIntegerField(_("acked"))
+    dead = models.PositiveBigIntegerField(_("dead"))
+    cancelled = models.PositiveBigIntegerField(_("cancelled"))
+    expired = models.PositiveBigIntegerField(_("expired"))
+    attempts = models.PositiveBigIntegerField(_("attempts"))
+    """Of all messages together."""
+    retried = models.PositiveBigIntegerField(_("retried"))
+    """Messages that took more than one attempt."""
+    lateness = models.TextField(_("lateness"), default="{}")
+    lateness_sum = models.FloatField(_("sum of lateness"), default=0)
+    """In milliseconds, as the following."""
+    lateness_max = models.FloatField(_("highest lateness"), null=True)
+    run = models.TextField(_("run time"), default="{}")
+    run_sum = models.FloatField(_("sum of run times"), default=0)
+    run_max = models.FloatField(_("longest run"), null=True)
+    computed_at = models.DateTimeField(_("computed at"), auto_now=True)
+
+    class Meta:
+        abstract = True
+
+
+class TopicHour(Figures):
+    """Messages of a topic that finished in one hour, UTC."""
+
+    id = models.BigAutoField(primary_key=True)
+    hour = models.DateTimeField(_("hour"))
+    topic = models.CharField(_("topic"), max_length=64)
+
+    objects = DelayQManager["TopicHour"]()
+
+    class Meta:
+        verbose_name = _("hour of a topic")
+        verbose_name_plural = _("hours of topics")
+        constraints = [models.UniqueConstraint(fields=["hour", "topic"], name="delayq_topic_hour")]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.hour:%Y-%m-%d %H}h"
+
+
+class TaskDay(Figures):
+    """Messages of a task in a topic that finished on one day, UTC."""
+
+    id = models.BigAutoField(primary_key=True)
+    day = models.DateField(_("day"))
+    topic = models.CharField(_("topic"), max_length=64)
+    task = models.CharField(_("task"), max_length=200)
+    errors = models.TextField(_("errors"), default="{}")
+    """JSON: class of the error, or the reason of what has none -> dead letters. The fifty most frequent."""
+
+    objects = DelayQManager["TaskDay"]()
+
+    class Meta:
+        verbose_name = _("day of a task")
+        verbose_name_plural = _("days of tasks")
+        constraints = [models.UniqueConstraint(fields=["day", "topic", "task"], name="delayq_task_day")]
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.day}"

@@ -1,0 +1,139 @@
+"""Keeps the figures of recent hours and days up to date, where no Spark does it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+from django.db import Error, connections
+from django.db.models import Max
+
+from . import statistics
+from .archive import instant_of
+from .conf import get_settings
+from .exceptions import OutboxUnavailable
+from .models import ArchivedMessage, TaskDay, TopicHour
+from .statistics import DAY, HOUR
+from .store.redis import RedisStore
+from .worker.service import Service
+
+logger = logging.getLogger("delayq.worker")
+
+#: Seconds between two looks, and between two computations of the present day.
+LOOK, DAY_LOOK = 60.0, 600.0
+#: It rests for at least so many times as long as it has computed: two per cent of the time, however busy the hour is.
+SHARE = 50.0
+#: Beside busy tasks it also rests after each page, for so many times as long as that took.
+REST = 4.0
+#: An hour, or a day, is computed once more when it has been over for so long: archivers may lag.
+SETTLE = timedelta(minutes=5)
+#: How far back what is missing is made up for.
+RECENT = timedelta(hours=48)
+
+
+class Stopped(Exception):
+    """This process ends."""
+
+
+class Statistician(Service):
+    """One of all processes that archive computes at a time."""
+
+    name = "statistics"
+    interval = LOOK
+
+    def __init__(self, store: RedisStore, *, tasks_run: Callable[[], bool] = bool) -> None:
+        super().__init__()
+        self._store = store
+        self._tasks_run = tasks_run
+        self._page_began_at = 0.0
+        self._seen: int | None = None
+        """Rows of the archive up to this id are not late; None before the first look."""
+        self._day_at = 0.0
+        """When the present day may be computed again."""
+        self.computed = 0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Hours and days that were computed here."""
+        return {"computed": self.computed}
+
+    def run_once(self) -> float:
+        """Compute what is new. Raises StoreUnavailable and OutboxUnavailable: it is tried again."""
+        connections[get_settings().database].close_if_unusable_or_obsolete()
+        if not self._store.takes_turn(self.name, int(LOOK * 900)):
+            return self.interval
+        began = time.monotonic()
+        try:
+            now = datetime.now(tz=timezone.utc)
+            late = self._late(now)
+            self._compute({*self._hours(now), *late}, statistics.compute_hour)
+            self._compute({*self._days(now), *map(statistics.day_of, late)}, statistics.compute_day)
+        except Stopped:
+            return 0.0
+        except Error as error:
+            connections[get_settings().database].close()
+            raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
+        return max(self.interval, SHARE * (time.monotonic() - began))
+
+    def _compute(self, spans: Iterable[Any], compute: Callable[[Any, Callable[[], object]], int]) -> None:
+        for span in sorted(spans):
+            self._page_began_at = time.monotonic()
+            compute(span, self._pause)
+            self.computed += 1
+
+    def _hours(self, now: datetime) -> list[datetime]:
+        """Recent hours that are missing, go on, or were computed before they had settled."""
+        this = statistics.hour_of(now)
+        recent = [this - HOUR * n for n in range(int(RECENT / HOUR))]
+        rows = TopicHour.objects.filter(hour__gte=_instant(recent[-1]))
+        known = rows.values("hour").annotate(at=Max("computed_at")).values_list("hour", "at")
+        computed = {statistics.hour_of(hour): statistics.utc(at) for hour, at in known}
+        return [hour for hour in reversed(recent) if self._is_due(hour, HOUR, computed.get(hour))]
+
+    def _days(self, now: datetime) -> list[date]:
+        """The same of days; the present one now and then."""
+        today = statistics.hour_of(now).replace(hour=0)
+        recent = [today - DAY * n for n in range(RECENT // DAY, 0, -1)]
+        if time.monotonic() >= self._day_at:
+            recent.append(today)
+            self._day_at = time.monotonic() + DAY_LOOK
+        rows = TaskDay.objects.filter(day__gte=recent[0].date())
+        computed = dict(rows.values("day").annotate(at=Max("computed_at")).values_list("day", "at"))
+        due = (day for day in recent if self._is_due(day, DAY, _utc(computed.get(day.date()))))
+        return [day.date() for day in due]
+
+    def _is_due(self, begin: datetime, span: timedelta, computed: datetime | None) -> bool:
+        return self._finished_in(begin, span) if computed is None else computed < begin + span + SETTLE
+
+    def _late(self, now: datetime) -> set[datetime]:
+        """Hours that had settled when rows of them came: the archiver had been away."""
+        newest = ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+        seen, self._seen = self._seen, newest
+        if seen is None:  # what is missing is found without this
+            return set()
+        settled = _instant(statistics.hour_of(now - SETTLE - HOUR))
+        rows = ArchivedMessage.objects.filter(pk__gt=seen, pk__lte=newest, finished_at__lt=settled)
+        return {statistics.hour_of(when) for when in rows.values_list("finished_at", flat=True).iterator()}
+
+    def _finished_in(self, begin: datetime, span: timedelta) -> bool:
+        rows = ArchivedMessage.objects.filter(finished_at__gte=_instant(begin), finished_at__lt=_instant(begin + span))
+        return bool(rows.exists())
+
+    def _pause(self) -> None:
+        """After a page of rows. Raises Stopped."""
+        if self._tasks_run() and not self.stopping:
+            self.sleeper.wait(REST * (time.monotonic() - self._page_began_at))
+        if self.stopping:
+            raise Stopped
+        self._page_began_at = time.monotonic()
+
+
+def _instant(when: datetime) -> datetime:
+    return instant_of(when.timestamp() * 1000)
+
+
+def _utc(when: datetime | None) -> datetime | None:
+    return when and statistics.utc(when)
