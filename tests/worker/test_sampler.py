@@ -29,7 +29,7 @@ def samples(store: RedisStore) -> list[dict[str, Any]]:
 
 def next_minute(store: RedisStore) -> None:
     """As if the time of the newest sample were over."""
-    store.command("DEL", keys.sampled_key(store.prefix))
+    store.command("DEL", keys.turn_key(store.prefix, "sample"))
 
 
 def test_sample_tells_of_each_topic_what_waits_and_what_has_finished(sampler: Sampler, delayq: RedisStore) -> None:
