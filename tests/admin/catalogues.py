@@ -131,8 +131,8 @@ class _Reader(HTMLParser):
         self._open.append(tag)
         said = {name: value or "" for name, value in attributes}
         self.found += [said[name] for name in sorted(said) if name in _READ_ATTRIBUTES]
-        # Those for the script: data-rate="Finished/s".
-        self.found += [said[name] for name in sorted(said) if name.startswith("data-")]
+        # Those with words for the script: data-rate="Finished/s".
+        self.found += [said[name] for name in sorted(said) if name.startswith("data-") and name != "data-delayq-tab"]
 
     def handle_endtag(self, tag: str) -> None:
         while self._open and self._open.pop() != tag:
