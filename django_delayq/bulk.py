@@ -12,7 +12,7 @@ from django.utils import timezone
 from .conf import get_settings
 from .exceptions import InvalidMessage
 from .models import ArchivedMessage, BulkKind, BulkOperation, BulkStatus, OperatorAction
-from .operations import User, recorded, require
+from .operations import User, clean, recorded, require
 from .selection import Selection
 from .tasks import check_topic
 
@@ -51,16 +51,19 @@ def start(  # noqa: PLR0913 - keyword-only, and each of them is what an operator
         selection=selection.encode(),
         options=json.dumps({"delay": delay, "rate": rate}),
         operator=user.get_username()[:150],
-        reason=reason,
+        reason=clean(reason),
         cutoff=newest or 0,
         token=token,
     )
     try:
         _store(operation, selection, alias)
     except IntegrityError:
-        operation = BulkOperation.objects.get(token=token, dry_run=dry_run)
-        if (operation.kind, operation.selection) != (kind, selection.encode()):
+        if token is None:
+            raise
+        before: BulkOperation = BulkOperation.objects.get(token=token, dry_run=dry_run)
+        if any(getattr(before, name) != getattr(operation, name) for name in ("kind", "selection", "reason")):
             raise InvalidMessage("This form has ordered something else before: open it again.") from None
+        return before
     return operation
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import bulk
-from .models import ArchivedMessage, BulkKind, OutboxMessage, OutboxStatus
+from .models import ArchivedMessage, BulkKind
+from .outbox_list import count_outbox
 from .selection import Rows, Selection
 from .topics import topic_stats
 
@@ -59,8 +60,6 @@ def dead_letters(selection: Selection) -> Rows:
 
 
 def _waiting(topic: str) -> int:
-    """Messages that wait in a topic: all of those in Redis, and of the outbox what is relayed next."""
+    """Messages that wait in a topic: all of those in Redis, and of the outbox up to outbox_list.CAP."""
     stats = topic_stats(topic)
-    waiting = OutboxMessage.objects.filter(status=OutboxStatus.WAITING).order_by("relay_at_ms")
-    next_ones: list[str] = list(waiting.values_list("topic", flat=True)[: MANY + 1])
-    return stats.delayed + stats.backlog + sum(name == topic for name in next_ones)
+    return stats.delayed + stats.backlog + count_outbox(topic)

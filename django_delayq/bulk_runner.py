@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -32,9 +33,11 @@ logger = logging.getLogger("delayq.worker")
 LOOK = 2.0
 #: Seconds without a word from its worker after which an operation is another's. That one cannot go on unnoticed then:
 #: every batch asks whether the operation is still its own.
-TAKE_OVER_AFTER = 15.0
+TAKE_OVER_AFTER = 30.0
 #: Beside busy tasks it rests for so many times as long as a batch took.
-REST = 2.0
+REST, LONGEST_REST = 2.0, 5.0
+#: Seconds until an operation is tried again for which a server was away: others have their turn meanwhile.
+AGAIN = 5.0
 
 
 class Stopped(Exception):
@@ -82,7 +85,8 @@ class BulkRunner(Service):
         """The oldest operation that nobody works on, which is ours from then on."""
         now = timezone.now()
         silent = Q(alive_at__lt=now - timedelta(seconds=TAKE_OVER_AFTER)) | Q(worker=self._worker)
-        free = Q(status=BulkStatus.WAITING) | (Q(status=BulkStatus.RUNNING) & silent)
+        rested = Q(alive_at=None) | Q(alive_at__lt=now - timedelta(seconds=AGAIN))
+        free = (Q(status=BulkStatus.WAITING) & rested) | (Q(status=BulkStatus.RUNNING) & silent)
         operation: BulkOperation | None = BulkOperation.objects.filter(free).order_by("pk").first()
         if operation is None:
             return None
@@ -90,7 +94,7 @@ class BulkRunner(Service):
         began = operation.started_at or now
         if not same.update(status=BulkStatus.RUNNING, worker=self._worker, alive_at=now, started_at=began):
             return None
-        operation.refresh_from_db()
+        operation.refresh_from_db(using=get_settings().database)
         return operation
 
     def _run(self, operation: BulkOperation) -> None:
@@ -101,12 +105,13 @@ class BulkRunner(Service):
             self.ended += 1
         except Stopped:
             ledger.put_down()
-        except (OperationalError, InterfaceError, StoreError):  # somebody is away: later, and from where it is
+        except (OperationalError, InterfaceError, StoreError) as error:  # somebody is away: later, from where it is
+            ledger.put_down(_said(error))
             raise
         except Exception as error:
             if not isinstance(error, DelayQError):
                 logger.exception("bulk operation %d failed", operation.pk)
-            ledger.fail(f"{type(error).__name__}: {error}")
+            ledger.fail(_said(error))
 
     def _rest(self, seconds: float) -> None:
         """After a batch that took so long. Raises Stopped when this process ends."""
@@ -114,7 +119,7 @@ class BulkRunner(Service):
         alone = not connections[get_settings().database].features.has_select_for_update
         rest = REST if self._tasks_run() else 1.0 if alone else 0.0
         if rest and not self.stopping:
-            self.sleeper.wait(seconds * rest)
+            self.sleeper.wait(min(LONGEST_REST, seconds * rest))
         if self.stopping:
             raise Stopped
 
@@ -125,7 +130,8 @@ class BulkLedger(Ledger):
 
     def __init__(self, operation: BulkOperation, worker: str, rest: Callable[[float], None]) -> None:
         self._alias = get_settings().database
-        super().__init__(operation.action or OperatorAction(), self._alias)
+        actions = OperatorAction.objects.using(self._alias).filter(pk=operation.action_id)
+        super().__init__(actions.first() or OperatorAction(), self._alias)
         self._operation = operation
         self._ours = BulkOperation.objects.filter(pk=operation.pk, status=BulkStatus.RUNNING, worker=worker)
         self._rest = rest
@@ -142,6 +148,11 @@ class BulkLedger(Ledger):
         """Between two transactions. Raises Stopped."""
         self._rest(time.monotonic() - self._began_at)
         self._began_at = time.monotonic()
+
+    def wait(self) -> None:
+        """A moment, for somebody else. Raises Stopped."""
+        self.write()
+        self._rest(LONGEST_REST)
 
     def open(self) -> None:
         """Begin a transaction."""
@@ -167,16 +178,18 @@ class BulkLedger(Ledger):
         """It has come to its end."""
         now = timezone.now()
         with transaction.atomic(using=self._alias):
-            self.write(status=BulkStatus.DONE, finished_at=now, skipped=self._skipped(skipped))
+            self.write(status=BulkStatus.DONE, finished_at=now, skipped=self._skipped(skipped), error="")
             self._rows.update(finished_at=now)
 
     def fail(self, error: str) -> None:
         """It cannot go on."""
         self._ours.update(status=BulkStatus.FAILED, finished_at=timezone.now(), error=error[:2_000])
 
-    def put_down(self) -> None:
-        """Leave it to the next worker, at once."""
-        self._ours.update(status=BulkStatus.WAITING, worker="")
+    def put_down(self, error: str = "") -> None:
+        """Leave it to the next worker: at once, or with an error after a while."""
+        with suppress(Error):  # it may be the database that is away: then it is taken over
+            alive_at = timezone.now() if error else None
+            self._ours.update(status=BulkStatus.WAITING, worker="", error=error, alive_at=alive_at)
 
     def _skipped(self, skipped: Mapping[str, int]) -> str:
         return json.dumps(self._kept + Counter(skipped))
@@ -230,7 +243,8 @@ def _send(walk: Walk, operation: BulkOperation, ledger: BulkLedger) -> Callable[
 
 
 def _purge(operation: BulkOperation, ledger: BulkLedger) -> None:
-    """As many messages as waited in a topic, in Redis and in the outbox, when the first worker took it up."""
+    """As many messages as waited in a topic, in Redis and in the outbox, when the first worker took it up: those that
+    are due first. A kill between a batch and its count leaves that batch of 500 uncounted."""
     topic = Selection.decode(operation.selection).topic
     if operation.total is None:
         waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).count()
@@ -238,9 +252,11 @@ def _purge(operation: BulkOperation, ledger: BulkLedger) -> None:
         ledger.counted(stats.delayed + stats.backlog + waiting)
     left = 0 if operation.dry_run else (operation.total or 0) - operation.count
     if left > 0:
-        for count in topics.purge_batches(topic, operation.reason, left):
+        for count in topics.purge_batches(topic, operation.reason[:200], left):
             ledger.ended(count)
             ledger.rest()
+            while topics.topic_stats(topic).finished > get_settings().finished_limit // 2:
+                ledger.wait()  # for the archiver: a full stream would hold the topic
             ledger.write()  # before the next batch: it may be cancelled, or another's
     ledger.close({})
 
@@ -252,3 +268,12 @@ def _decoded(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _said(error: Exception) -> str:
+    """For everybody who sees the page: what a database says may quote a row."""
+    return (
+        f"{type(error).__name__}: {error}"
+        if isinstance(error, DelayQError)
+        else f"{type(error).__name__} (see the log)"
+    )

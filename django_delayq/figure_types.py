@@ -81,10 +81,17 @@ class WorkerFigures:
     """Whether its last heartbeat is recent."""
     draining: bool
     quiet: bool
-    """Told to claim nothing."""
+    """Claims nothing, because it was told so."""
+    told_quiet: bool
+    """Told to claim nothing: it obeys at its next heartbeat but five at the latest."""
     settled: dict[str, int]
     services: dict[str, dict[str, Any]]
     """archiver, relay ...: what they have done."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it claims messages of its topics."""
+        return self.alive and not self.draining and not self.told_quiet
 
 
 @dataclass(frozen=True, kw_only=True)

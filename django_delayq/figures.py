@@ -24,7 +24,7 @@ from .store import get_store
 from .store.keys import Partition
 from .store.looking import ENDS, PartitionStats, Snapshot, lag_of
 from .store.redis import RedisStore
-from .times import from_ms, in_words
+from .times import from_ms, in_words, shown_instant
 from .topics import COUNTERS, lasting_pause
 
 __all__ = ["Bucket", "Overview", "Sample", "TopicFigures", "WorkerFigures", "forget", "overview", "workers"]
@@ -32,14 +32,14 @@ __all__ = ["Bucket", "Overview", "Sample", "TopicFigures", "WorkerFigures", "for
 #: Seconds for which what was read of Redis serves other requests; after a failure, so that a frozen server holds up
 #: one request and not each.
 KEPT, KEPT_AFTER_FAILURE = 1.0, 5.0
-#: The same for the database, or fifty times as long as its queries took, if that is longer.
-SQL_KEPT, SQL_SHARE = 5.0, 50.0
+#: The same for the database: fifty times as long as its queries took, within these bounds.
+SQL_KEPT, SQL_SHARE, SQL_KEPT_AT_MOST = 5.0, 50.0, 60.0
 #: Seconds after which a worker without a heartbeat is taken for dead: two and a half beats.
 ALIVE_FOR = 25.0
 #: Samples that the chart begins with: three hours.
 SAMPLES = 180
-#: A rate is taken over at least so many ms.
-RATE_OVER_MS = 20_000
+#: A rate is taken over at least, and at most, so many ms.
+RATE_OVER_MS, RATE_OVER_AT_MOST_MS = 20_000, 300_000
 #: Upper ends of the bars of lateness, in ms.
 LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 60_000)
 
@@ -118,7 +118,8 @@ class _Reader:
             except Error as error:
                 self._sql_problem = f"The database does not answer: {type(error).__name__}: {error}".strip()
             took = time.monotonic() - began
-            self._sql_until = began + took + max(SQL_KEPT, SQL_SHARE * took)
+            keep = SQL_KEPT if self._sql_problem else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
+            self._sql_until = began + took + keep
         return self._sql
 
 
@@ -170,14 +171,14 @@ def _topic(
         unarchived=sum(part.finished for part in parts),
         outbox=sql.outbox[name] if sql else 0,
         lag=lag_of(parts),
-        next_due_at=from_ms(min(heads)) if heads else None,
+        next_due_at=shown_instant(min(heads)) if heads else None,
         paused=lasting_pause(note, at_ms),
         counters={counter: sum(int(part.meta.get(counter, 0)) for part in parts) for counter in COUNTERS},
         per_second=_rate(name, parts, snapshot.samples, at_ms),
         late_p50_ms=_percentile(late, 0.5),
         late_p99_ms=_percentile(late, 0.99),
         dead_letters=sql.dead_letters[name] if sql else 0,
-        workers=sum(name in one.topics and one.alive and not one.quiet for one in living),
+        workers=sum(name in one.topics and one.serves for one in living),
     )
 
 
@@ -185,7 +186,7 @@ def _rate(
     topic: str, parts: Sequence[PartitionStats], samples: Sequence[Mapping[str, Any]], at_ms: float
 ) -> float | None:
     before = next((s for s in reversed(samples) if s["at_ms"] <= at_ms - RATE_OVER_MS and topic in s["topics"]), None)
-    if before is None:
+    if before is None or before["at_ms"] < at_ms - RATE_OVER_AT_MOST_MS:
         return None
     before_that: int = before["topics"][topic]["finished"]
     finished = sum(int(part.meta.get(name, 0)) for part in parts for name in ENDS) - before_that
@@ -256,7 +257,7 @@ def _workers(snapshot: Snapshot, now_ms: float) -> list[WorkerFigures]:
     return sorted(found, key=lambda one: (not one.alive, one.name))
 
 
-def _worker(name: str, beat: Mapping[str, Any], quiet: bool, now_ms: float) -> WorkerFigures:
+def _worker(name: str, beat: Mapping[str, Any], told_quiet: bool, now_ms: float) -> WorkerFigures:
     return WorkerFigures(
         name=name,
         host=str(beat.get("host", "")),
@@ -270,7 +271,8 @@ def _worker(name: str, beat: Mapping[str, Any], quiet: bool, now_ms: float) -> W
         beat_at=from_ms(beat["at_ms"]),
         alive=now_ms - beat["at_ms"] <= ALIVE_FOR * 1000,
         draining=bool(beat.get("draining")),
-        quiet=quiet,
+        quiet=bool(beat.get("quiet")),
+        told_quiet=told_quiet,
         settled=dict(beat.get("settled", {})),
         services={key: value for key, value in beat.items() if isinstance(value, dict) and key != "settled"},
     )

@@ -16,7 +16,7 @@ from .models import ArchivedMessage, OutboxMessage
 from .naming import task_name
 from .options import check_key
 from .store import get_store
-from .times import from_ms
+from .times import shown_instant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ def _bare(topic: str, identity: bytes) -> Message | None:
 
 def bare(topic: str, identity: bytes, task: str, state: State, due_at_ms: int, attempt: int = 0) -> Message:
     """A message without its contents."""
-    when = from_ms(due_at_ms)
+    when = shown_instant(due_at_ms)
     return Message(
         id=identity.hex(), topic=topic, task=task, state=state, attempt=attempt, enqueued_at=when, due_at=when
     )

@@ -15,11 +15,13 @@ from django.utils import timezone
 
 from . import producer, replay, tasks, topics
 from .conf import get_settings
-from .exceptions import InvalidMessage, MessageNotFound, NotPermitted
+from .exceptions import InvalidMessage, MessageNotFound, NotPermitted, OutcomeUnknown
 from .handle import Handle
+from .identity import parse_id
 from .models import ArchivedMessage, OperatorAction
 from .options import when
 from .store import get_store
+from .times import now_ms
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -62,6 +64,7 @@ def resume(user: User, topic: str, *, reason: str = "") -> None:
 def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
+    message_id = parse_id(message_id).hex()
     with recorded(user, "cancel", f"message {message_id} of {topic}", reason):
         producer.cancel(topic, None, message_id)
 
@@ -69,6 +72,7 @@ def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None
 def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Make a waiting message due at once. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
+    message_id = parse_id(message_id).hex()
     with recorded(user, "run now", f"message {message_id} of {topic}", reason):
         producer.reschedule(topic, None, message_id, "+0")
 
@@ -76,6 +80,7 @@ def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> Non
 def reschedule(user: User, topic: str, message_id: str, due_at: datetime, *, reason: str = "") -> datetime:
     """Give a waiting message another due time, which is returned. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
+    message_id = parse_id(message_id).hex()
     words = f"message {message_id} of {topic} to {due_at.isoformat(' ', 'seconds')}"
     with recorded(user, "reschedule", words, reason):
         return producer.reschedule(topic, None, message_id, when(None, due_at))
@@ -85,6 +90,7 @@ def edit(user: User, topic: str, message_id: str, arguments: Arguments, *, reaso
     """Give a waiting message other arguments; the rest of it stays. Raises MessageNotFound, MessageRunning or
     InvalidMessage."""
     require(user, "edit_message", "view_payload")
+    message_id = parse_id(message_id).hex()
     with recorded(user, "edit", f"message {message_id} of {topic}", reason):
         producer.edit(topic, message_id, *arguments)
 
@@ -115,7 +121,7 @@ def replay_one(user: User, pk: int, *, arguments: Arguments | None = None, reaso
     rows = _dead_letter(pk)
     edit = None if arguments is None else lambda row: arguments
     with _one(pk, "replayed") as options:
-        replay.replay(rows, edit=edit, by=user.get_username(), reason=reason, **options)
+        replay.replay(rows, edit=edit, by=user.get_username(), reason=clean(reason), **options)
     row: ArchivedMessage = rows.get()
     return row
 
@@ -126,7 +132,7 @@ def discard_one(user: User, pk: int, *, reason: str) -> None:
     _required(reason)
     rows = _dead_letter(pk)
     with _one(pk, "discarded") as options:
-        replay.discard(rows, by=user.get_username(), reason=reason, **options)
+        replay.discard(rows, by=user.get_username(), reason=clean(reason), **options)
 
 
 # Workers
@@ -138,12 +144,14 @@ def quiet(user: User, worker: str, *, reason: str = "") -> None:
     if worker not in get_store().heartbeats():
         raise InvalidMessage(f"No worker is named {worker!r}; it may have ended.")
     with recorded(user, "quiet", f"worker {worker}", reason):
-        get_store().quiet(worker, user.get_username())
+        get_store().quiet(worker, now_ms())
 
 
 def unquiet(user: User, worker: str, *, reason: str = "") -> None:
-    """A worker that was told to be quiet claims again."""
+    """A worker that was told to be quiet claims again. Raises InvalidMessage when it was not."""
     require(user, "pause_topic")
+    if not get_store().is_quiet(worker):
+        raise InvalidMessage(f"Worker {worker!r} was not told to be quiet.")
     with recorded(user, "unquiet", f"worker {worker}", reason):
         get_store().unquiet(worker)
 
@@ -168,8 +176,15 @@ def _one(pk: int, done: str) -> Iterator[dict[str, Any]]:
             raise InvalidMessage(f"Dead letter {pk} was not {done}: {', '.join(seen[-1].skipped) or 'it is gone'}.")
     except Exception:
         if seen and not seen[-1].count:
-            seen[-1].action.delete()
+            seen[-1].action.delete(using=get_settings().database)
         raise
+
+
+def clean(text: str) -> str:
+    """What an operator has written, at most 1,000 characters. Raises InvalidMessage for what no database takes."""
+    if "\0" in text:
+        raise InvalidMessage("The character 0 cannot be stored.")
+    return text[:1_000]
 
 
 def _required(reason: str) -> None:
@@ -179,14 +194,19 @@ def _required(reason: str) -> None:
 
 @contextmanager
 def recorded(user: User, name: str, selection: str, reason: str = "") -> Iterator[OperatorAction]:
-    """The record is there before anything changes, and goes when nothing was changed."""
+    """The record is there before anything changes, and goes when nothing was changed. Raises InvalidMessage."""
     alias = get_settings().database
-    action = OperatorAction(action=name, operator=user.get_username()[:150], reason=reason, selection=selection)
+    words = {"reason": clean(reason), "selection": clean(selection)}
+    action = OperatorAction(action=name, operator=user.get_username()[:150], **words)
     action.save(using=alias)
     try:
         yield action
+    except OutcomeUnknown:
+        action.selection += ": the answer was lost, it may have been done"
+        action.save(using=alias)
+        raise
     except Exception:
-        action.delete()
+        action.delete(using=alias)
         raise
     action.count, action.finished_at = 1, timezone.now()
     action.save(using=alias)

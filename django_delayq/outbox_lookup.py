@@ -179,7 +179,7 @@ def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[
     while newest is not None and most > 0:
         size = int(min(BATCH, most))
         with transaction.atomic(using=get_settings().database):
-            rows = list(waiting.filter(id__lte=newest).select_for_update().order_by("id")[:size])
+            rows = list(waiting.filter(id__lte=newest).select_for_update().order_by("due_at_ms", "id")[:size])
             end(rows, reason)
         most -= len(rows)
         if rows:

@@ -78,7 +78,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             rows = rows.filter(state=Final.DEAD, replayed_at=None, discarded_at=None)
         if self.error.startswith("="):
             error = self.error[1:]
-            rows = rows.filter(Q(error_class=error) | Q(error_class="", reason=error))
+            without_class = Q(error_class="", reason=error)
+            rows = rows.filter(Q(error_class=error) | without_class if error else without_class)
         elif error := self.error:
             rows = rows.filter(Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error))
         if self.message_id:

@@ -57,6 +57,11 @@ def from_ms(milliseconds: float) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc)
 
 
+def shown_instant(milliseconds: float) -> datetime:
+    """from_ms() for people: what lies beyond the calendar (a foreign producer's microseconds) is its last day."""
+    return from_ms(max(0.0, min(milliseconds, 253_402_214_400_000.0)))
+
+
 def in_words(seconds: float) -> str:
     """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`."""
     if abs(seconds) < 1:

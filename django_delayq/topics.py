@@ -20,7 +20,7 @@ from .store.keys import Partition
 from .store.link import BATCH
 from .store.looking import lag_of
 from .tasks import check_topic
-from .times import from_ms, instant_ms, now_ms
+from .times import instant_ms, now_ms, shown_instant
 from .viewing import view
 
 
@@ -75,7 +75,7 @@ def topic_stats(topic: str) -> TopicStats:
         leased=sum(part.leased for part in parts),
         finished=sum(part.finished for part in parts),
         lag=lag_of(parts),
-        next_due_at=from_ms(min(heads)) if heads else None,
+        next_due_at=shown_instant(min(heads)) if heads else None,
         paused=lasting_pause(paused, parts[0].now_ms),
         counters={name: sum(int(part.meta.get(name, 0)) for part in parts) for name in COUNTERS},
     )
@@ -174,7 +174,7 @@ def _shown(partition: Partition, found: Found) -> Message:
     try:
         return view(partition.topic, task_name(partition, found.record[19:23]), found.state, found)
     except UndecodableMessage:
-        when = from_ms(found.due_at_ms)
+        when = shown_instant(found.due_at_ms)
         return Message(
             id=found.id.hex(), topic=partition.topic, task="undecodable", state=State(found.state), enqueued_at=when,
             due_at=when,

@@ -79,7 +79,7 @@ class ArchiveForm(forms.Form):
         super().__init__(query)
         self.query = query
         self.fields["q"].widget.attrs |= {"placeholder": "key:order:1042", "type": "search", "autocomplete": "off"}
-        self._offer("state", _("any state"), [(state.value, word(state.value)) for state in Final])
+        self._offer("state", _("any state"), [(value, word(value)) for value in Final.values])
         self._offer("topic", _("any topic"), [(name, name) for name in sorted(tasks.known_topics())])
         self._offer("task", _("any task"), [(name, name) for name in sorted(tasks.by_name)])
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
-from django.shortcuts import redirect
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -103,7 +103,9 @@ def urls(site: AdminSite) -> list[URLPattern]:
     """All addresses, for one admin site."""
     # Outside of a transaction of ATOMIC_REQUESTS: what an enqueue refuses is to be seen here, and a record of what was
     # done must not go when the page fails.
-    views = {one: transaction.non_atomic_requests(site.admin_view(_guarded(one, site))) for one in _pages}
+    views = {one: site.admin_view(_guarded(one, site)) for one in _pages}
+    for alias in settings.DATABASES:
+        views = {one: transaction.non_atomic_requests(alias)(view) for one, view in views.items()}
     return [path(one.route, view, name=_full(one.name)) for one, view in views.items()]
 
 
@@ -132,7 +134,7 @@ def back(request: HttpRequest, fallback: str = "changelist", **arguments: Any) -
     target = request.POST.get("next", "")
     if not url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):
         target = url(request, fallback, **arguments)
-    return redirect(target)
+    return HttpResponseRedirect(target)
 
 
 def _may(request: HttpRequest, name: str) -> bool:

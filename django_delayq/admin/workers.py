@@ -65,5 +65,5 @@ def _services(worker: figures.WorkerFigures) -> list[tuple[str, str]]:
 def _unserved(workers: Sequence[figures.WorkerFigures]) -> list[str]:
     """Topics in use that no living worker claims from, but for those that somebody has paused. Counted anew: the
     overview's own answer may be older than the click that has just brought us here."""
-    served = {topic for one in workers if one.alive and not one.quiet and not one.draining for topic in one.topics}
+    served = {topic for one in workers if one.serves for topic in one.topics}
     return [row.topic for row in figures.overview().topics if row.topic not in served and not row.paused]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..exceptions import StoreFull
+from ..exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
 from . import keys
 from .keys import Partition
 from .link import Link
@@ -27,7 +27,8 @@ class Registry(Link):
 
     def pause(self, topic: str, note: str, until_ms: int | None = None) -> None:
         """Nothing of the topic is claimed from now on, at most until then. `note` (JSON) says who, when and why."""
-        for partition in self.partitions.all(topic):
+
+        def hold(partition: Partition) -> None:
             # One command: what a full Redis refuses changes nothing.
             fields = ("paused", note, "paused_until", "" if until_ms is None else until_ms)
             self.command("HSET", keys.meta_key(self.prefix, partition), *fields)
@@ -35,10 +36,23 @@ class Registry(Link):
             self.command("HINCRBY", keys.meta_key(self.prefix, partition), "wakeups", 1)
             self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{partition}:0")
 
+        self._each(topic, hold)
+
     def resume(self, topic: str) -> None:
         """The topic goes on; its dispatchers are told."""
-        for partition in self.partitions.all(topic):
-            self.call("resume", partition, ())
+        self._each(topic, lambda partition: self.call("resume", partition, ()))
+
+    def _each(self, topic: str, change: Callable[[Partition], object]) -> None:
+        """Change all partitions of a topic. Raises OutcomeUnknown when it fails after some of them."""
+        partitions = self.partitions.all(topic)
+        for number, partition in enumerate(partitions):
+            try:
+                change(partition)
+            except StoreUnavailable as error:
+                if not number:
+                    raise
+                words = f"Only {number} of the {len(partitions)} partitions of {topic!r} were changed; do it again."
+                raise OutcomeUnknown(f"{words} {error}") from error
 
     def register_topic(self, topic: str, count: int) -> set[int]:
         """Say that the topic has `count` partitions; returns every number it has had."""
@@ -71,13 +85,16 @@ class Registry(Link):
         self.command("HSET", keys.workers_key(self.prefix), worker, heartbeat)
 
     def forget_worker(self, *workers: str) -> None:
-        """Remove heartbeats."""
+        """Remove heartbeats. That a worker is to be quiet is kept: it may only be cut off."""
         self.command("HDEL", keys.workers_key(self.prefix), *workers)
-        self.command("HDEL", keys.quiet_key(self.prefix), *workers)
 
-    def quiet(self, worker: str, by: str) -> None:
-        """The worker claims nothing from now on."""
-        self.command("HSET", keys.quiet_key(self.prefix), worker, by)
+    def quiet(self, worker: str, at_ms: int) -> None:
+        """The worker claims nothing from now on. What was said to others more than a day ago is forgotten: they are
+        gone, and their names do not come again."""
+        key = keys.quiet_key(self.prefix)
+        if old := [name for name, at in self.command("HGETALL", key).items() if int(at) < at_ms - 86_400_000]:
+            self.command("HDEL", key, *old)
+        self.command("HSET", key, worker, at_ms)
         self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{keys.TOLD}:0:0")
 
     def unquiet(self, worker: str) -> None:

@@ -103,10 +103,7 @@ class Dispatcher(Service):
         self._take_hints()
         self._sweep()
         self._give_back()
-        busy = self.quarantine.busy()
-        if self.quiet and not busy:
-            return max(0.0, self._sweep_at - time.monotonic())
-        waiting = busy or self._serve()
+        waiting = self.quarantine.busy() or self._serve()
         if self._pool.stuck:
             self._pool.kick()
             return KICK
@@ -117,6 +114,9 @@ class Dispatcher(Service):
 
     def _serve(self) -> bool:
         """Claim for the turns that are due, as far as there is room. Returns whether due turns had to wait."""
+        if self.quiet:
+            self.nothing_due = True
+            return False
         now_ms = self._clock.now_ms() if self._clock.known else float("inf")
         turns = self.agenda.due(now_ms)
         waiting, before = False, self.claimed
@@ -198,7 +198,7 @@ class Dispatcher(Service):
     def _until_next(self) -> float:
         next_due = self.agenda.next_due_ms()
         until_sweep = self._sweep_at - time.monotonic()
-        if next_due is None:
+        if next_due is None or self.quiet:
             return max(0.0, until_sweep)
         return max(0.0, min(until_sweep, (next_due - self._clock.now_ms()) / 1000 + WAKE_MARGIN))
 

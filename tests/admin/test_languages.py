@@ -22,9 +22,12 @@ from tests.admin.world import World
 
 #: Tags of the languages, and what their tabs say.
 LANGUAGES = {
-    "de": ["Übersicht", "Dead Letters", "Archiv", "Sammelaktionen", "Worker", "Operator-Aktionen", "Einplanen"],
-    "zh-hans": ["概览", "死信", "归档", "批量操作", "工作进程", "操作记录", "计划"],
-}
+    "de": [
+        "Übersicht", "Dead Letters", "Archiv", "Statistik", "Sammelaktionen", "Worker", "Operator-Aktionen",
+        "Einplanen",
+    ],
+    "zh-hans": ["概览", "死信", "归档", "统计", "批量操作", "工作进程", "操作记录", "计划"],
+}  # fmt: skip
 
 # The catalogues
 
@@ -167,7 +170,17 @@ def test_nothing_is_wider_than_a_telephone(
 ):
     settings.LANGUAGE_CODE = language
     view = browser_page(as_user(superuser=True), width=390, height=844)
-    for name in ("changelist", "topic", "message", "archive", "archived", "dead_letters", "bulk", "workers"):
+    for name in (
+        "changelist",
+        "topic",
+        "message",
+        "archive",
+        "archived",
+        "dead_letters",
+        "bulk",
+        "workers",
+        "schedule",
+    ):
         page = next(page for page in pages._pages if page.name == name)
         view.goto(address(name, **world.fill(page)))
         wide = view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
