@@ -73,7 +73,10 @@ class WorkerFigures:
     version: str
     topics: Sequence[str]
     concurrency: int
+    running: int
+    """Messages whose tasks run now."""
     in_flight: int
+    """Messages that it has claimed and not settled: those that run, and those that wait for a thread."""
     rss_mb: float
     started_at: datetime
     beat_at: datetime
@@ -87,6 +90,11 @@ class WorkerFigures:
     settled: dict[str, int]
     services: dict[str, dict[str, Any]]
     """archiver, relay ...: what they have done."""
+
+    @property
+    def held(self) -> int:
+        """Messages that it has claimed and does not run."""
+        return max(0, self.in_flight - self.running)
 
     @property
     def serves(self) -> bool:

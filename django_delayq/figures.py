@@ -265,6 +265,7 @@ def _worker(name: str, beat: Mapping[str, Any], told_quiet: bool, now_ms: float)
         version=str(beat.get("version", "")),
         topics=list(beat.get("topics", ())),
         concurrency=int(beat.get("concurrency", 0)),
+        running=int(beat.get("running", beat.get("in_flight", 0))),
         in_flight=int(beat.get("in_flight", 0)),
         rss_mb=beat.get("rss_kb", 0) / 1024,
         started_at=from_ms(beat.get("started_ms", 0)),

@@ -21,7 +21,6 @@ from .identity import parse_id
 from .models import ArchivedMessage, OperatorAction
 from .options import when
 from .store import get_store
-from .times import now_ms
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -144,7 +143,7 @@ def quiet(user: User, worker: str, *, reason: str = "") -> None:
     if worker not in get_store().heartbeats():
         raise InvalidMessage(f"No worker is named {worker!r}; it may have ended.")
     with recorded(user, "quiet", f"worker {worker}", reason):
-        get_store().quiet(worker, now_ms())
+        get_store().quiet(worker)
 
 
 def unquiet(user: User, worker: str, *, reason: str = "") -> None:

@@ -13,7 +13,7 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:meta                     | hash   | paused, wakeups, counters, task:<code> -> name           |
 | PREFIX:topics                             | set    | topic:N, every number of partitions it has had           |
 | PREFIX:workers                            | hash   | worker -> heartbeat (JSON)                               |
-| PREFIX:quiet                              | hash   | worker -> who told it to claim nothing                   |
+| PREFIX:quiet                              | hash   | worker -> when (ms) it was told to claim nothing         |
 | PREFIX:samples                            | stream | one entry per minute: figures of each topic (JSON)       |
 | PREFIX:turn:NAME                          | string | somebody has just done what one of all is to do          |
 | PREFIX:wakeups                            | channel| topic:p:due_at_ms, a hint that a partition has more to do|

@@ -84,14 +84,16 @@ class Registry(Link):
         """Write the heartbeat of a worker."""
         self.command("HSET", keys.workers_key(self.prefix), worker, heartbeat)
 
-    def forget_worker(self, *workers: str) -> None:
-        """Remove heartbeats. That a worker is to be quiet is kept: it may only be cut off."""
+    def forget_worker(self, *workers: str, ended: bool = True) -> None:
+        """Remove heartbeats. Of one that has perhaps not `ended`, and is only cut off, it is kept that it is quiet."""
         self.command("HDEL", keys.workers_key(self.prefix), *workers)
+        if ended:
+            self.command("HDEL", keys.quiet_key(self.prefix), *workers)
 
-    def quiet(self, worker: str, at_ms: int) -> None:
+    def quiet(self, worker: str) -> None:
         """The worker claims nothing from now on. What was said to others more than a day ago is forgotten: they are
         gone, and their names do not come again."""
-        key = keys.quiet_key(self.prefix)
+        key, at_ms = keys.quiet_key(self.prefix), int(self.clock_ms())
         if old := [name for name, at in self.command("HGETALL", key).items() if int(at) < at_ms - 86_400_000]:
             self.command("HDEL", key, *old)
         self.command("HSET", key, worker, at_ms)

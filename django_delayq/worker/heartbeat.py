@@ -49,7 +49,7 @@ class Heartbeat(Service):
         if self._beats % 6 == 0:
             old = [n for n, beat in self._store.heartbeats().items() if now_ms - beat["at_ms"] > DEAD_AFTER * 1000]
             if old:
-                self._store.forget_worker(*old)
+                self._store.forget_worker(*old, ended=False)
         self._beats += 1
         return self.interval
 

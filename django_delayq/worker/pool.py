@@ -17,15 +17,19 @@ BUFFERED_WORK = 0.02
 MAX_BUFFERED = 2_000
 #: A thread is woken for at least so much work (seconds): for no-op tasks one thread outruns eight that share the GIL.
 WORTH_A_THREAD = 0.001
+#: When every thread has been at one message for so many seconds, nothing is taken in advance until one of them ends:
+#: what waits behind them would only be given back and claimed anew. Well below dispatcher.BUFFER_SECONDS.
+HELD_UP = 0.25
 
 
 class Slot:
     """What one thread does now."""
 
-    __slots__ = ("idle", "lease", "thread")
+    __slots__ = ("begun", "idle", "lease", "thread")
 
     def __init__(self) -> None:
         self.idle = True
+        self.begun = 0.0
         self.lease: Lease | None = None
         self.thread: threading.Thread | None = None
 
@@ -55,6 +59,8 @@ class Pool:
         """How many more messages it takes: the idle threads, and a little work in advance when tasks are short."""
         buffered = len(self._buffer)
         ahead = min(MAX_BUFFERED, int(BUFFERED_WORK * self.size / self._mean_s)) if self._mean_s else 0
+        if ahead and self._held_up:
+            ahead = 0
         idle = sum(slot.idle for slot in self.slots)
         room = idle + ahead - buffered
         if room <= 0:
@@ -112,6 +118,12 @@ class Pool:
         for _ in self.slots:
             self._wake.put(False)
 
+    @property
+    def _held_up(self) -> bool:
+        """Whether every thread has been at one message for long, whatever messages took before."""
+        since = time.monotonic() - HELD_UP
+        return all(slot.lease is not None and slot.begun < since for slot in self.slots)
+
     def _wake_threads(self, count: int) -> None:
         idle = sum(slot.idle for slot in self.slots)
         for _ in range(min(max(1, count), idle)):
@@ -126,8 +138,8 @@ class Pool:
                     lease = buffer.popleft()
                 except IndexError:
                     break
+                slot.begun = begun = time.monotonic()
                 slot.lease = lease
-                begun = time.monotonic()
                 run(lease)
                 slot.lease = None
                 took = time.monotonic() - begun

@@ -155,6 +155,7 @@ class Worker:
             "version": __version__,
             "topics": list(self.options.topics),
             "concurrency": self.options.concurrency,
+            "running": len(self.pool.running) + len(self.event_loop.running),
             "in_flight": len(self.shared.held),
             "started_ms": int(self._started_at * 1000),
             "draining": self.draining,

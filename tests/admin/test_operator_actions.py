@@ -118,7 +118,7 @@ def test_a_bulk_operation_is_linked_and_says_how_it_stands(viewer: Client) -> No
     done()
     response = viewer.get(address("operator_actions"))
     assert response.content.decode().count(f'href="{address("bulk", pk=operation.pk)}"') == 1
-    assert "Waiting" in read(response)
+    assert "waiting" in read(response)
     BulkOperation.objects.update(status="done")
     assert "Done" in read(viewer.get(address("operator_actions")))
 

@@ -112,7 +112,7 @@ def test_topics_that_nobody_serves_are_named(
     assert "orders" not in unserved(page())
     beat("host:3:more", topics=["modes"])
     assert "modes" not in unserved(page())
-    delayq.quiet("host:3:more", "anna")
+    delayq.quiet("host:3:more")
     assert "modes" in unserved(page())
     beat("host:3:more", topics=["modes"], draining=True)
     delayq.unquiet("host:3:more")

@@ -80,7 +80,7 @@ def test_topic_is_served_by_living_workers_that_claim(
 ) -> None:
     beat(hands.store, age=age, topics=topics)
     if quiet:
-        hands.store.quiet("host:1:ab", "ops")
+        hands.store.quiet("host:1:ab")
     row = topic("default")
     assert (row.workers, row.unserved) == (workers, not workers)
 
@@ -98,9 +98,9 @@ def test_workers_say_what_they_do(hands: Hands) -> None:
         draining=True, settled={"acked": 9}, archiver={"rows": 4},
     )  # fmt: skip
     beat(hands.store, "a")
-    hands.store.quiet("a", "ops")
+    hands.store.quiet("a")
     listed = figures.workers()
-    assert [(one.name, one.alive, one.quiet) for one in listed] == [
+    assert [(one.name, one.alive, one.told_quiet) for one in listed] == [
         ("a", True, True), ("b", True, False), ("old", False, False),
     ]  # fmt: skip
     one = listed[1]
@@ -220,7 +220,7 @@ def test_a_slow_database_is_asked_even_less_often(hands: Hands, clock: Clock, mo
         figures.overview()
         clock.pass_time(1)
     assert len(asked) == 2
-    assert asked[1] - asked[0] >= 100
+    assert 60 <= asked[1] - asked[0] < 70
 
 
 # Away

@@ -71,7 +71,7 @@ def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield store.topics
     yield lambda: store.takes_turn("sample", 55_000)
     yield lambda: store.add_sample("{}")
-    yield lambda: store.quiet("worker", "ops")
+    yield lambda: store.quiet("worker")
     yield lambda: store.is_quiet("worker")
     yield lambda: store.snapshot([PARTITION], [0], 5)
     yield lambda: store.unquiet("worker")

@@ -67,7 +67,7 @@ def test_it_is_one_round_trip(store: RedisStore, server: Server, partitions: Seq
 
 def test_it_says_what_the_single_reads_say(store: RedisStore, partitions: Sequence[Partition]) -> None:
     store.beat("worker", '{"at_ms": 5}')
-    store.quiet("worker", "ops")
+    store.quiet("worker")
     for number in range(4):
         store.add_sample(json.dumps({"at_ms": number}))
     snapshot = store.snapshot(partitions, INSTANTS, 3)
@@ -145,8 +145,8 @@ def _scripts(server: Server) -> int:
 
 def test_a_worker_is_quiet_until_it_is_told_otherwise(store: RedisStore) -> None:
     assert not store.is_quiet("worker")
-    store.quiet("worker", "ops")
-    store.quiet("worker", "ops again")
+    store.quiet("worker")
+    store.quiet("worker")
     assert (store.is_quiet("worker"), store.is_quiet("other")) == (True, False)
     store.unquiet("worker")
     store.unquiet("worker")
@@ -164,7 +164,7 @@ def test_workers_are_told_by_a_hint_that_is_no_topic(store: RedisStore) -> None:
                 break
         while hints.read(0.1):
             pass
-        store.quiet("worker", "ops")
+        store.quiet("worker")
         assert hints.read(5) == (Partition(TOLD, 0), 0)
         store.unquiet("worker")
         assert hints.read(5) == (Partition(TOLD, 0), 0)
@@ -175,7 +175,7 @@ def test_workers_are_told_by_a_hint_that_is_no_topic(store: RedisStore) -> None:
 def test_a_forgotten_worker_is_not_quiet(store: RedisStore) -> None:
     for worker in ("a", "b", "c"):
         store.beat(worker, '{"at_ms": 5}')
-        store.quiet(worker, "ops")
+        store.quiet(worker)
     store.forget_worker("a", "b")
     snapshot = store.snapshot((), (), 1)
     assert (set(snapshot.heartbeats), snapshot.quiet) == ({"c"}, {"c"})

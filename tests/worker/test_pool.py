@@ -117,6 +117,39 @@ def test_room_is_told_when_half_of_the_buffer_is_free(work: Work) -> None:
     assert 50 < told[0] <= 100
 
 
+def test_nothing_is_taken_in_advance_while_every_thread_is_held_up(make: Callable[[int], Pool], work: Work) -> None:
+    """Tasks were short, so that much is buffered; now long ones came, and what waits behind them helps nobody."""
+    pool = make(2)
+    pool._mean_s = 0.001
+    work.free.clear()
+    pool.feed([lease(n) for n in range(2)])
+    pool.kick()
+    eventually(lambda: len(pool.running) == 2)
+    assert pool.room() == 40
+    for slot in pool.slots:
+        slot.begun -= module.HELD_UP
+    assert pool.room() == 0
+    pool.slots[0].begun += module.HELD_UP
+    assert pool.room() == 40
+
+
+def test_room_is_told_as_soon_as_one_of_the_threads_is_free_again(work: Work) -> None:
+    told = threading.Event()
+    pool = Pool(1, work.run, told.set)
+    pool._mean_s = 0.001
+    work.free.clear()
+    pool.feed([lease()])
+    pool.start()
+    eventually(lambda: pool.running)
+    pool.slots[0].begun -= module.HELD_UP
+    assert pool.room() == 0
+    work.free.set()
+    assert told.wait(5)
+    eventually(lambda: pool.slots[0].idle)
+    assert pool.room() > 10
+    pool.stop()
+
+
 def test_mean_follows_how_long_tasks_take(make: Callable[[int], Pool], work: Work) -> None:
     pool = make(1)
     pool.feed([lease(n) for n in range(50)])

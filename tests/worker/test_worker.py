@@ -267,9 +267,26 @@ def test_figures_are_those_of_the_worker(work: Work, delayq: RedisStore) -> None
     assert entered.wait(10)
     eventually(lambda: worker.figures()["in_flight"] == 1)
     figures = worker.figures()
-    assert (figures["concurrency"], figures["draining"], figures["settled"]) == (2, False, {})
+    assert (figures["concurrency"], figures["running"], figures["draining"]) == (2, 1, False)
+    assert figures["settled"] == {}
     gate.set()
     eventually(lambda: worker.figures()["settled"] == {"acked": 1})
+
+
+def test_what_a_worker_has_no_thread_for_waits_in_redis(work: Work, delayq: RedisStore) -> None:
+    """Its tasks were short: it claims ahead. When long ones come it gives back what waits, once, and leaves it."""
+    worker = work()
+    worker.pool._mean_s = 0.001
+    wait.using(due_at=LONG_AGO).enqueue_many([()] * 20)
+    eventually(lambda: worker.figures()["running"] == 2 and worker.figures()["in_flight"] > 2)
+    eventually(lambda: worker.figures()["in_flight"] == 2)
+    released, claimed = worker.settled[Result.RELEASED], worker.dispatcher.claimed
+    time.sleep(1.2)  # more than BUFFER_SECONDS twice
+    assert (worker.settled[Result.RELEASED], worker.dispatcher.claimed) == (released, claimed)
+    stats = topic_stats("waits")
+    assert (stats.backlog, stats.leased) == (18, 2)
+    gate.set()
+    eventually(lambda: worker.settled[Result.ACKED] == 20)
 
 
 def test_many_of_both_kinds_all_run_once(work: Work, delayq: RedisStore) -> None:
@@ -304,7 +321,7 @@ def test_async_tasks_can_enqueue(work: Work, delayq: RedisStore) -> None:
 def told(worker: Worker, store: RedisStore, quiet: bool) -> float:
     """Tell it, and wait until it has obeyed. Returns how many seconds that took."""
     if quiet:
-        store.quiet(worker.shared.name, "ops")
+        store.quiet(worker.shared.name)
     else:
         store.unquiet(worker.shared.name)
     begun = time.monotonic()
