@@ -187,7 +187,7 @@ class Snooze(ControlFlow):
 
 
 class Reject(ControlFlow):
-    """Give up at once: the message becomes a dead letter with this reason."""
+    """Give up at once: the message becomes a dead letter with this reason, which all operators may read."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

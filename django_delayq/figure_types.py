@@ -32,16 +32,28 @@ class TopicFigures:
     """Finished messages per second over the last minutes; None until there are two samples."""
     late_p50_ms: float | None
     late_p99_ms: float | None
-    """Of the newest 200 acked runs."""
+    """Of those of the newest 200 acked runs that are not older than a day."""
     dead_letters: int
     """Open ones, of the newest DEAD_CAP of all topics."""
     workers: int
     """Living workers that serve the topic and are not told to be quiet."""
+    quiet_workers: int = 0
+    """Living workers that would serve it, but are told to be quiet."""
+
+    @property
+    def waiting(self) -> int:
+        """All that is to be run: in Redis, leased or not, and in the outbox."""
+        return self.ready + self.delayed + self.leased + self.outbox
+
+    @property
+    def without_worker(self) -> bool:
+        """Nobody works on it, and no pause says that this is meant."""
+        return not self.workers and not self.paused
 
     @property
     def unserved(self) -> bool:
-        """Nobody works on it, and nobody has said that this is meant."""
-        return not self.workers and not self.paused
+        """Nobody works on it although messages wait: somebody has to do something."""
+        return self.without_worker and self.waiting > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +63,13 @@ class Bucket:
     label: str
     count: int
     at: datetime | None = None
+    in_full: str = ""
+    """What the table says where the label, below the bar, has no room for it."""
+
+    @property
+    def words(self) -> str:
+        """The label in full."""
+        return self.in_full or self.label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +120,11 @@ class WorkerFigures:
         """Whether it claims messages of its topics."""
         return self.alive and not self.draining and not self.told_quiet
 
+    @property
+    def keeps_quiet(self) -> bool:
+        """Whether it would claim them, had nobody told it not to."""
+        return self.alive and not self.draining and self.told_quiet
+
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
@@ -114,7 +138,7 @@ class Overview:
     hours: Sequence[Bucket]
     """Due in each of the next 24 hours."""
     lateness: Sequence[Bucket]
-    """Newest runs of all topics by lateness: up to 1 ms, 2, 5, 10 ... and more."""
+    """Newest runs of all topics, none older than a day, by lateness: up to 1 ms, 2, 5, 10 ... and more."""
     samples: Sequence[Sample]
     """The last three hours by minute, the oldest first."""
     workers: Sequence[WorkerFigures]
@@ -122,5 +146,7 @@ class Overview:
     """Whether there are more open dead letters than are counted."""
     outbox_capped: bool = False
     """Whether there are more waiting rows in the outbox than are counted."""
+    stale: bool = False
+    """Whether Redis could not be read: then everything is as it was at `at`."""
     problem: str = ""
     """Why Redis or the database could not be read: then what they know is as it was at `at`, or empty."""

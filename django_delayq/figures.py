@@ -27,7 +27,17 @@ from .store.redis import RedisStore
 from .times import from_ms, in_words, shown_instant
 from .topics import COUNTERS, lasting_pause
 
-__all__ = ["Bucket", "Overview", "Sample", "TopicFigures", "WorkerFigures", "forget", "overview", "workers"]
+__all__ = [
+    "Bucket",
+    "Overview",
+    "Sample",
+    "TopicFigures",
+    "WorkerFigures",
+    "forget",
+    "overview",
+    "problem_of",
+    "workers",
+]
 
 #: Seconds for which what was read of Redis serves other requests; after a failure, so that a frozen server holds up
 #: one request and not each.
@@ -68,6 +78,11 @@ def forget() -> None:
         _reader = None
 
 
+def problem_of(error: StoreError) -> str:
+    """Why Redis could not be read. What the error says of sending is left out: nothing was to be sent."""
+    return str(error).removesuffix(" Nothing was sent. Is it running?")
+
+
 class _Reader:
     """Reads, and keeps what it has read."""
 
@@ -88,7 +103,7 @@ class _Reader:
                 self._last = self._read()
                 self._until = time.monotonic() + KEPT
             except StoreError as error:
-                self._last = replace(self._last, problem=str(error))
+                self._last = replace(self._last, problem=problem_of(error), stale=True)
                 self._until = time.monotonic() + KEPT_AFTER_FAILURE
         return self._last
 
@@ -116,7 +131,7 @@ class _Reader:
             try:
                 self._sql, self._sql_problem = sql_figures.read(sorted(topics), until_ms), ""
             except Error as error:
-                self._sql_problem = f"The database does not answer: {type(error).__name__}: {error}".strip()
+                self._sql_problem = sql_figures.problem_of(error)
             took = time.monotonic() - began
             keep = SQL_KEPT if self._sql_problem else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
             self._sql_until = began + took + keep
@@ -179,6 +194,7 @@ def _topic(
         late_p99_ms=_percentile(late, 0.99),
         dead_letters=sql.dead_letters[name] if sql else 0,
         workers=sum(name in one.topics and one.serves for one in living),
+        quiet_workers=sum(name in one.topics and one.keeps_quiet for one in living),
     )
 
 

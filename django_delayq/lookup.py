@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from django.db.models import Q, Subquery
+
 from . import producer, tasks
 from .conf import get_settings
 from .exceptions import UndecodableMessage
 from .identity import key_id, parse_id
 from .message import Message, State
-from .models import ArchivedMessage, OutboxMessage
-from .naming import task_name
+from .models import ArchivedMessage, OutboxMessage, OutboxStatus
+from .naming import shown
 from .options import check_key
 from .store import get_store
 from .times import shown_instant
+from .viewing import bare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +49,28 @@ class Live:
     """Status of its row in the outbox: waiting (only there), sent (in Redis too), or empty for none."""
 
 
-def by_id(message_id: str, topic: str = "") -> Hit | None:
-    """The message with this id, in any known topic unless one is given. Raises InvalidMessage or UnknownTopic."""
+def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> Hit | None:
+    """The message with this id, in any known topic unless one is given.
+
+    Without `redis` only SQL is asked: the archive and what waits in the outbox. Raises InvalidMessage, UnknownTopic,
+    or StoreUnavailable when Redis is to be asked and cannot.
+    """
     identity = parse_id(message_id)
-    lives = _lives(dict.fromkeys(_topics(topic), identity))
+    lives = _lives(dict.fromkeys(_topics(topic), identity), redis)
     row = None if lives else archived(message_id)
     return next(iter(lives.values())) if lives else _archived_hit(row) if row else None
 
 
-def by_key(key: str, topic: str = "") -> list[Hit]:
+def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[Hit]:
     """The message with this key in each known topic, or in the one that is given; the live ones first.
 
-    Raises InvalidKey or UnknownTopic.
+    `redis` as in by_id(). Raises InvalidKey, UnknownTopic or StoreUnavailable.
     """
     checked = check_key(key) or ""
     identities = {name: key_id(name, checked) for name in _topics(topic)}
-    lives = _lives(identities)
-    rows = [archived(identity.hex()) for name, identity in identities.items() if name not in lives]
-    return [*lives.values(), *(_archived_hit(row) for row in rows if row)]
+    lives = _lives(identities, redis)
+    rows = _newest_rows([identity for name, identity in identities.items() if name not in lives])
+    return [*lives.values(), *map(_archived_hit, rows)]
 
 
 def live(topic: str, message_id: str) -> Live | None:
@@ -80,27 +87,59 @@ def live(topic: str, message_id: str) -> Live | None:
 
 def archived(message_id: str) -> ArchivedMessage | None:
     """The row of the newest life with this id. Raises InvalidMessage."""
-    rows = ArchivedMessage.objects.using(get_settings().database).filter(message_id=UUID(bytes=parse_id(message_id)))
-    row: ArchivedMessage | None = rows.order_by("-enqueued_at").first()
-    return row
+    return next(iter(_newest_rows([parse_id(message_id)])), None)
+
+
+def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
+    """The row of the newest life of each of these ids, in one query: one step into the index for each of them."""
+    if not identities:
+        return []
+    rows = ArchivedMessage.objects.using(get_settings().database)
+    wanted = Q()
+    for identity in identities:
+        lives = rows.filter(message_id=UUID(bytes=identity)).order_by("-enqueued_at")
+        wanted |= Q(pk=Subquery(lives.values("pk")[:1]))
+    return list(rows.filter(wanted).order_by("topic"))
 
 
 def _topics(topic: str) -> Sequence[str]:
     return [tasks.check_topic(topic)] if topic else sorted(tasks.known_topics())
 
 
-def _lives(identities: Mapping[str, bytes]) -> dict[str, Hit]:
-    """The live ones among these ids, by topic."""
+def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, Hit]:
+    """The live ones among these ids, by topic: one round trip to Redis and one query for all of them."""
     uuids = {UUID(bytes=identity) for identity in identities.values()}
-    kept = set(OutboxMessage.objects.filter(message_id__in=uuids).values_list("topic", flat=True))
-    there = [topic for topic, identity in identities.items() if topic in kept or _in_redis(topic, identity)]
-    found = {topic: live(topic, identities[topic].hex()) for topic in there}
-    return {topic: _live_hit(one.message) for topic, one in found.items() if one}
+    rows = OutboxMessage.objects.filter(message_id__in=uuids)
+    kept = {row.topic: row for row in rows if identities.get(row.topic) == row.message_id.bytes}
+    there = _in_redis(identities) if redis else {}
+    hits = {topic: there.get(topic) or _kept_hit(kept.get(topic), redis) for topic in identities}
+    return {topic: hit for topic, hit in hits.items() if hit}
 
 
-def _in_redis(topic: str, identity: bytes) -> bool:
+def _in_redis(identities: Mapping[str, bytes]) -> dict[str, Hit]:
     store = get_store()
-    return any(store.find(p, [identity])[0] is not None for p in store.partitions.candidates(topic, identity))
+    candidates = store.partitions.candidates
+    places = [(place, identity) for topic, identity in identities.items() for place in candidates(topic, identity)]
+    answers = zip(places, store.find_all(places), strict=True)
+    return {partition.topic: _live_hit(shown(partition, found)) for (partition, _), found in answers if found}
+
+
+def _kept_hit(row: OutboxMessage | None, redis: bool) -> Hit | None:
+    """Of a row whose message is not in Redis, as far as that could be asked."""
+    if row is None:
+        return None
+    if row.status == OutboxStatus.SENT:  # it has ended and is not archived yet, or Redis has lost it
+        found = live(row.topic, row.message_id.hex) if redis else None
+        return _live_hit(found.message) if found else None
+    is_due = row.due_at_ms <= get_store().now_us() // 1000
+    return Hit(
+        topic=row.topic,
+        message_id=row.message_id.hex,
+        task=row.task,
+        key=row.key or None,
+        state="ready" if is_due else "delayed",
+        at=shown_instant(row.due_at_ms),
+    )
 
 
 def _live_hit(message: Message) -> Hit:
@@ -131,16 +170,6 @@ def _bare(topic: str, identity: bytes) -> Message | None:
     store = get_store()
     for partition in store.partitions.candidates(topic, identity):
         if found := store.find(partition, [identity])[0]:
-            name = task_name(partition, found.record[19:23])
-            attempts = found.attempts
-            return bare(topic, identity, name, found.state, found.due_at_ms, attempts.attempt if attempts else 0)
+            return shown(partition, found)
     row = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic).first()
     return bare(topic, identity, row.task, State("delayed"), row.due_at_ms) if row else None
-
-
-def bare(topic: str, identity: bytes, task: str, state: State, due_at_ms: int, attempt: int = 0) -> Message:
-    """A message without its contents."""
-    when = shown_instant(due_at_ms)
-    return Message(
-        id=identity.hex(), topic=topic, task=task, state=state, attempt=attempt, enqueued_at=when, due_at=when
-    )

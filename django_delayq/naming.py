@@ -1,10 +1,13 @@
-"""The names behind the task codes of records."""
+"""The names behind the task codes of records, and what a partition holds under these names."""
 
 from __future__ import annotations
 
 from . import tasks
+from .exceptions import UndecodableMessage
+from .message import Found, Message
 from .store import get_store
 from .store.keys import Partition
+from .viewing import bare, view
 
 
 def task_name(partition: Partition, code: bytes) -> str:
@@ -24,3 +27,14 @@ def kept_task_name(partition: Partition, code: bytes) -> str:
         if not name.startswith("code:"):
             kept_names[partition, code] = name
     return name
+
+
+def shown(partition: Partition, found: Found) -> Message:
+    """The message as people see it; one that cannot be decoded without its contents, so that it hides no page."""
+    code = found.record[19:23]
+    name = kept_task_name(partition, code) if len(code) == 4 else "undecodable"
+    try:
+        return view(partition.topic, name, found.state, found)
+    except UndecodableMessage:
+        attempt = found.attempts.attempt if found.attempts else 0
+        return bare(partition.topic, found.id, name, found.state, found.due_at_ms, attempt)

@@ -117,9 +117,9 @@ def replay_one(user: User, pk: int, *, arguments: Arguments | None = None, reaso
     Raises MessageNotFound, InvalidMessage (it cannot be replayed; says why) or StoreUnavailable.
     """
     require(user, "replay_message", *(("edit_message", "view_payload") if arguments else ()))
-    rows = _dead_letter(pk)
+    rows, words = _dead_letter(pk)
     edit = None if arguments is None else lambda row: arguments
-    with _one(pk, "replayed") as options:
+    with _one(pk, "replayed", words + (", with other arguments" if arguments else "")) as options:
         replay.replay(rows, edit=edit, by=user.get_username(), reason=clean(reason), **options)
     row: ArchivedMessage = rows.get()
     return row
@@ -129,8 +129,8 @@ def discard_one(user: User, pk: int, *, reason: str) -> None:
     """Say that one dead letter needs no replay. Raises MessageNotFound or InvalidMessage."""
     require(user, "discard_message")
     _required(reason)
-    rows = _dead_letter(pk)
-    with _one(pk, "discarded") as options:
+    rows, words = _dead_letter(pk)
+    with _one(pk, "discarded", words) as options:
         replay.discard(rows, by=user.get_username(), reason=clean(reason), **options)
 
 
@@ -158,19 +158,29 @@ def unquiet(user: User, worker: str, *, reason: str = "") -> None:
 # Shared
 
 
-def _dead_letter(pk: int) -> QuerySet[ArchivedMessage]:
+def _dead_letter(pk: int) -> tuple[QuerySet[ArchivedMessage], str]:
+    """The row, as a selection and in the words of its record."""
     rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.using(get_settings().database).filter(pk=pk)
-    if not rows.exists():
+    row = rows.only("message_id", "topic", "task").first()
+    if row is None:
         raise MessageNotFound(f"The archive has no row {pk}: it was pruned, or never there.")
-    return rows
+    return rows, f"dead letter {pk}: message {row.message_id.hex} of {row.topic}, task {row.task}"
 
 
 @contextmanager
-def _one(pk: int, done: str) -> Iterator[dict[str, Any]]:
-    """Around a replay or discard of one row: when nothing was changed no record stays. Gives the progress to pass."""
+def _one(pk: int, done: str, words: str) -> Iterator[dict[str, Any]]:
+    """Around a replay or discard of one row: its record has these words, and when nothing was changed no record
+    stays. Gives the progress to pass."""
     seen: list[replay.Replayed] = []
+
+    def look(so_far: replay.Replayed) -> None:
+        if not seen:  # the record is there, and nothing is changed yet
+            so_far.action.selection = words
+            so_far.action.save(using=get_settings().database, update_fields=["selection"])
+        seen.append(so_far)
+
     try:
-        yield {"progress": seen.append}
+        yield {"progress": look}
         if not seen[-1].count:
             raise InvalidMessage(f"Dead letter {pk} was not {done}: {', '.join(seen[-1].skipped) or 'it is gone'}.")
     except Exception:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from django.utils.translation import gettext as _
+
 from .exceptions import InvalidMessage, UndecodableMessage
-from .lookup import bare
 from .message import Found, Message, State
 from .models import OutboxMessage, OutboxStatus
 from .outbox import record_of
@@ -11,7 +12,7 @@ from .store import get_store
 from .store.link import BATCH
 from .tasks import check_topic
 from .topics import Page
-from .viewing import view
+from .viewing import bare, view
 
 #: Waiting rows are counted up to here.
 CAP = 10_000
@@ -52,11 +53,13 @@ def _shown(row: OutboxMessage) -> Message:
 
 
 def _parse_cursor(cursor: str) -> tuple[int, int]:
-    due, _, pk = cursor.partition(":")
+    due, _colon, pk = cursor.partition(":")
     try:
         place = int(due), int(pk)
     except ValueError:
         place = (-1, -1)
     if not all(0 <= number < 2**63 for number in place):
-        raise InvalidMessage(f"{cursor!r:.80} is not a cursor of list_outbox.")
+        raise InvalidMessage(
+            _("%(cursor)s is no place in this list: begin at its start.") % {"cursor": f"{cursor!r:.80}"}
+        )
     return place

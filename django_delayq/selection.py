@@ -108,7 +108,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         words += ["open dead letters"] if self.open else []
         for name in ("state", "topic", "task", "error", "key"):
             if value := getattr(self, name):
-                words.append(f"{name} {value}")
+                words.append(f"{name} {value.removeprefix('=') or 'none'}" if name == "error" else f"{name} {value}")
         words += [f"id {self.message_id}"] if self.message_id else []
         words += [f"{self.argument} = {self.value}"] if self.argument else []
         words += [f"since {self.since.isoformat(' ', 'seconds')}"] if self.since else []

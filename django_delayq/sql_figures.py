@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
-from django.db import connections
+from django.db import Error, OperationalError, ProgrammingError, connections
+from django.utils import timezone
 
 from .conf import get_settings
 from .models import ArchivedMessage, OutboxMessage, OutboxStatus
@@ -17,6 +19,9 @@ DEAD_CAP = 50_000
 OUTBOX_CAP = 100_000
 #: Runs of each topic whose lateness is looked at.
 RUNS = 200
+#: Older runs say nothing of now. They are left out after the newest were found: to look for newer ones would take a
+#: walk along all that there are.
+RUNS_SINCE = timedelta(days=1)
 
 _MINUTE_MS = 60_000
 
@@ -35,9 +40,10 @@ SELECT topic, minute, COUNT(*) FROM (
 
 _LATENESS = """
 SELECT topic, lateness_ms FROM (
-    SELECT topic, lateness_ms FROM {archive} WHERE state = 'acked' AND topic = %s AND lateness_ms IS NOT NULL
+    SELECT topic, lateness_ms, finished_at FROM {archive}
+    WHERE state = 'acked' AND topic = %s AND lateness_ms IS NOT NULL
     ORDER BY id DESC LIMIT {runs}
-) AS newest"""
+) AS newest WHERE finished_at >= %s"""
 
 
 class SqlFigures(NamedTuple):
@@ -50,7 +56,7 @@ class SqlFigures(NamedTuple):
     outbox_minutes: Counter[int]
     """The same, as far as they are due within the time that was asked for, by the instant (ms) of the minute."""
     lateness_ms: dict[str, Sequence[float]]
-    """Of the newest acked runs of each topic, sorted."""
+    """Of the newest acked runs of each topic that are not older than RUNS_SINCE, sorted."""
 
 
 def read(topics: Iterable[str], until_ms: int) -> SqlFigures:
@@ -64,9 +70,10 @@ def read(topics: Iterable[str], until_ms: int) -> SqlFigures:
         cursor.execute(_OUTBOX.format(**names), [until_ms, str(OutboxStatus.WAITING)])
         waiting = cursor.fetchall()
         late: dict[str, list[float]] = {topic: [] for topic in topics}
+        since = connection.ops.adapt_datetimefield_value(timezone.now() - RUNS_SINCE)
         part = _LATENESS.format(archive=quote(ArchivedMessage._meta.db_table), runs=RUNS)
         for some in _chunks(list(late)):
-            cursor.execute(" UNION ALL ".join([part] * len(some)), some)
+            cursor.execute(" UNION ALL ".join([part] * len(some)), [one for topic in some for one in (topic, since)])
             for topic, lateness_ms in cursor.fetchall():
                 late[topic].append(lateness_ms)
     outbox, minutes = Counter[str](), Counter[int]()
@@ -75,6 +82,16 @@ def read(topics: Iterable[str], until_ms: int) -> SqlFigures:
         if minute is not None:
             minutes[int(minute)] += count
     return SqlFigures(dead, outbox, minutes, {topic: sorted(values) for topic, values in late.items()})
+
+
+def problem_of(error: Error) -> str:
+    """What is wrong with the database, and what to do: for people who shall not learn its address and users from it."""
+    said = f"The database does not answer: {type(error).__name__}."
+    # SQLite says of a missing table or column what others say of a server that is gone.
+    lacking = isinstance(error, OperationalError) and "no such " in str(error)
+    if not (lacking or isinstance(error, ProgrammingError)):
+        return said
+    return f"The database has no such table or column: {type(error).__name__}. Run manage.py migrate."
 
 
 def _chunks(topics: list[str], size: int = 100) -> Iterable[list[str]]:

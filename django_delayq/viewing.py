@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .exceptions import UndecodableMessage
 from .message import Found, Message, Record, State, decode_body
-from .times import from_ms
+from .times import from_ms, shown_instant
 
 
 def view(topic: str, task: str, state: State, found: Found) -> Message:
@@ -33,4 +33,12 @@ def view(topic: str, task: str, state: State, found: Found) -> Message:
         due_at=due_at,
         expires_at=expires_at,
         replay_of=body.replay_of,
+    )
+
+
+def bare(topic: str, identity: bytes, task: str, state: State, due_at_ms: int, attempt: int = 0) -> Message:
+    """A message without its contents."""
+    when = shown_instant(due_at_ms)
+    return Message(
+        id=identity.hex(), topic=topic, task=task, state=state, attempt=attempt, enqueued_at=when, due_at=when
     )

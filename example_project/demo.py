@@ -138,13 +138,16 @@ def _check_pages(report: Report) -> None:
 
 
 def _stay(report: Report, worker: Child, folder: Path, stop: threading.Event, stack: ExitStack) -> int:
+    from django.urls import reverse
+
     port = _free_port(8000)
     # --noreload: the reloader's own child would not end with us.
     arguments = ("runserver", "--noreload", "--skip-checks", f"127.0.0.1:{port}")
     web = stack.enter_context(Child("web server", *arguments, log=folder / "web.log", patience=3))
     _create_admin()
     say(f"\n  shop    http://127.0.0.1:{port}/\n  race    http://127.0.0.1:{port}/races/")
-    say(f"  admin   http://127.0.0.1:{port}/admin/   user admin, password admin")
+    say(f"  queue   http://127.0.0.1:{port}{reverse('admin:django_delayq_dashboard_changelist')}")
+    say("          user admin, password admin; one message has died: see Dead letters")
     say(f"  files   {folder}   (Ctrl-C ends everything)\n")
     while not stop.wait(0.1):
         report.look()

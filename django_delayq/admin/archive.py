@@ -44,7 +44,7 @@ def archive(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {"form": form, "found": found, "now": timezone.now()}
     if found:
         context |= {"links": _links(request, found), **_matching(form), "can_select": _can_select(request)}
-        context["sought_newer"] = bool(after and not before)
+        context |= {"sought_newer": bool(after and not before), "here": request.GET.urlencode()}
     return show(request, "archive.html", _("Archive"), **context)
 
 

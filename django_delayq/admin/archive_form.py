@@ -68,6 +68,7 @@ class ArchiveForm(forms.Form):
     topic = forms.ChoiceField(label=gettext_lazy("Topic"), required=False)
     task = forms.ChoiceField(label=gettext_lazy("Task"), required=False)
     error = forms.CharField(label=gettext_lazy("Error class or reason"), required=False, max_length=201, strip=False)
+    """With = before it: exactly this."""
     period = forms.ChoiceField(label=gettext_lazy("Finished"), required=False, choices=_PERIOD_WORDS)
     since = _Instant(label=gettext_lazy("From"), required=False, max_length=40)
     until = _Instant(label=gettext_lazy("To"), required=False, max_length=40)
@@ -86,6 +87,8 @@ class ArchiveForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         """The whole selection."""
         given = super().clean() or self.cleaned_data
+        if given.get("open") and given.get("state") not in ("", None, Final.DEAD):
+            self.add_error("open", _("Only dead letters can be open: choose the state dead, or any state."))
         if self.errors:
             return given
         try:

@@ -11,10 +11,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from .. import bulk as service
+from .. import figures
 from ..bulk_check import check
 from ..bulk_progress import progress
-from ..exceptions import InvalidMessage, NotPermitted
-from ..models import BulkKind, BulkOperation
+from ..exceptions import InvalidMessage, NotPermitted, StoreError
+from ..models import BulkKind, BulkOperation, BulkStatus
 from ..operations import require
 from ..selection import Selection
 from ..templatetags.delayq import word
@@ -38,12 +39,17 @@ def bulk(request: HttpRequest, pk: int) -> HttpResponse:
     operation = _get(pk)
     title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)}
     context: dict[str, Any] = {"operation": operation, "progress": progress(operation), "again": _again(operation)}
+    context["ended_since"] = _ended_since(operation)
+    context["nobody"] = operation.status == BulkStatus.WAITING and not _is_anybody_there()
     return show(request, "bulk.html", title, now=timezone.now(), **context)
 
 
 @page("bulk/new/", "bulk_new", "bulk_operate")
 def bulk_new(request: HttpRequest) -> HttpResponse:
     """What it would be about, and the form that orders it."""
+    if "list" in request.GET and "id" not in request.GET:
+        messages.warning(request, _("Nothing was selected: tick messages in the list first."))
+        return redirect(f"{url(request, 'archive')}?{QueryDict(request.GET['list']).urlencode()}")
     try:
         return _form(request, BulkForm(*_asked(request, request.GET)))
     except NotPermitted:
@@ -94,7 +100,8 @@ def _form(request: HttpRequest, form: BulkForm) -> HttpResponse:
     }
     kind = BulkKind(form.kind_asked)
     context: dict[str, Any] = {"form": form, "kind": kind, "words": form.selection.in_words(), "about": form.about}
-    return show(request, "bulk_new.html", titles[kind], query=query_of(form.selection), **context)
+    context |= {"query": query_of(form.selection), "nobody": not _is_anybody_there()}
+    return show(request, "bulk_new.html", titles[kind], **context)
 
 
 def _get(pk: int) -> BulkOperation:
@@ -110,3 +117,22 @@ def _again(operation: BulkOperation) -> str:
         return f"kind={operation.kind}&{query_of(Selection.decode(operation.selection))}"
     except InvalidMessage:
         return ""
+
+
+def _ended_since(operation: BulkOperation) -> str:
+    """The archive's filters for what has ended of that task and topic since a replay began; empty when none has."""
+    if operation.kind != BulkKind.REPLAY or not operation.started_at or not operation.count:
+        return ""
+    try:
+        meant = Selection.decode(operation.selection)
+    except InvalidMessage:
+        return ""
+    return query_of(Selection(topic=meant.topic, task=meant.task, since=operation.started_at))
+
+
+def _is_anybody_there() -> bool:
+    """Whether a living worker runs bulk operations; also when Redis is away and nobody can say."""
+    try:
+        return any(one.alive and not one.draining and "bulk" in one.services for one in figures.workers())
+    except StoreError:
+        return True

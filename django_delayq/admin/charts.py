@@ -46,14 +46,14 @@ def in_a_sentence(buckets: Sequence[Bucket], what: str, *, summed: bool = True) 
         return _("%(what)s: nothing.") % {"what": what}
     highest = next(bucket for bucket in buckets if bucket.count == peak)
     if not summed:
-        words = {"what": what, "peak": amount(peak), "label": highest.label}
+        words = {"what": what, "peak": amount(peak), "label": highest.words}
         return _("%(what)s: peak %(peak)s at %(label)s.") % words
     total = sum(bucket.count for bucket in buckets)
     return _("%(what)s: %(total)s, peak %(peak)s at %(label)s.") % {
         "what": what,
         "total": amount(total),
         "peak": amount(peak),
-        "label": highest.label,
+        "label": highest.words,
     }
 
 
@@ -115,7 +115,7 @@ def _bar(place: int, bucket: Bucket, width: float, peak: int) -> SafeString:
         f"{ABOVE + HEIGHT - height:.1f}",
         f"{width * 0.8:.3f}",
         f"{height:.1f}",
-        bucket.label,
+        bucket.words,
         amount(bucket.count),
     )
 
@@ -142,7 +142,7 @@ def _table(name: str, buckets: Sequence[Bucket], what: str, unit: str) -> SafeSt
     rows = format_html_join(
         "",
         '<tr><th scope="row">{}</th><td class="delayq-number">{}</td></tr>',
-        ((bucket.label, amount(bucket.count)) for bucket in buckets if bucket.count),
+        ((bucket.words, amount(bucket.count)) for bucket in buckets if bucket.count),
     )
     if not rows:
         return SafeString("")

@@ -248,10 +248,13 @@ class PauseForm(forms.Form):
         self.fields["at"].help_text = clock_in_words()
 
     def clean(self) -> dict[str, Any]:
-        """The time is there when it is chosen, and only then."""
+        """A time that is written counts without being chosen, but not beside another choice."""
         cleaned = super().clean() or self.cleaned_data
-        if not self.errors and (cleaned.get("hold") == "at") != (cleaned.get("at") is not None):
-            self.add_error("at", _("Choose “the time below” and write the time, or leave it empty."))
+        hold, at = cleaned.get("hold"), cleaned.get("at")
+        if not self.errors and hold == "at" and at is None:
+            self.add_error("at", _("Write the time."))
+        if not self.errors and hold not in ("", "at") and at is not None:
+            self.add_error("at", _("Choose “the time below” for this time, or leave it empty."))
         return cleaned
 
     def until(self) -> datetime | None:
@@ -261,6 +264,12 @@ class PauseForm(forms.Form):
             at: datetime | None = self.cleaned_data["at"]
             return at
         return datetime.now(tz=timezone.get_default_timezone()) + timedelta(seconds=int(hold))
+
+
+class CancelForm(forms.Form):
+    """Why a message is cancelled."""
+
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=500)
 
 
 def clock_in_words() -> str:

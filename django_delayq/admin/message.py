@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from .. import lookup, operations, tasks
+from .. import lookup, operations, recent_actions, tasks
 from ..exceptions import InvalidMessage, MessageNotFound
 from ..lookup import Live
 from ..message import State
+from ..obstacles import obstacles
 from ..store import get_store
 from ..times import from_ms, in_words
-from .forms import ArgumentsForm, WhenForm
+from .forms import ArgumentsForm, CancelForm, WhenForm
 from .pages import action, back, page, show, url
+from .runs import shown_runs
 
 _WAITING = (State.DELAYED, State.READY)
 _ROUTE = "topics/<str:topic>/messages/<str:message_id>/"
@@ -34,7 +35,10 @@ def message(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
 @action(f"{_ROUTE}cancel/", "message_cancel", "cancel_message")
 def cancel(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     """Take it back."""
-    operations.cancel(request.user, topic, message_id, reason=_reason(request))
+    form = CancelForm(request.POST)
+    if not form.is_valid():
+        return _page(request, topic, message_id, cancel_form=form)
+    operations.cancel(request.user, topic, message_id, reason=form.cleaned_data["reason"])
     messages.success(request, _("Message %(id)s is cancelled.") % {"id": message_id})
     return redirect(url(request, "topic", topic=topic))
 
@@ -43,7 +47,7 @@ def cancel(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
 def run_now(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     """Make it due at once."""
     operations.run_now(request.user, topic, message_id, reason=_reason(request))
-    messages.success(request, _("The message is due now: it runs as soon as a worker is free."))
+    _say_due(request, topic)
     return back(request, "message", topic=topic, message_id=message_id)
 
 
@@ -84,6 +88,7 @@ def _page(
     *,
     edit_form: ArgumentsForm | None = None,
     when_form: WhenForm | None = None,
+    cancel_form: CancelForm | None = None,
 ) -> HttpResponse:
     try:
         found = lookup.live(topic, message_id)
@@ -97,17 +102,39 @@ def _page(
     context: dict[str, Any] = {
         "edit_form": edit_form,
         "when_form": when_form or WhenForm(),
+        "cancel_form": cancel_form or CancelForm(),
+        "obstacles": obstacles(topic) if waiting else None,
+        "actions": recent_actions.of_message(shown.id),
+        "now": timezone.now(),
         "waiting": waiting,
+        "running": not waiting,
         "declared": shown.task in tasks.by_name,
         "facts": _facts(found),
-        "runs": [_run(run, may_see) for run in shown.runs],
+        "runs": shown_runs(shown.runs, may_see),
     }
     if may_see:
-        context |= {"args": shown.args, "kwargs": shown.kwargs, "headers": shown.headers, "problem": found.problem}
+        content = {"args": shown.args, "kwargs": shown.kwargs}
+        context |= {"content": content, "headers": shown.headers, "problem": found.problem}
         may_edit = request.user.has_perm("django_delayq.edit_message")
         if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:
             context["edit_form"] = ArgumentsForm(shown.task, (shown.args, shown.kwargs))
     return show(request, "message.html", _("Message %(id)s") % {"id": shown.id}, undecodable=found.problem, **context)
+
+
+def _say_due(request: HttpRequest, topic: str) -> None:
+    """What is true of a message that is due from now on."""
+    held = obstacles(topic)
+    if held.pause and held.pause.until:
+        until = timezone.localtime(held.pause.until).strftime("%Y-%m-%d %H:%M:%S")
+        words = _("The message is due now, but its topic is paused until %(until)s: it runs then.") % {"until": until}
+    elif held.pause:
+        words = _("The message is due now, but its topic is paused: it runs when somebody resumes the topic.")
+    elif held.unserved:
+        words = _("The message is due now, but no worker serves its topic: it runs when one does.")
+    else:
+        messages.success(request, _("The message is due now: it runs as soon as a worker is free."))
+        return
+    messages.warning(request, words)
 
 
 def _facts(found: Live) -> dict[str, Any]:
@@ -130,36 +157,11 @@ def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> H
     if request.GET.get("moment"):  # from a form: the archiver needs a second
         return show(request, "message_ended.html", _("Message %(id)s") % {"id": message_id})
     words = _(
-        "Message %(id)s is not live, and the archive has no row of it. It was never sent, or its row was pruned, or "
-        "its topic is not archived; or it ended a second ago: then look again."
+        "Message %(id)s is not live, and the archive has no row of it. It was never enqueued, or its row was "
+        "pruned, or its topic is not archived; or it ended a second ago: then look again."
     )
     words = f"{problem} {words % {'id': message_id}}".strip()
     return show(request, "not_there.html", _("No such message"), status=404, words=words)
-
-
-def _run(run: Mapping[str, Any], may_see: bool) -> dict[str, Any]:
-    """One run for the timeline. Of its error everybody sees the class."""
-    started, ended = _instant(run.get("started_ms")), _instant(run.get("ended_ms"))
-    error = str(run.get("error") or "")
-    if not may_see:
-        named = re.match(r"([A-Za-z_][\w.]*):", error)
-        error = named[1] if named else ""
-    return {
-        "started_at": started,
-        "ended_at": ended,
-        "took": (ended - started).total_seconds() if started and ended else None,
-        "outcome": str(run.get("outcome", "")),
-        "worker": str(run.get("worker") or ""),
-        "error": error,
-    }
-
-
-def _instant(milliseconds: Any) -> datetime | None:
-    """None for what is no instant: a history may be damaged."""
-    try:
-        return from_ms(milliseconds)
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
 
 
 def _due_at(form: WhenForm) -> datetime:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,9 +11,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from .. import figures
-from ..figure_types import Overview, Sample, TopicFigures
-from ..templatetags.delayq import amount, distance, seconds
+from .. import figures, sql_figures
+from ..figure_types import Bucket, Overview, Sample, TopicFigures
+from ..templatetags.delayq import amount, next_due, seconds
 from ..times import from_ms
 from ..topics import COUNTERS
 from . import charts
@@ -39,6 +39,8 @@ class Totals:
     dead_letters: int
     workers: int
     """The living."""
+    quiet_workers: int
+    """Those of them that are told to claim nothing."""
     next_due_at: datetime | None
     next_topic: str
 
@@ -69,7 +71,10 @@ def context_of(now: Overview) -> dict[str, Any]:
         "totals": totals,
         "topics": now.topics,
         "paused": [_pause(topic.topic, topic.paused) for topic in now.topics if topic.paused],
-        "unserved": [(topic, _waiting(topic)) for topic in now.topics if topic.unserved and _waiting(topic)],
+        "unserved": [topic for topic in now.topics if topic.unserved],
+        "held": [topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)],
+        "runs": sum(bucket.count for bucket in now.lateness),
+        "runs_of_each": sql_figures.RUNS,
         "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),
         "counters": [(topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics],
         "summary": _summary(now, totals),
@@ -95,6 +100,7 @@ def totals_of(now: Overview) -> Totals:
         per_second=sum(rates) if rates else None,
         dead_letters=_sum(now.topics, "dead_letters"),
         workers=sum(worker.alive for worker in now.workers),
+        quiet_workers=sum(worker.alive and worker.told_quiet for worker in now.workers),
         next_due_at=next_due_at,
         next_topic=next_topic,
     )
@@ -111,12 +117,8 @@ def _pause(topic: str, note: Mapping[str, Any]) -> Pause:
     )
 
 
-def _waiting(topic: TopicFigures) -> int:
-    return topic.ready + topic.delayed + topic.leased + topic.outbox
-
-
 def _is_used(topic: TopicFigures) -> bool:
-    return bool(_waiting(topic) or topic.counters.get("enqueued"))
+    return bool(topic.waiting or topic.counters.get("enqueued"))
 
 
 def _sum(topics: Sequence[TopicFigures], name: str) -> int:
@@ -132,7 +134,7 @@ def _summary(now: Overview, totals: Totals) -> str:
     return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s, %(workers)s.") % {
         "ready": amount(totals.ready),
         "lag": seconds(totals.lag),
-        "next": distance(totals.next_due_at, now.at),
+        "next": next_due(totals.next_due_at, now.at),
         "dead": dead % {"number": amount(totals.dead_letters)},
         "workers": workers % {"number": amount(totals.workers)},
     }
@@ -140,12 +142,24 @@ def _summary(now: Overview, totals: Totals) -> str:
 
 def _pictures(now: Overview) -> dict[str, Any]:
     return {
-        "minutes": charts.bars("delayq-minutes", now.minutes, what=_("Due in the next hour"), unit=_("Minute")),
-        "hours": charts.bars("delayq-hours", now.hours, what=_("Due in the next day"), unit=_("Hour")),
+        "minutes": charts.bars(
+            "delayq-minutes", _from_now(now.minutes), what=_("Due in the next hour"), unit=_("Minute")
+        ),
+        "hours": charts.bars("delayq-hours", _from_now(now.hours), what=_("Due in the next day"), unit=_("Hour")),
         "lateness": charts.bars(
             "delayq-lateness", now.lateness, what=_("Newest runs by lateness"), unit=_("Late by up to")
         ),
     }
+
+
+def _from_now(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """The first one says that it also has what is overdue."""
+    return [
+        replace(bucket, label=_("now"), in_full=_("%(label)s or overdue") % {"label": bucket.label})
+        if not nth
+        else bucket
+        for nth, bucket in enumerate(buckets)
+    ]
 
 
 def _sparks(samples: Sequence[Sample]) -> dict[str, Any]:

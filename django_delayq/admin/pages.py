@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -11,7 +12,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
+from django.db import DataError, Error, IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -19,8 +20,12 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from .. import sql_figures
 from ..exceptions import DelayQError, NotPermitted, OutcomeUnknown, StoreError, StoreUnavailable
+from ..figures import problem_of
 from ..models import Dashboard
+
+logger = logging.getLogger("delayq")
 
 View = Callable[..., HttpResponseBase]
 
@@ -157,8 +162,18 @@ def _guarded(one: Page, site: AdminSite) -> View:
         try:
             return one.view(request, **arguments)
         except StoreError as error:
-            away = isinstance(error, StoreUnavailable | OutcomeUnknown)
-            title = gettext("Redis is away") if away else gettext("Redis gave an answer that nobody expected")
-            return show(request, "away.html", title, status=503, problem=str(error))
+            return _redis_is_away(request, error)
+        except (DataError, IntegrityError):
+            raise  # A mistake of ours: the database is there.
+        except Error as error:
+            logger.exception("A page could not be shown: %s", request.path)
+            title = gettext("The database does not answer")
+            return show(request, "away.html", title, status=503, problem=sql_figures.problem_of(error), database=True)
 
     return view
+
+
+def _redis_is_away(request: HttpRequest, error: StoreError) -> HttpResponse:
+    away = isinstance(error, StoreUnavailable | OutcomeUnknown)
+    title = gettext("Redis cannot be reached") if away else gettext("Redis gave an answer that nobody expected")
+    return show(request, "away.html", title, status=503, problem=problem_of(error))

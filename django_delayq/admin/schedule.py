@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django import forms
@@ -14,17 +14,29 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import lookup, operations, tasks
-from ..exceptions import DelayQError, DuplicateMessage, InvalidMessage, NotPermitted, OutcomeUnknown
+from ..exceptions import (
+    DelayQError,
+    DuplicateMessage,
+    InvalidMessage,
+    NotPermitted,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+)
 from ..handle import Handle
 from ..identity import key_id, new_id, parse_id
 from ..message import Priority
 from ..options import check_key
 from ..signature import read_json
+from ..store import get_store, keys
 from ..tasks import DelayedTask
 from .forms import ArgumentsForm, DurationField, WhenForm
 from .pages import page, show, url
 
 Task = DelayedTask[Any, Any]
+
+#: For so long a form that was sent is known.
+FORM_KEPT_MS = 3_600_000
 
 
 @contextmanager
@@ -86,7 +98,7 @@ class ScheduleForm(WhenForm):
         self.task = task
 
     def clean_id(self) -> str:
-        """The id that was fresh when the page was opened: sent twice, it is stored once."""
+        """Fresh when the page was opened: it names this form, and its message when that has no key."""
         with _told():
             return parse_id(self.cleaned_data["id"]).hex()
 
@@ -117,7 +129,7 @@ class ScheduleForm(WhenForm):
 
 @page("schedule/", "schedule", "edit_message", "view_payload", methods=("GET", "HEAD", "POST"))
 def schedule(request: HttpRequest) -> HttpResponse:
-    """Choose a task, fill in its form, send it."""
+    """Choose a task, fill in its form, enqueue."""
     name = request.GET.get("task", "")
     task = tasks.by_name.get(name)
     if task is None:
@@ -130,36 +142,92 @@ def schedule(request: HttpRequest) -> HttpResponse:
     form, arguments = ScheduleForm(task, request.POST), ArgumentsForm(name, None, request.POST)
     if not (form.is_valid() & arguments.is_valid()):
         return _page(request, task, form, arguments)
-    if not form.cleaned_data["key"] and (row := lookup.archived(form.cleaned_data["id"])):
-        messages.info(request, _("This form was sent before: its message has ended already."))
-        return redirect(url(request, "archived", pk=row.pk))
     return _send(request, task, form, arguments)
 
 
 def _send(request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm) -> HttpResponse:
-    live = ""
+    """Enqueue, unless this form has come before. What was refused may come again, what may have been done may not."""
     try:
+        if not _takes_turn(form):
+            return _sent_before(request, task, form, arguments)
         handle = operations.schedule(request.user, task.name, arguments.arguments(), **form.options())
-    except NotPermitted:
-        raise
-    except DuplicateMessage as error:
-        key, topic = form.cleaned_data["key"], task.options.topic
-        message_id = key_id(topic, key).hex() if key else form.cleaned_data["id"]
-        live = url(request, "message", topic=topic, message_id=message_id)
-        form.add_error("key" if key else None, str(error))
     except OutcomeUnknown as error:
-        advice = _("Send this form again as it is: it is stored once.")
+        advice = _("It may have been enqueued: look in the topic and in the archive before you enqueue it again.")
         form.add_error(None, f"{error} {advice}")
+        return _page(request, task, form, arguments, unknown=True)
     except DelayQError as error:
-        form.add_error(None, str(error))
-    else:
-        messages.success(request, _words(handle))
-        return redirect(f"{url(request, 'message', topic=handle.topic, message_id=handle.id)}?moment=1")
+        _give_back_turn(form)
+        return _refused(request, task, form, arguments, error)
+    messages.success(request, _words(handle))
+    return redirect(f"{url(request, 'message', topic=handle.topic, message_id=handle.id)}?moment=1")
+
+
+def _refused(
+    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm, error: DelayQError
+) -> HttpResponse:
+    if isinstance(error, NotPermitted):
+        raise error
+    live = ""
+    key = form.cleaned_data["key"] if isinstance(error, DuplicateMessage) else None
+    if isinstance(error, DuplicateMessage):
+        live = url(request, "message", topic=task.options.topic, message_id=_message_id(task, form))
+    form.add_error("key" if key else None, str(error))
     return _page(request, task, form, arguments, live)
 
 
+def _message_id(task: Task, form: ScheduleForm) -> str:
+    key = form.cleaned_data["key"]
+    return key_id(task.options.topic, key).hex() if key else str(form.cleaned_data["id"])
+
+
+# A form counts once
+
+
+def _takes_turn(form: ScheduleForm) -> bool:
+    """Whether this form comes for the first time. While Redis is away it counts as that: then SQL has to take the
+    message, under its id, or nobody does. Raises OutcomeUnknown."""
+    if not form.cleaned_data["key"] and lookup.archived(form.cleaned_data["id"]):
+        return False
+    try:
+        return get_store().takes_turn(_turn(form), FORM_KEPT_MS)
+    except StoreUnavailable:
+        return True
+
+
+def _give_back_turn(form: ScheduleForm) -> None:
+    """Nothing was enqueued: the same form may come again."""
+    store = get_store()
+    with suppress(StoreError):
+        store.command("DEL", keys.turn_key(store.prefix, _turn(form)))
+
+
+def _turn(form: ScheduleForm) -> str:
+    return f"form:{form.cleaned_data['id']}"
+
+
+def _sent_before(request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm) -> HttpResponse:
+    """To its message, or words on where to look for it."""
+    hit = None
+    with suppress(StoreError):
+        hit = lookup.by_id(_message_id(task, form), task.options.topic)
+    if hit is None:
+        form.add_error(None, _("This form was sent before, and counts once: nothing was enqueued this time."))
+        return _page(request, task, form, arguments, unknown=True)
+    words = _("This form was sent before, and counts once: nothing was enqueued this time.")
+    messages.warning(request, f"{words} {_('This is the newest message with its id or key.')}")
+    if hit.row is not None:
+        return redirect(url(request, "archived", pk=hit.row))
+    return redirect(url(request, "message", topic=hit.topic, message_id=hit.message_id))
+
+
 def _page(
-    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm, live: str = ""
+    request: HttpRequest,
+    task: Task,
+    form: ScheduleForm,
+    arguments: ArgumentsForm,
+    live: str = "",
+    *,
+    unknown: bool = False,
 ) -> HttpResponse:
     title = _("Schedule %(task)s") % {"task": task.name}
     # Not the task: a template calls whatever can be called.
@@ -169,6 +237,7 @@ def _page(
         "form": form,
         "arguments": arguments,
         "live": live,
+        "unknown": unknown,
     }
     about = (task.__doc__ or "").strip().partition("\n")[0]
     return show(request, "schedule.html", title, about=about, **context)
@@ -176,9 +245,9 @@ def _page(
 
 def _words(handle: Handle) -> str:
     if handle.outcome == "kept":
-        return _("A message with this key was live already: it was kept, nothing was sent.")
+        return _("A message with this key was live already: it was kept, nothing was enqueued.")
     if handle.outcome == "follows":
         return _("A message with this key is running: this one follows it.")
     if handle.outcome == "replaced":
-        return _("The message was sent, in place of the one with its key.")
-    return _("The message was sent.")
+        return _("The message was enqueued, in place of the one with its key.")
+    return _("The message was enqueued.")

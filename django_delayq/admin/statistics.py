@@ -46,14 +46,16 @@ def statistics(request: HttpRequest) -> HttpResponse:
 
 
 def _pictures(found: History) -> list[SafeString]:
-    unit = _("Hour (UTC)") if found.step == HOUR else _("Day (UTC)")
+    hourly = found.step == HOUR
+    unit = _("Hour (UTC)") if hourly else _("Day (UTC)")
+    caption = _("%(what)s by hour (UTC)") if hourly else _("%(what)s by day (UTC)")
     finished = _buckets(found, [span.figures.messages for span in found.spans])
     dead = _buckets(found, [span.figures.states["dead"] for span in found.spans])
     late = _buckets(found, [span.figures.late_p99_ms or 0 for span in found.spans])
     return [
-        charts.bars("finished", finished, what=_("Finished"), unit=unit),
-        charts.bars("dead", dead, what=_("Dead"), unit=unit),
-        charts.bars("late", late, what=_("Lateness, p99 in ms"), unit=unit, summed=False),
+        charts.bars("finished", finished, what=caption % {"what": _("Finished")}, unit=unit),
+        charts.bars("dead", dead, what=caption % {"what": _("Dead")}, unit=unit),
+        charts.bars("late", late, what=caption % {"what": _("Lateness, p99 in ms,")}, unit=unit, summed=False),
     ]
 
 

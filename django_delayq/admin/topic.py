@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from .. import figures, operations, topics
+from .. import figures, operations, recent_actions, topics
 from ..exceptions import InvalidMessage, UnknownTopic
 from ..message import Message
+from ..obstacles import Pause, pause_of
 from ..outbox_list import CAP, count_outbox, list_outbox
 from ..signature import in_one_line
-from ..times import from_ms
 from .forms import PauseForm
 from .pages import action, back, page, show, url
 
 #: Messages on a page.
 LIMIT = 50
+#: Leased messages that are shown.
+MOST_RUNNING = 50
 
 
 @page("topics/<str:topic>/", "topic")
 def topic(request: HttpRequest, topic: str) -> HttpResponse:
     """Its page."""
-    return _page(request, topic, PauseForm())
+    return _page(request, topic, None)
 
 
 @action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
@@ -49,7 +51,7 @@ def resume(request: HttpRequest, topic: str) -> HttpResponse:
     return back(request, "topic", topic=topic)
 
 
-def _page(request: HttpRequest, topic: str, form: PauseForm) -> HttpResponse:
+def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpResponse:
     try:
         stats = topics.topic_stats(topic)
     except UnknownTopic as error:
@@ -57,12 +59,14 @@ def _page(request: HttpRequest, topic: str, form: PauseForm) -> HttpResponse:
     in_database = request.GET.get("in") == "database"
     listing, problem = _listing(topic, request.GET.get("after"), in_database)
     may_see = request.user.has_perm("django_delayq.view_payload")
+    pause = pause_of(stats.paused)
     return show(
         request,
         "topic.html",
         _("Topic %(topic)s") % {"topic": topic},
         stats=stats,
-        paused=_paused(stats.paused),
+        now=timezone.now(),
+        pause=pause,
         figures=next((one for one in figures.overview().topics if one.topic == topic), None),
         outbox=count_outbox(topic),
         outbox_cap=CAP,
@@ -71,7 +75,9 @@ def _page(request: HttpRequest, topic: str, form: PauseForm) -> HttpResponse:
         after=request.GET.get("after", ""),
         further=listing.cursor,
         problem=problem,
-        pause_form=form,
+        pause_form=form or _pause_form(pause),
+        running=topics.list_running(topic, limit=MOST_RUNNING) if stats.leased else [],
+        actions=recent_actions.of_topic(topic),
         purge=f"{url(request, 'bulk_new')}?kind=purge&topic={topic}",
     )
 
@@ -86,8 +92,6 @@ def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[topics.
         return topics.Page(messages=[*nothing], cursor=None), str(error)
 
 
-def _paused(note: dict[str, Any] | None) -> dict[str, Any] | None:
-    """With instants that can be shown."""
-    if note is None:
-        return None
-    return {**note, **{name: from_ms(note[name]) for name in ("at", "until") if note.get(name)}}
+def _pause_form(pause: Pause | None) -> PauseForm:
+    """To change a pause begins with why there is one."""
+    return PauseForm(initial={"reason": pause.reason} if pause else None)

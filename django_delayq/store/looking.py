@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..message import Attempts, Found, State
@@ -56,6 +57,26 @@ class Looking(Registry):
         """The live messages with these ids, None for those that are not live here."""
         answer = self.call("find", partition, ids)
         return [_found(message_id, *item) if item else None for message_id, item in zip(ids, answer, strict=True)]
+
+    def find_all(self, places: Sequence[tuple[Partition, bytes]]) -> Sequence[Found | None]:
+        """The live message in each of these places, None where there is none; one round trip (read_all)."""
+        answers = self.read_all([Read("find", partition, (message_id,)) for partition, message_id in places])
+        return [
+            _found(message_id, *answer[0]) if answer[0] else None
+            for (_, message_id), answer in zip(places, answers, strict=True)
+        ]
+
+    def leases(self, partitions: Sequence[Partition], limit: int) -> Sequence[tuple[Partition, bytes, float]]:
+        """Id and deadline (ms) of up to `limit` leases of each partition, those that end first at the front."""
+        reads = [
+            Read("ZRANGE", None, (keys.leased_key(self.prefix, one), 0, limit - 1, "WITHSCORES")) for one in partitions
+        ]
+        found = [
+            (partition, message_id, deadline_ms)
+            for partition, answer in zip(partitions, self.read_all(reads), strict=True)
+            for message_id, deadline_ms in _pairs(answer)
+        ]
+        return sorted(found, key=lambda lease: lease[2])
 
     def list(self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int) -> Sequence[Found]:
         """Up to `limit` waiting messages of a lane (0 to 2) in the order of (due, id), after the given place."""
@@ -116,6 +137,13 @@ class Looking(Registry):
         """The deadline that ends first."""
         head = self.command("ZRANGE", keys.leased_key(self.prefix, partition), 0, 0, "WITHSCORES")
         return float(head[0][1] if isinstance(head[0], list | tuple) else head[1]) if head else None
+
+
+def _pairs(answer: Sequence[Any]) -> Iterable[tuple[bytes, float]]:
+    """Members and scores: RESP3 gives them in pairs, RESP2 flat."""
+    flat = answer if not answer or isinstance(answer[0], bytes) else chain.from_iterable(answer)
+    members = iter(flat)
+    return ((member, float(score)) for member, score in zip(members, members, strict=True))
 
 
 def _stats(answer: Sequence[Any]) -> PartitionStats:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from typing import Any
 
 from django import template
 from django.utils import formats, timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
@@ -23,10 +24,17 @@ def instant(when: datetime | None, now: datetime | None = None) -> SafeString | 
     """`<time>` in the project's zone, to the second, with how far that is off: 2026-11-20 09:00:00, in 2.4 s."""
     if when is None:
         return "–"
-    now = now or timezone.now()
+    return format_html("{}, <small>{}</small>", moment(when), distance(when, now))
+
+
+@register.filter
+def moment(when: datetime | None) -> SafeString | str:
+    """`<time>` in the project's zone, to the second: 2026-11-20 09:00:00."""
+    if when is None:
+        return "–"
     shown = when if timezone.is_naive(when) else timezone.localtime(when)
-    text = shown.isoformat(" ", "seconds").partition("+")[0]
-    return format_html('<time datetime="{}">{}</time> <small>{}</small>', when.isoformat(), text, distance(when, now))
+    text = shown.replace(tzinfo=None).isoformat(" ", "seconds")
+    return format_html('<time datetime="{}">{}</time>', when.isoformat(), text)
 
 
 @register.filter
@@ -40,6 +48,12 @@ def distance(when: datetime | None, now: datetime | None = None) -> str:
     seconds = (when - now).total_seconds()
     words = in_words(abs(seconds))
     return _("in %(time)s") % {"time": words} if seconds > 0 else _("%(time)s ago") % {"time": words}
+
+
+@register.filter
+def next_due(when: datetime | None, now: datetime) -> str:
+    """`in 2.4 s` or `overdue`: then the backlog and its lag say the rest."""
+    return _("overdue") if when is not None and when <= now else distance(when, now)
 
 
 @register.filter
@@ -85,6 +99,12 @@ def pretty_json(value: Any) -> str:
 def visible(text: Any) -> str:
     """Text with the characters that nobody sees written out: control, bidirectional, zero-width."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in str(text))
+
+
+@register.filter
+def breakable(name: str) -> SafeString:
+    """A name that a line may break after each dot and underscore of."""
+    return format_html_join(SafeString("<wbr>"), "{}", ((part,) for part in re.findall(r"[^._]*[._]+|[^._]+", name)))
 
 
 _WORDS = {

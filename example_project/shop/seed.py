@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from . import checkout
 from .models import Coupon, Order, Product
-from .tasks import expire_coupon
+from .tasks import expire_coupon, webhook_retry
 
 PRODUCTS = [
     ("Kettle", "kettle", "Boils in the time you have to pay for it.", "49.00"),
@@ -18,10 +18,15 @@ PRODUCTS = [
 #: Seconds to pay of the orders that nobody pays. The first is over a few seconds after the start.
 UNPAID = (3, 4, 4, 5)
 PAID = 5
+#: Nobody listens there: what is sent to it dies, and can be replayed from the pages of the queue with another one.
+BROKEN_URL = "http://127.0.0.1:9/paid"
 
 
 def seed(coupons: int = 200) -> tuple[list[Order], Order]:
-    """Products, coupons for the next hour and orders. Returns the orders that will close and the one that must not."""
+    """Products, coupons for the next hour, orders, and a message that dies.
+
+    Returns the orders that will close and the one that must not.
+    """
     products = Product.objects.bulk_create(
         Product(name=name, slug=slug, blurb=blurb, price=price, stock=100) for name, slug, blurb, price in PRODUCTS
     )
@@ -29,6 +34,7 @@ def seed(coupons: int = 200) -> tuple[list[Order], Order]:
     paid = checkout.place(products[0].pk, PAID)
     checkout.pay(paid.pk)
     _issue_coupons(coupons)
+    webhook_retry.using(max_attempts=1).enqueue(paid.pk, url=BROKEN_URL)
     return unpaid, paid
 
 

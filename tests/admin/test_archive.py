@@ -160,3 +160,43 @@ def test_a_page_takes_six_queries(as_user: AsUser, django_assert_max_num_queries
     for there in (address("archive"), address("archive") + "?period=24h", address("archived", pk=row.pk)):
         with django_assert_max_num_queries(6):
             client.get(there)
+
+
+def test_each_row_is_named_by_task_state_and_id(as_user: AsUser) -> None:
+    row = make_dead()
+    text = as_user("view_dashboard").get(address("archive")).content.decode()
+    assert f'aria-label="{row.task}, dead, {row.message_id.hex}"' in text.lower()
+    assert f"<code>{row.message_id.hex[:8]}</code>" in text
+
+
+def test_what_contradicts_itself_is_refused_in_words(as_user: AsUser) -> None:
+    response = as_user("view_dashboard").get(address("archive"), {"state": "acked", "open": "on"})
+    assert response.context["found"] is None
+    assert "Only dead letters can be open" in response.content.decode()
+
+
+def test_one_box_selects_all_of_the_page(as_user: AsUser, browser_page: Callable[..., Any]) -> None:
+    for _ in range(3):
+        make_dead()
+    make()
+    page = browser_page(as_user(superuser=True))
+    page.goto(f"{address('archive')}?topic=orders")
+    everything, boxes = page.get_by_label("Select all on this page"), page.locator("input[name=id]")
+    everything.check()
+    assert boxes.count() == page.locator("input[name=id]:checked").count() == 3
+    boxes.first.uncheck()
+    assert everything.evaluate("box => [box.checked, box.indeterminate]") == [False, True]
+    boxes.first.check()
+    assert everything.is_checked()
+    everything.uncheck()
+    page.get_by_role("button", name="Discard selected").click()
+    page.get_by_text("Nothing was selected").wait_for()
+    assert page.url.endswith(f"{address('archive')}?topic=orders")
+
+
+def test_without_anything_to_select_there_is_no_box_for_all(as_user: AsUser, browser_page: Callable[..., Any]) -> None:
+    make()
+    page = browser_page(as_user(superuser=True))
+    page.goto(address("archive"))
+    assert page.get_by_label("Select all on this page").count() == 1
+    assert not page.get_by_label("Select all on this page").is_visible()

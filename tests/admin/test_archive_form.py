@@ -76,7 +76,8 @@ def test_the_search_box_understands(text: str, parts: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["state=x", "period=x", "since=x", "q=x", "q=args.:1", "id=x", "id=0", "id=-1", "ids=1;2"]
+    "query",
+    ["state=acked&open=on", "state=x", "period=x", "since=x", "q=x", "q=args.:1", "id=x", "id=0", "id=-1", "ids=1;2"],
 )
 def test_what_it_does_not_understand_it_says(query: str) -> None:
     with pytest.raises(InvalidMessage):

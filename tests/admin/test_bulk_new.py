@@ -16,11 +16,14 @@ from django.utils import timezone
 from django_delayq import bulk, bulk_check
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction
 from django_delayq.selection import Selection
+from django_delayq.store.redis import RedisStore
 from tests.admin.browser import address
 from tests.admin.bulk_orders import form_of, order, send, text_of
+from tests.admin.world import heartbeat
 from tests.faults import unreachable
 from tests.sql.hands import together
 from tests.sql.test_replay import dead
+from tests.tasks import close_order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
 
@@ -99,6 +102,38 @@ def test_without_redis_the_count_of_a_purge_is_no_error_of_ours(operator: Client
     with unreachable():
         response = operator.get(f"{address('bulk_new')}?kind=purge&topic=orders")
     assert response.status_code == 503
+
+
+def test_buttons_say_how_many(operator: Client) -> None:
+    dead(1_204)
+    assert "Discard 1,204 messages" in text_of(operator.get(f"{address('bulk_new')}?kind=discard&open=on"))
+    close_order.using(delay=3600).enqueue(1)
+    text = text_of(operator.get(f"{address('bulk_new')}?kind=purge&topic=orders"))
+    assert "Purge 1 message" in text
+    assert "Purge 1 messages" not in text
+    assert "what waits in topic orders when a worker takes it up" in text
+
+
+def test_without_a_worker_that_does_it_the_form_says_so(operator: Client, delayq: RedisStore) -> None:
+    dead(1)
+    where = f"{address('bulk_new')}?kind=discard&open=on"
+    assert "No living worker runs bulk operations" in text_of(operator.get(where))
+    heartbeat(delayq, draining=True)
+    assert "No living worker runs bulk operations" in text_of(operator.get(where))
+    heartbeat(delayq)
+    assert "No living worker runs bulk operations" not in text_of(operator.get(where))
+    with unreachable():
+        assert "No living worker runs bulk operations" not in text_of(operator.get(where))
+
+
+def test_with_nothing_ticked_one_is_back_at_the_list(operator: Client) -> None:
+    dead(3)
+    query = {"kind": "discard", "list": "topic=default&state=dead"}
+    answer = operator.get(address("bulk_new"), query)
+    assert answer["Location"] == f"{address('archive')}?topic=default&state=dead"
+    assert "Nothing was selected" in text_of(operator.get(answer["Location"]))
+    pk = str(ArchivedMessage.objects.latest("pk").pk)
+    assert "Discard 1 message" in text_of(operator.get(address("bulk_new"), {**query, "id": pk}))
 
 
 # To order it

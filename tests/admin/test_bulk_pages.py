@@ -18,12 +18,15 @@ from django.utils import timezone
 
 from django_delayq import bulk
 from django_delayq.admin.archive_form import selection_from
-from django_delayq.bulk_progress import progress
+from django_delayq.bulk_progress import SILENT_AFTER, progress
+from django_delayq.bulk_runner import TAKE_OVER_AFTER
 from django_delayq.exceptions import InvalidMessage
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage
 from django_delayq.selection import Selection
+from django_delayq.store import get_store
 from tests.admin.browser import address
 from tests.admin.bulk_orders import order, page_of, run, text_of
+from tests.admin.world import heartbeat
 from tests.sql.hands import DAY, Hands
 from tests.sql.test_replay import dead
 from tests.tasks import close_order
@@ -95,6 +98,8 @@ def test_a_purge_tells_what_waits_and_ends_it(operator: Client, hands: Hands) ->
 def test_when_no_worker_takes_it_the_page_says_how_to_start_one(operator: Client) -> None:
     dead(3)
     operation = order(operator, "kind=replay&open=on")
+    assert "No living worker runs bulk operations" in page_of(operator, operation)
+    heartbeat(get_store(), relay={}, bulk={"ended": 0})
     assert "run_delayq" not in page_of(operator, operation)
     BulkOperation.objects.update(created_at=timezone.now() - timedelta(seconds=16))
     assert "No worker has taken it" in page_of(operator, operation)
@@ -103,6 +108,7 @@ def test_when_no_worker_takes_it_the_page_says_how_to_start_one(operator: Client
 
 def test_a_worker_that_has_just_put_it_down_is_no_lack_of_workers(operator: Client) -> None:
     dead(3)
+    heartbeat(get_store())
     operation = order(operator, "kind=replay&open=on")
     BulkOperation.objects.update(created_at=timezone.now() - timedelta(hours=1), alive_at=timezone.now())
     assert "run_delayq" not in page_of(operator, operation)
@@ -116,6 +122,36 @@ def test_a_silent_worker_is_told(operator: Client) -> None:
     assert "gone silent" not in page_of(operator, operation)
     BulkOperation.objects.update(created_at=now - timedelta(hours=1), alive_at=now - timedelta(seconds=31))
     assert "gone silent" in page_of(operator, operation)
+
+
+def test_a_worker_is_silent_when_another_may_take_over() -> None:
+    assert SILENT_AFTER.total_seconds() == TAKE_OVER_AFTER
+
+
+def test_one_that_waits_after_a_problem_says_what_it_was(operator: Client) -> None:
+    dead(3)
+    operation = order(operator, "kind=replay&open=on")
+    BulkOperation.objects.update(alive_at=timezone.now(), error="StoreUnavailable: Redis is away")
+    assert "It had a problem and is tried again: StoreUnavailable: Redis is away" in page_of(operator, operation)
+    assert "It failed" not in page_of(operator, operation)
+
+
+def test_a_replay_leads_to_what_has_ended_since(operator: Client, hands: Hands) -> None:
+    (old, *_) = dead(5)
+    operation = order(operator, "kind=replay&open=on&task=tests.tasks.record&topic=default")
+    assert "What has ended since" not in page_of(operator, operation)
+    run(hands)
+    hands.relay()
+    hands.work()
+    hands.archive()
+    found = re.search(
+        r'href="([^"]*)">What has ended since', operator.get(address("bulk", pk=operation.pk)).content.decode()
+    )
+    assert found
+    rows = operator.get(html.unescape(found[1])).context["found"].rows
+    assert {(row.state, row.task) for row in rows} == {("acked", "tests.tasks.record")}
+    assert len(rows) == 5
+    assert old not in {row.pk for row in rows}
 
 
 def test_the_rate_and_the_rest_are_told() -> None:
@@ -158,7 +194,7 @@ def test_the_browser_follows_it_without_a_reload(
     BulkOperation.objects.update(status="running", total=5, count=2, started_at=timezone.now(), alive_at=timezone.now())
     page.get_by_text("2 of 5 (40 %)").wait_for()
     assert page.evaluate("document.activeElement.textContent") == "Cancel it"
-    BulkOperation.objects.update(status="waiting", total=None, count=0)
+    BulkOperation.objects.update(status="waiting", total=None, count=0, alive_at=None)
     run(hands)
     page.get_by_text("5 of 5 (100 %)").wait_for()
     assert page.get_by_role("button", name="Cancel it").count() == 0

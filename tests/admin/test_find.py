@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,9 +14,10 @@ from django.test import Client
 from django_delayq import lookup
 from django_delayq.exceptions import UnknownTopic
 from django_delayq.models import ArchivedMessage
+from django_delayq.store.keys import partition_keys
 from tests.admin.browser import address
 from tests.faults import unreachable
-from tests.sql.hands import DAY, DEFAULT, ORDERS, Hands
+from tests.sql.hands import DAY, DEFAULT, ORDERS, Hands, lose_redis
 from tests.tasks import close_order, crowd, noop
 
 HOSTILE = "<script>alert(1)</script>\u202e"
@@ -122,9 +124,76 @@ def test_without_a_query_the_page_says_what_it_takes(find: Callable[..., Any]) -
     assert "An id has 32 hexadecimal digits" in find("").content.decode()
 
 
-def test_redis_away_is_said_with_503(find: Callable[..., Any]) -> None:
+def test_with_redis_away_the_archive_and_the_outbox_are_searched(find: Callable[..., Any], hands: Hands) -> None:
+    ended = close_order.using(key="order:7").enqueue(7)
+    hands.work(ORDERS)
+    hands.archive()
+    kept = close_order.using(key="order:8", delay=DAY, durable=True).enqueue(8)
+    here = close_order.using(key="order:9", delay=DAY).enqueue(9)
+    row = address("archived", pk=newest().pk)
+    there = address("message", topic="orders", message_id=kept.id)
     with unreachable():
-        assert find("a").status_code == 503
+        answers = {q: find(q) for q in (ended.id, "order:7", kept.id, "order:8", here.id, "order:9", "0" * 32)}
+    for query, answer in answers.items():
+        html = answer.content.decode()
+        assert answer.status_code == 200 and "live messages in it were not searched" in html, query
+        assert (row in html) == (query in (ended.id, "order:7"))
+        assert (there in html) == (query in (kept.id, "order:8"))
+    assert "Neither the archive nor the outbox has" in answers["order:9"].content.decode()
+
+
+@pytest.mark.parametrize("query", ["args.order_id:1042", "args.0:7", "args.order.id: x y"])
+def test_an_argument_is_searched_in_the_archive_of_a_day(find: Callable[..., Any], query: str) -> None:
+    where = urlsplit(find(query, topic="orders").url)
+    assert where.path == address("archive")
+    assert parse_qs(where.query) == {"q": [query], "period": ["24h"], "topic": ["orders"]}
+    assert "topic" not in parse_qs(urlsplit(find(query).url).query)
+
+
+@pytest.mark.parametrize("key", ["args.", "args.x", "argsx:1"])
+def test_a_key_that_only_begins_like_an_argument_is_a_key(find: Callable[..., Any], key: str) -> None:
+    handle = close_order.using(key=key, delay=DAY).enqueue(1)
+    assert find(key).url == address("message", topic="orders", message_id=handle.id)
+
+
+def test_a_key_that_reads_like_an_argument_is_found_behind_the_word(find: Callable[..., Any]) -> None:
+    handle = close_order.using(key="args.x:1", delay=DAY).enqueue(1)
+    assert find("key:args.x:1").url == address("message", topic="orders", message_id=handle.id)
+
+
+def test_a_sent_row_whose_message_redis_has_lost_is_found(find: Callable[..., Any], hands: Hands) -> None:
+    handle = close_order.using(key="order:7", durable=True).enqueue(7)
+    lose_redis(hands.store)
+    assert find("order:7").url == address("message", topic="orders", message_id=handle.id)
+
+
+def test_a_message_that_cannot_be_decoded_is_found(find: Callable[..., Any], hands: Hands) -> None:
+    handle = close_order.using(delay=DAY).enqueue(7)
+    key = partition_keys(hands.store.prefix, ORDERS)[4]
+    hands.store.client.hset(key, bytes.fromhex(handle.id), b"\x10" * 40)
+    assert find(handle.id).url == address("message", topic="orders", message_id=handle.id)
+
+
+def test_all_topics_are_searched_in_one_round_trip_and_two_queries(
+    hands: Hands, django_assert_max_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in (close_order, noop, crowd):
+        arguments = () if task is noop else (1,)
+        task.using(key="a").enqueue(*arguments)
+    for partition in (ORDERS, DEFAULT):
+        hands.work(partition)
+    hands.archive()
+    lookup.by_key("a")
+    asked: list[int] = []
+    read_all = type(hands.store).read_all
+    monkeypatch.setattr(
+        type(hands.store), "read_all", lambda store, reads: asked.append(len(reads)) or read_all(store, reads)
+    )
+    monkeypatch.setattr(type(hands.store), "call", None)
+    with django_assert_max_num_queries(2):
+        hits = lookup.by_key("a")
+    assert {(hit.topic, hit.state) for hit in hits} == {("crowd", "ready"), ("default", "acked"), ("orders", "acked")}
+    assert len(asked) == 1
 
 
 def test_nothing_is_searched(hands: Hands, django_assert_max_num_queries: Any) -> None:

@@ -11,13 +11,14 @@ from unittest import mock
 import pytest
 from django.test import Client
 
-from django_delayq import delayed_task, tasks
+from django_delayq import delayed_task, figures, tasks, topics
 from django_delayq.admin.forms import ArgumentsForm
 from django_delayq.handle import Handle
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.store.keys import Partition, partition_keys
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
+from tests.admin.world import heartbeat
 from tests.faults import unreachable
 from tests.sql.hands import DAY, ORDERS, Hands
 from tests.tasks import act, close_order, noop
@@ -46,7 +47,8 @@ def test_who_may_not_see_what_it_carries_gets_nothing_of_it(as_user: AsUser, wai
     response = as_user("view_dashboard", "edit_message", "cancel_message").get(path(waiting))
     html = response.content.decode()
     assert "a&lt;b" not in html and "order_id" not in html and "argument_" not in html
-    assert not {"args", "kwargs", "headers", "problem"} & response.context.keys()
+    assert not {"content", "headers", "problem"} & response.context.keys()
+    assert "are shown to those who have the permission" in html
     assert response.context["edit_form"] is None
 
 
@@ -71,7 +73,7 @@ def test_the_timeline_tells_each_run_that_failed_and_when_the_next_is_due(operat
     html = html_of(operator, handle)
     assert "host:1:hands" in html and "ValueError: it failed" in html
     assert re.search(r"started, \w+ after \d", html)
-    assert "1 of 3 that its task is given" in html
+    assert "1 of 3</dd>" in html
     assert html.index("enqueued") < html.index("ValueError: it failed") < html.rindex(" due</li>")
 
 
@@ -104,13 +106,13 @@ def test_a_running_message_offers_nothing(operator: Client, hands: Hands) -> Non
 def test_a_message_that_waits_in_the_database_says_so_and_takes_everything(operator: Client, hands: Hands) -> None:
     handle = close_order.using(delay=DAY, durable=True).enqueue(1)
     html = html_of(operator, handle)
-    assert "It waits in the database" in html and "yes: the database has it" in html
+    assert "It waits in the outbox" in html and "yes: the database has it" in html
     assert edited(operator, handle, order_id="2").status_code == 302
     operator.post(path(handle, "message_reschedule"), {"delay": "2", "delay_unit": "86400"})
     message = handle.get()
     assert message and list(message.args) == [2]
     assert abs(message.due_at - datetime.now(tz=timezone.utc) - timedelta(days=2)) < timedelta(seconds=10)
-    operator.post(path(handle, "message_cancel"))
+    operator.post(path(handle, "message_cancel"), {"reason": "paid"})
     assert handle.get() is None
 
 
@@ -124,7 +126,7 @@ def test_a_message_that_cannot_be_decoded_is_shown_without_its_contents_and_can_
     assert "This message cannot be decoded" in html and waiting.id in html
     assert path(waiting, "message_edit") not in html
     assert operator.post(path(waiting, "message_edit"), {"argument_order_id": "1"}).status_code == 200
-    assert operator.post(path(waiting, "message_cancel")).url == address("topic", topic="orders")
+    assert operator.post(path(waiting, "message_cancel"), {"reason": "broken"}).url == address("topic", topic="orders")
     assert hands.store.find(ORDERS, [bytes.fromhex(waiting.id)]) == [None]
 
 
@@ -151,6 +153,42 @@ def test_looking_at_a_message_does_not_run_its_task(operator: Client, hands: Han
     with mock.patch.object(tasks.DelayedTask, "__call__") as called:
         html_of(operator, handle)
     assert not called.called
+
+
+# What keeps it from being started
+
+
+@pytest.mark.parametrize("until", [None, timedelta(hours=1)])
+def test_a_paused_topic_is_said_with_who_and_until_when(
+    operator: Client, waiting: Handle, until: timedelta | None
+) -> None:
+    end = until and datetime.now(tz=timezone.utc) + until
+    topics.pause_topic("orders", by="ada", reason="the <bank> is down", until=end)
+    html = html_of(operator, waiting)
+    assert "by ada" in html and "the &lt;bank&gt; is down" in html
+    assert ("until somebody resumes it" in html) == (until is None)
+    topics.resume_topic("orders")
+    assert "by ada" not in html_of(operator, waiting)
+
+
+def test_that_no_worker_serves_its_topic_is_said_paused_or_not(operator: Client, waiting: Handle, hands: Hands) -> None:
+    words = "No worker serves this topic"
+    assert words in html_of(operator, waiting)
+    topics.pause_topic("orders", by="ada", reason="x")
+    figures.forget()
+    assert words in html_of(operator, waiting)
+    heartbeat(hands.store)
+    figures.forget()
+    assert words not in html_of(operator, waiting)
+
+
+def test_what_operators_did_to_it_is_told(operator: Client, waiting: Handle, hands: Hands) -> None:
+    other = close_order.using(delay=DAY).enqueue(2)
+    operator.post(path(other, "message_run_now"), {"reason": "not this one"})
+    operator.post(path(waiting, "message_reschedule"), {"delay": "7200", "delay_unit": "1", "reason": "at <night>"})
+    html = html_of(operator, waiting)
+    assert "What operators did" in html and "at &lt;night&gt;" in html and "not this one" not in html
+    assert OperatorAction.objects.order_by("pk")[1].operator in html
 
 
 # Not live any more
@@ -190,6 +228,6 @@ def test_a_message_that_ended_a_moment_ago_is_not_called_unknown(operator: Clien
 def test_redis_away_is_said_with_503(operator: Client, waiting: Handle) -> None:
     with unreachable():
         assert operator.get(path(waiting)).status_code == 503
-        assert operator.post(path(waiting, "message_cancel")).status_code in (302, 503)
+        assert operator.post(path(waiting, "message_cancel"), {"reason": "x"}).status_code in (302, 503)
     assert waiting.get() is not None
     assert not OperatorAction.objects.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -10,11 +11,12 @@ from unittest import mock
 import pytest
 from django.test import Client
 
-from django_delayq import exceptions, operations, producer
+from django_delayq import exceptions, operations, producer, topics
 from django_delayq.handle import Handle
 from django_delayq.models import OperatorAction
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
+from tests.admin.world import heartbeat
 from tests.sql.hands import DAY, ORDERS, PAST, Hands
 from tests.tasks import close_order
 
@@ -28,6 +30,38 @@ def test_cancel_takes_it_back_and_records_why(operator: Client, waiting: Handle,
     action = OperatorAction.objects.get()
     assert (action.action, action.reason, action.count) == ("cancel", "paid twice", 1)
     assert f"message {waiting.id} of orders" in action.selection
+
+
+@pytest.mark.parametrize("reason", ["", "  ", "a\0b", "x" * 501])
+def test_cancel_wants_a_reason(operator: Client, waiting: Handle, reason: str) -> None:
+    response = operator.post(path(waiting, "message_cancel"), {"reason": reason})
+    html = response.content.decode()
+    assert response.status_code == 200 and "errorlist" in html
+    assert re.search(r"<details open>\s*<summary>Cancel</summary>", html)
+    assert waiting.get() and not OperatorAction.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("until", "served", "words"),
+    [
+        (None, True, "it runs as soon as a worker is free"),
+        (None, False, "no worker serves its topic"),
+        ("", True, "it runs when somebody resumes the topic"),
+        ("2030-01-01 09:00", True, "paused until 2030-01-01 09:00:00"),
+    ],
+)
+def test_run_now_promises_only_what_is_true(
+    operator: Client, waiting: Handle, hands: Hands, until: str | None, served: bool, words: str
+) -> None:
+    if served:
+        heartbeat(hands.store)
+    if until is not None:
+        end = datetime.fromisoformat(f"{until}+00:00") if until else None
+        topics.pause_topic("orders", by="ada", reason="x", until=end)
+    html = operator.post(path(waiting, "message_run_now"), follow=True).content.decode()
+    told = re.search(r'<ul class="messagelist">.*?</ul>', html, re.DOTALL)
+    assert told and words in told[0]
+    assert ("as soon as a worker is free" in html) == (until is None and served)
 
 
 def test_run_now_makes_it_due(operator: Client, waiting: Handle, hands: Hands) -> None:
@@ -132,7 +166,7 @@ def test_an_edit_over_the_edit_of_another_is_refused(operator: Client, waiting: 
 
 
 ACTIONS: list[tuple[str, dict[str, str]]] = [
-    ("message_cancel", {}),
+    ("message_cancel", {"reason": "paid twice"}),
     ("message_run_now", {}),
     ("message_reschedule", {"delay": "60", "delay_unit": "1"}),
     ("message_edit", {"argument_order_id": "7"}),
@@ -212,6 +246,7 @@ def test_a_message_is_moved_edited_and_cancelled_in_a_browser(
     assert message and (list(message.args), dict(message.kwargs)) == ([7], {"reason": text})
 
     page.get_by_text("Cancel", exact=True).click()
+    page.get_by_label("Reason", exact=True).fill("paid twice")
     page.get_by_role("button", name="Cancel this message").click()
     assert f"Message {handle.id} is cancelled" in page.content()
     assert handle.get() is None

@@ -41,7 +41,7 @@ def done(times: int = 1, **values: Any) -> list[int]:
 
 
 def rows_of(response: Any) -> list[OperatorAction]:
-    return [row for row, _ in response.context["rows"]]
+    return [row for row, *_ in response.context["rows"]]
 
 
 def read(response: Any) -> str:
@@ -118,9 +118,9 @@ def test_a_bulk_operation_is_linked_and_says_how_it_stands(viewer: Client) -> No
     done()
     response = viewer.get(address("operator_actions"))
     assert response.content.decode().count(f'href="{address("bulk", pk=operation.pk)}"') == 1
-    assert "waiting" in read(response)
+    assert "waiting" in read(response).lower()
     BulkOperation.objects.update(status="done")
-    assert "Done" in read(viewer.get(address("operator_actions")))
+    assert "done" in read(viewer.get(address("operator_actions"))).lower()
 
 
 def test_what_an_operator_does_is_an_action_that_one_can_filter_by(viewer: Client) -> None:
@@ -130,6 +130,46 @@ def test_what_an_operator_does_is_an_action_that_one_can_filter_by(viewer: Clien
     assert names == ["resume", "pause"]
     assert set(names) <= set(ACTIONS)
     assert len(rows_of(viewer.get(address("operator_actions"), {"action": "pause"}))) == 1
+
+
+MESSAGE = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("words", "links"),
+    [
+        (
+            f"dead letter 88: message {MESSAGE} of orders, task shop.close, with other arguments",
+            {
+                "row 88": address("archived", pk=88),
+                "message 01234567": f"{address('find')}?q={MESSAGE}",
+                "topic orders": address("topic", topic="orders"),
+            },
+        ),
+        (
+            f"message {MESSAGE} of orders to 2026-11-20 09:00:00",
+            {
+                "message 01234567": f"{address('find')}?q={MESSAGE}",
+                "topic orders": address("topic", topic="orders"),
+            },
+        ),
+        ("topic orders, until 2026-11-20 09:00:00", {"topic orders": address("topic", topic="orders")}),
+        ("bulk operation 3: replay", {"bulk operation 3": address("bulk", pk=3)}),
+        ("worker web-7:4711:ab", {}),
+        (f"rows of topic orders, dead letter 88: {HOSTILE}", {}),
+    ],
+)
+def test_what_the_words_name_is_linked(viewer: Client, words: str, links: dict[str, str]) -> None:
+    done(selection=words)
+    (row,) = re.findall(r"<td>(.*?)</td>", viewer.get(address("operator_actions")).content.decode(), re.S)[3:4] or [""]
+    assert {text: html.unescape(where) for where, text in re.findall(r'<a href="([^"]*)">([^<]*)</a>', row)} == links
+
+
+def test_a_bulk_operation_that_was_cancelled_can_be_filtered_by(viewer: Client) -> None:
+    operation = bulk.start(Root(), "discard", Selection(open=True), reason="old")
+    bulk.cancel(Root(), operation.pk)
+    (row,) = rows_of(viewer.get(address("operator_actions"), {"action": "cancel bulk"}))
+    assert row.action in ACTIONS
 
 
 def test_a_page_takes_two_queries_of_its_own(viewer: Client) -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_delayq import figures, topics
+from django_delayq.models import ArchivedMessage
 from django_delayq.store.redis import RedisStore
+from django_delayq.templatetags.delayq import instant
 from tests.admin import by_hand
 from tests.admin.browser import address
+from tests.sql.faults import without_table
 from tests.sql.hands import ORDERS, Hands
 from tests.tasks import close_order
 
@@ -118,7 +124,61 @@ def test_headings_come_in_order(viewer: Client, shown: Callable[..., None]):
     assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
+def test_what_is_overdue_is_called_so(viewer: Client, shown: Callable[..., None]):
+    late = by_hand.topic(next_due_at=by_hand.AT - timedelta(seconds=34.9))
+    shown(by_hand.overview(topics=[late]))
+    html = page(viewer)
+    assert "Next due overdue orders" in text_of(html)
+    assert re.search(r'<td class="delayq-number">overdue</td>', html)
+    assert "ago" not in text_of(re.findall(r"<ul class=.delayq-tiles.*?</ul>", html, re.S)[0])
+
+
+def test_the_first_bar_says_that_it_has_what_is_overdue(viewer: Client, shown: Callable[..., None]):
+    bars = by_hand.buckets(60, timedelta(minutes=1))
+    shown(by_hand.overview(minutes=[replace(bars[0], count=1000), *bars[1:]]))
+    html = page(viewer)
+    assert "peak 1,000 at 10:20 or overdue." in html
+    assert '<th scope="row">10:20 or overdue</th>' in html
+    assert ">now</text>" in html
+
+
+def test_it_is_said_which_runs_the_lateness_is_of(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview())
+    assert "Of each topic the newest 200 acked runs, as far as they ended within the last 24 hours." in page(viewer)
+
+
+def test_long_names_may_break_after_dots_and_underscores(viewer: Client, shown: Callable[..., None]):
+    shown(by_hand.overview(topics=[by_hand.topic("shop.close_orders")]))
+    assert ">shop.<wbr>close_<wbr>orders</a>" in page(viewer)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/St_Johns", "America/New_York"])
+def test_instants_are_of_the_projects_zone_on_both_sides_of_greenwich(zone: str):
+    with timezone.override(zone):
+        here = by_hand.AT.astimezone(ZoneInfo(zone))
+        html = instant(by_hand.AT, by_hand.AT - timedelta(seconds=2.4))
+    assert html == f'<time datetime="{by_hand.AT.isoformat()}">{here:%Y-%m-%d %H:%M:%S}</time>, <small>in 2.4 s</small>'
+
+
+def test_every_page_names_the_zone_and_has_a_link_to_reload(viewer: Client, delayq: RedisStore):
+    for name in ("changelist", "archive", "operator_actions"):
+        text = viewer.get(address(name)).content.decode()
+        assert "All times are in UTC unless another zone is named." in text
+        assert text.count(">Reload</a>") == 1
+
+
 # What is wrong
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_page_without_its_table_says_what_to_do(viewer: Client, delayq: RedisStore, caplog: Any):
+    with without_table(ArchivedMessage):
+        answer = viewer.get(address("archive"))
+    assert answer.status_code == 503
+    text = text_of(answer.content.decode())
+    assert "Run manage.py migrate." in text
+    assert ArchivedMessage._meta.db_table not in text
+    assert "A page could not be shown" in caplog.text
 
 
 def test_redis_is_down_and_the_page_says_so(viewer: Client, settings: Any, delayq: RedisStore):
@@ -130,8 +190,9 @@ def test_redis_is_down_and_the_page_says_so(viewer: Client, settings: Any, delay
 
 
 def test_redis_is_down_and_the_last_figures_are_shown_with_their_time(viewer: Client, shown: Callable[..., None]):
-    shown(by_hand.overview(problem=f"Connection refused {HOSTILE}"))
+    shown(by_hand.overview(problem=f"Connection refused {HOSTILE}", stale=True))
     html = page(viewer)
+    assert '<div class="delayq-stale" data-delayq-figures data-since="10:20:11">' in html
     banner = text_of(re.findall(r'id="delayq-problem".*?</div>', html, re.S)[0])
     assert "Connection refused" in banner
     assert "as it was last known, at 2026-11-20 10:20:11" in banner
@@ -144,13 +205,26 @@ def test_a_topic_that_nobody_serves(viewer: Client, shown: Callable[..., None]):
     html = page(viewer)
     assert "No worker serves: orders (1,210 waiting)" in text_of(html)
     assert html.count("delayq-badge-err") == 1
+    assert "Counted here too, although nothing of it fires for now: orders (no worker)" in text_of(html)
+
+
+def test_a_topic_that_only_quiet_workers_serve(viewer: Client, shown: Callable[..., None]):
+    quiet = by_hand.worker("two", told_quiet=True)
+    topics = [by_hand.topic(workers=0, quiet_workers=1), by_hand.topic("mail", quiet_workers=1)]
+    shown(by_hand.overview(topics=topics, workers=[by_hand.worker("one"), quiet]))
+    html = page(viewer)
+    assert "No worker serves: orders (1,210 waiting, only quiet workers)" in text_of(html)
+    assert "Workers 2 1 of them quiet" in text_of(html)
+    assert re.search(r'delayq-badge-err">only quiet workers</span>', html)
+    assert html.count("only quiet workers") == 2
 
 
 def test_nothing_waits_for_a_worker_that_is_not_there(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(topics=[by_hand.topic(workers=0, ready=0, delayed=0, leased=0)]))
     html = page(viewer)
-    assert "delayq-unserved" not in html
-    assert html.count("delayq-badge-err") == 1
+    assert "delayq-unserved" not in html and "delayq-held" not in html
+    assert html.count("delayq-badge-err") == 0
+    assert 'delayq-badge-quiet">no worker</span>' in html
 
 
 def test_a_paused_topic_is_a_warning_that_says_who_and_why(viewer: Client, delayq: RedisStore, db: None):
@@ -172,7 +246,8 @@ def test_a_pause_that_ends_by_itself_says_when(viewer: Client, shown: Callable[.
     note = {"by": "", "reason": "", "at": at_ms - 60_000, "until": at_ms + 600_000}
     shown(by_hand.overview(topics=[by_hand.topic(paused=note, workers=0)]))
     html = page(viewer)
-    assert "until 2026-11-20 10:30:11 in 10 min" in text_of(html)
+    assert "until 2026-11-20 10:30:11 , in 10 min" in text_of(html)
+    assert "Counted here too, although nothing of it fires for now: orders (paused)" in text_of(html)
     assert "delayq-unserved" not in html
 
 

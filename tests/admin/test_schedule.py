@@ -13,7 +13,7 @@ from django.test import Client
 from django_delayq import delayed_task, exceptions, tasks, topics
 from django_delayq.identity import key_id
 from django_delayq.message import Message, Priority
-from django_delayq.models import OperatorAction
+from django_delayq.models import OperatorAction, OutboxMessage
 from tests.admin.browser import address
 from tests.faults import lost_answers, unreachable
 from tests.sql.hands import DAY, ORDERS, Hands
@@ -79,7 +79,7 @@ def test_a_message_is_sent_with_its_arguments_and_options(client: Client) -> Non
     assert message.expires_at and message.expires_at - message.due_at == timedelta(days=2)
     action = OperatorAction.objects.get()
     assert action.action == "schedule" and message.id in action.selection and action.count == 1
-    assert "The message was sent." in client.get(response.url).content.decode()
+    assert "The message was enqueued." in client.get(response.url).content.decode()
 
 
 def test_it_runs(client: Client, hands: Hands) -> None:
@@ -115,28 +115,55 @@ def test_the_form_begins_with_what_the_task_says(client: Client, registry: dict[
     assert only_message().task == "t.low"
 
 
-def test_sent_twice_it_is_stored_once(client: Client) -> None:
-    data = filled(client, argument_order_id="7")
-    first, second = send(client, data), send(client, data)
-    assert first.status_code == second.status_code == 302 and first.url == second.url
-    assert only_message().id == data["id"]
+BEFORE = "This form was sent before"
 
 
-def test_sent_again_after_it_has_run_it_does_not_run_again(client: Client, hands: Hands) -> None:
-    data = filled(client, argument_order_id="7", delay="0")
+@pytest.mark.parametrize("key", ["", "order:7"])
+def test_sent_twice_it_counts_once_and_leads_to_its_message(client: Client, key: str) -> None:
+    data = filled(client, argument_order_id="7", key=key, on_duplicate="replace")
+    assert send(client, data).status_code == 302
+    again = send(client, data | {"argument_order_id": "8"})
+    assert again.url == address("message", topic="orders", message_id=only_message().id)
+    assert BEFORE in client.get(again.url).content.decode()
+    assert dict(only_message().kwargs) == {"order_id": 7}
+    assert OperatorAction.objects.count() == 1
+
+
+@pytest.mark.parametrize("key", ["", "order:7"])
+def test_sent_again_after_it_has_run_it_does_not_run_again(client: Client, hands: Hands, key: str) -> None:
+    data = filled(client, argument_order_id="7", delay="0", key=key)
     send(client, data)
     hands.work(ORDERS)
+    not_yet_archived = send(client, data)
+    assert not_yet_archived.status_code == 200 and BEFORE in not_yet_archived.content.decode()
+    assert "Open this form anew" in not_yet_archived.content.decode()
     row = hands.archive()[0]
     assert send(client, data).url == address("archived", pk=row.pk)
     assert seen == [(7, "unpaid")] and not hands.work(ORDERS)
 
 
-def test_sent_again_with_other_arguments_it_is_refused_and_leads_to_the_live_one(client: Client) -> None:
-    data = filled(client, argument_order_id="7")
-    send(client, data)
-    html = send(client, data | {"argument_order_id": "8"}).content.decode()
-    assert "already live" in html and address("message", topic="orders", message_id=data["id"]) in html
+def test_another_form_for_the_same_key_is_not_the_same_form(client: Client, hands: Hands) -> None:
+    for _ in range(2):
+        send(client, filled(client, argument_order_id="7", delay="0", key="order:7"))
+        hands.work(ORDERS)
+    assert seen == [(7, "unpaid")] * 2
+
+
+def test_what_was_refused_for_its_key_may_be_sent_again_as_it_is(client: Client) -> None:
+    handle = close_order.using(delay=DAY, key="k").enqueue(1)
+    data = filled(client, argument_order_id="7", key="k", on_duplicate="raise")
+    assert "already live" in send(client, data).content.decode()
+    handle.cancel()
+    assert send(client, data).status_code == 302
     assert dict(only_message().kwargs) == {"order_id": 7}
+
+
+def test_with_redis_away_the_outbox_takes_it_once(client: Client, settings: Any) -> None:
+    data = filled(client, argument_order_id="7", delay=str(2 * DAY), durable="on")
+    with unreachable():
+        assert send(client, data).status_code == 302
+        send(client, data)
+    assert OutboxMessage.objects.count() == 1
 
 
 @pytest.mark.parametrize(("mode", "order_id"), [("raise", 1), ("keep", 1), ("replace", 7)])
@@ -179,7 +206,7 @@ def test_a_key_that_is_live_is_treated_as_chosen(client: Client, mode: str, orde
 def test_what_is_wrong_is_refused_at_the_form(client: Client, changes: dict[str, str], words: str) -> None:
     response = send(client, filled(client, **{"argument_order_id": "7", **changes}))
     html = response.content.decode()
-    assert response.status_code == 200 and words in html and "Not sent" in html
+    assert response.status_code == 200 and words in html and "Not enqueued" in html
     assert not topics.list_messages("orders").messages
     assert not OperatorAction.objects.exists()
 
@@ -206,20 +233,26 @@ def test_without_redis_nothing_is_sent_and_the_form_stays(client: Client, settin
     assert send(client, data).status_code == 302
 
 
-def test_an_answer_that_was_lost_is_said_and_the_form_may_be_sent_again(client: Client, settings: Any) -> None:
+@pytest.mark.parametrize("key", ["", "order:7"])
+def test_after_an_answer_that_was_lost_one_is_told_to_look_and_the_form_counts_no_more(
+    client: Client, settings: Any, hands: Hands, key: str
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "ON_REDIS_ERROR": "raise"}
-    data = filled(client, argument_order_id="7")
+    data = filled(client, argument_order_id="7", delay="0", key=key)
     with lost_answers(3):
-        response = send(client, data)
-    assert "Send this form again as it is" in response.content.decode()
-    assert send(client, data).status_code == 302
-    assert only_message().id == data["id"]
+        html = send(client, data).content.decode()
+    assert "look in the topic and in the archive before" in html and "Open this form anew" in html
+    hands.work(ORDERS)
+    assert BEFORE in send(client, data).content.decode()
+    hands.work(ORDERS)
+    assert seen == [(7, "unpaid")]
 
 
 def test_what_the_service_refuses_is_said_at_the_form(client: Client) -> None:
     data = filled(client, argument_order_id="7")
     with mock.patch("django_delayq.operations.schedule", side_effect=exceptions.StoreFull()):
         assert "Redis is at maxmemory" in send(client, data).content.decode()
+    assert send(client, data).status_code == 302
 
 
 @pytest.mark.parametrize("missing", ["view_payload", "edit_message"])
@@ -238,11 +271,11 @@ def test_a_message_is_sent_from_a_browser(hands: Hands, as_user: AsUser, browser
     page.get_by_label("Task").select_option(TASK)
     page.get_by_role("button", name="Go on").click()
     page.get_by_label("order_id").fill("1042")
-    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Enqueue").click()
     page.get_by_text("Give one of the two").wait_for()
     page.get_by_label("Or at").fill("2030-01-01T09:30:00")
-    page.get_by_role("button", name="Send").click()
-    page.get_by_text("The message was sent.").wait_for()
+    page.get_by_role("button", name="Enqueue").click()
+    page.get_by_text("The message was enqueued.").wait_for()
     message = only_message()
     assert dict(message.kwargs) == {"order_id": 1042}
     assert message.due_at == datetime(2030, 1, 1, 9, 30, tzinfo=timezone.utc)

@@ -108,8 +108,8 @@ def test_longer_periods_are_shown_by_days(busy: None, as_user: Callable[..., Cli
 
 def test_pictures_say_what_they_show(busy: None, as_user: Callable[..., Client]):
     html = page(as_user("view_dashboard"))
-    assert figure(html, "finished").findtext("figcaption") == "Finished: 2,002, peak 2,000 at 12:00."
-    assert figure(html, "late").findtext("figcaption") == "Lateness, p99 in ms: peak 803 at 10:00."
+    assert figure(html, "finished").findtext("figcaption") == "Finished by hour (UTC): 2,002, peak 2,000 at 12:00."
+    assert figure(html, "late").findtext("figcaption") == "Lateness, p99 in ms, by hour (UTC): peak 803 at 10:00."
     assert [th.text for th in figure(html, "dead").findall(".//thead//th")] == ["Hour (UTC)", "Messages"]
     assert figure(page(as_user("view_dashboard"), period="7d"), "dead").findtext(".//thead//th") == "Day (UTC)"
 

@@ -12,14 +12,16 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import InvalidMessage, topics
+from django_delayq import InvalidMessage, recent_actions, topics
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.outbox_list import count_outbox, list_outbox
+from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from tests.admin.browser import address
 from tests.faults import unreachable
-from tests.sql.hands import DAY, Hands
-from tests.tasks import close_order, crowd, noop
+from tests.admin.world import MODES
+from tests.sql.hands import DAY, PAST, Hands
+from tests.tasks import act, close_order, crowd, noop
 
 HOSTILE = "</code><script>alert(1)</script>\u202e"
 AsUser = Callable[..., Client]
@@ -101,7 +103,7 @@ def test_what_waits_in_the_database_is_listed_there_and_not_in_redis(page: Calla
     here = close_order.using(delay=DAY, durable=True).enqueue(1)
     assert shown_ids(page()) == []
     assert shown_ids(page(**{"in": "database"})) == [here.id]
-    assert "In the database (1)" in page()
+    assert "In the outbox (1)" in page()
 
 
 def test_pages_of_the_database_lose_nothing_that_is_due_at_one_instant(page: Callable[..., str]) -> None:
@@ -134,12 +136,12 @@ def test_a_row_that_cannot_be_decoded_is_listed_all_the_same(page: Callable[...,
 @pytest.mark.parametrize("place", ["", "database"])
 @pytest.mark.parametrize("cursor", ["nonsense", "1:2:3", "-1:-1", "9" * 30 + ":1", "\x00"])
 def test_a_wrong_cursor_is_said_in_words(page: Callable[..., str], place: str, cursor: str) -> None:
-    assert "is not a cursor of" in page(**{"in": place, "after": cursor})
+    assert "is no place in this list" in page(**{"in": place, "after": cursor})
 
 
 @pytest.mark.parametrize("cursor", ["", ":", "a:b", "1:-2", f"{2**63}:1"])
 def test_the_database_takes_no_cursor_but_its_own(hands: Hands, cursor: str) -> None:
-    with pytest.raises(InvalidMessage, match="is not a cursor of list_outbox"):
+    with pytest.raises(InvalidMessage, match="is no place in this list"):
         list_outbox(ORDERS, cursor=cursor)
 
 
@@ -174,7 +176,7 @@ def test_pause_holds_the_topic_and_says_who_when_and_why(as_user: AsUser, hands:
     assert (action.action, action.reason, action.count) == ("pause", "the bank <is> down", 1)
     html = client.get(response.url).content.decode()
     assert "the bank &lt;is&gt; down" in html and f"by {action.operator}" in html
-    assert "goes on by itself" not in html and "Resume" in html
+    assert "until somebody resumes it." in html and "Resume" in html
 
 
 @pytest.mark.parametrize(("hold", "seconds"), [("900", 900), ("3600", 3600), ("28800", 28_800)])
@@ -183,14 +185,17 @@ def test_a_pause_may_end_by_itself(as_user: AsUser, hands: Hands, hold: str, sec
     post(client, "topic_pause", reason="a while", hold=hold)
     until_ms = (topics.topic_stats(ORDERS).paused or {})["until"]
     assert abs(until_ms / 1000 - datetime.now(tz=timezone.utc).timestamp() - seconds) < 10
-    assert "goes on by itself" in client.get(address("topic", topic=ORDERS)).content.decode()
+    assert re.search(r"until\s+<time", client.get(address("topic", topic=ORDERS)).content.decode())
 
 
-def test_a_pause_may_end_at_an_instant_in_the_projects_time_zone(as_user: AsUser, hands: Hands, settings: Any) -> None:
+@pytest.mark.parametrize("hold", ["at", ""])
+def test_a_pause_may_end_at_an_instant_in_the_projects_time_zone(
+    as_user: AsUser, hands: Hands, settings: Any, hold: str
+) -> None:
     settings.TIME_ZONE = "Asia/Tokyo"
     client = as_user("view_dashboard", "pause_topic")
     assert "Time zone Asia/Tokyo" in client.get(address("topic", topic=ORDERS)).content.decode()
-    post(client, "topic_pause", reason="a while", hold="at", at="2030-01-01T09:00")
+    post(client, "topic_pause", reason="a while", hold=hold, at="2030-01-01T09:00")
     assert (topics.topic_stats(ORDERS).paused or {})["until"] == 1_893_456_000_000
 
 
@@ -198,7 +203,7 @@ def test_a_pause_may_end_at_an_instant_in_the_projects_time_zone(as_user: AsUser
     ("data", "words"),
     [
         ({"reason": " "}, "This field is required"),
-        ({"reason": "x", "hold": "at"}, "Choose “the time below”"),
+        ({"reason": "x", "hold": "at"}, "Write the time."),
         ({"reason": "x", "hold": "900", "at": "2030-01-01T00:00"}, "Choose “the time below”"),
         ({"reason": "x", "hold": "at", "at": "2020-01-01T00:00"}, "That has passed already"),
         ({"reason": "x", "hold": "at", "at": "0001-01-01T00:00"}, "That has passed already"),
@@ -251,3 +256,90 @@ def test_the_page_costs_few_queries_however_much_waits(as_user: AsUser, hands: H
     with CaptureQueriesContext(connection) as queries:
         client.get(address("topic", topic=ORDERS))
     assert len(queries) <= 6
+
+
+# What runs
+
+
+def running(html: str) -> str:
+    """The part of the page about leased messages."""
+    found = re.search(r'<h2 id="running">.*?</table>', html, re.DOTALL)
+    return found[0] if found else ""
+
+
+def test_what_runs_is_listed_with_the_end_of_its_lease(page: Callable[..., str], hands: Hands) -> None:
+    handle = close_order.using(key="order:7").enqueue(7)
+    assert not running(page())
+    hands.claim(Partition(ORDERS, 0))
+    html = page()
+    assert '<a class="delayq-tile" href="#running">' in html
+    assert address("message", topic=ORDERS, message_id=handle.id) in running(html)
+    assert "order:7" in running(html) and "tests.tasks.close_order" in running(html)
+    (one,) = topics.list_running(ORDERS)
+    assert one.since and one.message.attempt == 1
+    assert timedelta(0) < one.lease_until - one.since < timedelta(hours=1)
+    for instant in (one.since, one.lease_until):
+        assert f'datetime="{instant.isoformat()}"' in running(html)
+
+
+def test_since_when_a_second_run_is_held_is_not_known(hands: Hands) -> None:
+    act.enqueue("fail")
+    hands.work(MODES)
+    (message,) = topics.list_messages("modes").messages
+    hands.store.reschedule(MODES, bytes.fromhex(message.id), PAST)
+    hands.claim(MODES)
+    (one,) = topics.list_running("modes")
+    assert one.message.attempt == 2 and one.since is None
+
+
+def test_what_runs_is_cut_off_by_the_end_of_the_leases_over_all_partitions(
+    hands: Hands, split: Callable[[int], Any]
+) -> None:
+    split(3)
+    crowd.enqueue_many([(n,) for n in range(30)])
+    for number in range(3):
+        hands.claim(Partition("crowd", number))
+    every = topics.list_running("crowd", limit=500)
+    assert len(every) == 30
+    ends = [one.lease_until for one in topics.list_running("crowd", limit=10)]
+    assert ends == sorted(one.lease_until for one in every)[:10]
+
+
+def test_the_page_says_how_many_leased_messages_it_does_not_show(page: Callable[..., str], hands: Hands) -> None:
+    close_order.enqueue_many([(n,) for n in range(60)])
+    hands.claim(Partition(ORDERS, 0))
+    assert "50 of 60, those whose leases end first." in page()
+
+
+# What operators did
+
+
+def test_a_pause_can_be_changed_while_it_lasts(as_user: AsUser, hands: Hands) -> None:
+    client = as_user("view_dashboard", "pause_topic")
+    post(client, "topic_pause", reason="the bank is down")
+    html = client.get(address("topic", topic=ORDERS)).content.decode()
+    assert "Change the pause" in html and 'value="the bank is down"' in html
+    post(client, "topic_pause", reason="the bank is still down", hold="900")
+    pause = topics.topic_stats(ORDERS).paused or {}
+    assert pause["reason"] == "the bank is still down" and pause["until"]
+
+
+def test_the_page_tells_what_operators_did_to_this_topic(page: Callable[..., str]) -> None:
+    selections = {f"topic {ORDERS}": "one", f"topic {ORDERS}, until 2030": "two", f"topic {ORDERS}: lost": "three"}
+    others = {f"topic {ORDERS}-2": "four", f"topic {ORDERS.upper()}": "five", f"message x of {ORDERS}": "six"}
+    for selection, reason in (selections | others).items():
+        OperatorAction.objects.create(action="pause", operator="ada", reason=f"reason-{reason}", selection=selection)
+    html = page()
+    assert [word for word in ("one", "two", "three", "four", "five", "six") if f"reason-{word}" in html] == [
+        "one",
+        "two",
+        "three",
+    ]
+
+
+def test_only_the_newest_records_are_looked_at(page: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_actions, "NEWEST", 2)
+    for name in ("old", "middle", "new"):
+        OperatorAction.objects.create(action="pause", operator="ada", reason=f"{name}-one", selection=f"topic {ORDERS}")
+    html = page()
+    assert "old-one" not in html and html.index("new-one") < html.index("middle-one")

@@ -32,7 +32,13 @@ def beat(delayq: RedisStore) -> Callable[..., None]:
     def write(name: str = NAME, ago_ms: int = 0, **said: Any) -> None:
         at_ms = int(delayq.clock_ms()) - ago_ms
         usual = {"host": "web-7", "pid": 4711, "version": "0.1.0", "topics": ["orders", "default"], "concurrency": 8}
-        usual |= {"in_flight": 3, "started_ms": at_ms - 5 * MINUTE_MS, "draining": False, "rss_kb": 65_536}
+        usual |= {
+            "running": 3,
+            "in_flight": 3,
+            "started_ms": at_ms - 5 * MINUTE_MS,
+            "draining": False,
+            "rss_kb": 65_536,
+        }
         usual |= {"settled": {"acked": 12_345, "dead": 2}, "at_ms": at_ms}
         delayq.beat(name, json.dumps(usual | said))
 
@@ -67,11 +73,37 @@ def test_a_worker_is_shown_as_it_says(page: Callable[[], str], beat: Callable[..
     beat(archiver={"archived": 99, "waiting": 7, "lagging": True}, relay={"sent": 5}, reconciler={})
     text = read(page())
     for words in (
-        "web-7", "process 4711, version 0.1.0", NAME, "working", "3 of 8", "64 MB", "12,345 acked",
+        "web-7", "process 4711, version 0.1.0", NAME, "working", "3 of 8 running", "64 MB", "12,345 acked",
         "2 dead", "archiver: archived 99, waiting 7, lagging", "relay: sent 5", "started",
     ):  # fmt: skip
         assert words in text, words
     assert "No worker is alive" not in text
+
+
+def test_what_waits_for_a_thread_is_told_apart_from_what_runs(
+    page: Callable[[], str], beat: Callable[..., None]
+) -> None:
+    beat(concurrency=2, running=2, in_flight=16)
+    assert "2 of 2 running, 14 held" in read(page())
+    beat(concurrency=2, running=50, in_flight=50)  # coroutines need no thread
+    assert "50 running" in read(page())
+    assert "held" not in read(page()).partition("Dead:")[0]
+
+
+def test_the_enter_key_in_the_reason_acts_on_no_worker(
+    browser_page: Callable[..., Any], as_user: AsUser, beat: Callable[..., None], delayq: RedisStore
+) -> None:
+    beat()
+    tab = browser_page(as_user("view_dashboard", "pause_topic"))
+    tab.goto(address("workers"))
+    tab.get_by_label("Reason").fill("it eats memory")
+    tab.get_by_label("Reason").press("Enter")
+    tab.wait_for_timeout(300)
+    assert tab.get_by_label("Reason").input_value() == "it eats memory"
+    assert not delayq.is_quiet(NAME)
+    tab.get_by_role("button", name="Stop claiming").click()
+    tab.get_by_text("claims nothing more").wait_for()
+    assert OperatorAction.objects.get().reason == "it eats memory"
 
 
 def test_a_service_that_is_well_says_nothing_of_trouble(page: Callable[[], str], beat: Callable[..., None]) -> None:

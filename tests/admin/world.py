@@ -34,7 +34,7 @@ def heartbeat(store: RedisStore, name: str = WORKER, **figures: Any) -> None:
     now_ms = int(store.clock_ms())
     known: dict[str, Any] = {"host": "host", "pid": 1, "version": "0.1.0", "topics": ["orders", "modes"]}
     known |= {"concurrency": 8, "in_flight": 1, "started_ms": now_ms - 60_000, "draining": False, "settled": {}}
-    known |= {"archiver": {}, "relay": {}, "reconciler": {}, "at_ms": now_ms, "rss_kb": 65_000}
+    known |= {"archiver": {}, "relay": {}, "reconciler": {}, "bulk": {"ended": 0}, "at_ms": now_ms, "rss_kb": 65_000}
     store.beat(name, json.dumps(known | figures))
 
 

@@ -243,6 +243,14 @@ def test_only_newest_acked_runs_of_the_topic_count(hands: Hands, monkeypatch: py
     assert sum(bar.count for bar in overview.lateness) == 4
 
 
+def test_runs_of_more_than_a_day_ago_do_not_count(hands: Hands) -> None:
+    ran(60_000, finished_at=django_timezone.now() - timedelta(hours=25))
+    ran(5, finished_at=django_timezone.now() - timedelta(hours=23))
+    overview = now()
+    assert topic("default", overview).late_p99_ms == 5
+    assert sum(bar.count for bar in overview.lateness) == 1
+
+
 def test_histogram_counts_every_run_once(hands: Hands) -> None:
     ran(-0.5, 0, 1, 1.001, 2, 5, 5.1, 999, 1_000, 60_000, 60_001, 10_000_000)
     bars = now().lateness

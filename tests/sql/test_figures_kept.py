@@ -82,10 +82,14 @@ def test_topic_is_served_by_living_workers_that_claim(
     if quiet:
         hands.store.quiet("host:1:ab")
     row = topic("default")
-    assert (row.workers, row.unserved) == (workers, not workers)
+    assert (row.workers, row.quiet_workers) == (workers, int(quiet))
+    assert (row.without_worker, row.unserved) == (not workers, False)
+    record.using(delay=60).enqueue(1)
+    assert topic("default").unserved == (not workers)
 
 
 def test_topic_that_is_paused_needs_no_worker(hands: Hands) -> None:
+    durable.using(delay=DAY).enqueue(1)
     assert topic("default").unserved
     pause_topic("default")
     assert not topic("default").unserved
@@ -233,6 +237,8 @@ def test_redis_away_shows_the_last_known_values_and_why(hands: Hands, clock: Clo
     with unreachable():
         shown = figures.overview()
         assert "Connection refused" in shown.problem
+        assert "Nothing was sent" not in shown.problem  # that is about an enqueue
+        assert shown.stale
         assert (shown.topics, shown.minutes, shown.at) == (known.topics, known.minutes, known.at)
         clock.pass_time(4.9)
         assert figures.overview() is shown
@@ -241,7 +247,7 @@ def test_redis_away_shows_the_last_known_values_and_why(hands: Hands, clock: Clo
     record.using(delay=60).enqueue(2)
     clock.pass_time(5.1)
     back = figures.overview()
-    assert (back.problem, topic("default", back).delayed) == ("", 2)
+    assert (back.problem, back.stale, topic("default", back).delayed) == ("", False, 2)
 
 
 def test_redis_away_from_the_start_shows_nothing_but_why(hands: Hands, clock: Clock) -> None:
@@ -267,7 +273,8 @@ def test_database_away_shows_its_last_known_values_and_redis_as_it_is(hands: Han
     clock.pass_time(6)
     with database_away():
         shown = figures.overview()
-    assert shown.problem.startswith("The database does not answer: ")
+    assert shown.problem == "The database does not answer: OperationalError."
+    assert not shown.stale
     row = topic("default", shown)
     assert (row.delayed, row.dead_letters, row.late_p50_ms) == (1, 2, 5)
     clock.pass_time(6)
@@ -287,7 +294,9 @@ def test_database_away_from_the_start_shows_redis(hands: Hands) -> None:
 
 def test_a_migration_that_is_missing_is_said(hands: Hands) -> None:
     with without_table(OutboxMessage):
-        assert OutboxMessage._meta.db_table in now().problem
+        problem = now().problem
+        assert "Run manage.py migrate." in problem
+        assert OutboxMessage._meta.db_table not in problem  # nor a host or a user: everybody who may look reads it
     assert now().problem == ""
 
 

@@ -118,6 +118,7 @@ def test_a_dead_letter_is_replayed(hands: Hands) -> None:
     assert origins() == [pk]
     action = OperatorAction.objects.get()
     assert (action.action, action.operator, action.reason, action.count) == ("replay", "olga", "it works again", 1)
+    assert action.selection == f"dead letter {pk}: message {row.message_id.hex} of default, task tests.tasks.record"
     hands.relay()
     hands.work()
     assert seen == ["x"]
@@ -128,7 +129,10 @@ def test_a_dead_letter_is_replayed_with_other_arguments(hands: Hands) -> None:
     operations.replay_one(OPERATOR, pk, arguments=([7], {"reason": "edited"}))
     (body,) = bodies()
     assert (body.args, body.kwargs, body.replay_of) == ([7], {"reason": "edited"}, pk)
-    assert OperatorAction.objects.get().count == 1
+    action = OperatorAction.objects.get()
+    words = f"message {ArchivedMessage.objects.get().message_id.hex} of orders, task tests.tasks.close_order"
+    assert action.selection == f"dead letter {pk}: {words}, with other arguments"
+    assert (action.count, action.finished_at is None) == (1, False)
 
 
 def test_a_dead_letter_is_discarded(hands: Hands) -> None:

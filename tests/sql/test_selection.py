@@ -111,3 +111,5 @@ def test_it_is_said_in_words() -> None:
     ):
         assert part in words
     assert Selection().in_words() == "everything"
+    assert Selection(error="=KeyError").in_words() == "error KeyError"
+    assert Selection(error="=").in_words() == "error none"

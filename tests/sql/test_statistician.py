@@ -318,6 +318,18 @@ def test_late_rows_are_not_forgotten_when_the_database_fails(
     assert counted()[-3] == 2
 
 
+@pytest.mark.xfail(reason="a new process does not know which rows its predecessor has counted", strict=True)
+def test_late_rows_that_come_while_no_process_looks_are_counted(
+    settled: Statistician, delayq: RedisStore, clock: Clock
+) -> None:
+    """A deploy while the archiver catches up with an outage of the database."""
+    finish(BEGIN - 3 * HOUR)
+    for _ in range(3):
+        Statistician(delayq).run_once()
+        clock.pass_time(MINUTE)
+    assert counted()[-3] == 2
+
+
 def test_another_process_counts_late_rows_that_come_between_its_turns(
     settled: Statistician, delayq: RedisStore, clock: Clock
 ) -> None:
@@ -446,7 +458,7 @@ def test_it_stops_within_a_page(
 
     service._tasks_run = stop
     assert service.run_once() == 0.0
-    assert (len(pages), rests.seconds[1:], counted(), service.computed) == (1, [], {0: 1}, 2)
+    assert (len(pages), rests.seconds, counted(), service.computed) == (1, [], {0: 1}, 2)
 
 
 def test_it_asks_little_when_there_is_nothing_new(service: Statistician, clock: Clock, computed: list[Any]) -> None:
@@ -475,11 +487,22 @@ def test_it_goes_on_when_the_database_is_back(service: Statistician, clock: Cloc
 
 def test_it_goes_on_when_the_tables_are_there(service: Statistician, clock: Clock) -> None:
     finish(BEGIN)
-    with without_table(TopicHour), pytest.raises(OutboxUnavailable, match=TopicHour._meta.db_table):
-        service.run_once()
+    with without_table(TopicHour):
+        with pytest.raises(OutboxUnavailable, match=TopicHour._meta.db_table):
+            service.run_once()
+        assert connection.connection is None  # it may have been the connection that broke
     clock.pass_time(MINUTE)
     service.run_once()
     assert counted() == {0: 1}
+
+
+def test_a_connection_that_has_lived_long_enough_is_replaced(service: Statistician, clock: Clock) -> None:
+    finish(BEGIN)
+    old = connection.connection
+    connection.close_at = 0  # CONN_MAX_AGE
+    service.run_once()
+    assert counted() == {0: 1}
+    assert connection.connection is not old
 
 
 def test_it_goes_on_when_redis_is_back(service: Statistician, clock: Clock) -> None:

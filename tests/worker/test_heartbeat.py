@@ -99,7 +99,7 @@ def test_without_a_hint_it_looks_again_with_the_sixth_beat(
 def test_hint_makes_it_look_at_once(listening: Heartbeat, told: list[bool], delayq: RedisStore) -> None:
     for quiet in (True, False, True):
         listening.run_once()
-        (delayq.quiet if quiet else delayq.unquiet)(*(("host:1:test") if quiet else ("host:1:test",)))
+        (delayq.quiet if quiet else delayq.unquiet)("host:1:test")
         listening.look()
         listening.sleeper.wait(3600)  # does not sleep
         listening.run_once()

@@ -4,6 +4,7 @@
 (() => {
   const root = document.querySelector(".delayq");
   if (!root) return;
+  root.classList.add("delayq-scripted");
 
   /* Keys. `g` and a letter go to a tab; nothing happens while somebody types or a dialog is open. Who talks to the
      browser, or is disturbed by them, switches them off. */
@@ -28,7 +29,7 @@
   opener.hidden = false;
   opener.addEventListener("click", () => dialog.showModal());
 
-  const TABS = { o: "changelist", d: "dead_letters", a: "archive", b: "bulk_list", w: "workers" };
+  const TABS = { o: "changelist", d: "dead_letters", a: "archive", s: "statistics", b: "bulk_list", w: "workers" };
   const SECOND_KEY_WITHIN_MS = 1500;
   let goPressedAt = -Infinity;
 

@@ -14,6 +14,7 @@
   const status = bar.querySelector("[data-delayq-status]");
   const banner = document.querySelector("[data-delayq-failed]");
   const summary = document.querySelector("[data-delayq-summary]");
+  const alerts = document.querySelector("[data-delayq-alert]");
 
   let timer = 0;
   let running = false;
@@ -107,11 +108,26 @@
     failingSince = "";
     banner.hidden = true;
     live.classList.remove("delayq-stale");
-    status.textContent = fill(bar.dataset.updated, { time: clock() });
+    sayWhen();
     if (Date.now() - summaryAt >= SUMMARY_EVERY_MS) {
       summaryAt = Date.now();
       summary.textContent = document.getElementById("delayq-summary").textContent;
     }
+  }
+
+  /* Redis may be away although the server answers: then its figures are those of before. */
+  function sayWhen() {
+    const since = live.querySelector("[data-since]")?.dataset.since;
+    const unread = alerts.childElementCount && !live.querySelector("[data-delayq-figures]");
+    if (since) status.textContent = fill(bar.dataset.stale, { time: since });
+    else status.textContent = unread ? "" : fill(bar.dataset.updated, { time: clock() });
+  }
+
+  /* What is wrong stands above the part that is replaced, and changes only with its words: it is read out. */
+  function showAlert(part) {
+    const problem = part.querySelector("#delayq-problem");
+    problem?.remove();
+    if ((problem?.textContent ?? "") !== alerts.textContent) alerts.replaceChildren(...(problem ? [problem] : []));
   }
 
   function failed(why) {
@@ -141,6 +157,7 @@
     }
     const plot = live.querySelector("[data-delayq-plot]");
     if (plot) fresh.querySelector("[data-delayq-plot]")?.replaceWith(plot);
+    showAlert(fresh);
     live.replaceChildren(...fresh.childNodes);
     live.querySelectorAll(".delayq-scroll").forEach((box, nth) => {
       [box.scrollLeft, box.scrollTop] = scrolled[nth] || [0, 0];
@@ -183,6 +200,7 @@
     if (Number(interval.value)) refresh();
   }
 
-  status.textContent = fill(bar.dataset.updated, { time: clock() });
+  showAlert(live);
+  sayWhen();
   schedule();
 })();
