@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from .archive import instant_of
+from .conf import NAME
 from .histogram import decode, merged, percentile
 from .models import Final, TaskDay, TopicHour
 from .statistics import DAY, HOUR, error_counts, hour_of
@@ -105,26 +106,38 @@ def figures_of(rows: Iterable[TopicHour | TaskDay]) -> Figures:
     rows = list(rows)
     lateness, run = (merged(decode(getattr(row, name)) for row in rows) for name in ("lateness", "run"))
     states = {state: sum(getattr(row, state) for row in rows) for state in Final.values}
+    late_max = max((row.lateness_max for row in rows if row.lateness_max is not None), default=None)
+    run_max = max((row.run_max for row in rows if row.run_max is not None), default=None)
     return Figures(
         messages=sum(row.messages for row in rows),
         states=states,
         retried=sum(row.retried for row in rows),
-        late_p50_ms=percentile(lateness, 0.5),
-        late_p99_ms=percentile(lateness, 0.99),
-        late_max_ms=max((row.lateness_max for row in rows if row.lateness_max is not None), default=None),
-        run_p50_ms=percentile(run, 0.5),
-        run_p99_ms=percentile(run, 0.99),
-        run_max_ms=max((row.run_max for row in rows if row.run_max is not None), default=None),
+        late_p50_ms=_within(percentile(lateness, 0.5), late_max),
+        late_p99_ms=_within(percentile(lateness, 0.99), late_max),
+        late_max_ms=late_max,
+        run_p50_ms=_within(percentile(run, 0.5), run_max),
+        run_p99_ms=_within(percentile(run, 0.99), run_max),
+        run_max_ms=run_max,
     )
 
 
+def _within(value: float | None, highest: float | None) -> float | None:
+    """The middle of a bucket may lie above the highest value in it."""
+    return value if value is None or highest is None else min(value, highest)
+
+
 def _hours(begin: datetime, topic: str) -> list[TopicHour]:
-    rows = TopicHour.objects.filter(hour__gte=instant_of(begin.timestamp() * 1000))
-    return list(rows.filter(topic=topic) if topic else rows)
+    return _of(TopicHour.objects.filter(hour__gte=instant_of(begin.timestamp() * 1000)), topic)
 
 
 def _days(begin: datetime, topic: str) -> list[TaskDay]:
-    rows = TaskDay.objects.filter(day__gte=begin.date())
+    return _of(TaskDay.objects.filter(day__gte=begin.date()), topic)
+
+
+def _of(rows: Any, topic: str) -> list[Any]:
+    """What cannot name a topic has no figures, and some of it no database takes."""
+    if topic and not NAME.match(topic):
+        return []
     return list(rows.filter(topic=topic) if topic else rows)
 
 

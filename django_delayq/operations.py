@@ -103,7 +103,9 @@ def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Han
     args, kwargs = arguments
     with recorded(user, "schedule", f"task {task}") as action:
         handle = tasks.by_name[task].using(**options).enqueue(*args, **kwargs)
-        action.selection = f"message {handle.id} of {handle.topic}, task {task}"
+        kept = handle.outcome == "kept"
+        action.count = 0 if kept else 1
+        action.selection = f"message {handle.id} of {handle.topic}, task {task}" + (": it was there" if kept else "")
     return handle
 
 
@@ -208,14 +210,16 @@ def recorded(user: User, name: str, selection: str, reason: str = "") -> Iterato
     words = {"reason": clean(reason), "selection": clean(selection)}
     action = OperatorAction(action=name, operator=user.get_username()[:150], **words)
     action.save(using=alias)
+    action.count = 1
     try:
         yield action
     except OutcomeUnknown:
         action.selection += ": the answer was lost, it may have been done"
+        action.count = 0
         action.save(using=alias)
         raise
     except Exception:
         action.delete(using=alias)
         raise
-    action.count, action.finished_at = 1, timezone.now()
+    action.finished_at = timezone.now()
     action.save(using=alias)

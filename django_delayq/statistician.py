@@ -30,7 +30,9 @@ SHARE = 50.0
 REST = 4.0
 #: An hour, or a day, is computed once more when it has been over for so long: archivers may lag.
 SETTLE = timedelta(minutes=5)
-#: How far back what is missing is made up for.
+#: Rows of the archive in which a new process looks for late ones.
+LATE = 100_000
+#: How far back what is missing, or late, is made up for.
 RECENT = timedelta(hours=48)
 
 
@@ -48,7 +50,7 @@ class Statistician(Service):
         super().__init__()
         self._store = store
         self._tasks_run = tasks_run
-        self._page_began_at = 0.0
+        self._page_began_at = self._worked = 0.0
         self._seen: int | None = None
         """Rows of the archive up to this id are not late; None before the first look."""
         self._day_at = 0.0
@@ -65,18 +67,27 @@ class Statistician(Service):
         connections[get_settings().database].close_if_unusable_or_obsolete()
         if not self._store.takes_turn(self.name, int(LOOK * 900)):
             return self.interval
-        began = time.monotonic()
+        self._worked = 0.0
         try:
-            now = datetime.now(tz=timezone.utc)
-            late = self._late(now)
-            self._compute({*self._hours(now), *late}, statistics.compute_hour)
-            self._compute({*self._days(now), *map(statistics.day_of, late)}, statistics.compute_day)
+            self._turn(datetime.now(tz=timezone.utc))
         except Stopped:
             return 0.0
         except Error as error:
             connections[get_settings().database].close()
             raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
-        return max(self.interval, SHARE * (time.monotonic() - began))
+        rest = max(self.interval, SHARE * self._worked)
+        self._store.keep_turn(self.name, int(rest * 900))  # the others rest, too
+        return rest
+
+    def _turn(self, now: datetime) -> None:
+        newest = ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+        late = self._late(now, newest)
+        self._compute({*self._hours(now), *late}, statistics.compute_hour)
+        days = self._days(now)
+        self._compute({*days, *map(statistics.day_of, late)}, statistics.compute_day)
+        self._seen = newest  # not before: what a failure has left undone is found again
+        if statistics.day_of(now) in days:
+            self._day_at = time.monotonic() + DAY_LOOK
 
     def _compute(self, spans: Iterable[Any], compute: Callable[[Any, Callable[[], object]], int]) -> None:
         for span in sorted(spans):
@@ -99,7 +110,6 @@ class Statistician(Service):
         recent = [today - DAY * n for n in range(RECENT // DAY, 0, -1)]
         if time.monotonic() >= self._day_at:
             recent.append(today)
-            self._day_at = time.monotonic() + DAY_LOOK
         rows = TaskDay.objects.filter(day__gte=recent[0].date())
         computed = dict(rows.values("day").annotate(at=Max("computed_at")).values_list("day", "at"))
         due = (day for day in recent if self._is_due(day, DAY, _utc(computed.get(day.date()))))
@@ -108,14 +118,13 @@ class Statistician(Service):
     def _is_due(self, begin: datetime, span: timedelta, computed: datetime | None) -> bool:
         return self._finished_in(begin, span) if computed is None else computed < begin + span + SETTLE
 
-    def _late(self, now: datetime) -> set[datetime]:
-        """Hours that had settled when rows of them came: the archiver had been away."""
-        newest = ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-        seen, self._seen = self._seen, newest
-        if seen is None:  # what is missing is found without this
-            return set()
-        settled = _instant(statistics.hour_of(now - SETTLE - HOUR))
+    def _late(self, now: datetime, newest: int) -> set[datetime]:
+        """Recent hours that had settled when rows of them came: the archiver had been away."""
+        seen = max(0, newest - LATE) if self._seen is None else self._seen
+        settled = _instant(statistics.hour_of(now - SETTLE))
         rows = ArchivedMessage.objects.filter(pk__gt=seen, pk__lte=newest, finished_at__lt=settled)
+        if self._seen is None:
+            rows = rows.filter(finished_at__gte=_instant(now - RECENT))
         return {statistics.hour_of(when) for when in rows.values_list("finished_at", flat=True).iterator()}
 
     def _finished_in(self, begin: datetime, span: timedelta) -> bool:
@@ -124,8 +133,11 @@ class Statistician(Service):
 
     def _pause(self) -> None:
         """After a page of rows. Raises Stopped."""
-        if self._tasks_run() and not self.stopping:
-            self.sleeper.wait(REST * (time.monotonic() - self._page_began_at))
+        busy, worked = self._tasks_run(), time.monotonic() - self._page_began_at
+        self._worked += worked
+        self._store.keep_turn(self.name, int(LOOK * 900))
+        if busy and not self.stopping:
+            self.sleeper.wait(REST * worked)
         if self.stopping:
             raise Stopped
         self._page_began_at = time.monotonic()

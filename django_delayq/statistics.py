@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 from django.db import transaction
-from django.utils.timezone import is_naive, make_aware
+from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
 from .archive import instant_of
 from .conf import get_settings
@@ -112,7 +112,7 @@ def day_of(when: datetime) -> date:
 
 def utc(when: datetime) -> datetime:
     """Aware, in UTC. Naive ones, without USE_TZ, are in the project's time zone."""
-    return (make_aware(when) if is_naive(when) else when).astimezone(timezone.utc)
+    return (make_aware(when, get_default_timezone()) if is_naive(when) else when).astimezone(timezone.utc)
 
 
 def late_percentile(rows: Iterable[Any], share: float, metric: str = "lateness") -> float | None:
@@ -166,4 +166,5 @@ def _replace(old: Any, rows: Sequence[Any]) -> None:
     with transaction.atomic(using=alias):
         old.using(alias).delete()
         if rows:
-            type(rows[0]).objects.using(alias).bulk_create(rows)
+            # Another process may have computed the same at the same moment; MariaDB takes Orders and orders for one.
+            type(rows[0]).objects.using(alias).bulk_create(rows, ignore_conflicts=True)

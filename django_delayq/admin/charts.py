@@ -35,7 +35,7 @@ def bars(name: str, buckets: Sequence[Bucket], *, what: str, unit: str, summed: 
         name,
         sentence,
         _picture(name, buckets, sentence) if _peak(buckets) else "",
-        _table(name, buckets, what, unit),
+        _table(name, buckets, what, (unit, _("Messages") if summed else what)),
     )
 
 
@@ -138,7 +138,7 @@ def _labels(buckets: Sequence[Bucket], width: float) -> SafeString:
     )
 
 
-def _table(name: str, buckets: Sequence[Bucket], what: str, unit: str) -> SafeString:
+def _table(name: str, buckets: Sequence[Bucket], what: str, heads: tuple[str, str]) -> SafeString:
     rows = format_html_join(
         "",
         '<tr><th scope="row">{}</th><td class="delayq-number">{}</td></tr>',
@@ -153,7 +153,6 @@ def _table(name: str, buckets: Sequence[Bucket], what: str, unit: str) -> SafeSt
         name,
         _("The numbers"),
         what,
-        unit,
-        _("Messages"),
+        *heads,
         rows,
     )

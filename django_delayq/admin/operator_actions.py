@@ -20,11 +20,14 @@ ACTIONS = (
     "quiet", "unquiet", "cancel bulk",
 )  # fmt: skip
 
-#: What the words of operations.py and bulk.py begin with, and what is named there.
-_ROW = re.compile(r"dead letter ([0-9]{1,18}):")
-_MESSAGE = re.compile(r"(?:dead letter [0-9]+: )?message ([0-9a-f]{32}) of ")
-_TOPIC = re.compile(r"(?:topic|(?:dead letter [0-9]+: )?message [0-9a-f]{32} of) ([^\s,/]+)")
-_BULK = re.compile(r"bulk operation ([0-9]{1,18}):")
+#: What the words of operations.py and bulk.py begin with, and what they name there.
+_WORDS = re.compile(
+    r"(?:(?:(?P<row>dead letter [0-9]{1,18}): )?message (?P<message>[0-9a-f]{32}) of |topic )(?P<topic>[\w.-]{1,64})"
+    r"|(?P<bulk>bulk operation [0-9]{1,18}):",
+    re.ASCII,
+)
+#: Characters of the words that are shown.
+_SHOWN = 300
 
 
 @page("actions/", "operator_actions")
@@ -38,7 +41,7 @@ def operator_actions(request: HttpRequest) -> HttpResponse:
         request,
         "operator_actions.html",
         _("Operator actions"),
-        rows=[(row, bulk.get(row.pk), list(_named(request, row.selection))) for row in rows],
+        rows=[(row, bulk.get(row.pk), list(_linked(request, row.selection))) for row in rows],
         links=links,
         chosen=chosen,
         actions=ACTIONS if chosen["action"] in ("", *ACTIONS) else (*ACTIONS, chosen["action"]),
@@ -52,13 +55,21 @@ def _bulk_operations(rows: Iterable[Any]) -> dict[int, BulkOperation]:
     return {one.action_id: one for one in found if one.action_id is not None}
 
 
-def _named(request: HttpRequest, words: str) -> Iterator[tuple[str, str]]:
-    """What the words of a record name: what each is, and where it is shown."""
-    if found := _ROW.match(words):
-        yield _("row %(pk)s") % {"pk": found[1]}, url(request, "archived", pk=int(found[1]))
-    if found := _MESSAGE.match(words):
-        yield _("message %(id)s") % {"id": found[1][:8]}, f"{url(request, 'find')}?q={found[1]}"
-    if found := _TOPIC.match(words):
-        yield _("topic %(topic)s") % {"topic": found[1]}, url(request, "topic", topic=found[1])
-    if found := _BULK.match(words):
-        yield _("bulk operation %(pk)s") % {"pk": found[1]}, url(request, "bulk", pk=int(found[1]))
+def _linked(request: HttpRequest, words: str) -> Iterator[tuple[str, str]]:
+    """The words of a record in pieces, each with the address of what it names, or nothing."""
+    found, at = _WORDS.match(words), 0
+    for name, text in found.groupdict().items() if found else ():
+        if found and text:
+            start, end = found.span(name)
+            yield words[at:start], ""
+            yield text, _address(request, name, text)
+            at = end
+    yield words[at:_SHOWN] + ("…" if len(words) > _SHOWN else ""), ""
+
+
+def _address(request: HttpRequest, name: str, text: str) -> str:
+    if name == "message":
+        return f"{url(request, 'find')}?q={text}"
+    if name == "topic":
+        return url(request, "topic", topic=text)
+    return url(request, "archived" if name == "row" else "bulk", pk=int(text.rpartition(" ")[2]))

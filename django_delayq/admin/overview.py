@@ -73,7 +73,6 @@ def context_of(now: Overview) -> dict[str, Any]:
         "paused": [_pause(topic.topic, topic.paused) for topic in now.topics if topic.paused],
         "unserved": [topic for topic in now.topics if topic.unserved],
         "held": [topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)],
-        "runs": sum(bucket.count for bucket in now.lateness),
         "runs_of_each": sql_figures.RUNS,
         "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),
         "counters": [(topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics],

@@ -147,8 +147,10 @@ def schedule(request: HttpRequest) -> HttpResponse:
 
 def _send(request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm) -> HttpResponse:
     """Enqueue, unless this form has come before. What was refused may come again, what may have been done may not."""
+    turn: bool | None = None
     try:
-        if not _takes_turn(form):
+        turn = _takes_turn(form)
+        if turn is False:
             return _sent_before(request, task, form, arguments)
         handle = operations.schedule(request.user, task.name, arguments.arguments(), **form.options())
     except OutcomeUnknown as error:
@@ -156,7 +158,8 @@ def _send(request: HttpRequest, task: Task, form: ScheduleForm, arguments: Argum
         form.add_error(None, f"{error} {advice}")
         return _page(request, task, form, arguments, unknown=True)
     except DelayQError as error:
-        _give_back_turn(form)
+        if turn:
+            _give_back_turn(form)
         return _refused(request, task, form, arguments, error)
     messages.success(request, _words(handle))
     return redirect(f"{url(request, 'message', topic=handle.topic, message_id=handle.id)}?moment=1")
@@ -183,22 +186,23 @@ def _message_id(task: Task, form: ScheduleForm) -> str:
 # A form counts once
 
 
-def _takes_turn(form: ScheduleForm) -> bool:
-    """Whether this form comes for the first time. While Redis is away it counts as that: then SQL has to take the
-    message, under its id, or nobody does. Raises OutcomeUnknown."""
+def _takes_turn(form: ScheduleForm) -> bool | None:
+    """Whether this form comes for the first time. None when Redis cannot say: then SQL takes the message, under its
+    id, or nobody does. Raises OutcomeUnknown."""
     if not form.cleaned_data["key"] and lookup.archived(form.cleaned_data["id"]):
         return False
     try:
         return get_store().takes_turn(_turn(form), FORM_KEPT_MS)
     except StoreUnavailable:
-        return True
+        return None
 
 
 def _give_back_turn(form: ScheduleForm) -> None:
     """Nothing was enqueued: the same form may come again."""
     store = get_store()
     with suppress(StoreError):
-        store.command("DEL", keys.turn_key(store.prefix, _turn(form)))
+        # Not DEL, which the rights in docs/operations.md do not have.
+        store.command("SET", keys.turn_key(store.prefix, _turn(form)), 1, "PX", 1)
 
 
 def _turn(form: ScheduleForm) -> str:

@@ -93,5 +93,8 @@ def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[topics.
 
 
 def _pause_form(pause: Pause | None) -> PauseForm:
-    """To change a pause begins with why there is one."""
-    return PauseForm(initial={"reason": pause.reason} if pause else None)
+    """To change a pause begins with what it is now: another reason alone does not move its end."""
+    if pause is None:
+        return PauseForm()
+    end = {"hold": "at", "at": timezone.localtime(pause.until)} if pause.until else {}
+    return PauseForm(initial={"reason": pause.reason, **end})

@@ -112,6 +112,10 @@ class Registry(Link):
         """Whether it is on the caller to do something: true for one of all processes within so much time."""
         return bool(self.command("SET", keys.turn_key(self.prefix, name), 1, "NX", "PX", ms))
 
+    def keep_turn(self, name: str, ms: int) -> None:
+        """Nobody else is to do it within so much time from now."""
+        self.command("SET", keys.turn_key(self.prefix, name), 1, "PX", ms)
+
     def add_sample(self, sample: str) -> None:
         """Keep a sample (JSON), and those of a day before it."""
         self.command("XADD", keys.samples_key(self.prefix), "MAXLEN", "~", SAMPLES, "*", "sample", sample)

@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from django_delayq import figures
 from django_delayq.store.redis import RedisStore
-from tests.admin.browser import launched, live_server, log_in, watch
+from tests.admin import by_hand
+from tests.admin.browser import address, launched, live_server, log_in, watch
 from tests.admin.world import World
 from tests.sql.conftest import hands  # noqa: F401 - a fixture
 from tests.sql.hands import Hands
@@ -68,7 +72,8 @@ def world(hands: Hands) -> World:  # noqa: F811
 
 
 @pytest.fixture(scope="session")
-def _live_server() -> Iterator[Any]:
+def _live_server(django_db_setup: None) -> Iterator[Any]:
+    # After the database: before, it is one in memory, and the threads of a server would share its connection.
     with live_server() as server:
         yield server
 
@@ -132,3 +137,62 @@ def browser_page(_browser: Any, live_site: str, browser_problems: list[str]) -> 
     for context in contexts:
         context.close()
     assert not browser_problems, "\n".join(browser_problems)
+
+
+# The overview
+
+#: The events "hide" and "unhide" do what another tab in front of this one does.
+HIDE = """
+let hidden = false;
+Object.defineProperty(document, "hidden", { get: () => hidden });
+for (const name of ["hide", "unhide"]) {
+  document.addEventListener(name, () => {
+    hidden = name === "hide";
+    document.dispatchEvent(new Event("visibilitychange"));
+  });
+}
+"""
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The figures are these from now on: shown(by_hand.overview())."""
+    return lambda overview: monkeypatch.setattr(figures, "overview", lambda: overview)
+
+
+@pytest.fixture
+def viewer(as_user: Callable[..., Client]) -> Client:
+    """Who may see the pages, and nothing else."""
+    return as_user("view_dashboard")
+
+
+@pytest.fixture
+def changing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of the figures is a second younger, and has one more message in the backlog than the one before."""
+    numbers = count(1)
+
+    def read() -> figures.Overview:
+        nth = next(numbers)
+        return by_hand.overview(
+            at=by_hand.AT + timedelta(seconds=nth),
+            topics=[by_hand.topic(ready=nth), by_hand.topic("mail", ready=0, dead_letters=3, workers=0)],
+        )
+
+    monkeypatch.setattr(figures, "overview", read)
+
+
+@pytest.fixture
+def opened(
+    changing: None, browser_page: Callable[..., Any], as_user: Callable[..., Any], live_site: str
+) -> Callable[..., Any]:
+    """Opens the overview, with a clock that the test moves."""
+
+    def open_page(**options: Any) -> Any:
+        page = browser_page(as_user(superuser=True), **options)
+        page.add_init_script(HIDE)
+        if options.get("javascript", True):
+            page.clock.install()
+        page.goto(live_site + address("changelist"))
+        return page
+
+    return open_page

@@ -17,28 +17,15 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import figures, topics
-from django_delayq.models import ArchivedMessage
+from django_delayq import figures
 from django_delayq.store.redis import RedisStore
 from django_delayq.templatetags.delayq import instant
 from tests.admin import by_hand
 from tests.admin.browser import address
-from tests.sql.faults import without_table
 from tests.sql.hands import ORDERS, Hands
 from tests.tasks import close_order
 
 HOSTILE = "<script>alert(1)</script> \u202egnp.exe\u200b \x1b[31m"
-
-
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """The figures are these from now on."""
-    return lambda overview: monkeypatch.setattr(figures, "overview", lambda: overview)
-
-
-@pytest.fixture
-def viewer(as_user: Callable[..., Client]) -> Client:
-    return as_user("view_dashboard")
 
 
 def page(viewer: Client) -> str:
@@ -165,98 +152,6 @@ def test_every_page_names_the_zone_and_has_a_link_to_reload(viewer: Client, dela
         text = viewer.get(address(name)).content.decode()
         assert "All times are in UTC unless another zone is named." in text
         assert text.count(">Reload</a>") == 1
-
-
-# What is wrong
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_page_without_its_table_says_what_to_do(viewer: Client, delayq: RedisStore, caplog: Any):
-    with without_table(ArchivedMessage):
-        answer = viewer.get(address("archive"))
-    assert answer.status_code == 503
-    text = text_of(answer.content.decode())
-    assert "Run manage.py migrate." in text
-    assert ArchivedMessage._meta.db_table not in text
-    assert "A page could not be shown" in caplog.text
-
-
-def test_redis_is_down_and_the_page_says_so(viewer: Client, settings: Any, delayq: RedisStore):
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
-    html = page(viewer)
-    assert 'id="delayq-problem"' in html and 'role="alert"' in html
-    assert "There are no figures to show until it can be read." in html
-    assert "Nothing was enqueued yet" not in html
-
-
-def test_redis_is_down_and_the_last_figures_are_shown_with_their_time(viewer: Client, shown: Callable[..., None]):
-    shown(by_hand.overview(problem=f"Connection refused {HOSTILE}", stale=True))
-    html = page(viewer)
-    assert '<div class="delayq-stale" data-delayq-figures data-since="10:20:11">' in html
-    banner = text_of(re.findall(r'id="delayq-problem".*?</div>', html, re.S)[0])
-    assert "Connection refused" in banner
-    assert "as it was last known, at 2026-11-20 10:20:11" in banner
-    assert "1,200" in html
-    assert "<script>alert" not in html
-
-
-def test_a_topic_that_nobody_serves(viewer: Client, shown: Callable[..., None]):
-    shown(by_hand.overview(topics=[by_hand.topic(workers=0), by_hand.topic("mail")]))
-    html = page(viewer)
-    assert "No worker serves: orders (1,210 waiting)" in text_of(html)
-    assert html.count("delayq-badge-err") == 1
-    assert "Counted here too, although nothing of it fires for now: orders (no worker)" in text_of(html)
-
-
-def test_a_topic_that_only_quiet_workers_serve(viewer: Client, shown: Callable[..., None]):
-    quiet = by_hand.worker("two", told_quiet=True)
-    topics = [by_hand.topic(workers=0, quiet_workers=1), by_hand.topic("mail", quiet_workers=1)]
-    shown(by_hand.overview(topics=topics, workers=[by_hand.worker("one"), quiet]))
-    html = page(viewer)
-    assert "No worker serves: orders (1,210 waiting, only quiet workers)" in text_of(html)
-    assert "Workers 2 1 of them quiet" in text_of(html)
-    assert re.search(r'delayq-badge-err">only quiet workers</span>', html)
-    assert html.count("only quiet workers") == 2
-
-
-def test_nothing_waits_for_a_worker_that_is_not_there(viewer: Client, shown: Callable[..., None]):
-    shown(by_hand.overview(topics=[by_hand.topic(workers=0, ready=0, delayed=0, leased=0)]))
-    html = page(viewer)
-    assert "delayq-unserved" not in html and "delayq-held" not in html
-    assert html.count("delayq-badge-err") == 0
-    assert 'delayq-badge-quiet">no worker</span>' in html
-
-
-def test_a_paused_topic_is_a_warning_that_says_who_and_why(viewer: Client, delayq: RedisStore, db: None):
-    close_order.using(delay=60).enqueue(1)
-    topics.pause_topic("orders", by=f"anna {HOSTILE}", reason=f"the bank is away {HOSTILE}")
-    html = page(viewer)
-    banner = text_of(re.findall(r'<div[^>]*id="delayq-paused".*?</div>', html, re.S)[0])
-    assert banner.startswith("Paused: orders by anna &lt;script&gt;")
-    assert "the bank is away" in banner and "until somebody resumes it." in banner
-    row = re.findall(r'<th scope="row"><a href="[^"]*/orders/">.*?</th>', html, re.S)[0]
-    assert "delayq-badge-warn" in row and "delayq-badge-err" not in row
-    for character in "\u202e\u200b\x1b":
-        assert character not in html
-    assert "<script>alert" not in html
-
-
-def test_a_pause_that_ends_by_itself_says_when(viewer: Client, shown: Callable[..., None]):
-    at_ms = by_hand.AT.timestamp() * 1000
-    note = {"by": "", "reason": "", "at": at_ms - 60_000, "until": at_ms + 600_000}
-    shown(by_hand.overview(topics=[by_hand.topic(paused=note, workers=0)]))
-    html = page(viewer)
-    assert "until 2026-11-20 10:30:11 , in 10 min" in text_of(html)
-    assert "Counted here too, although nothing of it fires for now: orders (paused)" in text_of(html)
-    assert "delayq-unserved" not in html
-
-
-def test_with_nothing_in_use_the_page_says_what_to_do(viewer: Client, shown: Callable[..., None]):
-    shown(by_hand.empty())
-    html = page(viewer)
-    assert "Nothing was enqueued yet" in html
-    assert "run_delayq" in html
-    assert "delayq-tiles" not in html
 
 
 # The part that is fetched again and again

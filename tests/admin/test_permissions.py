@@ -19,6 +19,7 @@ from django_delayq.admin import pages
 from django_delayq.exceptions import NotPermitted
 from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction
 from django_delayq.selection import Selection
+from django_delayq.store import get_store
 from tests.admin.browser import address
 from tests.admin.world import WORKER, World
 from tests.sql.hands import DAY, Hands
@@ -66,7 +67,7 @@ CALLS: dict[str, Callable[[Any, World], Any]] = {
     "operations.replay_one": lambda user, world: operations.replay_one(user, world.dead),
     "operations.discard_one": lambda user, world: operations.discard_one(user, world.dead, reason="a test"),
     "operations.quiet": lambda user, world: operations.quiet(user, WORKER),
-    "operations.unquiet": lambda user, world: operations.unquiet(user, WORKER),
+    "operations.unquiet": lambda user, world: (get_store().quiet(WORKER), operations.unquiet(user, WORKER)),
     "bulk.start": lambda user, world: bulk.start(user, "replay", Selection(topic="modes"), reason="a test"),
     "bulk.cancel": lambda user, world: bulk.cancel(user, world.bulk),
 }

@@ -14,6 +14,7 @@ from django_delayq import delayed_task, exceptions, tasks, topics
 from django_delayq.identity import key_id
 from django_delayq.message import Message, Priority
 from django_delayq.models import OperatorAction, OutboxMessage
+from django_delayq.store.redis import RedisStore
 from tests.admin.browser import address
 from tests.faults import lost_answers, unreachable
 from tests.sql.hands import DAY, ORDERS, Hands
@@ -156,6 +157,18 @@ def test_what_was_refused_for_its_key_may_be_sent_again_as_it_is(client: Client)
     handle.cancel()
     assert send(client, data).status_code == 302
     assert dict(only_message().kwargs) == {"order_id": 7}
+
+
+def test_what_is_refused_later_does_not_make_a_form_that_has_counted_count_again(client: Client) -> None:
+    data = filled(client, argument_order_id="7", key="k", on_duplicate="replace")
+    send(client, data)
+    full = exceptions.StoreFull()
+    with (
+        mock.patch("django_delayq.operations.schedule", side_effect=full),
+        mock.patch.object(RedisStore, "takes_turn", side_effect=full),
+    ):
+        assert "Redis is at maxmemory" in send(client, data).content.decode()
+    assert BEFORE in client.get(send(client, data).url).content.decode()
 
 
 def test_with_redis_away_the_outbox_takes_it_once(client: Client, settings: Any) -> None:

@@ -18,8 +18,8 @@ from django_delayq.outbox_list import count_outbox, list_outbox
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from tests.admin.browser import address
-from tests.faults import unreachable
 from tests.admin.world import MODES
+from tests.faults import unreachable
 from tests.sql.hands import DAY, PAST, Hands
 from tests.tasks import act, close_order, crowd, noop
 
@@ -322,6 +322,18 @@ def test_a_pause_can_be_changed_while_it_lasts(as_user: AsUser, hands: Hands) ->
     post(client, "topic_pause", reason="the bank is still down", hold="900")
     pause = topics.topic_stats(ORDERS).paused or {}
     assert pause["reason"] == "the bank is still down" and pause["until"]
+
+
+def test_another_reason_alone_does_not_move_the_end_of_a_pause(as_user: AsUser, hands: Hands, settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Tokyo"
+    client = as_user("view_dashboard", "pause_topic")
+    topics.pause_topic(ORDERS, by="ada", reason="x", until=datetime(2030, 1, 1, tzinfo=timezone.utc))
+    form = client.get(address("topic", topic=ORDERS)).context["pause_form"]
+    assert 'value="2030-01-01T09:00:00"' in str(form["at"])
+    data = {"hold": form["hold"].value(), "at": form["at"].value().strftime("%Y-%m-%dT%H:%M:%S")}
+    post(client, "topic_pause", reason="y", **data)
+    pause = topics.topic_stats(ORDERS).paused or {}
+    assert (pause["reason"], pause["until"]) == ("y", 1_893_456_000_000)
 
 
 def test_the_page_tells_what_operators_did_to_this_topic(page: Callable[..., str]) -> None:

@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[type[DelayQError], Call]] = {
         InvalidMessage,
         lambda s: operations.discard_one(OPERATOR, s.replayed, reason="why"),
     ),
-    "quiet for an unknown worker": (InvalidMessage, lambda s: operations.quiet(OPERATOR)),
+    "quiet for an unknown worker": (InvalidMessage, lambda s: operations.quiet(OPERATOR, "nobody")),
 }
 
 

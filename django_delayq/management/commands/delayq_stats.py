@@ -15,6 +15,7 @@ from ... import figures
 from ...exceptions import DelayQError, StoreUnavailable
 from ...figure_types import TopicFigures
 from ...history import PERIODS, Figures, History, history
+from ...store import get_store
 from ...times import in_words
 from ...worker.runner import ExitCode
 
@@ -47,9 +48,10 @@ class Command(BaseCommand):
             raise CommandError(f"{type(error).__name__}: {error}", returncode=ExitCode.ERROR) from error
 
     def _now(self, topic: str, as_json: bool) -> None:
+        get_store().clock_ms()  # without Redis there is no present
         overview = figures.overview()
         if overview.problem:
-            raise StoreUnavailable(overview.problem)
+            self.stderr.write(overview.problem)
         topics = [one for one in overview.topics if not topic or one.topic == topic]
         if as_json:
             self._print_json({"at": overview.at, "topics": [asdict(one) for one in topics]})
@@ -77,7 +79,8 @@ class Command(BaseCommand):
 
 
 def _present(one: TopicFigures, now: Any) -> Iterable[str]:
-    until = "-" if one.next_due_at is None else in_words((one.next_due_at - now).total_seconds())
+    left = None if one.next_due_at is None else (one.next_due_at - now).total_seconds()
+    until = "-" if left is None else in_words(left) if left > 0 else "now"
     counts = (one.delayed, one.leased, one.outbox, one.dead_letters)
     late = map(_time, (one.late_p50_ms, one.late_p99_ms))
     name = f"{one.topic} (paused)" if one.paused else one.topic

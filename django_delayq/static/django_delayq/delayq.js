@@ -33,8 +33,10 @@
   const SECOND_KEY_WITHIN_MS = 1500;
   let goPressedAt = -Infinity;
 
+  /* Not in a checkbox: nothing is typed there. One keeps the focus for a moment after its dialog has closed. */
   function typing(target) {
-    return target instanceof HTMLElement && (target.isContentEditable || target.matches("input, select, textarea"));
+    const fields = "input:not([type='checkbox'], [type='radio']), select, textarea";
+    return target instanceof HTMLElement && (target.isContentEditable || target.matches(fields));
   }
 
   function goTo(letter) {
