@@ -118,7 +118,7 @@ _WORDS = {
     # What operators do.
     gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"), gettext_noop("cancel"),
     gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"), gettext_noop("schedule"),
-    gettext_noop("quiet"), gettext_noop("unquiet"),
+    gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),
     # Why a row is skipped.
     gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
     gettext_noop("locked or deleted"), gettext_noop("newer one with this key"), gettext_noop("key live"),
