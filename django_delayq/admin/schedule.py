@@ -218,7 +218,8 @@ def _sent_before(request: HttpRequest, task: Task, form: ScheduleForm, arguments
         form.add_error(None, _("This form was sent before, and counts once: nothing was enqueued this time."))
         return _page(request, task, form, arguments, unknown=True)
     words = _("This form was sent before, and counts once: nothing was enqueued this time.")
-    messages.warning(request, f"{words} {_('This is the newest message with its id or key.')}")
+    newest = _("This is the newest message with its id or key.")
+    messages.warning(request, f"{words} {newest}")
     if hit.row is not None:
         return redirect(url(request, "archived", pk=hit.row))
     return redirect(url(request, "message", topic=hit.topic, message_id=hit.message_id))
