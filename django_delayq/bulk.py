@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
@@ -60,11 +61,21 @@ def start(  # noqa: PLR0913 - keyword-only, and each of them is what an operator
     except IntegrityError:
         if token is None:
             raise
-        before: BulkOperation = BulkOperation.objects.get(token=token, dry_run=dry_run)
-        if any(getattr(before, name) != getattr(operation, name) for name in ("kind", "selection", "reason")):
-            raise InvalidMessage("This form has ordered something else before: open it again.") from None
-        return before
+        return _same_as_before(operation)
     return operation
+
+
+def _same_as_before(operation: BulkOperation) -> BulkOperation:
+    """What this token has ordered already. Raises InvalidMessage when that was something else."""
+    before: BulkOperation = BulkOperation.objects.get(token=operation.token, dry_run=operation.dry_run)
+    if _ordered(before) != _ordered(operation):
+        raise InvalidMessage("This form has ordered something else before: open it again.")
+    return before
+
+
+def _ordered(operation: BulkOperation) -> tuple[str, str, str, Any, Any]:
+    options = json.loads(operation.options)
+    return operation.kind, operation.selection, operation.reason, options["delay"], options["rate"]
 
 
 def _store(operation: BulkOperation, selection: Selection, alias: str) -> None:
@@ -95,6 +106,7 @@ def get(pk: int) -> BulkOperation:
 
 
 def kind_of(kind: str) -> BulkKind:
+    """The kind by its word. Raises InvalidMessage."""
     try:
         return BulkKind(kind)
     except ValueError:
@@ -102,6 +114,7 @@ def kind_of(kind: str) -> BulkKind:
 
 
 def check(kind: str, selection: Selection, reason: str, delay: float, rate: float | None) -> None:
+    """Raise InvalidMessage for an order that makes no sense."""
     if not reason.strip():
         raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
     if selection.argument:

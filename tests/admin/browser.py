@@ -117,9 +117,8 @@ def watch(page: Any, problems: list[str]) -> None:
             problems.append(f"{page.url}: {response.status} for {response.request.method} {response.url}")
 
     def on_failed(request: Any) -> None:
-        # A poll that leaving the page ended, or a page that turned out to be a download.
-        harmless = request.failure == "net::ERR_ABORTED" and request.resource_type in ("fetch", "xhr", "document")
-        if not harmless:
+        # Aborted: leaving the page ended it, or it turned out to be a download.
+        if request.failure != "net::ERR_ABORTED":
             problems.append(f"{page.url}: {request.failure} for {request.url}")
 
     def on_dialog(dialog: Any) -> None:

@@ -124,9 +124,12 @@ def test_whatever_the_browser_complains_about_is_noted(
     tab = browser_page(as_user(superuser=True))
     tab.goto("/admin/")
     assert browser_problems == []
-    tab.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\"><img src=/gone.png>')")
-    tab.evaluate("setTimeout(() => { throw new Error('a bug') })")
-    tab.evaluate("setTimeout(() => alert('a dialog'))")
+    with tab.expect_response("**/gone.png"):
+        tab.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\"><img src=/gone.png>')")
+    with tab.expect_event("pageerror"):
+        tab.evaluate("setTimeout(() => { throw new Error('a bug') })")
+    with tab.expect_event("dialog"):
+        tab.evaluate("setTimeout(() => alert('a dialog'))")
     tab.goto("/admin/")
     said = "\n".join(browser_problems)
     assert all(word in said for word in ("404 for GET", "gone.png", "CSP: style-src", "a bug", "a dialog"))
