@@ -33,6 +33,13 @@ from tests.sql.conftest import hands  # noqa: F401 - a fixture
 from tests.sql.hands import Hands
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A real browser beside everything else on two cores: what it does not manage in time it may try again, twice."""
+    for item in items:
+        if "browser_page" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
 @pytest.fixture
 def new_user(db: None) -> Iterator[Callable[..., User]]:
     """Makes a user of its own with exactly these permissions of django_delayq; staff unless told otherwise."""
