@@ -48,7 +48,7 @@ bench: $(VENV)/dev.stamp ## Measure, compared with raw Redis in the same run (WO
 	@.ci/system-packages redis-server || true
 	$(BIN)/python -m tests.benchmarks $(WORKLOADS) --peers "$(PEERS)" --json $(or $(JSON),.bench/results.json) $(ARGS)
 
-chaos: $(VENV)/dev.stamp ## Take Redis, the database and the workers away under load, and check every promise (15 minutes)
+chaos: $(VENV)/dev.stamp ## Take Redis, the database and the workers away under load, and check every promise (25 minutes)
 	@.ci/system-packages redis-server mariadb-server || true
 	$(BIN)/python -m tests.chaos all
 

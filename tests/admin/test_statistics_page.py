@@ -68,7 +68,7 @@ def bars(html: str, name: str) -> list[str]:
     """What is said of the bars, also to those who do not see them."""
     drawn = figure(html, name)
     said = [rect.findtext("title") or "" for rect in drawn.iter("rect")]
-    table = [f"{row.findtext('th')}: {row.findtext('td')}" for row in drawn.find(".//tbody") or ()]
+    table = [f"{row.findtext('th')}: {row.findtext('td')}" for row in drawn.iterfind(".//tbody/tr")]
     assert said == table
     return said
 
