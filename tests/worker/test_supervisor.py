@@ -153,6 +153,7 @@ def test_worker_that_fails_says_why(program: Callable[[str], Program]) -> None:
     eventually(lambda: "ValueError: no such thing" in made.lines)
 
 
+@pytest.mark.flaky(reruns=2)  # on a machine with a load of 10 it did not end within ten seconds, twice in fifty runs
 def test_signal_to_the_whole_group_is_no_second_signal(program: Callable[[str], Program]) -> None:
     """Ctrl-C in a terminal, and systemd, tell the children too; the supervisor then tells them again."""
     made = program("""
