@@ -18,8 +18,8 @@ from .selection import Selection
 UNTAKEN_AFTER = timedelta(seconds=15)
 #: A worker that has not been heard of for so long has died; another one goes on.
 SILENT_AFTER = timedelta(seconds=30)
-
-
+#: Options that a page shows: the others are the runner's.
+_SHOWN = ("delay", "rate")
 #: Rows that were skipped for these were never of those that it is about.
 NOT_MEANT = ("not dead", "already replayed", "discarded")
 
@@ -80,7 +80,7 @@ def progress(operation: BulkOperation, at: datetime | None = None) -> Progress:
         took=took,
         rate=rate,
         left=(total - done) / rate if runs and rate and total is not None else None,
-        options={name: value for name, value in json.loads(operation.options).items() if value and name != "token"},
+        options={name: value for name, value in json.loads(operation.options).items() if value and name in _SHOWN},
         words=in_words(operation),
     )
 

@@ -17,6 +17,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from . import topics
+from .bulk_progress import SILENT_AFTER
 from .conf import get_settings
 from .exceptions import DelayQError, InvalidMessage, OutboxUnavailable, StoreError
 from .models import BulkKind, BulkOperation, BulkStatus, Final, OperatorAction, OutboxMessage, OutboxStatus
@@ -33,7 +34,7 @@ logger = logging.getLogger("delayq.worker")
 LOOK = 2.0
 #: Seconds without a word from its worker after which an operation is another's. That one cannot go on unnoticed then:
 #: every batch asks whether the operation is still its own.
-TAKE_OVER_AFTER = 30.0
+TAKE_OVER_AFTER = SILENT_AFTER.total_seconds()
 #: Beside busy tasks it rests for so many times as long as a batch took.
 REST, LONGEST_REST = 2.0, 5.0
 #: Seconds until an operation is tried again for which a server was away: others have their turn meanwhile.
