@@ -19,7 +19,8 @@ from django.utils import timezone
 from . import topics
 from .bulk_progress import SILENT_AFTER
 from .conf import get_settings
-from .exceptions import DelayQError, InvalidMessage, OutboxUnavailable, StoreError
+from .database import reached
+from .exceptions import DelayQError, InvalidMessage, StoreError
 from .models import BulkKind, BulkOperation, BulkStatus, Final, OperatorAction, OutboxMessage, OutboxStatus
 from .replay_sender import Sender
 from .replay_walk import PAGE, Ledger, Walk
@@ -70,15 +71,11 @@ class BulkRunner(Service):
         return not self._looked
 
     def run_once(self) -> float:
-        """Run one operation to its end. Raises StoreUnavailable and OutboxUnavailable: it is tried again."""
-        connections[get_settings().database].close_if_unusable_or_obsolete()
-        try:
+        """Run one operation to its end. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
+        with reached():
             operation = self._take()
             if operation is not None:
                 self._run(operation)
-        except Error as error:
-            connections[get_settings().database].close()
-            raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
         self._looked = operation is None
         return self.interval if operation is None else 0.0
 

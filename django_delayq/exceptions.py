@@ -159,8 +159,8 @@ class ArchiveUnavailable(DelayQError):
         """Whether the database answers at all: then the rows are to blame, or locks, or a missing migration."""
 
 
-class OutboxUnavailable(DelayQError):
-    """The database cannot be reached: durable messages wait in it until it is back."""
+class DatabaseUnavailable(DelayQError):
+    """The database cannot be reached: what waits in it waits until it is back."""
 
 
 # Raised by a task about its own message

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import connections, transaction
 
 from . import outbox, relay
 from .conf import get_settings
-from .exceptions import OutboxUnavailable
+from .database import reached
 from .models import OutboxMessage, OutboxStatus
 from .store.keys import Partition
 from .store.link import BATCH
@@ -49,24 +49,20 @@ class Reconciler(Service):
         return {"restored": self.restored}
 
     def run_once(self) -> float:
-        """Look at one page. Raises StoreUnavailable and OutboxUnavailable: it is tried again."""
+        """Look at one page. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
         if self._store.breaker.open:
             return self.interval
-        try:
+        with reached():
             rows = self._page()
             missing = self._missing(rows)
             if missing:
                 self._restore(missing)
-        except Error as error:
-            connections[get_settings().database].close()
-            raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
         self._after = rows[-1].pk if len(rows) == PAGE else 0
         if len(rows) < PAGE:
             return self.interval
         return 0.0 if missing else PACE  # where some are lost, more are
 
     def _page(self) -> Sequence[OutboxMessage]:
-        connections[get_settings().database].close_if_unusable_or_obsolete()
         now_ms = self._store.now_us() // 1000
         rows = OutboxMessage.objects.filter(status=OutboxStatus.SENT, pk__gt=self._after, relay_at_ms__lte=now_ms)
         return list(rows.only("message_id", "enqueued_at_us", "topic").order_by("pk")[:PAGE])

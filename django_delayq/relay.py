@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import connections, transaction
 
 from . import outbox, outbox_lookup, signals
 from .conf import get_settings
-from .exceptions import OutboxUnavailable, StoreError
+from .database import reached
+from .exceptions import StoreError
 from .identity import task_code
 from .models import OutboxMessage, OutboxStatus
 from .signals import Event
@@ -53,24 +54,21 @@ class Relay(Service):
         return not self._looked and not self._store.breaker.open
 
     def run_once(self) -> float:
-        """Send one batch. Raises StoreUnavailable and OutboxUnavailable: it is tried again."""
+        """Send one batch. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
         if self._store.breaker.open:
             return min(self.interval, 0.1)
         try:
-            found = self._send_batch()
+            with reached():
+                found = self._send_batch()
         except StoreError:
             self._store.breaker.trip()  # so that the next try does not hold rows while it waits for a connection
             raise
-        except Error as error:
-            connections[get_settings().database].close()
-            raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
         self._looked = found < BATCH
         return 0.0 if found == BATCH else self.interval
 
     def _send_batch(self) -> int:
         """Send while the rows are locked: who cancels one of them waits, and then finds it in Redis."""
         connection = connections[get_settings().database]
-        connection.close_if_unusable_or_obsolete()
         now_ms = self._store.now_us() // 1000
         with transaction.atomic(using=connection.alias):
             waiting = OutboxMessage.objects.filter(status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms)

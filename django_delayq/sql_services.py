@@ -5,21 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from django.apps import apps
 from django.db import Error, connections
 
 from .archiver import Archiver
 from .bulk_runner import BulkRunner
 from .conf import get_settings
 from .exceptions import ConfigurationError
-from .models import (
-    ArchivedMessage,
-    BulkOperation,
-    OperatorAction,
-    OutboxMessage,
-    TaskDay,
-    TopicHour,
-    UnarchivableEntry,
-)
 from .reconciler import Reconciler
 from .relay import Relay
 from .statistician import Statistician
@@ -68,7 +60,7 @@ def check_tables() -> None:
         logger.warning("database %r does not answer; the archive waits for it: %s", alias, error)
         connections[alias].close()
         return
-    models = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction, BulkOperation, TopicHour, TaskDay)
+    models = [model for model in apps.get_app_config("django_delayq").get_models() if model._meta.managed]
     if missing := sorted({model._meta.db_table for model in models} - there):
         option = "" if alias == "default" else f" --database {alias}"
         raise ConfigurationError(

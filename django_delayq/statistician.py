@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from django.db import Error, connections
 from django.db.models import Max
 
 from . import statistics
 from .archive import instant_of
-from .conf import get_settings
-from .exceptions import OutboxUnavailable
+from .database import reached
 from .models import ArchivedMessage, TaskDay, TopicHour
 from .statistics import DAY, HOUR
 from .store.redis import RedisStore
@@ -63,18 +61,15 @@ class Statistician(Service):
         return {"computed": self.computed}
 
     def run_once(self) -> float:
-        """Compute what is new. Raises StoreUnavailable and OutboxUnavailable: it is tried again."""
-        connections[get_settings().database].close_if_unusable_or_obsolete()
+        """Compute what is new. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
         if not self._store.takes_turn(self.name, int(LOOK * 900)):
             return self.interval
         self._worked = 0.0
         try:
-            self._turn(datetime.now(tz=timezone.utc))
+            with reached():
+                self._turn(datetime.now(tz=timezone.utc))
         except Stopped:
             return 0.0
-        except Error as error:
-            connections[get_settings().database].close()
-            raise OutboxUnavailable(f"{type(error).__name__}: {error}".strip()) from error
         rest = max(self.interval, SHARE * self._worked)
         self._store.keep_turn(self.name, int(rest * 900))  # the others rest, too
         return rest

@@ -8,7 +8,7 @@ import pytest
 
 from django_delayq import bulk, bulk_runner, replay_walk
 from django_delayq.bulk_runner import BulkLedger, BulkRunner
-from django_delayq.exceptions import InvalidMessage, OutboxUnavailable, StoreUnavailable
+from django_delayq.exceptions import InvalidMessage, DatabaseUnavailable, StoreUnavailable
 from django_delayq.models import ArchivedMessage, BulkOperation
 from django_delayq.replay_sender import Sender
 from django_delayq.selection import Selection
@@ -120,7 +120,7 @@ def test_it_goes_on_when_the_database_is_back(runner: BulkRunner) -> None:
     operation = order()
     with ExitStack() as outage:
         lose = at(BulkLedger, "rest", lambda: outage.enter_context(database_away()))
-        with lose, pytest.raises(OutboxUnavailable):
+        with lose, pytest.raises(DatabaseUnavailable):
             runner.run_once()
     runner.run_once()
     check_done(operation, pks)
@@ -129,7 +129,7 @@ def test_it_goes_on_when_the_database_is_back(runner: BulkRunner) -> None:
 def test_it_goes_on_after_a_commit_that_failed(runner: BulkRunner) -> None:
     pks = dead(3 * BATCH)
     operation = order()
-    with failing_commits(1), pytest.raises(OutboxUnavailable):
+    with failing_commits(1), pytest.raises(DatabaseUnavailable):
         runner.run_once()
     check_agreement(operation)
     assert (operation.status, operation.count) == ("waiting", 0)
@@ -196,7 +196,7 @@ def test_one_that_the_database_refuses_does_not_hold_up_the_next(selection: Sele
     for _ in range(3):
         try:
             runner.run_once()
-        except OutboxUnavailable:
+        except DatabaseUnavailable:
             continue
     broken.refresh_from_db()
     assert broken.status in ("failed", "done")

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from django_delayq import reconciler as module
-from django_delayq.exceptions import OutboxUnavailable, StoreUnavailable
+from django_delayq.exceptions import DatabaseUnavailable, StoreUnavailable
 from django_delayq.models import OutboxMessage
 from django_delayq.reconciler import Reconciler
 from django_delayq.store.keys import Partition, partition_keys
@@ -176,7 +176,7 @@ def test_it_waits_for_redis_and_for_the_database(hands: Hands, monkeypatch: pyte
     with unreachable(), pytest.raises(StoreUnavailable):
         hands.reconciler.run_once()
     if connection.vendor != "sqlite":
-        with database_away(), pytest.raises(OutboxUnavailable):
+        with database_away(), pytest.raises(DatabaseUnavailable):
             hands.reconciler.run_once()
     monkeypatch.setattr("django_delayq.store.breaker.PROBE_INTERVAL", 3_600)
     hands.store.breaker.trip()

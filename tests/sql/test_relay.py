@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_delayq import signals
-from django_delayq.exceptions import OutboxUnavailable, StoreUnavailable
+from django_delayq.exceptions import DatabaseUnavailable, StoreUnavailable
 from django_delayq.models import OutboxMessage
 from django_delayq.relay import Relay
 from django_delayq.store import get_store
@@ -178,7 +178,7 @@ def test_it_does_not_try_what_the_breaker_knows(hands: Hands, monkeypatch: pytes
 def test_it_waits_while_the_database_is_away(hands: Hands) -> None:
     far.enqueue(1)
     near()
-    with database_away(), pytest.raises(OutboxUnavailable):
+    with database_away(), pytest.raises(DatabaseUnavailable):
         hands.relayer.run_once()
     assert hands.relay() == 1
 
@@ -186,7 +186,7 @@ def test_it_waits_while_the_database_is_away(hands: Hands) -> None:
 def test_a_mark_that_fails_is_made_again(hands: Hands) -> None:
     far.enqueue(1)
     near()
-    with failing_commits(1, OperationalError), pytest.raises(OutboxUnavailable):
+    with failing_commits(1, OperationalError), pytest.raises(DatabaseUnavailable):
         hands.relayer.run_once()
     assert (statuses(), len(messages_in(hands.store))) == (["waiting"], 1)
     hands.relay()

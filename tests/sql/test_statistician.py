@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone as django_timezone
 
 from django_delayq import sql_services, statistician, statistics
-from django_delayq.exceptions import OutboxUnavailable, StoreUnavailable
+from django_delayq.exceptions import DatabaseUnavailable, StoreUnavailable
 from django_delayq.models import TaskDay, TopicHour
 from django_delayq.statistician import Statistician
 from django_delayq.statistics import DAY, HOUR, hour_of
@@ -309,7 +309,7 @@ def test_late_rows_are_not_forgotten_when_the_database_fails(
 
     with monkeypatch.context() as failing:
         failing.setattr(statistics, "compute_hour", fail)
-        with pytest.raises(OutboxUnavailable):
+        with pytest.raises(DatabaseUnavailable):
             settled.run_once()
     clock.pass_time(MINUTE)
     settled.run_once()
@@ -475,7 +475,7 @@ def test_it_asks_little_when_there_is_nothing_new(service: Statistician, clock: 
 
 def test_it_goes_on_when_the_database_is_back(service: Statistician, clock: Clock) -> None:
     finish(BEGIN)
-    with database_away(), pytest.raises(OutboxUnavailable):
+    with database_away(), pytest.raises(DatabaseUnavailable):
         service.run_once()
     clock.pass_time(MINUTE)
     service.run_once()
@@ -485,7 +485,7 @@ def test_it_goes_on_when_the_database_is_back(service: Statistician, clock: Cloc
 def test_it_goes_on_when_the_tables_are_there(service: Statistician, clock: Clock) -> None:
     finish(BEGIN)
     with without_table(TopicHour):
-        with pytest.raises(OutboxUnavailable, match=TopicHour._meta.db_table):
+        with pytest.raises(DatabaseUnavailable, match=TopicHour._meta.db_table):
             service.run_once()
         assert connection.connection is None  # it may have been the connection that broke
     clock.pass_time(MINUTE)
