@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from django.utils.translation import gettext as _
-
 from .exceptions import InvalidMessage, UndecodableMessage
 from .message import Found, Message, State
 from .models import OutboxMessage, OutboxStatus
@@ -53,13 +51,11 @@ def _shown(row: OutboxMessage) -> Message:
 
 
 def _parse_cursor(cursor: str) -> tuple[int, int]:
-    due, _colon, pk = cursor.partition(":")
+    due, _, pk = cursor.partition(":")
     try:
         place = int(due), int(pk)
     except ValueError:
         place = (-1, -1)
     if not all(0 <= number < 2**63 for number in place):
-        raise InvalidMessage(
-            _("%(cursor)s is no place in this list: begin at its start.") % {"cursor": f"{cursor!r:.80}"}
-        )
+        raise InvalidMessage(f"{cursor!r:.80} is no place in this list: begin at its start.")
     return place

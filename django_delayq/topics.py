@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.utils.translation import gettext as _
-
 from . import signals
 from .exceptions import InvalidDelay, InvalidMessage
 from .identity import parse_id
@@ -157,7 +155,7 @@ def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) ->
         for lane in Priority
     ]
     merged = heapq.merge(*lanes, key=lambda pair: (pair[1].due_at_ms, pair[1].id))
-    page = [pair for pair, _place in zip(merged, range(limit), strict=False)]
+    page = [pair for pair, _ in zip(merged, range(limit), strict=False)]
     last = page[-1][1] if len(page) == limit else None
     return Page(
         messages=[shown(partition, found) for partition, found in page],
@@ -199,10 +197,8 @@ def _lane(
 def _parse_cursor(cursor: str | None) -> tuple[int, bytes] | None:
     if cursor is None:
         return None
-    due, _colon, message_id = cursor.partition(":")
+    due, _, message_id = cursor.partition(":")
     try:
         return int(due), parse_id(message_id)
     except ValueError:
-        raise InvalidMessage(
-            _("%(cursor)s is no place in this list: begin at its start.") % {"cursor": f"{cursor!r:.80}"}
-        ) from None
+        raise InvalidMessage(f"{cursor!r:.80} is no place in this list: begin at its start.") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from django.utils.translation import ngettext
 
 from .. import figures, sql_figures
 from ..figure_types import Bucket, Overview, Sample, TopicFigures
+from ..obstacles import pause_of
 from ..templatetags.delayq import amount, next_due, seconds
 from ..times import from_ms
 from ..topics import COUNTERS
@@ -45,18 +46,6 @@ class Totals:
     next_topic: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pause:
-    """Why nothing fires in a topic."""
-
-    topic: str
-    by: str
-    reason: str
-    since: datetime | None
-    until: datetime | None
-    """None until somebody resumes it."""
-
-
 @page("", "changelist")
 def overview(request: HttpRequest) -> HttpResponse:
     """All topics."""
@@ -70,7 +59,7 @@ def context_of(now: Overview) -> dict[str, Any]:
         "overview": now,
         "totals": totals,
         "topics": now.topics,
-        "paused": [_pause(topic.topic, topic.paused) for topic in now.topics if topic.paused],
+        "paused": [(topic.topic, pause_of(topic.paused)) for topic in now.topics if topic.paused],
         "unserved": [topic for topic in now.topics if topic.unserved],
         "held": [topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)],
         "runs_of_each": sql_figures.RUNS,
@@ -102,17 +91,6 @@ def totals_of(now: Overview) -> Totals:
         quiet_workers=sum(worker.alive and worker.told_quiet for worker in now.workers),
         next_due_at=next_due_at,
         next_topic=next_topic,
-    )
-
-
-def _pause(topic: str, note: Mapping[str, Any]) -> Pause:
-    since, until = note.get("at"), note.get("until")
-    return Pause(
-        topic=topic,
-        by=str(note.get("by") or ""),
-        reason=str(note.get("reason") or ""),
-        since=from_ms(since) if since else None,
-        until=from_ms(until) if until else None,
     )
 
 

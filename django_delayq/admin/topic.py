@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -11,7 +9,6 @@ from django.utils.translation import gettext as _
 
 from .. import figures, operations, recent_actions, topics
 from ..exceptions import InvalidMessage, UnknownTopic
-from ..message import Message
 from ..obstacles import Pause, pause_of
 from ..outbox_list import CAP, count_outbox, list_outbox
 from ..signature import in_one_line
@@ -83,13 +80,13 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
 
 
 def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[topics.Page, str]:
-    """The page after a cursor, and what is wrong with it."""
+    """The page after a cursor, and what is wrong with it: the topic is known, so only the cursor can be."""
     listed = list_outbox if in_database else topics.list_messages
     try:
         return listed(topic, cursor=cursor or None, limit=LIMIT), ""
-    except InvalidMessage as error:
-        nothing: Sequence[Message] = []
-        return topics.Page(messages=[*nothing], cursor=None), str(error)
+    except InvalidMessage:
+        words = _("%(cursor)s is no place in this list: begin at its start.") % {"cursor": f"{cursor!r:.80}"}
+        return topics.Page(messages=[], cursor=None), words
 
 
 def _pause_form(pause: Pause | None) -> PauseForm:
