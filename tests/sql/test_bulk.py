@@ -21,11 +21,6 @@ from tests.sql.test_replay import LONG_AGO, dead, origins
 from tests.tasks import close_order, record, seen
 
 
-@pytest.fixture
-def runner(hands: Hands) -> BulkRunner:
-    return BulkRunner(hands.store, "runner")
-
-
 def run(runner: BulkRunner, kind: str = "replay", selection: Selection | None = None, **options: Any) -> BulkOperation:
     """The operation at its end."""
     operation = order(kind, selection, **options)

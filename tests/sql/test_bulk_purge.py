@@ -11,17 +11,6 @@ from tests.sql.hands import DAY, Hands, apart, messages_in
 from tests.tasks import record
 
 
-@pytest.fixture
-def runner(hands: Hands) -> BulkRunner:
-    return BulkRunner(hands.store, "first")
-
-
-@pytest.fixture
-def other(hands: Hands) -> BulkRunner:
-    """In another process."""
-    return BulkRunner(hands.store, "other")
-
-
 def test_a_cancelled_purge_tells_all_that_it_has_ended(hands: Hands, runner: BulkRunner) -> None:
     record.enqueue_many([record.using(delay=DAY).prepare(number) for number in range(1_200)])
     operation = order("purge")

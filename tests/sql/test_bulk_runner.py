@@ -11,7 +11,6 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from django_delayq import replay_walk
 from django_delayq.bulk_runner import BulkLedger, BulkRunner
 from django_delayq.models import ArchivedMessage, BulkOperation, OutboxMessage
 from django_delayq.replay import discard, replay
@@ -19,24 +18,10 @@ from django_delayq.replay_sender import Sender
 from django_delayq.replay_walk import Walk
 from django_delayq.selection import Selection
 from tests.sql.bulk_hands import BATCH, Killed, at, be_silent, check_agreement, check_done, die, order
-from tests.sql.hands import Hands, apart, together
+from tests.sql.hands import apart, together
 from tests.sql.test_replay import dead, origins
 
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_walk, "BATCH", BATCH)
-
-
-@pytest.fixture
-def runner(hands: Hands) -> BulkRunner:
-    return BulkRunner(hands.store, "first")
-
-
-@pytest.fixture
-def other(hands: Hands) -> BulkRunner:
-    """In another process."""
-    return BulkRunner(hands.store, "other")
+pytestmark = pytest.mark.usefixtures("small_batches")
 
 
 # Kills

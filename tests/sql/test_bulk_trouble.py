@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from django_delayq import bulk, bulk_runner, replay_walk
+from django_delayq import bulk, bulk_runner
 from django_delayq.bulk_runner import BulkLedger, BulkRunner
-from django_delayq.exceptions import InvalidMessage, DatabaseUnavailable, StoreUnavailable
+from django_delayq.exceptions import DatabaseUnavailable, InvalidMessage, StoreUnavailable
 from django_delayq.models import ArchivedMessage, BulkOperation
 from django_delayq.replay_sender import Sender
 from django_delayq.selection import Selection
@@ -19,21 +19,7 @@ from tests.sql.faults import database_away, failing_commits
 from tests.sql.hands import Hands, apart, meanwhile
 from tests.sql.test_replay import dead, origins
 
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_walk, "BATCH", BATCH)
-
-
-@pytest.fixture
-def runner(hands: Hands) -> BulkRunner:
-    return BulkRunner(hands.store, "first")
-
-
-@pytest.fixture
-def other(hands: Hands) -> BulkRunner:
-    """In another process."""
-    return BulkRunner(hands.store, "other")
+pytestmark = pytest.mark.usefixtures("small_batches")
 
 
 # Cancel and stop
