@@ -48,9 +48,7 @@ class Hands:
 
     def claim(self, partition: Partition = DEFAULT) -> list[Lease]:
         """The leases of all that is due."""
-        next_ms = self.store.clock_ms() + 1  # what was enqueued in this very millisecond is due in the next
-        while self.store.clock_ms() < next_ms:
-            pass
+        self._next_millisecond()
         leases = self.store.claim(partition, 500).leases
         self.shared.held.update(leases)
         return leases
@@ -82,9 +80,16 @@ class Hands:
 
     def relay(self) -> int:
         """What the relay has sent in one round."""
+        self._next_millisecond()
         before = self.relayer.sent
         self.relayer.run_once()
         return self.relayer.sent - before
+
+    def _next_millisecond(self) -> None:
+        """What was enqueued, or moved to now, in this very millisecond is due in the next."""
+        next_ms = self.store.clock_ms() + 1
+        while self.store.clock_ms() < next_ms:
+            pass
 
     def reconcile(self) -> int:
         """What the reconciler has restored of all rows, as if reconcile_after were over."""
