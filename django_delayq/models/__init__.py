@@ -6,6 +6,7 @@ from .archived import ArchivedMessage, Final, UnarchivableEntry
 from .manager import DelayQManager
 from .operators import BulkKind, BulkOperation, BulkStatus, Dashboard, OperatorAction
 from .outbox import OutboxMessage, OutboxStatus
+from .pipeline import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
 from .statistics import TaskDay, TopicHour
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "BulkKind", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus",
     "TaskDay", "TopicHour",
+    "BatchState", "Forecast", "ForecastCount", "ForecastUnit", "LakeBatch",
     "DelayQManager",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..message import runs_of
+from .functions import UtcNow
 from .manager import DelayQManager
 
 
@@ -68,6 +69,10 @@ class ArchivedMessage(models.Model):
     replayed_at = models.DateTimeField(_("replayed at"), null=True)
     discarded_at = models.DateTimeField(_("discarded at"), null=True)
     """When an operator decided that this dead letter needs no replay."""
+
+    archived_at = models.DateTimeField(_("archived at"), db_default=UtcNow())
+    """When the database took the row, by its own clock. Rows older than any open transaction are settled: no smaller id
+    comes after them."""
 
     objects = DelayQManager["ArchivedMessage"]()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import redis
 from django.conf import settings as django_settings
@@ -79,6 +79,19 @@ def _from_cache_alias(alias: str, settings: Settings) -> Client:
     else:
         own = redis.ConnectionPool(**kwargs)
     return redis.Redis(connection_pool=own)
+
+
+def url_of(settings: Settings) -> str:
+    """The URL of DELAYQ["REDIS"], for processes without CACHES. Raises ConfigurationError for a cache that has none."""
+    where = settings.redis
+    if "://" in where:
+        return where
+    kwargs = _from_cache_alias(where, settings).connection_pool.connection_kwargs
+    if "host" not in kwargs or any(name.startswith("ssl_") for name in kwargs):
+        raise ConfigurationError(f"CACHES[{where!r}] is more than a URL can say: write one for it, and refer to that.")
+    user, password = (quote(kwargs.get(name) or "", safe="") for name in ("username", "password"))
+    credentials = f"{user}:{password}@" if user or password else ""
+    return f"redis://{credentials}{kwargs['host']}:{kwargs.get('port', 6379)}/{kwargs.get('db', 0)}"
 
 
 def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[str]]:

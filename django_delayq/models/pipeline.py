@@ -1,0 +1,119 @@
+"""What the data pipeline remembers in SQL: the batches of a lake, and the newest forecast."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .manager import DelayQManager
+
+
+class BatchState(models.TextChoices):
+    """How far a batch of the lake is."""
+
+    PLANNED = "planned", _("planned")
+    """Its ids are chosen."""
+    WRITTEN = "written", _("written")
+    """Its files are written."""
+    VERIFIED = "verified", _("verified")
+    """They were read again, and hold what SQL held."""
+    COMMITTED = "committed", _("committed")
+    """They are part of the lake."""
+    PRUNED = "pruned", _("pruned")
+    """Its rows are deleted from SQL, but for open dead letters."""
+
+
+class LakeBatch(models.Model):
+    """One range of ids of the archive on its way to a lake. The lake's commits decide; this is the record of it."""
+
+    id = models.BigAutoField(primary_key=True)
+    lake = models.CharField(_("lake"), max_length=400)
+    """Its directory."""
+    lo = models.BigIntegerField(_("after id"))
+    hi = models.BigIntegerField(_("up to id"))
+    state = models.CharField(_("state"), max_length=9, choices=BatchState.choices)
+    attempt = models.CharField(_("attempt"), max_length=100, blank=True)
+    """Name of the directory in data/."""
+    seq = models.PositiveIntegerField(_("commit"), null=True)
+    rows = models.BigIntegerField(_("rows"), null=True)
+    signature = models.CharField(_("signature"), max_length=80, blank=True)
+    """Of what SQL held."""
+    oldest_at = models.DateTimeField(_("first finished at"), null=True)
+    newest_at = models.DateTimeField(_("last finished at"), null=True)
+    counted_at = models.DateTimeField(_("counted at"), null=True)
+    """When the hours of its rows were last computed; null: they have to be."""
+    pruned = models.BigIntegerField(_("rows pruned"), default=0)
+    problem = models.TextField(_("problem"), blank=True)
+    """Why it does not go on."""
+    planned_at = models.DateTimeField(_("planned at"), auto_now_add=True)
+    changed_at = models.DateTimeField(_("changed at"), auto_now=True)
+
+    objects = DelayQManager["LakeBatch"]()
+
+    class Meta:
+        verbose_name = _("batch of a lake")
+        verbose_name_plural = _("batches of lakes")
+        constraints = [models.UniqueConstraint(fields=["lake", "lo"], name="delayq_lake_batch")]
+
+    def __str__(self) -> str:
+        return f"{self.lo}-{self.hi} ({self.state})"
+
+
+class Forecast(models.Model):
+    """What waited at one instant, and when it falls due. Only the newest is kept."""
+
+    id = models.BigAutoField(primary_key=True)
+    taken_at = models.DateTimeField(_("taken at"))
+    """The instant that its counts are about: the beginning of the snapshot."""
+    waiting = models.BigIntegerField(_("waiting"))
+    overdue = models.BigIntegerField(_("overdue"))
+    peak_at = models.DateTimeField(_("peak at"), null=True)
+    """The minute to come in which most fall due."""
+    peak = models.BigIntegerField(_("peak"), default=0)
+    """Messages in it."""
+    drain_rate = models.FloatField(_("drain rate"), null=True)
+    """Messages a second; null: not known."""
+
+    objects = DelayQManager["Forecast"]()
+
+    class Meta:
+        verbose_name = _("forecast")
+        verbose_name_plural = _("forecasts")
+
+    def __str__(self) -> str:
+        return f"{self.taken_at:%Y-%m-%d %H:%M}"
+
+
+class ForecastUnit(models.TextChoices):
+    """Length of a span of a forecast."""
+
+    MINUTE = "minute", _("minute")
+    """Of the next 24 hours."""
+    HOUR = "hour", _("hour")
+    """Of the next 14 days."""
+    DAY = "day", _("day")
+    """All to come, UTC."""
+
+
+class ForecastCount(models.Model):
+    """Messages of a topic that fall due in one span; what is overdue is in the first."""
+
+    id = models.BigAutoField(primary_key=True)
+    forecast = models.ForeignKey(Forecast, models.CASCADE, related_name="counts", verbose_name=_("forecast"))
+    unit = models.CharField(_("unit"), max_length=6, choices=ForecastUnit.choices)
+    at = models.DateTimeField(_("at"))
+    """Beginning of the span."""
+    topic = models.CharField(_("topic"), max_length=64)
+    messages = models.BigIntegerField(_("messages"))
+
+    objects = DelayQManager["ForecastCount"]()
+
+    class Meta:
+        verbose_name = _("count of a forecast")
+        verbose_name_plural = _("counts of a forecast")
+        constraints = [
+            models.UniqueConstraint(fields=["forecast", "unit", "at", "topic"], name="delayq_forecast_count")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.unit} {self.at:%Y-%m-%d %H:%M}: {self.messages}"

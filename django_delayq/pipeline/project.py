@@ -1,0 +1,97 @@
+"""Between a Django project and the pipeline: parameters from its settings, and settings where there is no project.
+
+Only the driver has Django set up. Executors know Params and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.db import connections
+
+from ..conf import get_settings
+from ..store.connection import url_of
+from .params import Database, Params, Redis, Secret
+
+
+@contextmanager
+def parameters(*, database_secret: str = "", redis_secret: str = "", **rest: Any) -> Iterator[Params]:
+    """The parameters that this project's settings mean; `rest` is for Params.
+
+    Without references the secrets are written to files that only this user can read and that go with the context: right
+    for a master on this machine. A cluster needs references (`env:NAME`, `file:/path`) that its executors can resolve.
+    """
+    with tempfile.TemporaryDirectory(prefix="delayq-") as folder:  # of mode 700
+        entry = connections[get_settings().database].settings_dict
+        password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
+        url = Secret(redis_secret) or _kept(folder, "redis", url_of(get_settings()))
+        yield Params(database=_database(entry, password), redis=Redis(url, _plain_options()), **rest)
+
+
+def set_up(params: Params) -> None:
+    """Set Django up from parameters where no project has: for `python -m django_delayq.pipeline`."""
+    import django
+
+    if not django_settings.configured:
+        database = params.database
+        entry = {
+            "ENGINE": database.engine, "NAME": database.name, "USER": database.user, "HOST": database.host,
+            "PORT": database.port, "PASSWORD": database.password.resolve(), "OPTIONS": dict(database.options),
+        }  # fmt: skip
+        django_settings.configure(
+            DATABASES={"default": entry},
+            INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_delayq"],
+            DELAYQ={**params.redis.options, "REDIS": params.redis.url.resolve(), "DATABASE": "default"},
+            DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+            USE_TZ=True,
+            TIME_ZONE=database.zone,
+        )
+    django.setup()
+
+
+def _kept(folder: str, name: str, secret: str) -> Secret:
+    if not secret:
+        return Secret()
+    path = Path(folder, name)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(secret)
+    return Secret(f"file:{path}")
+
+
+def _database(entry: Mapping[str, Any], password: Secret) -> Database:
+    from ..models import ArchivedMessage
+
+    options = {name: value for name, value in (entry.get("OPTIONS") or {}).items() if _is_json(value)}
+    return Database(
+        engine=entry["ENGINE"],
+        name=str(entry["NAME"]),
+        table=ArchivedMessage._meta.db_table,
+        host=entry.get("HOST") or "",
+        port=str(entry.get("PORT") or ""),
+        user=entry.get("USER") or "",
+        password=password,
+        options=options,
+        zone="UTC" if django_settings.USE_TZ else django_settings.TIME_ZONE,
+    )
+
+
+def _is_json(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)
+
+
+def _plain_options() -> dict[str, Any]:
+    """DELAYQ without its secret, in values that JSON has."""
+    settings = get_settings()
+    names = [name for name in settings.__dataclass_fields__ if name not in ("redis", "topics", "database")]
+    topics = {
+        topic: {name: getattr(one, name) for name in one.__dataclass_fields__ if getattr(one, name) is not None}
+        for topic, one in settings.topics.items()
+    }
+    return {**{name.upper(): getattr(settings, name) for name in names}, "TOPICS": topics}

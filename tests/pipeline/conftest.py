@@ -1,0 +1,61 @@
+"""One Spark session for all tests of the pipeline, and parameters for the servers of a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_delayq.pipeline import project
+from django_delayq.pipeline.errors import SparkMissing
+from django_delayq.pipeline.params import Params
+
+#: A session that starts quickly; figures come from tests/benchmarks.
+QUICK = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.default.parallelism": "2",
+}
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a session are run by one process: each more would start a JVM of its own."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The session: local, two threads."""
+    from django_delayq.pipeline.session import build_session
+
+    warehouse = str(tmp_path_factory.mktemp("warehouse"))
+    try:
+        session = build_session("local[2]", java_options=JAVA, extra={**QUICK, "spark.sql.warehouse.dir": warehouse})
+    except SparkMissing as error:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    """Path of an empty lake."""
+    return str(tmp_path / "lake")
+
+
+@pytest.fixture
+def parameters(delayq: Any, transactional_db: None, lake: str) -> Iterator[Callable[..., Params]]:
+    """Makes parameters for the databases and servers of this test: parameters(job={...}, since="...")."""
+    with ExitStack() as stack:
+
+        def make(**rest: Any) -> Params:
+            return stack.enter_context(project.parameters(**{"lake": lake, **rest}))
+
+        yield make
