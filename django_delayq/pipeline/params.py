@@ -49,6 +49,8 @@ class Database(msgspec.Struct, frozen=True):
     name: str
     table: str
     """Of the archive."""
+    outbox: str = ""
+    """Table of the outbox."""
     host: str = ""
     port: str = ""
     user: str = ""

@@ -66,13 +66,14 @@ def _kept(folder: str, name: str, secret: str) -> Secret:
 
 
 def _database(entry: Mapping[str, Any], password: Secret) -> Database:
-    from ..models import ArchivedMessage
+    from ..models import ArchivedMessage, OutboxMessage
 
     options = {name: value for name, value in (entry.get("OPTIONS") or {}).items() if _is_json(value)}
     return Database(
         engine=entry["ENGINE"],
         name=str(entry["NAME"]),
         table=ArchivedMessage._meta.db_table,
+        outbox=OutboxMessage._meta.db_table,
         host=entry.get("HOST") or "",
         port=str(entry.get("PORT") or ""),
         user=entry.get("USER") or "",
