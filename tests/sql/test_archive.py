@@ -70,9 +70,17 @@ def test_every_column_of_an_acked_message(hands: Hands) -> None:
     assert (row.replay_of, row.replayed_by, row.replayed_at, row.discarded_at) == (None, None, None, None)
 
 
-def test_all_columns_of_the_model_are_written_or_an_operators() -> None:
+def test_all_columns_of_the_model_are_written_or_an_operators_or_the_databases() -> None:
     fields = {field.name for field in ArchivedMessage._meta.local_fields}
-    assert fields - set(COLUMNS) == {"id", "replayed_by", "replayed_at", "discarded_at"}
+    assert fields - set(COLUMNS) == {"id", "replayed_by", "replayed_at", "discarded_at", "archived_at"}
+
+
+def test_a_row_says_when_the_database_took_it(hands: Hands) -> None:
+    began = datetime.now(tz=timezone.utc)
+    record.enqueue(1)
+    hands.work()
+    hands.archive()
+    assert abs(only_row().archived_at - began) < timedelta(seconds=30)
 
 
 def test_a_dead_message_has_its_error(hands: Hands) -> None:
