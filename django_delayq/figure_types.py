@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from .forecasts import KeptForecast
+
 
 @dataclass(frozen=True, kw_only=True)
 class TopicFigures:
@@ -142,6 +144,8 @@ class Overview:
     samples: Sequence[Sample]
     """The last three hours by minute, the oldest first."""
     workers: Sequence[WorkerFigures]
+    forecast: KeptForecast | None = None
+    """The newest that the pipeline has made."""
     dead_capped: bool = False
     """Whether there are more open dead letters than are counted."""
     outbox_capped: bool = False

@@ -162,8 +162,9 @@ def _overview(
         minutes=_due(bounds[0], sums[:split], outbox, _MINUTE_MS),
         hours=_due(bounds[1], sums[split:], outbox, 60 * _MINUTE_MS),
         lateness=_histogram(sql),
-        samples=_chart(snapshot.samples),
+        samples=rates(snapshot.samples),
         workers=living,
+        forecast=sql.forecast if sql else None,
         dead_capped=sum(sql.dead_letters.values()) >= sql_figures.DEAD_CAP if sql else False,
         outbox_capped=sum(sql.outbox.values()) >= sql_figures.OUTBOX_CAP if sql else False,
         problem=problem,
@@ -209,8 +210,8 @@ def _rate(
     return max(0.0, float(finished * 1000 / (at_ms - before["at_ms"])))
 
 
-def _chart(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """A rate needs two samples; counters that went back (FLUSHALL) count as nothing."""
+def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """The store's samples as points of the chart. A rate needs two; counters that went back (FLUSHALL) are nothing."""
     chart = []
     for before, sample in pairwise(samples):
         finished = sum(

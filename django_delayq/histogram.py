@@ -14,6 +14,9 @@ from collections.abc import Iterable, Mapping
 #: A value, or what a percentile says of it, is off by at most so much of itself (above 16 microseconds).
 RELATIVE_ERROR = 1 / 32
 
+#: Microseconds (36,000 years): values beyond it are taken for it, so that every double has a bucket in Spark, too.
+LARGEST = 2.0**60
+
 _PARTS = 16
 _BITS = 4
 
@@ -21,9 +24,14 @@ Histogram = Mapping[int, int]
 """Bucket -> count."""
 
 
+def microseconds(milliseconds: float) -> int:
+    """In whole microseconds, halves up; what is beyond LARGEST, on either side, is that. Raises ValueError for NaN."""
+    return math.floor(min(max(milliseconds * 1000 + 0.5, -LARGEST), LARGEST))
+
+
 def bucket(milliseconds: float) -> int:
-    """The bucket of a value; everything up to 0 is in bucket 0."""
-    n = math.floor(milliseconds * 1000 + 0.5)
+    """The bucket of a value; everything up to 0 is in bucket 0. Raises ValueError for NaN."""
+    n = microseconds(milliseconds)
     if n < _PARTS:
         return max(n, 0)
     exponent = n.bit_length() - 1 - _BITS

@@ -11,6 +11,7 @@ from django.db import Error, OperationalError, ProgrammingError, connections
 from django.utils import timezone
 
 from .conf import get_settings
+from .forecasts import KeptForecast, newest_forecast
 from .models import ArchivedMessage, OutboxMessage, OutboxStatus
 
 #: Open dead letters that are counted, the newest of all topics.
@@ -57,6 +58,8 @@ class SqlFigures(NamedTuple):
     """The same, as far as they are due within the time that was asked for, by the instant (ms) of the minute."""
     lateness_ms: dict[str, Sequence[float]]
     """Of the newest acked runs of each topic that are not older than RUNS_SINCE, sorted."""
+    forecast: KeptForecast | None
+    """The newest."""
 
 
 def read(topics: Iterable[str], until_ms: int) -> SqlFigures:
@@ -81,7 +84,8 @@ def read(topics: Iterable[str], until_ms: int) -> SqlFigures:
         outbox[topic] += count
         if minute is not None:
             minutes[int(minute)] += count
-    return SqlFigures(dead, outbox, minutes, {topic: sorted(values) for topic, values in late.items()})
+    lateness_ms = {topic: sorted(values) for topic, values in late.items()}
+    return SqlFigures(dead, outbox, minutes, lateness_ms, newest_forecast())
 
 
 def problem_of(error: Error) -> str:

@@ -84,10 +84,11 @@ class Statistician(Service):
         if statistics.day_of(now) in days:
             self._day_at = time.monotonic() + DAY_LOOK
 
-    def _compute(self, spans: Iterable[Any], compute: Callable[[Any, Callable[[], object]], int]) -> None:
+    def _compute(self, spans: Iterable[Any], compute: Callable[..., int]) -> None:
         for span in sorted(spans):
             self._page_began_at = time.monotonic()
-            compute(span, self._pause)
+            # What was pruned meanwhile stays counted; the pipeline, whose lake has it, may have counted it, too.
+            compute(span, self._pause, True)
             self.computed += 1
 
     def _hours(self, now: datetime) -> list[datetime]:

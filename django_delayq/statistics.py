@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from django.db import transaction
+from django.utils import timezone as django_timezone
 from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
 from .archive import instant_of
-from .conf import get_settings
-from .histogram import bucket, decode, encode, merged, percentile
+from .figure_rows import Outcome, replace, replace_all
+from .histogram import bucket, decode, encode, merged, microseconds, percentile
 from .models import ArchivedMessage, Final, TaskDay, TopicHour
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -35,21 +36,22 @@ class Sums:
         self.attempts = self.retried = 0
         self.histograms: tuple[dict[int, int], dict[int, int]] = ({}, {})
         """Of lateness and of run times."""
-        self.sums = [0.0, 0.0]
+        self.sums = [0, 0]
+        """In whole microseconds: integers, so that their order does not matter, and Spark's are the same."""
         self.highest: list[float | None] = [None, None]
         self.errors = Counter[str]()
 
     def add(self, state: str, attempts: int, times: tuple[float | None, float | None], error: str) -> None:
-        """One message: lateness and run time are in milliseconds, None for one that never ran."""
+        """One message: lateness and run time are in milliseconds; None for one that never ran, as what is no number."""
         self.states[state] += 1
         self.attempts += attempts
         self.retried += attempts > 1
         for which, value in enumerate(times):
-            if value is None:
+            if value is None or not math.isfinite(value):
                 continue
             counts, at, highest = self.histograms[which], bucket(value), self.highest[which]
             counts[at] = counts.get(at, 0) + 1
-            self.sums[which] += value
+            self.sums[which] += microseconds(value)
             self.highest[which] = value if highest is None else max(highest, value)
         if state == "dead":
             self.errors[error] += 1
@@ -64,39 +66,39 @@ class Sums:
             "attempts": self.attempts,
             "retried": self.retried,
             "lateness": encode(lateness),
-            "lateness_sum": round(self.sums[0], 3),
+            "lateness_sum": self.sums[0] / 1000,
             "lateness_max": self.highest[0],
             "run": encode(run),
-            "run_sum": round(self.sums[1], 3),
+            "run_sum": self.sums[1] / 1000,
             "run_max": self.highest[1],
         }
 
 
-def compute_hour(hour: datetime, pause: Callable[[], object] = bool) -> int:
-    """Replace the figures of the hour (UTC) that begins then. Returns how many messages finished in it.
+def compute_hour(hour: datetime, pause: Callable[[], object] = bool, only_more: bool = False) -> int:
+    """Replace the figures of the hour (UTC) that begins then. Returns how many messages the archive has of it.
 
-    `pause()` is called after each page of rows.
+    `pause()` is called after each page of rows. `only_more`: figures that count what the archive has no more stay.
     """
     sums: dict[str, Sums] = {}
     for topic, _, *figures in _rows(hour, hour + HOUR, pause):
         _sums(sums, topic).add(*_message(*figures))
     when = instant_of(hour.timestamp() * 1000)
     rows = [TopicHour(hour=when, topic=topic, **one.fields()) for topic, one in sorted(sums.items())]
-    _replace(TopicHour.objects.filter(hour=when), rows)
+    _store(TopicHour.objects.filter(hour=when), rows, only_more)
     return sum(row.messages for row in rows)
 
 
-def compute_day(day: date, pause: Callable[[], object] = bool) -> int:
-    """Replace the figures of the day (UTC). Returns how many messages finished on it. `pause` as in compute_hour()."""
+def compute_day(day: date, pause: Callable[[], object] = bool, only_more: bool = False) -> int:
+    """Replace the figures of the day (UTC). Returns how many messages the archive has of it. As compute_hour()."""
     begin = datetime(day.year, day.month, day.day, tzinfo=timezone.utc)
     sums: dict[tuple[str, str], Sums] = {}
     for topic, task, *figures in _rows(begin, begin + DAY, pause):
         _sums(sums, (topic, task)).add(*_message(*figures))
     rows = [
-        TaskDay(day=day, topic=topic, task=task, errors=_errors(one), **one.fields())
+        TaskDay(day=day, topic=topic, task=task, errors=encode_errors(one.errors), **one.fields())
         for (topic, task), one in sorted(sums.items())
     ]
-    _replace(TaskDay.objects.filter(day=day), rows)
+    _store(TaskDay.objects.filter(day=day), rows, only_more)
     return sum(row.messages for row in rows)
 
 
@@ -141,8 +143,10 @@ def _message(
     return state, attempts, (lateness_ms, run_ms), error_class or reason
 
 
-def _errors(sums: Sums) -> str:
-    return json.dumps(dict(sums.errors.most_common(MOST_ERRORS)), sort_keys=True)
+def encode_errors(counts: Mapping[str, int]) -> str:
+    """The most frequent ones as JSON; of equally frequent ones those that come first by their names."""
+    frequent = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST_ERRORS]
+    return json.dumps(dict(frequent), sort_keys=True)
 
 
 def _rows(begin: datetime, end: datetime, pause: Callable[[], object]) -> Iterator[Sequence[Any]]:
@@ -161,10 +165,8 @@ def _rows(begin: datetime, end: datetime, pause: Callable[[], object]) -> Iterat
         page = list(further[:PAGE])
 
 
-def _replace(old: Any, rows: Sequence[Any]) -> None:
-    alias = get_settings().database
-    with transaction.atomic(using=alias):
-        old.using(alias).delete()
-        if rows:
-            # Another process may have computed the same at the same moment; MariaDB takes Orders and orders for one.
-            type(rows[0]).objects.using(alias).bulk_create(rows, ignore_conflicts=True)
+def _store(old: Any, rows: Sequence[Any], only_more: bool) -> None:
+    if not only_more:
+        replace_all(old, rows)
+    elif replace(old, rows) is not Outcome.REPLACED:
+        old.update(computed_at=django_timezone.now())  # else they would be due for ever

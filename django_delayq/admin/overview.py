@@ -67,6 +67,7 @@ def context_of(now: Overview) -> dict[str, Any]:
         "counters": [(topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics],
         "summary": _summary(now, totals),
         "pictures": _pictures(now),
+        "forecast": _forecast(now),
         "sparks": _sparks(now.samples),
         "chart": _chart(now, totals),
         "past": _past(now.samples),
@@ -127,6 +128,16 @@ def _pictures(now: Overview) -> dict[str, Any]:
             "delayq-lateness", now.lateness, what=_("Newest runs by lateness"), unit=_("Late by up to")
         ),
     }
+
+
+def _forecast(now: Overview) -> dict[str, Any] | None:
+    """The newest forecast of the pipeline. Nothing for those who make none: what fires next is shown anyway."""
+    kept = now.forecast
+    if kept is None:
+        return None
+    days = [Bucket(label=f"{at:%m-%d}", count=messages, at=at) for at, messages in kept.days]
+    picture = charts.bars("delayq-forecast-days", days, what=_("Due by day (UTC)"), unit=_("Day (UTC)"))
+    return {"kept": kept, "is_old": kept.is_old(now.at), "picture": picture}
 
 
 def _from_now(buckets: Sequence[Bucket]) -> list[Bucket]:

@@ -9,7 +9,8 @@ from .manager import DelayQManager
 
 
 class Figures(models.Model):
-    """What both tables hold. Whole hours and days are computed anew and replaced, never added to.
+    """What both tables hold. Whole hours and days are computed anew and replaced, never added to: by a process that
+    archives, of recent rows of the archive (statistician.py), or by the pipeline, of the lake; both give equal figures.
 
     Histograms are JSON, bucket -> count (histogram.py): they can be added, so a percentile of several rows is exact to
     a thirty-second of its value.
@@ -26,7 +27,7 @@ class Figures(models.Model):
     """Messages that took more than one attempt."""
     lateness = models.TextField(_("lateness"), default="{}")
     lateness_sum = models.FloatField(_("sum of lateness"), default=0)
-    """In milliseconds, as the following."""
+    """In milliseconds, as the following; each summand in whole microseconds."""
     lateness_max = models.FloatField(_("highest lateness"), null=True)
     run = models.TextField(_("run time"), default="{}")
     run_sum = models.FloatField(_("sum of run times"), default=0)
@@ -63,7 +64,8 @@ class TaskDay(Figures):
     topic = models.CharField(_("topic"), max_length=64)
     task = models.CharField(_("task"), max_length=200)
     errors = models.TextField(_("errors"), default="{}")
-    """JSON: class of the error, or the reason of what has none -> dead letters. The fifty most frequent."""
+    """JSON: class of the error, or the reason of what has none -> dead letters. The fifty most frequent, and of
+    equally frequent ones those with the first names."""
 
     objects = DelayQManager["TaskDay"]()
 

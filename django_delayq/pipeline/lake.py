@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from .errors import LakeConflict, LakeError
 
 FORMAT = 1
+Count = Annotated[int, msgspec.Meta(ge=0)]
 _NAME = re.compile(r"(\d{9})\.json\Z")
 _ATTEMPT = re.compile(r"\d+-\d+\.[0-9a-f]+\Z")
 
@@ -32,67 +33,87 @@ class LakeFile(msgspec.Struct, frozen=True):
 
     path: str
     """Relative to the lake."""
-    rows: int
-    bytes: int
-    dt: str
+    rows: Count
+    bytes: Count
+    dt: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
     """UTC date on which its messages finished."""
+    lowest: int = 0
+    """Its smallest id ..."""
+    highest: int = 0
+    """... and its biggest one; 0: not known."""
+    signature: str = ""
+    """Of its rows: those of several files add up to that of the commit. Empty: not known."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """What one commit file says."""
 
     seq: int
-    kind: Literal["append", "compact"]
+    kind: Literal["append", "compact", "repair"]
+    """append: a new batch. compact: the same rows in other files. repair: a batch that is read from SQL anew."""
     lo: int
-    """append: rows with ids above it ..."""
+    """append and repair: rows with ids above it ..."""
     hi: int
     """... up to this one."""
-    rows: int
+    rows: Count
+    """Of its files."""
     signature: str
-    """Of the contents: see transforms.signature."""
+    """Of the contents of its files: see transforms.signature."""
     oldest: str = ""
-    """When the first and the last of them finished (ISO 8601, UTC)."""
+    """When the first and the last of its rows finished (ISO 8601, UTC)."""
     newest: str = ""
+    hours: Sequence[str] = ()
+    """The hours in which its rows finished, such as 2026-11-20T09:00:00Z. Of a repair also those of what it removes."""
+    settled_at: str = ""
+    """Whatever the archive took before this instant is in the lake (ISO 8601, UTC); empty: not known."""
     files: Sequence[LakeFile] = ()
     removes: Sequence[str] = ()
-    """compact: paths of files that these replace."""
+    """compact and repair: paths of files that these replace."""
+    batch_rows: Count = 0
+    """repair: rows with lo < id <= hi; its files may hold others too."""
+    batch_signature: str = ""
+    """repair: of these rows."""
+    archive: str = ""
+    """Which archive it is of: a random name that the ledger in its database knows."""
     at: float = 0.0
     """Seconds since 1970."""
     format: int = FORMAT
 
 
-_decode = msgspec.json.Decoder(Commit).decode
+class _Format(msgspec.Struct):
+    format: int = FORMAT
 
 
 class Lake:
-    """A directory that all of the driver's and the executors' machines see."""
+    """A directory that all of the driver's and the executors' machines see: shared, and with the rules of POSIX."""
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
+        self.root = Path(root).absolute()
         self._commits = self.root / "commits"
         self._data = self.root / "data"
+        self._known: dict[str, Commit] = {}
+        """By the name of the file. Commits never change."""
 
     # Reading
 
     def commits(self) -> list[Commit]:
-        """All commits in order. Raises LakeError for one that cannot be read, is missing, or contradicts its name."""
+        """All commits in order. Raises LakeError for one that cannot be read, is missing, or contradicts the others."""
         commits = []
         for number, path in enumerate(self._commit_files(), start=1):
-            commit = self._read(path)
+            if path.name not in self._known:
+                self._known[path.name] = self._read(path)
+            commit = self._known[path.name]
             if commit.seq != number or path.name != f"{number:09d}.json":
                 raise LakeError(f"{path} should be commit {number}: a commit file is missing or was renamed.")
             commits.append(commit)
         _check_ranges(commits)
+        _live(commits)
         return commits
 
     def files(self, since: str = "", until: str = "") -> list[LakeFile]:
         """The files that count now; of these UTC dates (YYYY-MM-DD, both included) if they are given."""
-        live: dict[str, LakeFile] = {}
-        for commit in self.commits():
-            for removed in commit.removes:
-                live.pop(removed, None)
-            live |= {file.path: file for file in commit.files}
-        return [f for f in live.values() if (not since or f.dt >= since) and (not until or f.dt <= until)]
+        live = _live(self.commits()).values()
+        return [file for file in live if (not since or file.dt >= since) and (not until or file.dt <= until)]
 
     def paths(self, since: str = "", until: str = "") -> list[str]:
         """The same as paths, for pandas, DuckDB, Polars or Spark. Raises LakeError when one is not there as it was."""
@@ -112,14 +133,14 @@ class Lake:
     @property
     def last_id(self) -> int:
         """Rows of the archive up to this id are in the lake."""
-        return max((commit.hi for commit in self.commits() if commit.kind == "append"), default=0)
+        return last_id(self.commits())
 
     # Writing
 
-    def attempt(self, lo: int, hi: int) -> Path:
+    def attempt(self, lo: int, hi: int, archive: str = "") -> Path:
         """A directory for the files of one try to write (lo, hi]. Not made yet: Spark insists on doing that."""
         self._data.mkdir(parents=True, exist_ok=True)
-        return self._data / f"{lo}-{hi}.{os.urandom(6).hex()}"
+        return self._data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
 
     def found_in(self, attempt: Path, rows_of: Iterable[tuple[Path, int]]) -> list[LakeFile]:
         """The files of an attempt, of each of which the rows are known."""
@@ -127,6 +148,24 @@ class Lake:
             LakeFile(str(path.relative_to(self.root)), rows, path.stat().st_size, path.parent.name.partition("=")[2])
             for path, rows in sorted(rows_of)
         ]
+
+    def add(self, commit: Commit) -> Commit:
+        """Make it the next commit, whatever its number is; others may commit at the same time.
+
+        Raises LakeConflict when what they did leaves no room for it: the batch is there, or the files it replaces went.
+        Raises LakeError when it contradicts the commits before it.
+        """
+        while True:
+            commits = self.commits()
+            if commit.kind == "append" and last_id(commits) != commit.lo:
+                raise LakeConflict(f"The rows up to id {last_id(commits)} are in the lake: another export was quicker.")
+            if not _live(commits).keys() >= set(commit.removes):
+                raise LakeConflict("The files to replace are replaced already: another compaction was quicker.")
+            following = msgspec.structs.replace(commit, seq=len(commits) + 1)
+            _check_ranges([*commits, following])
+            _live([*commits, following])
+            with suppress(LakeConflict):
+                return self.commit(following)
 
     def commit(self, commit: Commit) -> Commit:
         """Make the files count, all at once. Raises LakeConflict when somebody else has this number."""
@@ -141,11 +180,18 @@ class Lake:
         try:
             os.link(draft, path)  # fails when it is there, and is never seen half written
         except FileExistsError:
-            raise LakeConflict(f"{path} is there already: another export has committed.") from None
+            raise LakeConflict(f"{path} is there already: another writer has committed.") from None
         finally:
             draft.unlink()
         _sync(self._commits)
         return commit
+
+    def persist(self, attempt: Path) -> None:
+        """Have the disk keep the files of an attempt: a commit must not outlive in a power failure what it names."""
+        for path in [*attempt.rglob("*"), attempt, self._data]:
+            _sync(path)
+
+    # Tidying up
 
     def abandoned(self, older_than: float) -> Iterator[Path]:
         """Attempts that no commit names and that nothing was written to for so many seconds."""
@@ -154,32 +200,48 @@ class Lake:
             if path.name not in named and _ATTEMPT.match(path.name) and time.time() - _touched(path) > older_than:
                 yield path
 
+    def replaced(self, older_than: float) -> Iterator[Path]:
+        """Files that a commit replaced so many seconds ago or longer, and that are still there."""
+        for commit in self.commits():
+            if time.time() - commit.at > older_than:
+                yield from (path for name in commit.removes if (path := self.root / name).exists())
+
     def sweep(self, older_than: float) -> int:
-        """Remove abandoned attempts, and drafts of commits. Returns how many."""
-        paths = list(self.abandoned(older_than))
-        for path in paths:
+        """Remove abandoned attempts, replaced files, and drafts of commits. Returns how many of the former two."""
+        attempts, files = list(self.abandoned(older_than)), list(self.replaced(older_than))
+        for path in attempts:
             shutil.rmtree(path, ignore_errors=True)
+        for path in files:
+            path.unlink(missing_ok=True)
         for draft in self._commits.glob(".*.json.*"):
             with suppress(FileNotFoundError):
                 if time.time() - draft.stat().st_mtime > older_than:
                     draft.unlink()
-        return len(paths)
+        return len(attempts) + len(files)
 
     def _commit_files(self) -> list[Path]:
         return sorted(p for p in self._commits.iterdir() if _NAME.match(p.name)) if self._commits.exists() else []
 
     def _read(self, path: Path) -> Commit:
         try:
-            commit = _decode(path.read_bytes())
+            raw = path.read_bytes()
+            found = msgspec.json.decode(raw, type=_Format).format
+            if found != FORMAT:
+                raise LakeError(f"{path} has format {found}, this version reads {FORMAT}.")
+            commit = msgspec.json.decode(raw, type=Commit)
         except (OSError, msgspec.MsgspecError) as error:
             raise LakeError(f"{path} cannot be read as a commit: {error}") from error
-        if commit.format != FORMAT:
-            raise LakeError(f"{path} has format {commit.format}, this version reads {FORMAT}.")
         if sum(file.rows for file in commit.files) != commit.rows:
             raise LakeError(f"{path} says {commit.rows:,} rows, but its files add up to another number.")
-        if any(not (self.root / file.path).resolve().is_relative_to(self.root.resolve()) for file in commit.files):
-            raise LakeError(f"{path} names a file outside of the lake.")
+        data = self._data.resolve()
+        if any(not (self.root / file.path).resolve().is_relative_to(data) for file in commit.files):
+            raise LakeError(f"{path} names a file outside of the lake's data.")
         return commit
+
+
+def last_id(commits: Sequence[Commit]) -> int:
+    """Rows of the archive up to this id are in a lake of these commits."""
+    return max((commit.hi for commit in commits if commit.kind == "append"), default=0)
 
 
 def _check_ranges(commits: Sequence[Commit]) -> None:
@@ -187,9 +249,26 @@ def _check_ranges(commits: Sequence[Commit]) -> None:
     hi = 0
     for commit in commits:
         if commit.kind == "append":
-            if commit.lo != hi:
-                raise LakeError(f"Commit {commit.seq} begins at id {commit.lo}, the one before ended at {hi}.")
+            if commit.lo != hi or commit.hi <= commit.lo:
+                raise LakeError(
+                    f"Commit {commit.seq} has the ids {commit.lo} to {commit.hi}, the one before ended at {hi}."
+                )
             hi = commit.hi
+
+
+def _live(commits: Sequence[Commit]) -> dict[str, LakeFile]:
+    """The files that count, by their paths."""
+    live: dict[str, LakeFile] = {}
+    for commit in commits:
+        missing = [path for path in commit.removes if path not in live]
+        again = [file.path for file in commit.files if file.path in live]
+        if missing or again:
+            raise LakeError(f"Commit {commit.seq} removes what is not there, or adds what is: {(missing + again)[0]}.")
+        removed = [live.pop(path).rows for path in commit.removes]
+        if commit.kind == "compact" and sum(removed) != commit.rows:
+            raise LakeError(f"Commit {commit.seq} compacts {sum(removed):,} rows and has {commit.rows:,}.")
+        live |= {file.path: file for file in commit.files}
+    return live
 
 
 def _touched(path: Path) -> float:
@@ -200,8 +279,8 @@ def _touched(path: Path) -> float:
     return max(times)
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

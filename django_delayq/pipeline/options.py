@@ -24,6 +24,8 @@ class ExportOptions(Options):
     """Seconds: rows that the database took later than so long ago wait for the next export."""
     prune: Annotated[float, msgspec.Meta(ge=3600)] | None = None
     """Seconds: delete from SQL what the lake holds and what finished longer ago than this; None deletes nothing."""
+    by: str = ""
+    """Who, for the OperatorAction of the pruning."""
     compact: bool = False
     """Rewrite the small files of days that are over as one batch."""
     grace: NotNegative = 86_400.0
@@ -36,6 +38,8 @@ class StatsOptions(Options):
     source: Literal["lake", "archive"] = "lake"
     everything: bool = False
     """All hours and days, not only those with new rows."""
+    fewer: bool = False
+    """Also where what is stored counts messages that the lake, or the archive, does not have."""
 
 
 class ForecastOptions(Options):
@@ -43,6 +47,8 @@ class ForecastOptions(Options):
 
     drain_rate: Positive | None = None
     """Messages a second that the workers manage; None: the highest that the samples of the last day show."""
+    replica: str = ""
+    """Reference (`env:NAME`, `file:/path`) to the URL of a replica that is read in place of the server itself."""
 
 
 class AuditOptions(Options):

@@ -16,11 +16,18 @@ from .errors import Code, Refused
 
 T = TypeVar("T")
 
+#: Names of what nobody should see.
+SECRET_NAME = r"(?i)secret|password|passwd|token|access[.]?key|dsn"
 
-class Secret(msgspec.Struct, frozen=True):
+
+class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`env:NAME` or `file:/path`, resolved where it is used: on the driver and on each executor."""
 
     ref: str = ""
+
+    def __post_init__(self) -> None:
+        if self.ref and self.ref.partition(":")[0] not in ("env", "file"):  # not repeated: it may be the secret itself
+            raise ConfigurationError("A secret is referred to as env:NAME or file:/path, and never given itself.")
 
     def __bool__(self) -> bool:
         return bool(self.ref)
@@ -42,7 +49,7 @@ class Secret(msgspec.Struct, frozen=True):
         )
 
 
-class Database(msgspec.Struct, frozen=True):
+class Database(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The database of the archive, as Django knows it."""
 
     engine: str
@@ -65,7 +72,7 @@ class Database(msgspec.Struct, frozen=True):
         return self.engine.rpartition(".")[2].removesuffix("3")
 
 
-class Redis(msgspec.Struct, frozen=True):
+class Redis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The server of the queue."""
 
     url: Secret = Secret()
@@ -80,7 +87,7 @@ class Redis(msgspec.Struct, frozen=True):
         return parse_settings({**self.options, "REDIS": self.url.resolve()})
 
 
-class Params(msgspec.Struct, frozen=True, kw_only=True):
+class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of it, as JSON on disk for `python -m django_delayq.pipeline JOB --params FILE`."""
 
     database: Database

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+
+from ..exceptions import ConfigurationError
 
 TIME = pa.timestamp("us", tz="UTC")
 
@@ -48,6 +51,20 @@ FIGURES = pa.schema(
                                       "run_ms", "error_class", "reason")]
 )  # fmt: skip
 
+#: What waits in SQL.
+OUTBOX = pa.schema(
+    [
+        ("message_id", pa.string()),  # 32 hexadecimal digits
+        ("enqueued_at_us", pa.int64()),  # with the id it names one life
+        ("topic", pa.string()),
+        ("task", pa.string()),
+        ("key", pa.string()),
+        ("due_at", TIME),
+        ("status", pa.string()),  # waiting, sent
+        ("record", pa.binary()),
+    ]
+)
+
 #: What lies in Redis, one row per id and place: a healthy message has one row, a damaged one several, or one without a
 #: record.
 QUEUE = pa.schema(
@@ -76,6 +93,8 @@ def spark_schema(schema: pa.Schema) -> Any:
     return from_arrow_schema(schema)
 
 
-def chosen(schema: pa.Schema, names: list[str]) -> pa.Schema:
-    """Some of the columns, in this order."""
+def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Some of the columns, in this order. Raises ConfigurationError for one that there is not."""
+    if missing := [name for name in names if name not in schema.names]:
+        raise ConfigurationError(f"There is no column {missing[0]!r}, only {', '.join(schema.names)}.")
     return pa.schema([schema.field(name) for name in names])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,29 @@ from .errors import Refused, SparkMissing
 #: Java that Spark 4 runs on.
 OLDEST_JAVA = 17
 FIX = f"Spark needs Java {OLDEST_JAVA} or newer: install a JRE (Debian: openjdk-17-jre-headless) or set JAVA_HOME."
+INSTALL = "pip install 'django-delayq[spark]'."
+
+#: What Spark masks wherever it shows its configuration.
+SECRET = r"(?i)secret|password|passwd|token|access[.]?key|credential|dsn|url|uri"
+UTC = ("UTC", "Etc/UTC", "GMT", "+00:00", "Z")
+
+#: Without these the jobs would be wrong, or not run.
+_NEEDED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.redaction.regex": SECRET,
+}
+#: Modules whose data sources every session gets.
+_FORMATS = (".sources.archive", ".sources.outbox", ".sources.queue", ".sinks.queue")
+_LOG = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.console.type = Console
+appender.console.name = stderr
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+"""
 
 
 def build_session(
@@ -26,53 +54,46 @@ def build_session(
     app: str = "delayq",
     java_options: str = "",
 ) -> Any:
-    """A SparkSession for a job of its own process. Raises SparkMissing, Refused.
+    """A SparkSession for the jobs, with our sources. Raises SparkMissing, Refused.
 
-    Spark's session is global and starts a JVM: never in a web process.
+    Spark's session is global and starts a JVM: never in a web process. Under spark-submit, which has started Java and
+    chosen the master, both and the memory are as it says. `extra` is Spark's configuration and goes before ours.
     """
     pyspark_sql = _pyspark()
-    check_java()
-    # Else Spark starts whatever python3 the PATH has, which lacks what this environment has.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = pyspark_sql.SparkSession.builder.appName(app).master(master)
-    for name, value in {**_defaults(master, driver_memory, java_options), **(extra or {})}.items():
+    _check_active(pyspark_sql)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    configuration = dict(_NEEDED)
+    if not submitted:
+        check_java()
+        _prepare_environment(master)
+        configuration |= {"spark.master": master, **_defaults(master, driver_memory, java_options)}
+    builder = pyspark_sql.SparkSession.builder.appName(app)
+    for name, value in {**configuration, **(extra or {})}.items():
         builder = builder.config(name, value)
-    try:
-        session = builder.getOrCreate()
-    except Exception as error:
-        if "JAVA_GATEWAY" in str(error):
-            raise SparkMissing(f"Java did not start. {FIX}") from error
-        raise
+    session = builder.getOrCreate() if submitted else _started(builder)
+    return prepare(session)
+
+
+def prepare(session: Any) -> Any:
+    """Check a session that somebody else has made, in a notebook say, and register our sources. Raises Refused."""
     check_session(session)
+    register(session)
     return session
 
 
-def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, str]:
-    local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    return {
-        **(local if master.startswith("local") else {}),
-        "spark.driver.memory": driver_memory,
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {_log_option()} {java_options}",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "delayq-spark-warehouse")),
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.shuffle.partitions": "8",
-        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|credential|dsn|url|uri",
-    }
+def register(session: Any) -> None:
+    """Make our formats known to this session: those of sources/ to read, `delayq` to write. Again is no harm."""
+    for name in _FORMATS:
+        module = import_module(name, __package__)
+        for source in vars(module).values():
+            if _is_source(source) and source.__module__ == module.__name__:
+                session.dataSource.register(source)
 
 
 def check_session(session: Any) -> None:
     """Raise Refused for a session, perhaps another's, in which dates would be cut elsewhere than at midnight UTC."""
     zone = session.conf.get("spark.sql.session.timeZone")
-    if zone not in ("UTC", "Etc/UTC", "GMT", "+00:00", "Z"):
+    if zone not in UTC:
         raise Refused(
             f"The session's time zone is {zone!r}: hours and days would be other ones. "
             "Set spark.sql.session.timeZone=UTC."
@@ -84,31 +105,123 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if not java or not Path(java).exists():
-        raise SparkMissing(FIX)
+        raise SparkMissing(f"JAVA_HOME is {home}, where no bin/java is. {FIX}" if home else FIX)
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise SparkMissing(f"{java} does not run. {FIX}") from error
-    version = said.partition('"')[2].split(".")[0].strip('"')
-    if version.isdecimal() and int(version) < OLDEST_JAVA:
-        raise SparkMissing(f"{java} is Java {version}. {FIX}")
+    found = re.search(r'version "(?:1\.)?(\d+)', said)  # Java 8 calls itself 1.8
+    if found and int(found[1]) < OLDEST_JAVA:
+        raise SparkMissing(f"{java} is Java {found[1]}. {FIX}")
+
+
+def log() -> str:
+    """What Java and Python's workers have written since the start of a session that this process started."""
+    try:
+        return Path(_scratch(), "log").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _is_source(value: Any) -> bool:
+    from pyspark.sql.datasource import DataSource
+
+    return isinstance(value, type) and issubclass(value, DataSource) and value is not DataSource
 
 
 def _pyspark() -> Any:
     try:
+        import pandas
+        import pyarrow  # noqa: F401
         from pyspark import sql
     except ImportError as error:
-        raise SparkMissing("PySpark is not installed: pip install 'django-delayq[spark]'.") from error
+        raise SparkMissing(f"{_missing(error)} is not installed: {INSTALL}") from error
+    if int(pandas.__version__.split(".")[0]) >= 3:
+        raise SparkMissing(f"pandas {pandas.__version__} is too new for PySpark: {INSTALL}")
     return sql
 
 
-def _log_option() -> str:
+def _missing(error: ImportError) -> str:
+    return {"pyspark": "PySpark"}.get(error.name or "", error.name or "PySpark")
+
+
+def _check_active(sql: Any) -> None:
+    """A builder would change the zone of a session that is there, and with it what its owner sees."""
+    if (active := sql.SparkSession.getActiveSession()) is not None:
+        check_session(active)
+
+
+def _prepare_environment(master: str) -> None:
+    # Else Spark starts whatever python3 the PATH has, which lacks what this environment has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _started(builder: Any) -> Any:
+    try:
+        with _errors_into(Path(_scratch(), "log")):
+            return builder.getOrCreate()
+    except Exception as error:
+        if "JAVA_GATEWAY" in str(error):
+            why = next((line for line in reversed(log().splitlines()) if "rror" in line), "").strip()
+            raise SparkMissing(f"Java did not start{f' ({why})' if why else ''}. {FIX}") from error
+        raise
+
+
+def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, str]:
+    scratch = _scratch()
+    here = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+    }
+    return {
+        **(here if master.startswith("local") else {}),
+        "spark.driver.memory": driver_memory,
+        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {_log_option(scratch)} {java_options}".strip(),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.shuffle.partitions": "8",
+    }
+
+
+@cache
+def _scratch() -> Path:
+    """A folder of this process that only this user can enter; it goes with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="delayq-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _log_option(scratch: Path) -> str:
     """Only errors, from the first line on: Spark's level applies later."""
-    path = Path(tempfile.gettempdir(), f"delayq-log4j2-{os.getuid()}.properties")
-    path.write_text(
-        "rootLogger.level = error\nrootLogger.appenderRef.stderr.ref = stderr\nappender.console.type = Console\n"
-        "appender.console.name = stderr\nappender.console.target = SYSTEM_ERR\n"
-        "appender.console.layout.type = PatternLayout\nappender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n\n",
-        encoding="utf-8",
-    )
+    path = scratch / "log4j2.properties"
+    path.write_text(_LOG, encoding="utf-8")
     return f"-Dlog4j2.configurationFile={path}"
+
+
+@contextmanager
+def _errors_into(path: Path) -> Iterator[None]:
+    """What is started meanwhile writes its errors there for as long as it lives: Java greets, and workers show pages.
+
+    Without a standard error of our own nothing is changed.
+    """
+    with suppress(ValueError, OSError):
+        sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:
+        yield
+        return
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -11,6 +11,7 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:finished                 | stream | one entry per finished message, until it is archived     |
 | PREFIX:{topic:p}:followers                | hash   | id -> due_at and record to enqueue when its run ends     |
 | PREFIX:{topic:p}:meta                     | hash   | paused, wakeups, counters, task:<code> -> name           |
+| PREFIX:{topic:p}:bulk:JOB                 | hash   | fence of a bulk load: split -> highest id it has passed  |
 | PREFIX:topics                             | set    | topic:N, every number of partitions it has had           |
 | PREFIX:workers                            | hash   | worker -> heartbeat (JSON)                               |
 | PREFIX:quiet                              | hash   | worker -> when (ms) it was told to claim nothing         |
@@ -60,6 +61,11 @@ def finished_key(prefix: str, partition: Partition) -> str:
 def meta_key(prefix: str, partition: Partition) -> str:
     """The hash of counters and flags."""
     return partition_keys(prefix, partition)[8]
+
+
+def fence_key(prefix: str, partition: Partition, job: str) -> str:
+    """The hash that keeps a bulk load from adding anything twice."""
+    return f"{prefix}:{{{partition}}}:bulk:{job}"
 
 
 def topics_key(prefix: str) -> str:

@@ -54,9 +54,9 @@ class Link:
         """The client; made at the first use when none was given."""
         return connect(self.settings)
 
-    def call(self, name: str, partition: Partition, args: Iterable[Any]) -> Any:
+    def call(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Any:
         """Run a script on a partition."""
-        return self.begin(name, partition, args)()
+        return self.begin(name, partition, args, *more_keys)()
 
     def read_all(self, reads: Sequence[Read]) -> list[Any]:
         """The answers of scripts and commands that change nothing: one round trip, but on a cluster one for each."""
@@ -88,13 +88,14 @@ class Link:
         all_keys = keys.partition_keys(self.prefix, read.partition)
         return (len(all_keys), *all_keys, *read.args)
 
-    def begin(self, name: str, partition: Partition, args: Iterable[Any]) -> Callable[[], Any]:
+    def begin(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Callable[[], Any]:
         """Send a script call; the function that is returned reads its answer and must be called, once.
 
+        `more_keys`: keys of this partition's slot besides the nine.
         The caller may do other things in between. On a cluster the answer is there before this returns.
         """
         script = load(name)
-        all_keys = keys.partition_keys(self.prefix, partition)
+        all_keys = (*keys.partition_keys(self.prefix, partition), *more_keys)
         arguments = (len(all_keys), *all_keys, *args)
         pool = getattr(self.client, "connection_pool", None)  # a cluster's client has one per node
         if pool is None:

@@ -14,7 +14,9 @@ from .connection import Client
 from .keys import Partition
 from .lease import Lease
 from .link import BATCH
-from .looking import Looking, optional
+from .loading import Loading
+from .looking import optional
+from .mending import Mending
 from .partitions import Partitions
 
 #: Wait before a message is sent back a second time after a crash; the first time it waits for nothing.
@@ -49,7 +51,7 @@ class Claimed(NamedTuple):
     """Nothing is claimed because too many finished messages wait for the archiver."""
 
 
-class RedisStore(Looking):
+class RedisStore(Loading, Mending):
     """The only way to change the state of a message.
 
     Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed; calling again with the

@@ -8,11 +8,13 @@ from unittest import mock
 
 from django_delayq.store import finished
 from django_delayq.store.finished import FinishedStream, lengths
+from django_delayq.store.loading import Load
 from django_delayq.store.redis import RedisStore
 from tests.store.factories import (
     DETAIL,
     PARTITION,
     STAMP,
+    TASKS,
     claim,
     end_leases,
     enqueue,
@@ -44,8 +46,18 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.ack(PARTITION, [(store.claim(PARTITION, 1).leases[0], DETAIL)])
     yield lambda: enqueue(store)
     yield lambda: store.purge(PARTITION)
+    yield from loading(store)
     yield from archiving(store)
     yield from looking(store)
+    yield from auditing(store)
+
+
+def loading(store: RedisStore) -> Iterator[Callable[[], Any]]:
+    """A bulk load."""
+    load, message = Load("night", "1"), outgoing()
+    yield lambda: store.load(PARTITION, load, 0, TASKS, [(message[0], *message[2:])])
+    yield lambda: store.fence(PARTITION, "night")
+    yield lambda: list(store.kept_by(PARTITION, "night"))
 
 
 def archiving(store: RedisStore) -> Iterator[Callable[[], Any]]:
@@ -58,6 +70,13 @@ def archiving(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: lengths(store, [PARTITION])
     yield store.used_partitions
     yield store.now_us
+
+
+def auditing(store: RedisStore) -> Iterator[Callable[[], Any]]:
+    """What an audit does."""
+    yield lambda: store.look(PARTITION, [new_id()])
+    yield lambda: store.mend(PARTITION, "attempts", [(new_id(), b"")])
+    yield lambda: store.told(PARTITION)
 
 
 def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:

@@ -29,12 +29,12 @@ from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
-READING = {"find", "forecast", "leases", "list", "lives", "stats"}
+READING = {"find", "forecast", "leases", "list", "lives", "look", "stats"}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/operations.md shows the same.
 ACL = (
-    "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hset", "+hdel", "+hincrby",
-    "+exists", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
+    "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hscan", "+hset", "+hdel", "+hincrby",
+    "+exists", "+expire", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
     "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
     "+xadd", "+xlen", "+xdel", "+xack", "+xrevrange", "+xreadgroup", "+xautoclaim", "+xgroup|create",
     "+xgroup|delconsumer", "+xinfo|consumers",
@@ -102,7 +102,7 @@ def test_keys_are_bound_once_and_the_clock_is_read_once(name: str, text: str) ->
 
 @every_file
 def test_every_command_names_a_key_of_the_partition(name: str, text: str) -> None:
-    bound = {"LEASED", "MESSAGES", "ATTEMPTS", "FINISHED", "FOLLOWERS", "META"}
+    bound = {"LEASED", "MESSAGES", "ATTEMPTS", "FINISHED", "FOLLOWERS", "META", "FENCE"}
     bound |= {"lane", "lane_of(record)", "replaced[i]"}
     for command, key in re.findall(r"redis\.call\('(\w+)', ([^,()]+(?:\([^)]*\))?)", text):
         assert key in bound or command == "PUBLISH"
@@ -119,9 +119,10 @@ def test_every_range_has_a_limit(name: str, text: str) -> None:
 
 def test_the_first_lines_bind_the_keys_in_the_order_of_keys_py() -> None:
     bound = re.search(r"local (.+) = unpack\(KEYS\)", scripts.shared_text("partition"))
-    assert bound and bound[1] == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META"
+    assert bound and bound[1] == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, FENCE"
     names = [key.rpartition("}:")[2] for key in keys.partition_keys("p", PARTITION)]
-    assert names == ["delayed:high", "delayed:normal", "delayed:low", *bound[1].lower().split(", ")[3:]]
+    assert names == ["delayed:high", "delayed:normal", "delayed:low", *bound[1].lower().split(", ")[3:-1]]
+    assert keys.fence_key("p", PARTITION, "night") == f"p:{{{PARTITION}}}:bulk:night"
 
 
 @every_script

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ...exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
-from . import rows
+from . import ranges, rows
+
+#: Ranges of ids that are read side by side, unless it is told.
+PARTS = 8
+
+
+def read_archive(
+    spark: SparkSession, database: Database, ids: rows.Range, columns: Sequence[str] | None = None, parts: int = PARTS
+) -> DataFrame:
+    """The rows of the archive with lo < id <= hi; these columns of schemas.ARCHIVE, else all.
+
+    Each action reads them anew, `parts` ranges side by side (fewer when there are few rows): take ids that are settled
+    (see settled.py), so that each sees the same rows. Ask for the columns that you need: Spark does not tell a Python
+    source. No secret gets into the plan.
+    """
+    spark.dataSource.register(ArchiveSource)
+    schema = schemas.chosen(schemas.ARCHIVE, list(columns or schemas.ARCHIVE.names))
+    reader = spark.read.format(ArchiveSource.name()).schema(schemas.spark_schema(schema))
+    lo, hi = ids
+    return reader.options(database=encoded(database), lo=str(lo), hi=str(hi), parts=str(parts)).load()
+
+
+def encoded(database: Database) -> str:
+    """The option `database`."""
+    return msgspec.json.encode(database).decode()
 
 
 class IdRange(InputPartition):
@@ -25,9 +50,17 @@ class IdRange(InputPartition):
 
 
 class ArchiveSource(DataSource):
-    """Options: `database` (JSON of params.Database), `lo` and `hi` (lo < id <= hi, required, so that two looks at one
-    DataFrame see the same rows), `parts` (default 8). Columns: those of `.schema(...)`, else all: Spark tells a Python
-    source nothing of what it needs, and a narrow schema is read twice as quickly."""
+    """Options:
+
+    - `database`: JSON of params.Database;
+    - `lo`, `hi`: rows with lo < id <= hi. What is left out is looked up when an action is planned, and may be another
+      one for the next action, with rows that are not settled: two looks at one DataFrame may differ then;
+    - `parts`: ranges that are read side by side (8), fewer when there are few rows;
+    - `reader`: `auto`, or `cursor` for Django's cursor whatever the database is.
+
+    Columns: those of `.schema(...)`, else all: Spark does not tell a Python source which ones it needs, and a narrow
+    schema is read twice as quickly.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -40,29 +73,69 @@ class ArchiveSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For the columns of this schema."""
-        return ArchiveReader(schema.names, self.options)
+        return RangeReader(checked(schema, schemas.ARCHIVE), self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """For spark.readStream: see archive_stream.py."""
+        from .archive_stream import ArchiveStreamReader
+
+        return ArchiveStreamReader(schema, self.options)
 
 
-class ArchiveReader(DataSourceReader):
-    """Picklable: no connection before read()."""
+class RangeReader(DataSourceReader):
+    """Reads a table by ranges of its ids. Picklable: no connection outside of a method."""
 
-    def __init__(self, columns: Sequence[str], options: Any) -> None:
-        missing = [name for name in ("database", "lo", "hi") if name not in options]
-        if missing:
-            raise ConfigurationError(f"delayq_archive needs the options {', '.join(missing)}.")
-        self._columns = list(columns)
-        self._database = str(options["database"])
-        self._ids = (int(options["lo"]), int(options["hi"]))
-        self._parts = int(options.get("parts", 8))
+    def __init__(self, schema: pa.Schema, options: Mapping[str, str]) -> None:
+        self._schema = schema
+        self._database = _database(options)
+        self._lo, self._hi = _number(options, "lo"), _number(options, "hi")
+        self._parts = max(1, _number(options, "parts") or PARTS)
+        self._reader = options.get("reader", "auto")
+
+    @property
+    def _table(self) -> str:
+        return self._database.table
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Ranges of ids."""
-        database = msgspec.json.decode(self._database, type=Database)
-        return [IdRange(lo, hi) for lo, hi in rows.edges(database, self._ids, self._parts)] or [IdRange(0, 0)]
+        """Ranges of ids, with about as many rows each."""
+        lo, hi = self._lo, self._hi
+        if lo is None or hi is None:
+            first, last = ranges.bounds(self._database, table=self._table)
+            lo, hi = first if lo is None else lo, last if hi is None else hi
+        found = ranges.edges(self._database, (lo, hi), self._parts, table=self._table)
+        return [IdRange(*ids) for ids in found] or [IdRange(0, 0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
         assert isinstance(partition, IdRange)
-        database = msgspec.json.decode(self._database, type=Database)
-        schema = schemas.chosen(schemas.ARCHIVE, self._columns)
-        yield from rows.read(database, schema, (partition.lo, partition.hi))
+        ids = (partition.lo, partition.hi)
+        yield from rows.read(self._database, self._schema, ids, table=self._table, reader=self._reader)
+
+
+def checked(schema: StructType, known: pa.Schema) -> pa.Schema:
+    """Columns that a user asks for, by name and type. Raises ConfigurationError for what the table has not got."""
+    types = {field.name: field.dataType for field in schemas.spark_schema(known)}
+    for field in schema:
+        if field.name not in types:
+            raise ConfigurationError(f"There is no column {field.name!r}, only {', '.join(types)}.")
+        if field.dataType != types[field.name]:
+            wanted, there = field.dataType.simpleString(), types[field.name].simpleString()
+            raise ConfigurationError(f"The column {field.name!r} is of type {there}, not {wanted}: cast it afterwards.")
+    return schemas.chosen(known, schema.names)
+
+
+def _database(options: Mapping[str, str]) -> Database:
+    try:
+        return msgspec.json.decode(options["database"], type=Database)
+    except KeyError:
+        raise ConfigurationError("The option `database` is missing: JSON of engine, name, table, host ...") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"The option `database` cannot be read: {error}") from None
+
+
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise ConfigurationError(f"The option `{name}` is {text!r}, which is no whole number.") from None

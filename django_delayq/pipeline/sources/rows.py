@@ -1,90 +1,103 @@
-"""Reads a range of the archive as Arrow batches: COPY on PostgreSQL, sqlite3 on SQLite, else a cursor of Django's.
+"""Reads a range of a table as Arrow batches: by COPY on PostgreSQL, else in short statements, each of one batch.
 
-Runs on executors, which know no Django settings: a connection is made of the parameters, never of `settings`.
+Runs on executors, which know no Django settings. Holds a few batches, however many rows there are.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from ...exceptions import ConfigurationError
 from ..params import Database
+from .connect import Connected, Row, connected, connection_to, mysql_driver
+from .ranges import Range, edges
 
-#: Rows of a batch: 10,000 of the archive take some 5 MB.
+__all__ = ["READERS", "Range", "edges", "read"]
+
+_connection, _mysql_driver = connection_to, mysql_driver  # FIXME(H7, H8): import them from connect.py
+
+#: Rows of a batch at most: 10,000 of the archive take some 5 MB.
 BATCH = 10_000
-#: Bytes of COPY that are parsed at a time.
+#: Rows of the first one, from which their size is learned.
+FIRST = 100
+#: Bytes that a batch should have, and of COPY's data that are parsed at a time.
 CHUNK = 4 * 1024 * 1024
-
-Range = tuple[int, int]
-"""lo < id <= hi."""
-
-
-def read(database: Database, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
-    """The rows with lo < id <= hi in the order of their ids, with the columns of the schema."""
-    readers = {"postgresql": _copy, "sqlite": _sqlite}
-    yield from readers.get(database.vendor, _django)(database, schema, ids)
+#: `auto` is the quickest for the database, `cursor` reads by Django's cursor whatever the database is.
+READERS = ("auto", "cursor")
 
 
-def edges(database: Database, ids: Range, parts: int) -> list[Range]:
-    """The range in so many parts of about as many rows each, however sparse the ids are."""
-    lo, hi = ids
-    if hi <= lo:
-        return []
-    step = max(1, -(-(hi - lo) // max(1, parts)))
-    return [(at, min(at + step, hi)) for at in range(lo, hi, step)]
+def read(
+    database: Database, schema: pa.Schema, ids: Range, *, table: str = "", reader: str = "auto"
+) -> Iterator[pa.RecordBatch]:
+    """The rows with lo < id <= hi in the order of their ids, with the columns of the schema; of the archive unless a
+    table is named.
+
+    Rows that are inserted or deleted meanwhile may be there or not: ask for settled ones. Raises DatabaseUnavailable,
+    ConfigurationError, and what the database raises.
+    """
+    if reader not in READERS:
+        raise ConfigurationError(f"There is no reader {reader!r}, only {' and '.join(READERS)}.")
+    if ids[1] <= ids[0]:
+        return
+    table = table or database.table
+    with connected(database, plain=reader == "cursor") as connection:
+        if reader == "auto" and connection.vendor == "postgresql" and _has_copy(connection):
+            yield from _copy(connection, table, schema, ids)
+        else:
+            zone = "UTC" if connection.vendor == "postgresql" else database.zone
+            yield from _by_statements(connection, table, schema, ids, zone)
 
 
-def _select(database: Database, ids: Range, columns: Sequence[str]) -> str:
-    quote = "`" if database.vendor == "mysql" else '"'
-    # Numbers of our own, so that COPY, which takes no parameters, can have them too.
-    where = f"WHERE id > {int(ids[0])} AND id <= {int(ids[1])} ORDER BY id"
-    return f"SELECT {', '.join(columns)} FROM {quote}{database.table}{quote} {where}"
+def _has_copy(connection: Connected) -> bool:
+    """psycopg 3. With psycopg2, Django's cursor has to do."""
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    return bool(is_psycopg3)
+
+
+def _expression(connection: Connected, field: pa.Field, *, copied: bool = False) -> str:
+    """A column as it travels best: times as microseconds since 1970, which take much less than datetimes to make."""
+    name = connection.quote(field.name)
+    if pa.types.is_timestamp(field.type):
+        if connection.vendor == "postgresql":  # always with a time zone there: an instant, whatever USE_TZ is
+            return f"(extract(epoch FROM {name}) * 1000000)::bigint"
+        if connection.vendor == "mysql":
+            return f"timestampdiff(MICROSECOND, '1970-01-01 00:00:00', {name})"
+    if copied and pa.types.is_binary(field.type):
+        return f"encode({name}, 'hex')"
+    return name
 
 
 # PostgreSQL
 
 
-def _copy(database: Database, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
-    """Five times as quick as Django's cursor, whose timestamps are made one by one."""
-    import psycopg
-
-    query = _select(database, ids, [_copied(field, database.zone) for field in schema])
+def _copy(connection: Connected, table: str, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
+    """Much quicker than a cursor: no Python object is made of a value."""
+    columns = ", ".join(_expression(connection, field, copied=True) for field in schema)
+    # Numbers of our own: COPY takes no parameters.
+    where = f"WHERE id > {int(ids[0])} AND id <= {int(ids[1])} ORDER BY id"
+    query = f"SELECT {columns} FROM {connection.quote(table)} {where}"
     with (
-        psycopg.connect(**_postgresql(database)) as connection,
-        connection.cursor() as cursor,
-        cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv)") as copy,
+        connection.django.cursor() as cursor,
+        cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')") as copy,
     ):
         for chunk in _chunks(copy):
             yield from _parse(chunk, schema)
 
 
-def _copied(field: pa.Field, zone: str) -> str:
-    """Times as microseconds and ids without dashes: what Arrow takes as it is."""
-    if pa.types.is_timestamp(field.type):
-        local = "" if zone == "UTC" else f" AT TIME ZONE '{zone}'"
-        return f'(extract(epoch FROM "{field.name}"{local}) * 1000000)::bigint'
-    return f"replace(\"{field.name}\"::text, '-', '')" if field.name == "message_id" else f'"{field.name}"'
-
-
-def _postgresql(database: Database) -> dict[str, Any]:
-    known = {"dbname": database.name, "host": database.host, "port": database.port, "user": database.user}
-    options = {key: value for key, value in database.options.items() if isinstance(value, str | int)}
-    given = {key: value for key, value in {**known, "password": database.password.resolve()}.items() if value}
-    return {**options, **given}
-
-
 def _chunks(copy: Any) -> Iterator[bytes]:
-    """COPY's data in pieces of whole rows: psycopg gives one row, or several, at a time, never a part of one."""
-    rows: list[bytes] = []
+    """COPY's data in pieces of whole rows: psycopg gives one row at a time, never a part of one."""
+    rows: list[Any] = []
     size = 0
     for row in copy:
-        rows.append(bytes(row))
+        rows.append(row)
         size += len(row)
         if size >= CHUNK:
             yield b"".join(rows)
@@ -94,97 +107,92 @@ def _chunks(copy: Any) -> Iterator[bytes]:
 
 
 def _parse(chunk: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    plain = {field.name: pa.int64() if pa.types.is_timestamp(field.type) else field.type for field in schema}
     table = csv.read_csv(
         io.BytesIO(chunk),
         # One block: else a field with newlines at its end could be cut.
         read_options=csv.ReadOptions(column_names=schema.names, block_size=len(chunk) + 1, use_threads=False),
-        parse_options=csv.ParseOptions(newlines_in_values=True),
+        # A row of one NULL is an empty line.
+        parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         # An unquoted nothing is NULL, a quoted one is the empty text.
         convert_options=csv.ConvertOptions(
-            column_types=plain, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+            column_types={field.name: _travelling(field.type) for field in schema},
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
         ),
     )
-    yield from table.cast(schema).to_batches(max_chunksize=BATCH)
+    for batch in table.to_batches(max_chunksize=BATCH):
+        columns = [_arrived(column, field) for field, column in zip(schema, batch.columns, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-# SQLite
-
-
-def _sqlite(database: Database, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
-    import sqlite3
-
-    query = _select(database, ids, [f'"{name}"' for name in schema.names])
-    with closing(sqlite3.connect(f"file:{database.name}?mode=ro", uri=True, timeout=60)) as connection:
-        cursor = connection.execute(query)
-        while rows := cursor.fetchmany(BATCH):
-            yield _batch(rows, schema, database.zone)
-
-
-# Any other
-
-
-def _django(database: Database, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
-    connection = _connection(database)
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(_select(database, ids, [connection.ops.quote_name(name) for name in schema.names]))
-            while rows := cursor.fetchmany(BATCH):
-                yield _batch(rows, schema, database.zone)
-    finally:
-        connection.close()
-
-
-def _connection(database: Database) -> Any:
-    """A connection of these very parameters. Python workers serve one job after another, so settings would not do."""
-    from django.conf import settings
-    from django.db.utils import ConnectionHandler
-
-    if not settings.configured:
-        settings.configure(USE_TZ=True)
-    if database.vendor == "mysql":
-        _mysql_driver()
-    entry = {
-        "ENGINE": database.engine,
-        "NAME": database.name,
-        "USER": database.user,
-        "PASSWORD": database.password.resolve(),
-        "HOST": database.host,
-        "PORT": database.port,
-        "OPTIONS": dict(database.options),
-    }
-    return ConnectionHandler({"default": entry})["default"]
-
-
-def _mysql_driver() -> None:
-    """PyMySQL where mysqlclient is not."""
-    try:
-        import MySQLdb  # noqa: F401
-    except ImportError:
-        import pymysql
-
-        pymysql.install_as_MySQLdb()
-
-
-def _batch(rows: Sequence[Sequence[Any]], schema: pa.Schema, zone: str) -> pa.RecordBatch:
-    columns = [
-        _column(list(values), field.type, zone) for field, values in zip(schema, zip(*rows, strict=True), strict=True)
-    ]
-    if "message_id" in schema.names:
-        at = schema.get_field_index("message_id")
-        columns[at] = _plain_id(columns[at])
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _column(values: list[Any], kind: pa.DataType, zone: str) -> pa.Array:
+def _travelling(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
-        naive = pa.timestamp("us")
-        text = any(isinstance(value, str) for value in values)
-        array = pc.cast(pa.array(values, pa.string()), naive) if text else pa.array(values, naive)
-        return pc.assume_timezone(array, zone, ambiguous="earliest", nonexistent="earliest").cast(kind)
-    if pa.types.is_string(kind) and any(not isinstance(value, str | None) for value in values):
-        values = [None if value is None else getattr(value, "hex", None) or str(value) for value in values]
-    return pa.array(values, kind)
+        return pa.int64()
+    return pa.string() if pa.types.is_binary(kind) else kind
+
+
+def _arrived(column: pa.Array, field: pa.Field) -> pa.Array:
+    if pa.types.is_binary(field.type):
+        return pa.array([None if text is None else bytes.fromhex(text) for text in column.to_pylist()], field.type)
+    return _plain_id(column) if field.name == "message_id" else column.cast(field.type)
+
+
+# Any other database
+
+
+def _by_statements(
+    connection: Connected, table: str, schema: pa.Schema, ids: Range, zone: str
+) -> Iterator[pa.RecordBatch]:
+    """A statement for each batch: drivers fetch the whole of an answer, and a reader that is in the middle of one keeps
+    SQLite's writers waiting."""
+    columns = ", ".join(_expression(connection, field) for field in schema)
+    select = f"SELECT {columns}, id FROM {connection.quote(table)}"
+    (at, hi), size = ids, FIRST
+    while True:
+        page = f"WHERE id > {int(at)} AND id <= {int(hi)} ORDER BY id {connection.limit(size)}"
+        rows = connection.fetch(f"{select} {page}")
+        if rows:
+            batch = _batch(rows, schema, zone)
+            yield batch
+        if len(rows) < size:
+            return
+        at = rows[-1][-1]
+        size = max(1, min(BATCH, 4 * size, CHUNK * len(rows) // max(1, batch.nbytes)))
+
+
+def _batch(rows: Sequence[Row], schema: pa.Schema, zone: str) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True))[: len(schema)]
+    arrays = [_column(values, field, zone) for field, values in zip(schema, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(values: Sequence[Any], field: pa.Field, zone: str) -> pa.Array:
+    if pa.types.is_timestamp(field.type):
+        return _times(values, field.type, zone)
+    first = next((value for value in values if value is not None), None)
+    if isinstance(first, UUID):
+        values = [None if value is None else value.hex for value in values]
+    elif isinstance(first, memoryview):
+        values = [None if value is None else bytes(value) for value in values]
+    array = pa.array(values, field.type)
+    return _plain_id(array) if field.name == "message_id" else array
+
+
+def _times(values: Sequence[Any], kind: pa.DataType, zone: str) -> pa.Array:
+    """From microseconds, ISO text or datetimes; those without a zone are of this one."""
+    first = next((value for value in values if value is not None), None)
+    naive = pa.timestamp("us")
+    if isinstance(first, str):
+        array = pc.cast(pa.array(values, pa.string()), naive)
+    elif isinstance(first, int):
+        array = pa.array(values, pa.int64()).cast(naive)
+    else:
+        array = pa.array(values, naive)
+        zone = "UTC" if getattr(first, "tzinfo", None) else zone  # Arrow has made it UTC
+    if zone != "UTC":
+        array = pc.assume_timezone(array, zone, ambiguous="earliest", nonexistent="earliest")
+    return array.cast(kind)
 
 
 def _plain_id(array: pa.Array) -> pa.Array:

@@ -1,6 +1,7 @@
 -- Put before every script: the keys of one partition and the clock.
--- KEYS: all nine of the partition, in the order of store/keys.py, so that every key a script may touch is declared.
-local HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META = unpack(KEYS)
+-- KEYS: all nine of the partition, in the order of store/keys.py, so that every key a script may touch is declared; for a
+--   bulk load also its fence.
+local HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, FENCE = unpack(KEYS)
 local LANES = {HIGH, NORMAL, LOW}
 local TIME = redis.call('TIME')
 local NOW_US = TIME[1] * 1000000 + TIME[2]

@@ -1,0 +1,88 @@
+"""Replaces the figures of an hour or a day in SQL: whole, and not by figures of rows of which some were pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from .conf import get_settings
+from .histogram import Histogram, decode
+from .models import Final
+
+#: What only grows when messages come to an hour or a day.
+COUNTS = (*Final.values, "attempts", "retried")
+HISTOGRAMS = ("lateness", "run")
+
+
+class Outcome(Enum):
+    """What has become of the new figures."""
+
+    REPLACED = "replaced"
+    SAME = "same"
+    """They are what was stored: nothing was written."""
+    KEPT = "kept"
+    """What was stored counts messages that the new figures do not: it stayed."""
+
+
+def replace(old: QuerySet[Any], rows: Sequence[Any], *, fewer: bool = False) -> Outcome:
+    """Put these rows in the place of the stored ones of an hour or a day.
+
+    The messages of an hour only become more. Figures that lack some which were counted before were computed of an
+    archive, or a lake, that does not have them any more: they are not taken, unless `fewer`.
+    """
+    with transaction.atomic(using=get_settings().database):
+        outcome = compare(old, rows, fewer=fewer)
+        if outcome is Outcome.REPLACED:
+            replace_all(old, rows)
+    return outcome
+
+
+def compare(old: QuerySet[Any], rows: Sequence[Any], *, fewer: bool = False) -> Outcome:
+    """What replace() would do. Within its transaction the stored rows are locked."""
+    alias = get_settings().database
+    old = old.using(alias)
+    if transaction.get_connection(alias).in_atomic_block:
+        list(old.select_for_update().order_by("pk").values_list("pk", flat=True))
+    stored = {_group(row): row for row in old}  # read after the lock: another process may have replaced them
+    new = {_group(row): row for row in rows}
+    if stored.keys() == new.keys() and all(_figures(stored[group]) == _figures(new[group]) for group in new):
+        return Outcome.SAME
+    is_whole = all(group in new and _has_all(row, new[group]) for group, row in stored.items())
+    return Outcome.REPLACED if fewer or is_whole else Outcome.KEPT
+
+
+def replace_all(old: QuerySet[Any], rows: Sequence[Any]) -> None:
+    """Delete the old rows and insert the new ones, in one transaction."""
+    alias = get_settings().database
+    with transaction.atomic(using=alias):
+        old.using(alias).delete()
+        if rows:
+            # Another process may have computed the same at the same moment; MariaDB takes Orders and orders for one.
+            type(rows[0]).objects.using(alias).bulk_create(rows, ignore_conflicts=True)
+
+
+def _group(row: Any) -> tuple[str, str]:
+    return row.topic, getattr(row, "task", "")
+
+
+def _figures(row: Any) -> Mapping[str, Any]:
+    return {
+        field.attname: getattr(row, field.attname)
+        for field in row._meta.concrete_fields
+        if field.attname not in ("id", "hour", "day", "computed_at")
+    }
+
+
+def _has_all(stored: Any, new: Any) -> bool:
+    """Whether whatever was counted is counted now."""
+    if any(getattr(new, name) < getattr(stored, name) for name in COUNTS):
+        return False
+    return all(_covers(decode(getattr(new, name)), decode(getattr(stored, name))) for name in HISTOGRAMS)
+
+
+def _covers(new: Histogram, stored: Histogram) -> bool:
+    return all(new.get(bucket, 0) >= count for bucket, count in stored.items())

@@ -1,0 +1,146 @@
+"""Writes rows to the lake by Spark, and reads again what was written. Nothing of it counts before it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+from . import schemas, transforms
+from .errors import LakeError, Refused
+from .lake import Lake, LakeFile
+from .sources.lake import pattern_of, uri_of
+
+_TIMES = "spark.sql.parquet.outputTimestampType"
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What some rows hold: equal for equal rows, in whatever order and files they lie."""
+
+    rows: int = 0
+    signature: int = 0
+    """Sum of the hashes of the rows."""
+    lowest: int = 0
+    """Ids; 0 without rows."""
+    highest: int = 0
+    oldest: str = ""
+    """When they finished (ISO 8601, UTC); empty without rows."""
+    newest: str = ""
+
+    def __add__(self, other: Content) -> Content:
+        if not (self.rows and other.rows):
+            return self if self.rows else other
+        return Content(
+            self.rows + other.rows,
+            self.signature + other.signature,
+            min(self.lowest, other.lowest),
+            max(self.highest, other.highest),
+            min(self.oldest, other.oldest),
+            max(self.newest, other.newest),
+        )
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What the files of an attempt hold."""
+
+    content: Content
+    files: Sequence[LakeFile]
+    hours: Sequence[str]
+    """In which rows finished."""
+
+
+def content_of(frame: DataFrame) -> Content:
+    """In one pass over the rows."""
+    return _content(frame.agg(*transforms.signature(schemas.ARCHIVE.names)).collect()[0].asDict())
+
+
+def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
+    """Write rows with the columns of the archive as files by date, sorted within each. Returns what the source held.
+
+    Tasks that Spark repeated may count twice in it. Raises Refused for other columns.
+    """
+    check_columns(frame)
+    seen = Observation()
+    rows = transforms.dates(frame.observe(seen, *transforms.signature(schemas.ARCHIVE.names)))
+    with _microseconds(spark):
+        writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
+        writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
+    return _content(seen.get)
+
+
+def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> Written:
+    """Read the files of an attempt. Raises LakeError when a row lies under another date than its own."""
+    paths = {f"{path.parent.name}/{path.name}": path for path in attempt.glob("dt=*/*.parquet")}
+    held: dict[str, Content] = {}
+    hours: set[str] = set()
+    for name, hour, content in _cells(spark, list(paths.values())):
+        if name[3:13] != hour[:10]:
+            raise LakeError(f"{paths[name]} has rows that finished in the hour {hour}.")
+        held[name] = held.get(name, Content()) + content
+        hours.add(hour)
+    plain = lake.found_in(attempt, [(paths[name], content.rows) for name, content in held.items()])
+    files = [_with_content(file, held["/".join(file.path.split("/")[-2:])]) for file in plain]
+    return Written(total(held.values()), files, sorted(hours))
+
+
+def verified(spark: SparkSession, lake: Lake, frame: DataFrame, attempt: Path, source: Content) -> Written:
+    """Read back what was written, of which write() said what the source held. Raises LakeError when it differs."""
+    written = read_back(spark, lake, attempt)
+    if written.content != source and written.content != (again := content_of(frame)):
+        # The second look is at the source itself: what was counted while it was written counts repeated tasks twice.
+        raise LakeError(f"{attempt} holds {written.content}, its source holds {again}: it is not committed.")
+    return written
+
+
+def total(contents: Iterable[Content]) -> Content:
+    """Of all of them."""
+    return sum(contents, Content())
+
+
+def check_columns(frame: DataFrame) -> None:
+    """Raise Refused unless the columns are those of the archive, in their order and of their types."""
+    wanted = {field.name: field.dataType for field in schemas.spark_schema(schemas.ARCHIVE)}
+    found = {field.name: field.dataType for field in frame.schema}
+    if list(found.items()) != list(wanted.items()):
+        odd = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+        raise Refused(f"The rows have not the columns of the archive. Look at: {', '.join(odd) or 'their order'}.")
+
+
+def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, str, Content]]:
+    """Per file and hour what is in it."""
+    if not paths:
+        return
+    frame = spark.read.schema(schemas.spark_schema(schemas.ARCHIVE)).parquet(*map(pattern_of, paths))
+    hour = F.date_format("finished_at", "yyyy-MM-dd'T'HH:00:00'Z'").alias("hour")
+    keys = (F.col("_metadata.file_path").alias("path"), hour)
+    for row in frame.groupBy(*keys).agg(*transforms.signature(schemas.ARCHIVE.names)).collect():
+        yield "/".join(unquote(row["path"]).split("/")[-2:]), row["hour"], _content(row.asDict())
+
+
+def _content(found: Mapping[str, Any]) -> Content:
+    if not found.get("rows"):
+        return Content()
+    hashed = int(found["hash"])
+    return Content(found["rows"], hashed, found["lowest"], found["highest"], found["oldest"], found["newest"])
+
+
+def _with_content(file: LakeFile, content: Content) -> LakeFile:
+    known = {"lowest": content.lowest, "highest": content.highest, "signature": str(content.signature)}
+    return msgspec.structs.replace(file, **known)
+
+
+@contextmanager
+def _microseconds(spark: SparkSession) -> Iterator[None]:
+    """Times as every reader of Parquet knows them, and not in the old 96 bits."""
+    before = spark.conf.get(_TIMES, None)
+    spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.unset(_TIMES) if before is None else spark.conf.set(_TIMES, before)

@@ -1,0 +1,251 @@
+"""archive -> lake: batch by batch planned, written, verified, committed, and pruned when that is wanted."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from django.db.models import Count, Max, Q
+from pyspark.sql import DataFrame, SparkSession
+
+from ...models import ArchivedMessage, OperatorAction
+from .. import batches, compaction, pruning
+from ..errors import Code, LakeConflict, LakeError, Refused
+from ..lake import Commit, Lake, last_id
+from ..ledger import VERIFIED, WRITTEN, Ledger
+from ..options import ExportOptions
+from ..params import Params, Report
+from ..session import check_session
+from ..settled import last_settled_id
+from ..sources.archive import read_archive
+from . import Tell
+
+#: Rows that one task of Spark reads and sorts, about: it makes one file per date of them.
+ROWS_OF_PART = 50_000
+MOST_PARTS = 8
+#: Rows after a batch among which the one that was archived first is looked for: those of several archivers at a time.
+NEXT_ROWS = 1_000
+
+
+def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
+    """Export all that is settled, and compact and prune when the options say so.
+
+    Raises Refused, and LakeError when the lake is not as its commits say.
+    """
+    options = params.options(ExportOptions)
+    _check(spark, params)
+    lake = Lake(params.lake)
+    work = _Export(spark, params, options, lake, tell)
+    if params.dry_run:
+        return work.foresee()
+    try:
+        work.run()
+    except LakeConflict as error:
+        work.report.code = Code.REFUSED
+        work.report.problems.append(f"{error} Nothing of this batch counts; what came before it does. Run it again.")
+    return work.report
+
+
+def append(  # noqa: PLR0913, PLR0917 - what a batch is made of; the stream calls it too
+    spark: SparkSession,
+    params: Params,
+    lake: Lake,
+    frame: DataFrame,
+    lo: int,
+    hi: int,
+    tell: Tell,
+    *,
+    settle: float = 60.0,
+) -> Commit:
+    """Write `frame`, which has the rows of the archive with lo < id <= hi, to the lake; verify and commit them.
+
+    `lo` has to be the lake's last id. `settle`: as in ExportOptions, for Commit.settled_at. Raises Refused,
+    LakeConflict when another writer was quicker (then nothing of this one counts), and LakeError when the files are not
+    what SQL holds.
+    """
+    ledger = Ledger(lake)
+    there = last_id(ledger.follow())
+    if there != lo:
+        raise LakeConflict(f"The lake has the rows up to id {there:,}, and this batch begins after {lo:,}.")
+    settled_at = _settled_at(hi, settle)
+    attempt = ledger.plan(lo, hi)
+    try:
+        source = _write(spark, ledger, frame, attempt)
+        written = _verify(spark, ledger, frame, attempt, source)
+        commit = _commit(ledger, attempt, written, (lo, hi), settled_at)
+    except LakeConflict:
+        shutil.rmtree(attempt, ignore_errors=True)
+        ledger.follow()
+        raise
+    except LakeError as error:
+        ledger.enter(attempt, WRITTEN, problem=str(error))
+        raise
+    tell(f"committed {commit.rows:,} rows up to id {hi:,}")
+    return commit
+
+
+def _write(spark: SparkSession, ledger: Ledger, frame: DataFrame, attempt: Path) -> batches.Content:
+    source = batches.write(spark, frame, attempt)
+    ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
+    return source
+
+
+def _verify(
+    spark: SparkSession, ledger: Ledger, frame: DataFrame, attempt: Path, source: batches.Content
+) -> batches.Written:
+    """The files hold what SQL held."""
+    written = batches.verified(spark, ledger.lake, frame, attempt, source)
+    ledger.enter(
+        attempt,
+        VERIFIED,
+        rows=written.content.rows,
+        signature=str(written.content.signature),
+        problem="",
+    )
+    return written
+
+
+def _commit(
+    ledger: Ledger, attempt: Path, written: batches.Written, ids: tuple[int, int], settled_at: datetime
+) -> Commit:
+    content = written.content
+    if content.rows and not ids[0] < content.lowest <= content.highest <= ids[1]:
+        raise LakeError(f"{attempt} has the ids {content.lowest} to {content.highest}, outside of {ids}.")
+    if written.files:
+        ledger.lake.persist(attempt)
+    commit = ledger.lake.add(
+        Commit(
+            seq=0,
+            kind="append",
+            lo=ids[0],
+            hi=ids[1],
+            rows=content.rows,
+            signature=str(content.signature),
+            oldest=content.oldest,
+            newest=content.newest,
+            hours=written.hours,
+            settled_at=settled_at.isoformat().replace("+00:00", "Z"),
+            files=written.files,
+            archive=ledger.archive,
+        )
+    )
+    ledger.committed(commit)
+    return commit
+
+
+def _settled_at(hi: int, settle: float) -> datetime:
+    """Whatever was archived before this has an id up to `hi`."""
+    following = ArchivedMessage.objects.filter(pk__gt=hi).order_by("pk").values_list("archived_at", flat=True)
+    first = min(following[:NEXT_ROWS], default=None)
+    now = datetime.now(tz=timezone.utc)
+    return min(first or now, now) - timedelta(seconds=settle)
+
+
+def _check(spark: SparkSession, params: Params) -> None:
+    check_session(spark)
+    if not params.lake:
+        raise Refused("The export needs a lake: a directory that this machine and all executors see.")
+    if params.since or params.until or params.topic:
+        raise Refused("The export takes everything that is settled: since, until and topic are not for it.")
+
+
+class _Export:
+    """One run."""
+
+    def __init__(self, spark: SparkSession, params: Params, options: ExportOptions, lake: Lake, tell: Tell) -> None:
+        self.spark, self.params, self.options, self.lake, self.tell = spark, params, options, lake, tell
+        self.ledger = Ledger(lake)
+        self.report = Report(job="export", figures={"batches": 0, "rows": 0, "bytes": 0, "files": 0})
+
+    def run(self) -> None:
+        """All steps; what is done so far is in the report whatever happens."""
+        commits = self.ledger.follow()
+        _refuse_restored(commits)
+        figures, begun = self.report.figures, time.monotonic()
+        figures["swept"] = self.lake.sweep(self.options.grace)
+        settled = last_settled_id(self.options.settle)
+        while ids := self._next(settled):
+            self._export(ids)
+        seconds = time.monotonic() - begun
+        figures |= {"seconds": round(seconds, 3), "last_id": self.lake.last_id, "settled_id": settled}
+        if figures["rows"]:
+            figures["rows_per_second"] = round(figures["rows"] / seconds)
+        if self.options.compact:
+            figures |= compaction.compact(self.spark, self.lake, datetime.now(tz=timezone.utc), self.tell)
+        self._prune(dry_run=False)
+
+    def foresee(self) -> Report:
+        """What run() would do."""
+        commits = self.ledger.check()
+        _refuse_restored(commits)
+        settled = last_settled_id(self.options.settle)
+        lo = last_id(commits)
+        rows = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=settled).count()
+        self.report.figures = {
+            "rows": rows,
+            "batches": -(-rows // self.options.batch),
+            "last_id": lo,
+            "settled_id": settled,
+            "to_sweep": len([*self.lake.abandoned(self.options.grace), *self.lake.replaced(self.options.grace)]),
+        }
+        if self.options.compact:
+            small = compaction.small_files(self.lake, datetime.now(tz=timezone.utc))
+            self.report.figures["files_to_compact"] = len(small)
+        self._prune(dry_run=True)
+        return self.report
+
+    def _next(self, settled: int) -> tuple[int, int] | None:
+        """The ids of the next batch: those of one that was begun, or as many rows as the options say."""
+        lo = self.lake.last_id
+        begun = self.ledger.pending(lo)
+        rows = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=settled)
+        if begun and begun.hi <= settled and rows.filter(pk__lte=begun.hi).exists():
+            return lo, begun.hi
+        pks = rows.order_by("pk").values_list("pk", flat=True)
+        full: Sequence[int] = pks[self.options.batch - 1 : self.options.batch]
+        hi = full[0] if full else rows.aggregate(last=Max("pk"))["last"]
+        return (lo, hi) if hi else None
+
+    def _export(self, ids: tuple[int, int]) -> None:
+        lo, hi = ids
+        found = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=hi).aggregate(rows=Count("pk"))
+        parts = min(MOST_PARTS, max(1, found["rows"] // ROWS_OF_PART))
+        self.tell(f"exporting {found['rows']:,} rows up to id {hi:,}")
+        frame = read_archive(self.spark, self.params.database, ids, parts=parts)
+        commit = append(self.spark, self.params, self.lake, frame, lo, hi, self.tell, settle=self.options.settle)
+        row: dict[str, Any] = {"commit": commit.seq, "after_id": lo, "up_to_id": hi, "rows": commit.rows}
+        row |= {"files": len(commit.files), "bytes": sum(file.bytes for file in commit.files)}
+        for name in ("rows", "files", "bytes"):
+            self.report.figures[name] += row[name]
+        self.report.figures["batches"] += 1
+        self.report.rows = [*self.report.rows, {**row, "oldest": commit.oldest, "newest": commit.newest}]
+
+    def _prune(self, *, dry_run: bool) -> None:
+        if self.options.prune is None:
+            return
+        age = timedelta(seconds=self.options.prune)
+        done = pruning.prune(self.ledger, age, by=self.options.by, dry_run=dry_run, tell=self.tell)
+        self.report.figures |= {"pruned": done.count, "kept_dead_letters": done.kept}
+        self.report.problems.extend(done.problems)
+        if done.problems:
+            self.report.code = Code.REFUSED
+
+
+def _refuse_restored(commits: Sequence[Commit]) -> None:
+    """Raise Refused when the archive ends below the lake and nobody pruned it: its ids would be given again."""
+    appended = [commit for commit in commits if commit.kind == "append"]
+    newest = ArchivedMessage.objects.aggregate(last=Max("pk"))["last"] or 0
+    if not appended or newest >= appended[-1].hi:
+        return
+    at = datetime.fromtimestamp(appended[-1].at, tz=timezone.utc)
+    later = Q(started_at__gte=at) | Q(finished_at__gte=at) | Q(finished_at=None)
+    if not OperatorAction.objects.filter(later, action="prune").exists():
+        raise Refused(
+            f"The archive ends at id {newest:,}, the lake has rows up to {appended[-1].hi:,}, and no prune is on "
+            "record: the archive was restored from a backup, and may give these ids to other messages. Begin a new "
+            "lake in an empty directory."
+        )

@@ -1,0 +1,62 @@
+"""A Report as a person reads it, and as a program does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from .params import Report
+
+
+def as_json(report: Report) -> str:
+    """One JSON document; instants in ISO 8601, the code as a number."""
+    return msgspec.json.format(msgspec.json.encode(report, enc_hook=str), indent=1).decode()
+
+
+def as_text(report: Report) -> str:
+    """The table if there is one, the figures in a line, and a line for each problem."""
+    lines = list(_table(report.rows))
+    if report.figures:
+        words = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in report.figures.items())
+        lines.append(f"{report.job}: {words}")
+    elif not lines:
+        lines.append(f"{report.job}: done")
+    return "\n".join([*lines, *(f"! {problem}" for problem in report.problems)])
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    if not rows:
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[name.replace("_", " ") for name in names], *([_cell(row.get(name)) for name in names] for row in rows)]
+    numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        )
+        yield "  ".join(padded).rstrip()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = [f"{_cell(name)} {_cell(one)}" for name, one in value.items()]
+    if isinstance(value, list | tuple | set):
+        return ", ".join(map(_cell, value)) or "-"
+    if isinstance(value, int | float | None):
+        return _number(value)
+    # Without control characters: what a message holds must not steer the terminal.
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,273 @@
+"""df.write.format("delayq"): a frame of messages (pipeline/messages.py) into the queue, each message once.
+
+Runs on executors. The fence of the load (store/lua/load.lua) is what makes it safe to repeat a task of Spark, or the
+whole load: a split is written in the order of its ids, and what the fence has passed is skipped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from ..errors import Refused
+from ..messages import COLUMNS, SPLIT
+from ..params import Redis
+
+if TYPE_CHECKING:
+    from ...store.loading import Loaded
+    from ...store.redis import RedisStore
+
+#: Most messages in a call.
+BATCH = 500
+#: How often a call is sent whose outcome is not known, or that Redis could not take at the moment, and the wait (s).
+TRIES, WAIT = 3, 1.0
+
+
+class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What all messages of a load share: the option `load`, as JSON."""
+
+    job: str
+    fingerprint: str
+    tasks: Mapping[str, str]
+    """Code of a task (8 hexadecimal digits) -> its name."""
+    due_ms: int
+    """When messages are due that have no time of their own."""
+    notes: bool = False
+    """See store.loading.Load."""
+    per_second: float | None = None
+    """Most messages a second of one task of Spark."""
+    rows: int | None = None
+    """How many messages there are; None: not known, so not checked."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task of Spark has done."""
+
+    splits: Sequence[tuple[Any, ...]] = ()
+    new: int = 0
+    skipped: int = 0
+    same: int = 0
+    kept: int = 0
+
+    @property
+    def rows(self) -> int:
+        """All that it was given."""
+        return self.new + self.skipped + self.same + self.kept
+
+
+class QueueSink(DataSource):
+    """Options: `redis` (JSON of params.Redis), `load` (JSON of LoadSpec). Mode: append."""
+
+    @classmethod
+    def name(cls) -> str:
+        """For format()."""
+        return "delayq"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Raises Refused for a frame that is none of messages."""
+        missing = [name for name in COLUMNS.names if name not in schema.names]
+        if missing:
+            raise Refused(
+                f"This frame has no {', '.join(missing)}: format('delayq') writes frames of messages. "
+                "Make one with the job schedule, or with django_delayq.pipeline.messages."
+            )
+        if overwrite:
+            raise Refused("A queue is not overwritten: use mode('append'). To empty a topic there is purge().")
+        absent = [name for name in ("redis", "load") if name not in self.options]
+        if absent:
+            raise Refused(f"format('delayq') needs the options {', '.join(absent)}.")
+        return QueueWriter(str(self.options["redis"]), str(self.options["load"]))
+
+
+class QueueWriter(DataSourceArrowWriter):
+    """Picklable: no connection before write()."""
+
+    def __init__(self, redis: str, load: str) -> None:
+        self._redis, self._load = redis, load
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """One task of Spark."""
+        from ...store.redis import RedisStore
+
+        settings = msgspec.json.decode(self._redis, type=Redis).settings()
+        store = RedisStore(None, settings)
+        try:
+            return Loader(store, msgspec.json.decode(self._load, type=LoadSpec)).run(iterator)
+        finally:
+            store.close()
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Check what the tasks say: each message went through one of them, and each split through one alone."""
+        load = msgspec.json.decode(self._load, type=LoadSpec)
+        done = [one for one in messages if isinstance(one, Written)]
+        splits = [split for one in done for split in one.splits]
+        if len(splits) != len(set(splits)):
+            raise Refused("A split was written by two tasks of Spark. repartition() the frame by its columns first.")
+        rows = sum(one.rows for one in done)
+        if load.rows is not None and rows != load.rows:
+            raise Refused(f"{rows:,} messages were written of {load.rows:,}: the source has changed meanwhile.")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing: what is applied stays, the fence knows it, and the load is to be repeated."""
+
+
+class Loader:
+    """Writes batches of Arrow. While Redis works on one call the next is prepared."""
+
+    def __init__(self, store: RedisStore, spec: LoadSpec) -> None:
+        from ...store.loading import Load
+
+        self._store, self._spec = store, spec
+        self._load = Load(spec.job, spec.fingerprint, spec.notes)
+        self._names = {bytes.fromhex(code): name for code, name in spec.tasks.items()}
+        self._records = Records(store.settings.compress_above, spec.due_ms)
+        self._pending: Callable[[], Loaded] | None = None
+        self._pace = Pace(spec.per_second)
+        self._splits: dict[tuple[Any, ...], None] = {}
+        self._done = Written()
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Write all. Raises DelayQErrors: what was applied stays."""
+        try:
+            for batch in batches:
+                for split, rows in _pieces(batch):
+                    self._write(split, rows)
+            self._settle()
+        finally:
+            if self._pending is not None:
+                with suppress(Exception):  # the error that brought us here says more
+                    self._pending()
+        self._done.splits = list(self._splits)
+        return self._done
+
+    def _write(self, split: tuple[Any, ...], rows: pa.RecordBatch) -> None:
+        self._splits[split] = None
+        step = self._pace.batch
+        for at in range(0, rows.num_rows, step):
+            messages = self._records.of(rows.slice(at, step))
+            self._send(split, messages)
+
+    def _send(self, split: tuple[Any, ...], messages: list[Any]) -> None:
+        from ...store.keys import Partition
+
+        topic, number, part = split
+        partition = Partition(topic, number)
+        messages = self._without_those_elsewhere(partition, messages)
+        # A name is short, and Redis may forget what it was told.
+        codes = {message[3][5:9] for message in messages}
+        tasks = {code: self._names[code] for code in codes if code in self._names}
+        self._settle()
+        self._pace.wait(len(messages))
+        begin = self._store.begin_load
+        self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, messages))
+
+    def _without_those_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
+        """A topic that once had fewer partitions may have a key live in another one than that of today."""
+        if len(self._store.partitions.counts(partition.topic)) == 1:
+            return messages
+        places = {one[0]: self._store.partitions.candidates(partition.topic, one[0]) for one in messages}
+        asked = {place for found in places.values() for place in found if place != partition}
+        elsewhere: set[bytes] = set()
+        for place in asked:
+            ids = [one for one, found in places.items() if place in found]
+            elsewhere |= {found.id for found in self._store.find(place, ids) if found}
+        return [(*one[:3], b"") if one[0] in elsewhere else one for one in messages]
+
+    def _settle(self) -> None:
+        """Read the answer of the call that is on its way."""
+        if (pending := self._pending) is None:
+            return
+        self._pending = None
+        loaded = pending()
+        self._done.new += loaded.new
+        self._done.skipped += loaded.skipped
+        self._done.same += loaded.same
+        self._done.kept += loaded.kept
+
+
+class Records:
+    """Makes what load.lua takes of a batch of Arrow, by columns."""
+
+    def __init__(self, compress_above: int, due_ms: int) -> None:
+        self._compress_above, self._due_ms = compress_above, due_ms
+
+    def of(self, rows: pa.RecordBatch) -> list[tuple[bytes, str, str, bytes]]:
+        """Id, when, expires, record of each row."""
+        due = pc.fill_null(rows.column("due_ms"), self._due_ms).cast(pa.string())
+        header, body = rows.column("header"), rows.column("body").cast(pa.binary())
+        columns = (rows.column("id"), due, rows.column("expires"), self._records(header, body))
+        return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+    def _records(self, header: pa.Array, body: pa.Array) -> pa.Array:
+        plain = pc.binary_join_element_wise(header, body, b"")
+        longest = pc.max(pc.binary_length(body)).as_py() or 0
+        if longest <= self._compress_above:
+            return plain
+        packed = [self._packed(*pair) for pair in zip(header.to_pylist(), body.to_pylist(), strict=True)]
+        return pa.array(packed, pa.binary())
+
+    def _packed(self, header: bytes, body: bytes) -> bytes:
+        from ...message import HEADER, compress
+
+        if len(body) <= self._compress_above:
+            return header + body
+        flags, ttr_ms, code = HEADER.unpack(header)
+        return compress(flags, ttr_ms, code, body)
+
+
+class Pace:
+    """Holds a task of Spark to so many messages a second."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._per_second = per_second
+        self._sent, self._began = 0, time.monotonic()
+        self.batch = BATCH if per_second is None else max(1, min(BATCH, int(per_second)))
+        """Messages of a call: those of a second at most."""
+
+    def wait(self, count: int) -> None:
+        """Until these may be sent."""
+        if self._per_second is not None:
+            time.sleep(max(0.0, self._began + self._sent / self._per_second - time.monotonic()))
+            self._sent += count
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
+    """The rows of each split, in their order."""
+    columns = [batch.column(name).to_pylist() for name in SPLIT]
+    at = 0
+    for split, group in groupby(zip(*columns, strict=True)):
+        length = sum(1 for _ in group)
+        yield split, batch.slice(at, length)
+        at += length
+
+
+def _repeated(begin: Callable[[], Callable[[], Loaded]]) -> Callable[[], Loaded]:
+    """Send a call; the answer is asked for again when it does not come. The fence makes that safe."""
+    from ...exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
+
+    first = begin()
+
+    def read() -> Loaded:
+        answer, tries = first, TRIES
+        while True:
+            try:
+                return answer()
+            except (OutcomeUnknown, StoreUnavailable) as error:
+                tries -= 1
+                if not tries or isinstance(error, StoreFull):
+                    raise
+                time.sleep(WAIT)
+                answer = begin()
+
+    return read

@@ -1,0 +1,74 @@
+"""spark.read.format("delayq_outbox"): what waits in the outbox, as a data source of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from ...exceptions import ConfigurationError
+from .. import schemas
+from ..params import Database
+from .archive import RangeReader, checked, encoded
+
+
+def read_outbox(spark: SparkSession, database: Database, columns: Sequence[str] | None = None) -> DataFrame:
+    """All rows of the outbox; these columns of schemas.OUTBOX, else all.
+
+    No snapshot: a row that is inserted, changed or removed while it is read, by ranges side by side, is as it was then
+    or missing.
+    """
+    spark.dataSource.register(OutboxSource)
+    schema = schemas.chosen(schemas.OUTBOX, list(columns or schemas.OUTBOX.names))
+    reader = spark.read.format(OutboxSource.name()).schema(schemas.spark_schema(schema))
+    return reader.options(database=encoded(database)).load()
+
+
+class OutboxSource(DataSource):
+    """Options: `database`, with its `outbox`, `lo`, `hi`, `parts` and `reader` as for delayq_archive."""
+
+    @classmethod
+    def name(cls) -> str:
+        """For format()."""
+        return "delayq_outbox"
+
+    def schema(self) -> Any:
+        """All columns."""
+        return schemas.spark_schema(schemas.OUTBOX)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For the columns of this schema."""
+        return OutboxReader(checked(schema, schemas.OUTBOX), self.options)
+
+
+class OutboxReader(RangeReader):
+    """The table has due times in milliseconds."""
+
+    def __init__(self, schema: pa.Schema, options: Any) -> None:
+        super().__init__(pa.schema([_stored(field) for field in schema]), options)
+        self._shown = schema
+        if not self._database.outbox:
+            raise ConfigurationError("The option `database` does not say which table its `outbox` is.")
+
+    @property
+    def _table(self) -> str:
+        return self._database.outbox
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one range."""
+        for batch in super().read(partition):
+            columns = [_instant(column) if name == "due_at_ms" else column
+                       for name, column in zip(self._schema.names, batch.columns, strict=True)]  # fmt: skip
+            yield pa.RecordBatch.from_arrays(columns, schema=self._shown)
+
+
+def _stored(field: pa.Field) -> pa.Field:
+    return pa.field("due_at_ms", pa.int64()) if field.name == "due_at" else field
+
+
+def _instant(milliseconds: pa.Array) -> pa.Array:
+    return milliseconds.cast(pa.timestamp("ms", tz="UTC")).cast(schemas.TIME)

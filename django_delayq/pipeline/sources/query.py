@@ -1,0 +1,170 @@
+"""spark.read.format("delayq_query"): the rows of one SELECT on the database of the archive, which it cannot change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from ..errors import Refused
+from ..params import Database
+from ..schemas import TIME
+from .connect import connection_to
+
+#: Rows of a batch; from the first one the types of the columns are learned.
+BATCH = 10_000
+_DECIMAL = pa.decimal128(38, 18)
+_READ_ONLY = {
+    "postgresql": ("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",),
+    "mysql": ("SET SESSION TRANSACTION READ ONLY",),
+    "sqlite": ("PRAGMA query_only = 1",),
+}
+
+
+def read_query(spark: SparkSession, database: Database, query: str) -> DataFrame:
+    """The rows of a SELECT. Raises Refused for another statement, or several."""
+    checked(query)
+    spark.dataSource.register(QuerySource)
+    encoded = msgspec.json.encode(database).decode()
+    return spark.read.format("delayq_query").options(database=encoded, query=query).load()
+
+
+def checked(query: str) -> str:
+    """A single SELECT, without a semicolon at its end. Raises Refused."""
+    bare = query.strip().removesuffix(";").strip()
+    outside = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"", "", bare)
+    if not re.match(r"(?i)(select|with)\b", bare) or ";" in outside:
+        raise Refused(f"The source is {query!r:.80}: a single SELECT is wanted.")
+    return bare
+
+
+def select_all(database: Database, table: str) -> str:
+    """The SELECT for a table. Raises Refused for what cannot name one."""
+    if not re.fullmatch(r"[\w$]+(\.[\w$]+)?", table):
+        raise Refused(f"{table!r:.80} cannot name a table: letters, digits and _ are wanted. For more use a query.")
+    quote = "`" if database.vendor == "mysql" else '"'
+    return f"SELECT * FROM {'.'.join(f'{quote}{part}{quote}' for part in table.split('.'))}"
+
+
+class QuerySource(DataSource):
+    """Options: `database` (JSON of params.Database), `query`. One task of Spark reads all of it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """For format()."""
+        return "delayq_query"
+
+    def schema(self) -> StructType:
+        """Of the first rows."""
+        pages = self._reader(None).pages()
+        names, rows = next(pages)
+        pages.close()
+        return from_arrow_schema(_schema(names, rows))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For these columns."""
+        return self._reader(to_arrow_schema(schema, timezone="UTC"))
+
+    def _reader(self, schema: pa.Schema | None) -> QueryReader:
+        return QueryReader(str(self.options["database"]), str(self.options["query"]), schema)
+
+
+class QueryReader(DataSourceReader):
+    """Picklable: no connection before read()."""
+
+    def __init__(self, database: str, query: str, schema: pa.Schema | None) -> None:
+        self._database, self._query, self._schema = database, checked(query), schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One: a query has one result."""
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """All rows."""
+        assert self._schema is not None
+        for _, rows in self.pages():
+            if rows:
+                yield _batch(rows, self._schema)
+
+    def pages(self) -> Iterator[tuple[list[str], list[list[Any]]]]:
+        """The names of the columns, and their values, page by page; at least one page."""
+        database = msgspec.json.decode(self._database, type=Database)
+        zone = ZoneInfo(database.zone) if database.zone != "UTC" else timezone.utc
+        with _reading(database) as cursor:
+            cursor.execute(self._query)
+            rows = cursor.fetchmany(BATCH)  # first: a cursor on the server knows its columns only then
+            names = [str(column[0]) for column in cursor.description]
+            while True:
+                yield names, [[_plain(value, zone) for value in column] for column in zip(*rows, strict=True)]
+                if len(rows) < BATCH or not (rows := cursor.fetchmany(BATCH)):
+                    return
+
+
+@contextmanager
+def _reading(database: Database) -> Iterator[Any]:
+    """A cursor that cannot write, in one transaction; on PostgreSQL one whose rows stay on the server."""
+    connection = connection_to(database)
+    try:
+        with connection.cursor() as cursor:
+            for statement in _READ_ONLY.get(database.vendor, ()):
+                cursor.execute(statement)
+        connection.set_autocommit(False)
+        with connection.chunked_cursor() as cursor:
+            yield cursor
+        connection.rollback()
+    finally:
+        connection.close()
+
+
+def _plain(value: Any, zone: Any) -> Any:
+    """What Arrow takes. A time without a zone is in that of the database, as Django has it."""
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=zone)).astimezone(timezone.utc)
+    if isinstance(value, UUID):
+        return value.hex
+    return bytes(value) if isinstance(value, memoryview | bytearray) else value
+
+
+def _schema(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> pa.Schema:
+    if len(set(names)) < len(names):
+        raise Refused(f"Two columns of the query have the same name: {', '.join(names)}. Give one of them another.")
+    kinds = [_kind(name, values) for name, values in zip(names, columns, strict=True)] or [pa.string()] * len(names)
+    return pa.schema(list(zip(names, kinds, strict=True)))
+
+
+def _kind(name: str, values: Sequence[Any]) -> pa.DataType:
+    present = [value for value in values if value is not None]
+    if any(isinstance(value, Decimal) for value in present):
+        return _DECIMAL
+    if present and all(isinstance(value, datetime) for value in present):
+        return TIME
+    try:
+        kind = pa.array(present).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise Refused(f"The column {name!r} of the query has values of several types. Cast it: {error}") from None
+    return pa.string() if pa.types.is_null(kind) else kind
+
+
+def _batch(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = []
+    for field, values in zip(schema, columns, strict=True):
+        try:
+            arrays.append(pa.array(values, field.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise Refused(
+                f"The column {field.name!r} of the query is of type {field.type} in its first rows, and of another "
+                f"one later. Cast it in the query. {error}"
+            ) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

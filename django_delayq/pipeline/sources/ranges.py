@@ -1,0 +1,106 @@
+"""Divides the ids of a table into ranges of about as many rows each, by a few questions to its index.
+
+Ids are seldom dense: rows are pruned, all but some open dead letters, and a sequence may jump by a billion.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..params import Database
+from .connect import Connected, connected
+
+Range = tuple[int, int]
+"""lo < id <= hi."""
+
+#: Ids that are looked at on each side of a span to learn how dense they are there.
+SAMPLE = 64
+#: Rows for which no further part is made.
+LEAST = 1_000
+
+
+class Span(NamedTuple):
+    """Ids from the first to the last, both of which exist."""
+
+    rows: float
+    """Of which there are about so many."""
+    first: int
+    last: int
+
+    @property
+    def width(self) -> int:
+        """Ids that it could have."""
+        return self.last - self.first + 1
+
+
+Look = Callable[[int, int], Span | None]
+"""The span of the rows with lo < id <= hi; None when there are none."""
+
+
+def edges(database: Database, ids: Range, parts: int, *, table: str = "") -> list[Range]:
+    """The range in so many parts or fewer, without a gap between them. None for an empty range.
+
+    Fewer than 1,000 rows are not divided. Raises DatabaseUnavailable, ConfigurationError.
+    """
+    lo, hi = ids
+    if hi <= lo:
+        return []
+    with connected(database) as connection:
+        spans = _spans(_looker(connection, table or database.table), ids, max(1, parts))
+    return list(pairwise([lo, *_cuts(spans, parts), hi]))
+
+
+def bounds(database: Database, *, table: str = "") -> Range:
+    """The range of all rows that are there now; (0, 0) of an empty table."""
+    with connected(database) as connection:
+        query = f"SELECT min(id), max(id) FROM {connection.quote(table or database.table)}"
+        first, last = connection.fetch(query)[0]
+    return (0, 0) if first is None else (first - 1, last)
+
+
+def _looker(connection: Connected, table: str) -> Look:
+    select, limit = f"SELECT id FROM {connection.quote(table)}", connection.limit(SAMPLE)
+
+    def look(lo: int, hi: int) -> Span | None:
+        where = f"WHERE id > {lo} AND id <= {hi}"
+        lowest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id {limit}")]
+        if len(lowest) < SAMPLE:
+            return Span(len(lowest), lowest[0], lowest[-1]) if lowest else None
+        highest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id DESC {limit}")]
+        first, last = lowest[0], highest[0]
+        # The denser side counts: what is overrated is looked at more closely, what is underrated would be missed.
+        for_sample = min(lowest[-1] - first, last - highest[-1]) + 1
+        return Span(max(SAMPLE, (last - first + 1) * SAMPLE / for_sample), first, last)
+
+    return look
+
+
+def _spans(look: Look, ids: Range, parts: int) -> list[Span]:
+    """Spans in the order of ids, none of which matters much: the fullest one is halved again and again."""
+    whole = look(*ids)
+    heap = [(-whole.rows, whole)] if whole else []
+    for _ in range(50 * parts):
+        if not heap or -heap[0][0] <= max(LEAST, -sum(rows for rows, _ in heap) / (4 * parts)):
+            break
+        _, span = heapq.heappop(heap)
+        middle = (span.first + span.last) // 2
+        for half in (look(span.first - 1, middle), look(middle, span.last)):
+            if half:
+                heapq.heappush(heap, (-half.rows, half))
+    return sorted((span for _, span in heap), key=lambda span: span.first)
+
+
+def _cuts(spans: Sequence[Span], parts: int) -> Iterator[int]:
+    """The last ids of all parts but the last part."""
+    total = sum(span.rows for span in spans)
+    parts = min(parts, -int(-total // LEAST))
+    done, cut = 0.0, 1
+    for span in spans:
+        while cut < parts and done + span.rows > total * cut / parts:
+            share = (total * cut / parts - done) / span.rows
+            yield min(span.last - 1, span.first - 1 + max(1, round(share * span.width)))
+            cut += 1
+        done += span.rows

@@ -1,0 +1,132 @@
+"""Makes a lake of any size, quickly: the same rows each time, with commits as the export leaves them.
+
+Its times are two lognormal ones, so that their percentiles lie far apart. Nothing reads the signatures of its commits.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from django_delayq.pipeline import schemas
+from django_delayq.pipeline.lake import Commit, Lake
+
+from ..seed import ERRORS, TASKS, WEIGHTS
+
+#: Rows of one commit.
+BATCH = 1_000_000
+BEGIN = np.datetime64("2026-10-01T00:00:00", "us")
+DAYS = 30
+NULL = ("max_attempts", "replay_of")
+STATES, SHARES = ("acked", "dead", "cancelled"), (0.96, 0.025, 0.015)
+
+
+def make(root: Path, rows: int) -> Lake:
+    """A new lake with so many rows over thirty days, about in the order of their ids."""
+    lake, dice = Lake(root), np.random.default_rng(rows)
+    for seq, lo in enumerate(range(0, rows, BATCH), start=1):
+        hi = min(lo + BATCH, rows)
+        attempt = lake.attempt(lo, hi)
+        table = _table(dice, lo, hi, rows)
+        written = [(_write(attempt, str(day), part), part.num_rows) for day, part in _by_day(table)]
+        _commit(lake, seq, (lo, hi), lake.found_in(attempt, written))
+    return lake
+
+
+def repeat(source: Lake, root: Path, times: int) -> Lake:
+    """A lake with the same files so many times, by links: nothing is copied."""
+    lake, commits = Lake(root), source.commits()
+    step = commits[-1].hi
+    for seq in range(len(commits) * times):
+        turn, at = divmod(seq, len(commits))
+        one = commits[at]
+        lo, hi = one.lo + turn * step, one.hi + turn * step
+        attempt = lake.attempt(lo, hi)
+        written = [(_linked(source.root / file.path, attempt / f"dt={file.dt}"), file.rows) for file in one.files]
+        _commit(lake, seq + 1, (lo, hi), lake.found_in(attempt, written))
+    return lake
+
+
+def _commit(lake: Lake, seq: int, ids: tuple[int, int], files: list[Any]) -> None:
+    rows = sum(file.rows for file in files)
+    lake.commit(Commit(seq=seq, kind="append", lo=ids[0], hi=ids[1], rows=rows, signature="made", files=files))
+
+
+def _linked(file: Path, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / file.name
+    os.link(file, link)
+    return link
+
+
+def _write(attempt: Path, day: str, part: pa.Table) -> Path:
+    path = attempt / f"dt={day}" / "part-00000.zstd.parquet"
+    path.parent.mkdir(parents=True)
+    parquet.write_table(part, path, compression="zstd")
+    return path
+
+
+def _by_day(table: pa.Table) -> Any:
+    """Each date and its rows, in the order of topic and time, as the export writes them."""
+    days = pc.cast(pc.floor_temporal(table["finished_at"], unit="day"), pa.date32())
+    for day in pc.unique(days).to_pylist():
+        part = table.filter(pc.equal(days, pa.scalar(day, pa.date32())))
+        yield day, part.sort_by([("topic", "ascending"), ("finished_at", "ascending")])
+
+
+def _table(dice: np.random.Generator, lo: int, hi: int, rows: int) -> pa.Table:
+    count, ids = hi - lo, np.arange(lo + 1, hi + 1)
+    weights = np.array(WEIGHTS) / sum(WEIGHTS)
+    task, state = dice.choice(len(TASKS), count, p=weights), dice.choice(len(STATES), count, p=SHARES)
+    step = DAYS * 86_400_000_000 / rows
+    early = dice.integers(0, 2_000_000, count)
+    finished = BEGIN + np.maximum((ids - 1) * step - early, 0).astype("timedelta64[us]")
+    late, run = np.round(dice.lognormal(2, 1, count), 3), np.round(dice.lognormal(3.5, 1, count), 3)
+    due = finished - ((late + run) * 1000).astype("timedelta64[us]")
+    ran, dead = state != 2, state == 1
+    known = {
+        "id": ids,
+        "message_id": _digits(dice, count),
+        "enqueued_at": due - np.timedelta64(1_800_000_000, "us"),
+        "topic": _named([topic for topic, _ in TASKS], task),
+        "task": _named([name for _, name in TASKS], task),
+        "state": _named(STATES, state),
+        "attempts": np.where(dead, 3, 1),
+        "due_at": due,
+        "started_at": pa.array(due, mask=~ran),
+        "finished_at": finished,
+        "lateness_ms": pa.array(late, mask=~ran),
+        "run_ms": pa.array(run, mask=~ran),
+        "error_class": _named([*ERRORS, ""], np.where(dead, ids % len(ERRORS), len(ERRORS))),
+        "body": _named([f'{{"args":[{n}],"kwargs":{{"reason":"unpaid"}}}}' for n in range(1000)], ids % 1000),
+        "ttr_ms": np.full(count, 60_000),
+    }
+    return pa.table([_column(field, known.get(field.name), count) for field in schemas.ARCHIVE], schemas.ARCHIVE)
+
+
+def _column(field: pa.Field, values: Any, count: int) -> pa.Array:
+    """As it should be; what nobody asks for is empty, 0 or null."""
+    if values is None:
+        nothing = "" if pa.types.is_string(field.type) else 0
+        return pa.repeat(pa.scalar(None if field.name in NULL else nothing, field.type), count)
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    if pa.types.is_timestamp(field.type):
+        return array.cast(pa.timestamp("us")).view(pa.int64()).view(field.type)
+    return array.cast(field.type)
+
+
+def _named(names: Any, codes: Any) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names))).cast(pa.string())
+
+
+def _digits(dice: np.random.Generator, count: int) -> pa.Array:
+    """32 hexadecimal digits each."""
+    digits = pa.py_buffer(dice.bytes(16 * count).hex().encode())
+    ends = pa.py_buffer(np.arange(0, 32 * count + 1, 32, dtype=np.int32).tobytes())
+    return pa.StringArray.from_buffers(count, ends, digits)

@@ -1,0 +1,263 @@
+"""Plants each damage that an audit knows, in a system that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from django.db import models
+
+from django_delayq.archiver import store_entries
+from django_delayq.identity import new_id, task_code
+from django_delayq.message import DURABLE, HEADER, HEADER_END, STAMP
+from django_delayq.models import ArchivedMessage, LakeBatch, OutboxMessage
+from django_delayq.pipeline.audit_kinds import Kind
+from django_delayq.store import keys
+from django_delayq.store.finished import FinishedStream
+from django_delayq.store.keys import Partition
+from django_delayq.store.lease import Lease
+from django_delayq.store.redis import RedisStore
+from tests.tasks import record
+
+DEFAULT, CROWD = Partition("default", 0), Partition("crowd", 1)
+LATER = timedelta(minutes=30)
+FAR = "9000000000000"
+NAMES = ("high", "normal", "low", "leased", "messages", "attempts", "finished", "followers", "meta")
+
+
+class World(NamedTuple):
+    """What damage is done to."""
+
+    store: RedisStore
+    export: Callable[[], Any]
+    """Brings the archive to the lake."""
+    lake: str
+
+    def key(self, name: str, partition: Partition = DEFAULT) -> str:
+        """Of a structure."""
+        return keys.partition_keys(self.store.prefix, partition)[NAMES.index(name)]
+
+    def do(self, command: str, name: str, *args: Any) -> Any:
+        """A command on a structure of the default topic."""
+        return self.store.command(command, self.key(name), *args)
+
+    def waiting(self, **options: Any) -> bytes:
+        """The id of a message that waits."""
+        handle = record.using(delay=LATER, **options).enqueue("planted")
+        return bytes(handle.identity)
+
+    def claimed(self, **options: Any) -> Lease:
+        """The lease of a message that is due."""
+        handle = record.using(**options).enqueue("planted")
+        now = self.store.clock_ms()
+        while self.store.clock_ms() < now + 2:
+            pass
+        leases = {lease.id: lease for lease in self.store.claim(DEFAULT, 500).leases}
+        return leases[handle.identity]
+
+    def ended(self, **options: Any) -> Lease:
+        """The lease of one that has ended, and is in the stream."""
+        lease = self.claimed(**options)
+        assert self.store.ack(DEFAULT, [(lease, b"{}")]) == []
+        return lease
+
+    def archived(self, **options: Any) -> ArchivedMessage:
+        """The row of one that is archived."""
+        lease = self.ended(**options)
+        self.archive()
+        return ArchivedMessage.objects.get(message_id=lease.id.hex())
+
+    def archive(self) -> None:
+        """All that is in the stream."""
+        stream = FinishedStream(self.store, DEFAULT, "world")
+        while entries := stream.read():
+            store_entries(entries)
+            stream.remove(entries)
+
+
+def no_record(world: World) -> str:
+    message_id = world.waiting()
+    world.do("HDEL", "messages", message_id)
+    return message_id.hex()
+
+
+def no_place(world: World) -> str:
+    message_id = world.waiting()
+    world.do("ZREM", "normal", message_id)
+    return message_id.hex()
+
+
+def two_lanes(world: World) -> str:
+    message_id = world.waiting()
+    world.do("ZADD", "high", FAR, message_id)
+    return message_id.hex()
+
+
+def lane_and_lease(world: World) -> str:
+    lease = world.claimed()
+    world.do("ZADD", "normal", FAR, lease.id)
+    return lease.id.hex()
+
+
+def wrong_lane(world: World) -> str:
+    message_id = world.waiting()
+    world.do("ZREM", "normal", message_id)
+    world.do("ZADD", "low", FAR, message_id)
+    return message_id.hex()
+
+
+def wrong_partition(world: World) -> str:
+    """Its topic has had one and two partitions, and both put it into the first."""
+    for count in (1, 2):
+        world.store.command("SADD", keys.topics_key(world.store.prefix), f"crowd:{count}")
+    message_id = new_id()[:-1] + b"\2"
+    body = HEADER.pack(0x11, 60_000, task_code("tests.tasks.crowd")) + b"[7]"
+    tasks = {task_code("tests.tasks.crowd"): "tests.tasks.crowd"}
+    world.store.enqueue(CROWD, tasks, [(message_id, "raise", FAR, "", body)])
+    world.store.command("HSET", world.key("attempts", CROWD), message_id, b"\0\2" + bytes(30))
+    return message_id.hex()
+
+
+def stray_attempts(world: World) -> str:
+    message_id = new_id()
+    world.do("HSET", "attempts", message_id, bytes(32))
+    return message_id.hex()
+
+
+def stray_follower(world: World) -> str:
+    message_id = new_id()
+    body = stored(world.store) + b"[8]"
+    world.do("HSET", "followers", message_id, int(FAR).to_bytes(6, "big") + body)
+    return message_id.hex()
+
+
+def lost_end(world: World) -> str:
+    lease = world.ended(durable=True)
+    world.do("DEL", "finished")
+    return lease.id.hex()
+
+
+def stale_end(world: World) -> str:
+    row = world.archived(durable=True)
+    world.do("HSET", "meta", b"done:" + row.message_id.bytes, stamp_of(row))
+    return row.message_id.hex
+
+
+def lost(world: World) -> str:
+    message_id = world.waiting(durable=True)
+    world.do("ZREM", "normal", message_id)
+    world.do("HDEL", "messages", message_id)
+    looked_at(message_id)
+    return message_id.hex()
+
+
+def unclosed(world: World) -> str:
+    lease = world.claimed(durable=True)
+    row = OutboxMessage.objects.get(message_id=lease.id.hex())
+    world.store.ack(DEFAULT, [(lease, b"{}")])
+    world.archive()
+    row.save(force_insert=True)
+    return lease.id.hex()
+
+
+def live_again(world: World) -> str:
+    lease = world.ended()
+    world.archive()
+    world.do("HSET", "messages", lease.id, lease.record)
+    world.do("ZADD", "normal", FAR, lease.id)
+    return lease.id.hex()
+
+
+def archived_twice(world: World) -> str:
+    """Exported, lost in SQL, archived once more, exported again."""
+    row = world.archived()
+    world.export()
+    ArchivedMessage.objects.filter(pk=row.pk).delete()
+    world.archived()  # SQLite would give the same id again
+    row.pk = None
+    row.save(force_insert=True)
+    world.export()
+    return row.message_id.hex
+
+
+def late_row(world: World) -> str:
+    """Committed in SQL after a batch with greater ids was."""
+    row = world.archived()
+    world.archived()
+    pk = row.pk
+    ArchivedMessage.objects.filter(pk=pk).delete()
+    world.export()
+    row.save(force_insert=True)
+    return str(pk)
+
+
+def changed_row(world: World) -> str:
+    row = world.archived()
+    world.export()
+    ArchivedMessage.objects.filter(pk=row.pk).update(worker="somebody else")
+    return str(row.pk)
+
+
+def lost_row(world: World) -> str:
+    row = world.archived()
+    world.archived()
+    world.export()
+    ArchivedMessage.objects.filter(pk=row.pk).delete()
+    return str(row.pk)
+
+
+def altered_batch(world: World) -> str:
+    """Pruned from SQL, and its commit says something else than its files."""
+    world.archived()
+    world.export()
+    batch = LakeBatch.objects.order_by("-lo")[0]
+    ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi).delete()
+    LakeBatch.objects.filter(pk=batch.pk).update(state="pruned", pruned=models.F("rows"))
+    path = sorted(Path(world.lake, "commits").glob("*.json"))[-1]
+    commit = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode({**commit, "signature": "7"}))
+    return f"batch {LakeBatch.objects.count() - 1}"
+
+
+#: What Kind.SURPLUS_ROW needs is a commit that lies: see test_audit_repair.py.
+PLANTS: dict[Kind, Callable[[World], str]] = {
+    Kind.UNCLOSED: unclosed,
+    Kind.LIVE_AGAIN: live_again,
+    Kind.NO_RECORD: no_record,
+    Kind.NO_PLACE: no_place,
+    Kind.TWO_LANES: two_lanes,
+    Kind.LANE_AND_LEASE: lane_and_lease,
+    Kind.WRONG_LANE: wrong_lane,
+    Kind.WRONG_PARTITION: wrong_partition,
+    Kind.STRAY_ATTEMPTS: stray_attempts,
+    Kind.STRAY_FOLLOWER: stray_follower,
+    Kind.LOST_END: lost_end,
+    Kind.STALE_END: stale_end,
+    Kind.LOST: lost,
+    Kind.TWICE: archived_twice,
+    Kind.LATE_ROW: late_row,
+    Kind.CHANGED_ROW: changed_row,
+    Kind.LOST_ROW: lost_row,
+}
+
+
+def stored(store: RedisStore, flags: int = 0x11) -> bytes:
+    """Stamp and header of a record, as they lie in Redis."""
+    now_us = int(store.clock_ms() * 1000)
+    return STAMP.pack(now_us, bytes(6)) + HEADER.pack(flags, 60_000, task_code(record.name))
+
+
+def stamp_of(row: ArchivedMessage) -> bytes:
+    """As Redis remembers it."""
+    return round(row.enqueued_at.timestamp() * 1e6).to_bytes(8, "big")
+
+
+def looked_at(message_id: bytes) -> None:
+    """As if the row had been sent long ago."""
+    OutboxMessage.objects.filter(message_id=message_id.hex()).update(relay_at_ms=0)
+
+
+__all__ = ["DURABLE", "HEADER_END", "PLANTS", "World", "altered_batch", "looked_at", "stamp_of", "stored"]

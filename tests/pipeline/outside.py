@@ -1,0 +1,133 @@
+"""Spark in processes of its own: jobs as they run on a cluster, where executors have nothing but the packaged zip."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from django_delayq.pipeline import project
+from django_delayq.pipeline.errors import SparkMissing
+from django_delayq.pipeline.session import check_java
+
+#: Runs jobs one after another in one session: CONFIGURATION (JSON), then NAME FILE for each job.
+JOBS = """
+import json, sys, traceback
+from django_delayq.pipeline import project, rendering, session
+from django_delayq.pipeline.jobs import run
+from django_delayq.pipeline.params import Params
+
+def main(start, *jobs):
+    start = json.loads(start)
+    every = [(name, Params.decode(open(path, "rb").read())) for name, path in zip(jobs[::2], jobs[1::2])]
+    project.set_up(every[0][1])
+    spark = session.build_session(start["master"], "512m", start["conf"])
+    for path in start["files"]:
+        spark.sparkContext.addPyFile(path)
+    for name, params in every:
+        try:
+            report = run(name, spark, params, lambda line: print(line, file=sys.stderr))
+            print(rendering.as_text(report), file=sys.stderr)
+            print(json.dumps(json.loads(rendering.as_json(report))), flush=True)
+        except Exception:
+            print(json.dumps({"job": name, "error": traceback.format_exc()}), flush=True)
+    exec(start["code"], globals() | {"spark": spark, "every": every})
+    spark.stop()
+    print(session.log(), file=sys.stderr)
+
+main(*sys.argv[1:])
+"""
+
+
+def require_java() -> None:
+    """Skip the test without Java; fail it in CI."""
+    try:
+        check_java()
+    except SparkMissing as error:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
+
+
+class Ended(NamedTuple):
+    """A process that has ended."""
+
+    code: int
+    out: str
+    err: str
+    commands: str
+    """Command lines of it and of all it started, as `ps` shows them."""
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float = 110) -> Ended:
+    """Run it in this folder, which is also its place for temporary files."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        command, cwd=folder, env=plain_environment() | {"TMPDIR": str(folder / "tmp")} | dict(environment), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    seen: set[str] = set()
+    watch = threading.Thread(target=_watch, args=(process.pid, seen), daemon=True)
+    watch.start()
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        raise AssertionError(f"not within {seconds} s:\n{process.communicate()[1][-5000:]}") from None
+    watch.join()
+    return Ended(process.returncode, out, err, "\n".join(seen))
+
+
+def _watch(pid: int, seen: set[str]) -> None:
+    while psutil.pid_exists(pid):
+        try:
+            this = psutil.Process(pid)
+            if this.status() == psutil.STATUS_ZOMBIE:
+                return
+            seen.update(" ".join(one.cmdline()) for one in [this, *this.children(recursive=True)])
+        except psutil.NoSuchProcess:
+            pass
+        time.sleep(0.1)
+
+
+def plain_environment() -> dict[str, str]:
+    """Without what pytest's own session has set for Spark, and without a project."""
+    ours = ("PYSPARK_", "SPARK_", "DJANGO_SETTINGS_MODULE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def python_without_us(folder: Path) -> Path:
+    """A Python with all that is installed but django_delayq itself, as an executor's may be."""
+    path = folder / "python-without-us"
+    site = sysconfig.get_path("purelib")
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} -S "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def spark_home(folder: Path) -> Path:
+    """PySpark's folder by links: what its workers write into SPARK_HOME stays out of the environment."""
+    import pyspark
+
+    home = folder / "spark"
+    home.mkdir()
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "work":
+            (home / path.name).symlink_to(path)
+    return home
+
+
+def write_params(path: Path, **rest: Any) -> str:
+    """Parameters with references, as --write-params writes them."""
+    with project.parameters(elsewhere=True, **rest) as params:
+        path.write_bytes(params.encode())
+    return str(path)

@@ -1,0 +1,146 @@
+"""Compaction gives the same rows in fewer files, or changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from django_delayq.models import LakeBatch
+from django_delayq.pipeline import batches, compaction
+from django_delayq.pipeline.errors import LakeConflict, LakeError
+from django_delayq.pipeline.jobs import export
+from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.repairing import repair
+from django_delayq.pipeline.sources.lake import read_lake
+
+from .rows import make_rows
+
+NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)
+NOW = NOON + timedelta(days=1)
+
+
+@pytest.fixture
+def full(spark: Any, parameters: Any, lake: str) -> Lake:
+    """A lake with six files of a day that is over, in three batches, and two files of today (NOW)."""
+    params = parameters(job={"settle": 0, "batch": 10})
+    make_rows(30, finished_at=lambda n: NOON + timedelta(minutes=n))
+    export.run(spark, params, bool)
+    make_rows(20, finished_at=lambda n: NOW - timedelta(minutes=n))
+    export.run(spark, params, bool)
+    return Lake(lake)
+
+
+def days(lake: Lake) -> dict[str, list[int]]:
+    """Rows of the files by their dates."""
+    found: dict[str, list[int]] = {}
+    for file in lake.files():
+        found.setdefault(file.dt, []).append(file.rows)
+    return found
+
+
+def test_the_small_files_of_days_that_are_over_become_one(spark: Any, full: Lake) -> None:
+    before = read_lake(spark, full)
+    rows, content = before.collect(), batches.content_of(before)
+    assert days(full) == {"2026-11-18": [10, 10, 10], "2026-11-19": [10, 10]}
+    figures = compaction.compact(spark, full, NOW)
+    assert figures == {"compacted_files": 3, "compacted_into": 1}
+    assert days(full) == {"2026-11-19": [10, 10], "2026-11-18": [30]}
+    assert batches.content_of(read_lake(spark, full)) == content
+    assertDataFrameEqual(read_lake(spark, full).collect(), rows)
+    last = full.commits()[-1]
+    assert (last.kind, last.settled_at, last.hours) == ("compact", full.commits()[-2].settled_at, [])
+    assert compaction.compact(spark, full, NOW) == {"compacted_files": 0, "compacted_into": 0}
+
+
+def test_replaced_files_stay_for_the_grace_and_then_go(spark: Any, full: Lake) -> None:
+    old = full.paths(until="2026-11-18")
+    compaction.compact(spark, full, NOW)
+    assert full.sweep(3600) == 0
+    assert all(Path(path).exists() for path in old)
+    assert full.sweep(0) == 3
+    assert not any(Path(path).exists() for path in old)
+    assert read_lake(spark, full).count() == 50
+
+
+def test_big_files_and_days_with_one_file_stay(spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "SMALL", 100)
+    assert compaction.small_files(full, NOW) == []
+    monkeypatch.undo()
+    assert {file.dt for file in compaction.small_files(full, NOW)} == {"2026-11-18"}
+
+
+def test_files_that_changed_since_their_commit_are_not_compacted(spark: Any, full: Lake) -> None:
+    import pyarrow.parquet as pq
+
+    victim = full.check(full.files(until="2026-11-18")[0])
+    table = pq.read_table(victim)
+    size = victim.stat().st_size
+    pq.write_table(table.slice(0, 9), victim, compression="none")
+    with victim.open("rb+") as file:  # as long as it was, so that only its rows tell
+        content = file.read()
+        if len(content) != size:
+            lie_about_size(full, victim, len(content))
+    with pytest.raises(LakeError, match="Nothing is compacted"):
+        compaction.compact(spark, Lake(full.root), NOW)
+    assert len([c for c in Lake(full.root).commits() if c.kind == "compact"]) == 0
+
+
+def lie_about_size(lake: Lake, victim: Path, size: int) -> None:
+    for path in (lake.root / "commits").iterdir():
+        before = f'"bytes": {next((f.bytes for f in lake.files() if lake.root / f.path == victim), None)}'
+        path.write_text(path.read_text().replace(before, f'"bytes": {size}'))
+    for crc in victim.parent.glob(".*.crc"):
+        crc.unlink()
+
+
+def test_of_two_compactions_at_once_one_counts(spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = batches.verified
+
+    def slow(*arguments: Any) -> Any:
+        monkeypatch.setattr(batches, "verified", verified)
+        compaction.compact(spark, Lake(full.root), NOW)  # the other one begins later and ends first
+        return verified(*arguments)
+
+    monkeypatch.setattr(batches, "verified", slow)
+    with pytest.raises(LakeConflict, match="another compaction"):
+        compaction.compact(spark, full, NOW)
+    assert read_lake(spark, full).count() == 50
+    assert not list(full.abandoned(-1))
+
+
+def test_an_export_with_compact_says_how_many_files_it_made_one(spark: Any, full: Lake, parameters: Any) -> None:
+    report = export.run(spark, parameters(job={"settle": 0, "compact": True}), bool)
+    assert report.figures["compacted_files"] >= 3  # today, by the real clock, may be another day
+    assert read_lake(spark, full).count() == 50
+    make_rows(1)
+    assert export.run(spark, parameters(job={"settle": 0}), bool).figures["rows"] == 1
+
+
+# Repairs
+
+
+def test_a_batch_is_replaced_by_what_sql_has(spark: Any, full: Lake, parameters: Callable[..., Any]) -> None:
+    from django_delayq.models import ArchivedMessage
+
+    compaction.compact(spark, full, NOW)
+    second = LakeBatch.objects.order_by("lo")[1]
+    changed = ArchivedMessage.objects.filter(pk__gt=second.lo).order_by("pk")[0]
+    ArchivedMessage.objects.filter(pk=changed.pk).update(body="changed", finished_at=NOW)
+    ArchivedMessage.objects.filter(pk=changed.pk + 1).delete()
+    LakeBatch.objects.update(counted_at=NOW)
+    commit = repair(spark, parameters(), full, second.lo, second.hi)
+    rows = {row.id: row.body for row in read_lake(spark, Lake(full.root), ["id", "body"]).collect()}
+    assert len(rows) == 49
+    assert rows[changed.pk] == "changed"
+    assert changed.pk + 1 not in rows
+    assert {"2026-11-18T12:00:00Z", "2026-11-19T12:00:00Z"} <= set(commit.hours)
+    second.refresh_from_db()
+    assert (second.rows, second.seq, second.counted_at) == (9, commit.seq, None)
+    assert LakeBatch.objects.filter(counted_at=None).count() == 1
+    make_rows(1)
+    assert export.run(spark, parameters(job={"settle": 0}), bool).figures["rows"] == 1

@@ -1,0 +1,215 @@
+"""kill -9 of the driver and its JVM at every step of the export: the next run goes on, and loses and doubles nothing.
+
+DELAYQ_KILLS=3 kills three times in a row also where each kill needs a JVM of its own. This module is also the program
+that is killed: `python -m tests.pipeline.test_export_killed STEP LAKE`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.databases import VARIABLE
+
+DAY = 86_400
+AGO = datetime(2026, 11, 1, 23, 50, tzinfo=timezone.utc)
+ROWS = 60
+OPTIONS = {"settle": 0, "batch": 40}
+TIMES = int(os.environ.get("DELAYQ_KILLS", "1"))
+#: Steps that need a JVM: `written`, `verified` and `committed` die when it is done and before the ledger says so.
+WITH_JVM = ("writing", "written", "verified", "linked", "committed")
+
+
+@pytest.mark.databases
+@pytest.mark.timeout(900)
+def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_path: Path) -> None:
+    from django_delayq.models import ArchivedMessage, LakeBatch
+    from django_delayq.pipeline.jobs import export
+    from django_delayq.pipeline.lake import Lake
+    from django_delayq.pipeline.sources.lake import read_lake
+
+    from .rows import make_rows
+
+    ids = make_rows(ROWS, finished_at=lambda n: AGO + timedelta(minutes=n))
+    lakes = {step: tmp_path / step for step in ("planned", *WITH_JVM)}
+    with ThreadPoolExecutor(2) as pool:  # as many as there are processors
+        list(pool.map(lambda step: kill_in_a_row(step, lakes[step]), lakes))
+    for step, lake in lakes.items():
+        stumps = len(list(Path(lake, "data").iterdir())) - len(Lake(lake).commits())
+        assert stumps == {"planned": 0, "committed": 0}.get(step, TIMES), step
+        report = export.run(spark, parameters(lake=str(lake), job={**OPTIONS, "grace": 0}), bool)
+        assert report.figures["swept"] == stumps, step
+        rows = [row.id for row in read_lake(spark, Lake(lake), ["id"]).collect()]
+        assert len(rows) == len(set(rows)) == ArchivedMessage.objects.count() == ROWS, step
+        commits = Lake(lake).commits()
+        assert [(commit.lo, commit.hi) for commit in commits] == [(0, ids[39]), (ids[39], ids[59])], step
+        batches = LakeBatch.objects.filter(lake=lake).order_by("lo").values_list("state", "seq", "rows", "signature")
+        assert list(batches) == [("committed", c.seq, c.rows, c.signature) for c in commits], step
+        assert len(list(Path(lake, "data").iterdir())) == 2, step
+
+
+@pytest.mark.databases
+@pytest.mark.timeout(300)
+def test_killed_three_times_while_it_prunes_it_goes_on(spark: Any, parameters: Any, lake: str) -> None:
+    from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
+    from django_delayq.pipeline.jobs import export
+    from django_delayq.pipeline.lake import Lake
+    from django_delayq.pipeline.sources.lake import read_lake
+
+    from .rows import make_rows
+
+    dead = make_rows(1, finished_at=AGO, state="dead")
+    make_rows(ROWS, finished_at=AGO)
+    export.run(spark, parameters(job=OPTIONS), bool)
+    for left in (51, 41, 22):  # a chunk more each time; the last one also ends a batch
+        kill("pruned", lake)
+        assert ArchivedMessage.objects.count() == left
+    report = export.run(spark, parameters(job={**OPTIONS, "prune": DAY}), bool)
+    assert (report.figures["pruned"], report.problems) == (21, [])
+    assert list(ArchivedMessage.objects.values_list("pk", flat=True)) == dead
+    assert list(LakeBatch.objects.order_by("lo").values_list("state", "pruned")) == [("pruned", 39), ("pruned", 21)]
+    assert sum(OperatorAction.objects.values_list("count", flat=True)) == ROWS
+    assert read_lake(spark, Lake(lake), ["id"]).distinct().count() == ROWS + 1
+
+
+def kill_in_a_row(step: str, lake: Path) -> None:
+    """What has been committed by a kill is not to be killed again."""
+    times = 1 if step == "committed" else TIMES if step in WITH_JVM else 3
+    for _ in range(times):
+        kill(step, str(lake))
+
+
+def kill(step: str, lake: str) -> None:
+    """Run the export in a process group of its own, which ends itself at this step."""
+    from django.db import connection
+
+    names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
+    entry = {name: connection.settings_dict[name] for name in names if connection.settings_dict.get(name)}
+    told = {VARIABLE: json.dumps({**entry, "NAME": str(entry["NAME"])}), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [sys.executable, "-m", "tests.pipeline.test_export_killed", step, lake]
+    child = subprocess.Popen(
+        command, env={**os.environ, **told}, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        said, _ = child.communicate(timeout=240)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL, f"{step}: {said.decode()}"
+
+
+# The program that is killed
+
+
+def main(step: str, lake: str) -> None:
+    import django
+
+    django.setup()
+    from django_delayq.pipeline import project, pruning
+    from django_delayq.pipeline.jobs import export
+
+    options: dict[str, Any] = dict(OPTIONS)
+    if step == "pruned":
+        options["prune"] = DAY
+        pruning.CHUNK = 10
+    prepare(step)
+    with project.parameters(lake=lake, job=options) as params:
+        export.run(session(step), params, bool)
+
+
+def session(step: str) -> Any:
+    """None where it is not come to."""
+    from django_delayq.pipeline.jobs import export
+    from django_delayq.pipeline.session import build_session
+
+    from .conftest import JAVA, QUICK
+
+    if step in WITH_JVM:
+        return build_session("local[1]", "512m", java_options=JAVA, extra=QUICK)
+    changed: Any = export
+    changed.check_session = changed.read_archive = lambda *arguments, **options: None
+    return None
+
+
+def prepare(step: str) -> None:
+    """Die at this step."""
+    from django_delayq.pipeline import batches, lake, ledger, pruning
+
+    targets: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+        "written": (ledger.Ledger, "enter", lambda _, attempt, state, **fields: state == "written"),
+        "verified": (ledger.Ledger, "enter", lambda _, attempt, state, **fields: state == "verified"),
+        "linked": (lake.os, "link", lambda *arguments: True),
+        "committed": (ledger.Ledger, "committed", lambda *arguments: True),
+        "writing": (batches, "read_back", lambda *arguments: True),  # at the latest
+    }
+    if step == "planned":
+        after(ledger.Ledger, "plan", 1)
+    elif step == "pruned":
+        after(pruning._Prune, "_delete", 1 if not _half_done() else 2)
+    else:
+        before(*targets[step])
+    if step == "writing":
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def _half_done() -> bool:
+    """The last of three kills is between two batches."""
+    from django_delayq.models import LakeBatch
+
+    return LakeBatch.objects.filter(pruned__gte=19).exists()
+
+
+def before(owner: Any, name: str, when: Callable[..., bool]) -> None:
+    """Die instead of this call."""
+    original = getattr(owner, name)
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if when(*arguments, **options):
+            die()
+        return original(*arguments, **options)
+
+    setattr(owner, name, dying)
+
+
+def after(owner: Any, name: str, calls: int) -> None:
+    """Die when so many calls have returned."""
+    original, left = getattr(owner, name), [calls]
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        answer = original(*arguments, **options)
+        left[0] -= 1
+        if not left[0]:
+            die()
+        return answer
+
+    setattr(owner, name, dying)
+
+
+def watch() -> None:
+    """Die as soon as Spark has begun a file."""
+    data = Path(sys.argv[2], "data")
+    while not any(data.rglob("*.parquet")):
+        time.sleep(0.001)
+    die()
+
+
+def die() -> None:
+    """Without a last word: the driver, the JVM, and Python's workers lose their pipes."""
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,369 @@
+"""Rows -> messages: ids, JSON, due times, and what is refused at the start or row by row."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
+
+from django_delayq.identity import key_id, task_code
+from django_delayq.message import Record, decode_body
+from django_delayq.pipeline import json_columns, messages, schedule_frames, task_specs
+from django_delayq.pipeline.errors import Refused
+from django_delayq.pipeline.options import ParameterSpec, ScheduleOptions, TaskSpec
+from django_delayq.pipeline.sinks.queue import Records
+from django_delayq.store.keys import partition_of
+from django_delayq.times import MAX_DELAY_MS
+from tests import tasks as declared
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
+LIMIT = 200
+
+
+def parameter(name: str, annotation: str = "", *, kind: str = "both", required: bool = True) -> ParameterSpec:
+    return ParameterSpec(name=name, kind=kind, annotation=annotation, required=required)  # type: ignore[arg-type]
+
+
+def task(*parameters: ParameterSpec, **rest: Any) -> TaskSpec:
+    return TaskSpec(**{"name": "shop.remind", "topic": "mail", "ttr_ms": 60_000, "parameters": parameters} | rest)
+
+
+def options(*parameters: ParameterSpec, spec: dict[str, Any] | None = None, **rest: Any) -> ScheduleOptions:
+    given = {"job": "night", "task": task(*parameters, **spec or {}), "source": "", "format": "parquet", "key": "k"}
+    return ScheduleOptions(**given | rest)
+
+
+def made(spark: Any, rows: list[Any], schema: str, given: ScheduleOptions) -> list[Any]:
+    frame = spark.createDataFrame(rows, schema)
+    planned = schedule_frames.plan(given, frame.schema)
+    placed = messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3)
+    arranged = schedule_frames.with_copies_refused(messages.arranged(placed, 4))
+    found: list[Any] = arranged.orderBy("name").collect()
+    return found
+
+
+def reasons(found: list[Any]) -> dict[str, str | None]:
+    return {row["name"]: row["reason"] for row in found}
+
+
+# Ids and places
+
+
+def test_ids_of_keyed_messages_are_those_of_their_keys(spark: Any) -> None:
+    rows = [(key,) for key in ("1", "käse 🧀", "x" * 256, *map(str, range(300)))]
+    found = made(spark, rows[1:], "k string", options())
+    assert {row["name"]: bytes(row["id"]) for row in found} == {key: key_id("mail", key) for (key,) in rows[1:]}
+    for row in found:
+        assert row["partition"] == partition_of("mail", bytes(row["id"]), 4).number
+        assert 0 <= row["split"] < 3
+    assert set(Counter(row["split"] for row in found)) == {0, 1, 2}
+
+
+def test_ids_without_keys_are_as_certain_and_never_those_of_keys(spark: Any) -> None:
+    (one,) = made(spark, [("1",)], "k string", options(keyed=False))
+    (again,) = made(spark, [("1",)], "k string", options(keyed=False))
+    (other,) = made(spark, [("1",)], "k string", options(keyed=False, job="other"))
+    assert one["id"] == again["id"] == key_id("night\0mail", "1")
+    assert len({bytes(row["id"]) for row in (one, other)} | {key_id("mail", "1")}) == 3
+    assert one["body"] == "[]"
+
+
+def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> None:
+    frame = spark.range(2_000).selectExpr("cast(id AS string) AS k")
+    planned = schedule_frames.plan(options(), frame.schema)
+    placed = messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3)
+    arranged = messages.arranged(placed, 4).select("topic", "partition", "split", "id")
+    tasks: list[list[Any]] = arranged.rdd.glom().collect()
+    seen = [{tuple(row[:3]) for row in rows} for rows in tasks]
+    assert sum(map(len, seen)) == len(set().union(*seen)) == 12
+    for rows in tasks:
+        order = [(*row[:3], bytes(row["id"])) for row in rows]
+        assert order == sorted(order)
+
+
+def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
+    frame = spark.createDataFrame([], "k string")
+    planned = schedule_frames.plan(options(), frame.schema)
+    arranged = messages.arranged(messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4)
+    chosen = messages.chosen(arranged)
+    assertSchemaEqual(chosen.schema, messages.COLUMNS, ignoreNullable=True)
+    assertDataFrameEqual(chosen, spark.createDataFrame([], messages.COLUMNS))
+    assert tuple(arranged.agg(*messages.summed(arranged)).first()) == (0, 0, "0")
+
+
+def test_the_sum_is_of_the_rows_and_not_of_their_order(spark: Any) -> None:
+    def summed(rows: list[Any]) -> Any:
+        frame = spark.createDataFrame(rows, messages.COLUMNS)
+        return tuple(frame.agg(*messages.summed(frame)).first())
+
+    one = ("mail", 0, 0, b"a" * 16, 5, "", b"h", "[1]")
+    other = ("mail", 0, 1, b"b" * 16, 5, "", b"h", "[22]")
+    assert summed([one, other]) == summed([other, one])
+    assert summed([one])[:2] == (1, 3)
+    for changed in ((*one[:4], 6, *one[5:]), (*one[:7], "[2]"), (*one[:5], "9", *one[6:])):
+        assert summed([changed, other])[2] != summed([one, other])[2]
+
+
+# Arguments
+
+
+VALUES: list[tuple[Any, str]] = [
+    ('"\\ \n\u2028\x01 käse 🧀', "string"),
+    ("", "string"),
+    (9_007_199_254_740_993, "bigint"),
+    (-128, "tinyint"),
+    (0.1, "double"),
+    (1e300, "double"),
+    (-0.0, "double"),
+    (True, "boolean"),
+    (None, "string"),
+    (None, "bigint"),
+    (None, "void"),
+    ([1, None, 3], "array<int>"),
+    ([], "array<string>"),
+    ({"a": 1, "b": None}, "struct<a:int,b:string>"),
+    ([{"x": [True]}], "array<struct<x:array<boolean>>>"),
+    ({"k": 1.5}, "map<string,double>"),
+]
+
+
+def test_arguments_come_back_as_they_were(spark: Any) -> None:
+    names = [f"v{number}" for number in range(len(VALUES))]
+    schema = ", ".join(["k string", *(f"{name} {kind}" for name, (_, kind) in zip(names, VALUES, strict=True))])
+    given = options(*(parameter(name) for name in names), spec={"max_attempts": 7})
+    frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
+    planned = schedule_frames.plan(given, frame.schema)
+    (row,) = schedule_frames.rows(frame, planned, NOW, 10_000).collect()
+    body = decode_body(0, row["body"].encode())
+    assert row["reason"] is None
+    assert body.args == [value for value, _ in VALUES]
+    assert math.copysign(1, body.args[6]) == -1
+    assert (body.kwargs, body.key, body.max_attempts) == ({}, "1", 7)
+
+
+def test_a_float_is_the_number_that_it_is(spark: Any) -> None:
+    given = options(parameter("a"), parameter("b", "float"))
+    frame = spark.createDataFrame([("1", 0.1, 3)], "k string, a float, b int")
+    (row,) = schedule_frames.rows(frame, schedule_frames.plan(given, frame.schema), NOW, LIMIT).collect()
+    assert json.loads(row["body"])["args"] == [0.10000000149011612, 3.0]
+
+
+def test_arguments_go_by_position_as_long_as_none_is_left_out(spark: Any) -> None:
+    given = options(
+        parameter("a"), parameter("b", required=False), parameter("c"), parameter("d", kind="named"),
+        parameter("rest", kind="others", required=False), keyed=False,
+        columns={"a": "x", "c": "x", "d": "x", "more": "x"},
+    )  # fmt: skip
+    (row,) = made(spark, [("1", 5)], "k string, x int", given)
+    assert json.loads(row["body"]) == {"args": [5], "kwargs": {"c": 5, "d": 5, "more": 5}}
+
+
+def test_the_plain_case_is_a_plain_array(spark: Any) -> None:
+    given = options(parameter("a"), parameter("b"), keyed=False)
+    (row,) = made(spark, [("1", 5, "x")], "k string, a int, b string", given)
+    assert row["body"] == '[5,"x"]'
+
+
+def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
+    given = options(parameter("a"), spec={"priority": 2, "expires": "+5000"}, keyed=False)
+    (row,) = made(spark, [("1", "x" * 150)], "k string, a string", given)
+    columns = {name: [row[name]] for name in messages.COLUMNS.names}
+    batch = pa.RecordBatch.from_pydict(columns, to_arrow_schema(messages.COLUMNS))
+    for above, compressed in ((100, True), (1000, False)):
+        ((identity, when, expires, record),) = Records(above, 777).of(batch)
+        found = Record.decode(bytes(14) + record)
+        assert (identity, when, expires) == (bytes(row["id"]), "777", "+5000")
+        assert (int(found.priority), found.ttr_ms, found.task_code) == (2, 60_000, task_code("shop.remind"))
+        assert bool(found.flags & 0b0100) == compressed and bool(found.flags & 0b1000)
+        assert decode_body(found.flags, found.body).args == ["x" * 150]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("a timestamp", "column 'a' is of type timestamp.*date_format"),
+        ("a timestamp_ntz", "timestamp_ntz"),
+        ("a date", "type date.*cast"),
+        ("a decimal(10,2)", r"decimal\(10,2\).*DOUBLE"),
+        ("a binary", "base64"),
+        ("a array<struct<at:date>>", r"'a'\[\]\.at is of type date"),
+        ("a map<int,int>", r"map<int,int>"),
+        ("a string", "takes a: int.*'a' is of type string"),
+        ("b int", "needs a.*has k, b"),
+    ],
+)
+def test_columns_that_cannot_be_arguments_are_refused_at_the_start(spark: Any, column: str, words: str) -> None:
+    schema = spark.createDataFrame([], f"k string, {column}").schema
+    annotation = "int" if "takes" in words else ""
+    with pytest.raises(Refused, match=words):
+        schedule_frames.plan(options(parameter("a", annotation)), schema)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"columns": {"amuont": "amount"}}, "no parameter 'amuont'.*Did you mean amount"),
+        ({"columns": {"amount": "amuont"}}, "no column 'amuont'.*Did you mean amount"),
+        ({"key": "kk"}, "no column 'kk' for the key"),
+        ({"key": "amount"}, "key column 'amount' is of type double"),
+        ({"due": "day"}, "'day' is of type date"),
+        ({"due": "naive"}, "'naive' is of type timestamp_ntz.*24 instants"),
+        ({"due": "n"}, "'n' is of type bigint.*timestamp_millis"),
+        ({"due": "dew"}, "no column 'dew' for the due time"),
+    ],
+)
+def test_options_that_fit_no_column_are_refused_at_the_start(spark: Any, changes: Any, words: str) -> None:
+    schema = spark.createDataFrame([], "k string, amount double, day date, naive timestamp_ntz, n bigint").schema
+    with pytest.raises(Refused, match=words):
+        schedule_frames.plan(options(parameter("amount"), **changes), schema)
+
+
+def test_a_parameter_by_position_needs_those_before_it(spark: Any) -> None:
+    schema = spark.createDataFrame([], "k string, b int").schema
+    given = options(parameter("a", kind="positional", required=False), parameter("b", kind="positional"))
+    with pytest.raises(Refused, match="a is needed before it"):
+        schedule_frames.plan(given, schema)
+
+
+# Row by row
+
+
+def test_keys_that_can_be_none_are_refused(spark: Any) -> None:
+    rows = [(None,), ("",), ("x" * 257,), ("a\0b",), ("twice",), ("twice",), ("good",)]
+    found = made(spark, rows, "k string", options())
+    said = {row["name"]: row["reason"] for row in found}
+    assert said == {
+        None: "its key is null",
+        "": "its key is empty",
+        "x" * 257: "its key has more than 256 characters",
+        "a\0b": "its key has the character NUL",
+        "twice": "its key stands 2 times in the source",
+        "good": None,
+    }
+    assert [row["id"] is None for row in found if row["name"] is None] == [True]
+
+
+def test_values_that_json_has_not_are_refused(spark: Any) -> None:
+    given = options(parameter("a"), parameter("b"), parameter("c", "int"))
+    nan, inf = float("nan"), float("inf")
+    rows = [("1", nan, [1.0], 1), ("2", 1.0, [None, inf], 1), ("3", None, None, 1), ("4", -inf, [], 1),
+            ("5", 1.0, [2.0], None), ("6", 1.0, [2.0], 1)]  # fmt: skip
+    found = reasons(made(spark, rows, "k string, a double, b array<double>, c int", given))
+    json_has_not = "has a value that JSON has not (NaN, infinite, not UTF-8)"
+    assert found == {
+        "1": f"a {json_has_not}", "2": f"b {json_has_not}", "3": None, "4": f"a {json_has_not}",
+        "5": "c is null, and the task takes int", "6": None,
+    }  # fmt: skip
+
+
+def test_text_that_is_not_utf_8_is_refused(spark: Any) -> None:
+    frame = spark.sql("SELECT '1' AS k, cast(unhex('ff') AS string) AS a, array(struct(cast(unhex('ff') AS string) AS x)) AS b")
+    for column in ("a", "b"):
+        planned = schedule_frames.plan(options(parameter(column)), frame.schema)
+        (row,) = schedule_frames.rows(frame, planned, NOW, LIMIT).collect()
+        assert "not UTF-8" in row["reason"]
+
+
+def test_a_body_above_the_limit_is_refused(spark: Any) -> None:
+    given = options(parameter("a"), keyed=False)
+    rows = [("1", "x" * (LIMIT - 4)), ("2", "x" * (LIMIT - 3)), ("3", "ä" * (LIMIT // 2))]
+    found = reasons(made(spark, rows, "k string, a string", given))
+    assert found == {
+        "1": None,
+        "2": f"its arguments take {LIMIT + 1} bytes, the limit is {LIMIT}",
+        "3": f"its arguments take {LIMIT + 4} bytes, the limit is {LIMIT}",
+    }
+
+
+def test_due_times_are_rounded_up_to_milliseconds(spark: Any) -> None:
+    at = NOW + timedelta(microseconds=1)
+    last = NOW + timedelta(milliseconds=MAX_DELAY_MS)
+    rows = [("1", at), ("2", NOW), ("3", None), ("4", last), ("5", last + timedelta(milliseconds=1))]
+    rows.append(("6", datetime(1950, 1, 1, tzinfo=timezone.utc)))
+    found = made(spark, rows, "k string, at timestamp", options(due="at"))
+    start = int(NOW.timestamp() * 1000)
+    assert [row["due_ms"] for row in found] == [start + 1, start, None, start + MAX_DELAY_MS, start + MAX_DELAY_MS + 1, 0]
+    assert [row["reason"] for row in found] == [
+        None, None, "its due time is null", None, "its due time is more than ten years ahead", None,
+    ]  # fmt: skip
+
+
+def test_due_times_as_text_need_an_offset(spark: Any) -> None:
+    texts = ["2026-11-20T13:00:00+01:00", "2026-11-20T12:00:00Z", "2026-11-20T12:00:00", "tomorrow", "2026-11-20", None]
+    found = made(spark, list(zip("123456", texts, strict=True)), "k string, at string", options(due="at"))
+    start = int(NOW.timestamp() * 1000)
+    assert [row["due_ms"] for row in found[:2]] == [start, start]
+    assert [(row["reason"] or "")[-40:] for row in found] == [
+        "", "", "12:00:00 has no offset, such as Z or +01:00"[-40:], "its due time tomorrow is no ISO 8601 time"[-40:],
+        "2026-11-20 has no offset, such as Z or +01:00"[-40:], "its due time is null",
+    ]  # fmt: skip
+
+
+def test_without_a_due_column_the_load_says_when(spark: Any) -> None:
+    (row,) = made(spark, [("1",)], "k string", options())
+    assert row["due_ms"] is None
+
+
+def test_text_of_csv_is_read_as_the_task_takes_it(spark: Any) -> None:
+    names = {"i": "int", "f": "float | None", "b": "Optional[bool]", "s": "str"}
+    given = options(*(parameter(name, kind) for name, kind in names.items()), format="csv")
+    rows = [("1", "12", "0.5", "true", "007"), ("2", "1.5", None, None, "x"), ("3", "1", "x", None, "x"),
+            ("4", "1", None, "maybe", "x"), ("5", None, None, None, "x"), ("6", "1", "NaN", None, "x"),
+            ("7", "1", None, None, "x")]  # fmt: skip
+    found = made(spark, rows, "k string, i string, f string, b string, s string", given)
+    assert json.loads(found[0]["body"])["args"] == [12, 0.5, True, "007"]
+    assert json.loads(found[6]["body"])["args"] == [1, None, None, "x"]
+    assert [row["reason"] for row in found[1:6]] == [
+        "i is 1.5, and the task takes int", "f is x, and the task takes float", "b is maybe, and the task takes bool",
+        "i is null, and the task takes int", "f has a value that JSON has not (NaN, infinite, not UTF-8)",
+    ]  # fmt: skip
+
+
+def test_a_row_that_is_refused_is_given_back_whole(spark: Any) -> None:
+    frame = spark.createDataFrame([("1", 5), ("2", 6), ("2", 7), (None, 8)], "k string, x int")
+    planned = schedule_frames.plan(options(), frame.schema)
+    found = schedule_frames.rejects(frame, planned, NOW, LIMIT).collect()
+    assert sorted((row["reason"], row["row"].asDict()["x"]) for row in found) == [
+        ("its key is null", 8), ("its key stands 2 times in the source", 6), ("its key stands 2 times in the source", 7),
+    ]  # fmt: skip
+
+
+# Types without rows
+
+
+def test_types_say_what_is_wrong_with_them(spark: Any) -> None:
+    kind = spark.createDataFrame([], "a struct<x:array<interval day>>").schema["a"].dataType
+    with pytest.raises(Refused, match=r"It\.x\[\] is of type interval day"):
+        json_columns.check_type(kind, "It")
+
+
+# Tasks
+
+
+def test_a_task_is_described_by_its_signature(registry: Any) -> None:
+    from django_delayq import delayed_task
+
+    @delayed_task(name="test.described", topic="mail", ttr=90, priority="low", expires=5)
+    def described(a: int, /, b: str | None = None, *, c: float, **rest: Any) -> None: ...
+
+    spec = task_specs.spec_of("test.described")
+    assert (spec.topic, spec.ttr_ms, spec.priority, spec.max_attempts, spec.expires) == ("mail", 90_000, 2, None, "+5000")
+    assert [(one.name, one.kind, one.annotation, one.required) for one in spec.parameters] == [
+        ("a", "positional", "int", True), ("b", "both", "str | None", False), ("c", "named", "float", True),
+        ("rest", "others", "Any", False),
+    ]  # fmt: skip
+
+
+def test_a_task_that_does_not_exist_is_refused_with_its_neighbours() -> None:
+    name = declared.record.name
+    with pytest.raises(Refused, match=f"no task '{name}x'. Did you mean .*{name}"):
+        task_specs.spec_of(f"{name}x")
+    with pytest.raises(Refused, match="Declared are: .*tests.tasks.record"):
+        task_specs.spec_of("zzz")

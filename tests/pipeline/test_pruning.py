@@ -1,0 +1,161 @@
+"""Pruning deletes from SQL only what the lake holds for certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
+from django_delayq.pipeline import pruning
+from django_delayq.pipeline.errors import Code, LakeError, Refused
+from django_delayq.pipeline.jobs import export
+from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.ledger import Ledger
+from django_delayq.pipeline.params import Report
+from django_delayq.pipeline.sources.lake import read_lake
+
+from .rows import make_rows
+
+DAY = 86_400
+AGO = datetime.now(tz=timezone.utc) - timedelta(days=3)
+Export = Callable[..., Report]
+
+pytestmark = pytest.mark.databases
+
+
+@pytest.fixture
+def export_now(spark: Any, parameters: Any) -> Export:
+    """Runs the export with these options; all that is in the archive is settled."""
+    return lambda **options: export.run(spark, parameters(job={"settle": 0, **options}), bool)
+
+
+def left() -> list[int]:
+    return list(ArchivedMessage.objects.order_by("pk").values_list("pk", flat=True))
+
+
+def batch_states() -> list[tuple[str, int]]:
+    return list(LakeBatch.objects.order_by("lo").values_list("state", "pruned"))
+
+
+def test_old_batches_go_and_young_ones_stay(export_now: Export, spark: Any, lake: str) -> None:
+    make_rows(10, finished_at=AGO)
+    young = make_rows(10, finished_at=lambda n: AGO + timedelta(days=n / 3))  # the last one 3 days later
+    report = export_now(batch=10, prune=DAY, by="ops")
+    assert report.code == Code.DONE
+    assert (report.figures["pruned"], left()) == (10, young)
+    assert batch_states() == [("pruned", 10), ("committed", 0)]
+    action = OperatorAction.objects.get()
+    assert (action.action, action.operator, action.count) == ("prune", "ops", 10)
+    assert action.finished_at is not None
+    assert lake in action.selection
+    assert read_lake(spark, Lake(lake)).count() == 20
+    assert export_now(prune=DAY).figures["pruned"] == 0
+    assert OperatorAction.objects.count() == 1
+
+
+def test_open_dead_letters_stay_until_somebody_deals_with_them(export_now: Export) -> None:
+    dead = make_rows(3, finished_at=AGO, state="dead")
+    make_rows(4, finished_at=AGO)
+    ArchivedMessage.objects.filter(pk=dead[0]).update(replayed_at=AGO)
+    report = export_now(prune=DAY)
+    assert (report.figures["pruned"], report.figures["kept_dead_letters"]) == (5, 2)
+    assert left() == dead[1:]
+    assert batch_states() == [("pruned", 5)]
+    ArchivedMessage.objects.filter(pk=dead[1]).update(discarded_at=AGO)
+    assert export_now(prune=DAY).figures["pruned"] == 1
+    assert left() == dead[2:]
+    ArchivedMessage.objects.all().delete()  # as delayq_prune --state dead
+    assert export_now(prune=DAY).problems == []
+
+
+@pytest.mark.parametrize("change", ["one less", "one more"])
+def test_a_batch_of_which_sql_has_not_as_many_rows_stays(export_now: Export, change: str) -> None:
+    ids = make_rows(10, finished_at=AGO)
+    ids += make_rows(10, finished_at=AGO)
+    ArchivedMessage.objects.filter(pk=ids[5]).delete()
+    export_now(batch=9)
+    if change == "one less":
+        ArchivedMessage.objects.filter(pk=ids[3]).delete()
+    else:  # with an id that was taken, and committed late
+        row = ArchivedMessage.objects.get(pk=ids[0])
+        row.pk, row.message_id = ids[5], "0" * 32
+        row.save(force_insert=True)
+    before = left()
+    report = export_now(prune=DAY)
+    assert report.code == Code.REFUSED
+    assert "is not pruned: SQL has" in report.problems[0]
+    assert left() == [pk for pk in before if pk <= ids[9]]  # the others went
+    assert LakeBatch.objects.order_by("lo")[0].problem == report.problems[0]
+
+
+def test_a_row_that_comes_after_the_first_look_stops_the_deletion(
+    export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = make_rows(10, finished_at=AGO)
+    export_now()
+    ArchivedMessage.objects.filter(pk=ids[5]).delete()
+    monkeypatch.setattr(pruning, "_is_whole", lambda *arguments: True)
+    done = pruning.prune(Ledger(Lake(lake)), timedelta(days=1))
+    assert (done.count, len(done.problems), len(left())) == (0, 1, 9)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shorter", "another"])
+def test_nothing_goes_while_a_file_of_the_lake_is_not_as_it_was(export_now: Export, lake: str, damage: str) -> None:
+    make_rows(10, finished_at=AGO)
+    export_now()
+    (path,) = map(Path, Lake(lake).paths())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "shorter":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(LakeError):
+        export_now(prune=DAY)
+    assert len(left()) == 10
+
+
+def test_a_prune_that_was_interrupted_goes_on(export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = make_rows(1, finished_at=AGO, state="dead")
+    make_rows(20, finished_at=AGO)
+    export_now()
+    monkeypatch.setattr(pruning, "CHUNK", 5)
+    delete = pruning._Prune._delete
+
+    def once(work: Any, batch: Any, ids: Any, *, check: bool) -> bool:
+        if not check:
+            raise KeyboardInterrupt
+        return delete(work, batch, ids, check=check)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning._Prune, "_delete", once)
+        with pytest.raises(KeyboardInterrupt):
+            export_now(prune=DAY)
+    assert batch_states() == [("committed", 4)]
+    assert len(left()) == 17
+    assert OperatorAction.objects.get().finished_at is None
+    assert export_now(prune=DAY).figures["pruned"] == 16
+    assert (left(), batch_states()) == (dead, [("pruned", 20)])
+    assert sum(OperatorAction.objects.values_list("count", flat=True)) == 20
+
+
+def test_a_dry_run_counts(spark: Any, parameters: Any, export_now: Export) -> None:
+    make_rows(3, finished_at=AGO, state="dead")
+    make_rows(4, finished_at=AGO)
+    export_now()
+    report = export.run(spark, parameters(job={"settle": 0, "prune": DAY}, dry_run=True), bool)
+    assert (report.figures["pruned"], report.figures["kept_dead_letters"]) == (4, 3)
+    assert len(left()) == 7
+    assert not OperatorAction.objects.exists()
+
+
+def test_less_than_an_hour_is_refused(export_now: Export, lake: str) -> None:
+    make_rows(1, finished_at=AGO)
+    with pytest.raises(Refused):
+        export_now(prune=3599)
+    with pytest.raises(Refused, match="1 hour"):
+        pruning.prune(Ledger(Lake(lake)), timedelta(minutes=59))

@@ -1,0 +1,380 @@
+"""The job schedule: each row becomes one message, once, whatever is killed and however often it is repeated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from django_delayq import topic_stats
+from django_delayq.exceptions import DelayQError
+from django_delayq.identity import key_id
+from django_delayq.message import Record, decode_body
+from django_delayq.models import OutboxMessage
+from django_delayq.pipeline import loads, messages
+from django_delayq.pipeline.errors import Refused
+from django_delayq.pipeline.jobs import run
+from django_delayq.pipeline.messages import Sum
+from django_delayq.pipeline.options import ParameterSpec, TaskSpec
+from django_delayq.pipeline.params import Params
+from django_delayq.pipeline.sinks.queue import LoadSpec, Pace, QueueSink, QueueWriter, Written
+from django_delayq.store import get_store, keys
+from django_delayq.store.keys import Partition
+from django_delayq.store.redis import RedisStore
+
+ROWS = 1_000
+PARTITIONS = 3
+TASK = TaskSpec(
+    name="tests.tasks.record", topic="crowd", ttr_ms=60_000,
+    parameters=[ParameterSpec(name="number", kind="both", annotation="int"), ParameterSpec(name="note", kind="both",
+                                                                                           required=False)],
+)  # fmt: skip
+FAR = datetime(2033, 1, 1, tzinfo=timezone.utc)
+
+Job = Callable[..., Any]
+
+
+class Failing(QueueSink):
+    """Every task of Spark is broken off after its first calls; what it has sent is applied."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "delayq_failing"
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        return FailingWriter(str(self.options["redis"]), str(self.options["load"]))
+
+
+class FailingWriter(QueueWriter):
+    def write(self, iterator: Any) -> Any:
+        def cut() -> Any:
+            for number, batch in enumerate(iterator):
+                yield batch.slice(0, 50)
+                if number == 0 and TaskContext.get().partitionId() % 2:  # type: ignore[union-attr]
+                    raise RuntimeError("the machine has gone")
+
+        return super().write(cut())
+
+
+@pytest.fixture
+def crowd(split: Callable[[int], RedisStore]) -> RedisStore:
+    return split(PARTITIONS)
+
+
+@pytest.fixture
+def parquet(spark: Any, tmp_path: Path) -> str:
+    path = str(tmp_path / "rows")
+    frame = spark.range(ROWS).selectExpr("cast(id AS string) AS k", "id AS number", "concat('n', id) AS note")
+    frame.write.parquet(path)
+    return path
+
+
+@pytest.fixture
+def job(spark: Any, crowd: RedisStore, parameters: Callable[..., Params]) -> Job:
+    def start(source: str, *, dry_run: bool = False, **options: Any) -> Any:
+        given = {"job": "night", "task": msgspec.to_builtins(TASK), "source": source, "format": "parquet", "key": "k"}
+        return run("schedule", spark, parameters(job={**given, **options}, dry_run=dry_run))
+
+    return start
+
+
+def live(store: RedisStore) -> dict[bytes, tuple[float, Record]]:
+    """Due time (ms) and record of everything in the topic."""
+    found = {}
+    for number in range(max(store.partitions.counts("crowd"))):
+        names = keys.partition_keys(store.prefix, Partition("crowd", number))
+        records = store.client.hgetall(names[4])
+        for lane in names[:3]:
+            for identity, due in store.client.zrange(lane, 0, -1, withscores=True):
+                found[identity] = (due, Record.decode(records[identity]))
+    return found
+
+
+def counts(report: Any) -> tuple[int, ...]:
+    return tuple(report.figures[name] for name in ("added", "live already", "added before"))
+
+
+def finish(store: RedisStore, count: int) -> None:
+    """Run so many."""
+    left = count
+    for number in range(PARTITIONS):
+        partition = Partition("crowd", number)
+        for lease in store.claim(partition, min(500, left)).leases:
+            store.ack(partition, [(lease, b"{}")])
+            left -= 1
+
+
+def test_each_row_becomes_a_message_once(job: Job, crowd: RedisStore, parquet: str) -> None:
+    report = job(parquet)
+    assert counts(report) == (ROWS, 0, 0)
+    found = live(crowd)
+    assert set(found) == {key_id("crowd", str(number)) for number in range(ROWS)}
+    _, record = found[key_id("crowd", "7")]
+    body = decode_body(record.flags, record.body)
+    assert (body.args, body.key) == ([7, "n7"], "7")
+    assert topic_stats("crowd").backlog + topic_stats("crowd").delayed == ROWS
+
+    finish(crowd, 400)
+    again = job(parquet)
+    assert counts(again) == (0, 0, ROWS)
+    assert len(live(crowd)) == ROWS - 400
+
+
+def test_a_job_that_was_broken_off_adds_the_rest(
+    job: Job, crowd: RedisStore, parquet: str, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark.dataSource.register(Failing)
+    with monkeypatch.context() as patch:
+        patch.setattr(loads, "FORMAT", "delayq_failing")
+        with pytest.raises(DelayQError, match=r"machine has gone.*of 1,000 messages were added.*adds the rest"):
+            job(parquet, delay_ms=3_600_000)
+    dues = {identity: due for identity, (due, _) in live(crowd).items()}
+    assert 0 < len(dues) < ROWS
+    finish(crowd, 0)
+    report = job(parquet, delay_ms=3_600_000)
+    assert counts(report) == (ROWS - len(dues), 0, len(dues))
+    assert len(live(crowd)) == ROWS
+    # The delay counts from the first start.
+    assert len({due for due, _ in live(crowd).values()}) == 1
+
+
+def test_another_source_under_the_same_name_is_refused(job: Job, crowd: RedisStore, parquet: str, spark: Any) -> None:
+    job(parquet)
+    spark.createDataFrame([("new", 1, "x")], "k string, number bigint, note string").write.mode("append").parquet(parquet)
+    before = live(crowd)
+    with pytest.raises(Refused, match="rows was 1000 and is 1001.*another name"):
+        job(parquet)
+    with pytest.raises(Refused, match="delay_ms was 0 and is 5"):
+        job(parquet, delay_ms=5)
+    assert live(crowd) == before
+    assert counts(job(parquet, job="other")) == (1, ROWS, 0)
+
+
+def test_more_partitions_between_two_runs_are_refused(
+    job: Job, split: Callable[[int], RedisStore], parquet: str
+) -> None:
+    job(parquet)
+    split(PARTITIONS + 1)
+    with pytest.raises(Refused, match="partitions was 3 and is 4"):
+        job(parquet)
+
+
+def test_a_key_that_is_live_is_kept_also_in_an_old_partition(
+    job: Job, split: Callable[[int], RedisStore], parquet: str
+) -> None:
+    from tests.tasks import record
+
+    split(1)
+    ours = [record.using(topic="crowd", key=str(n), delay=900).enqueue(-1) for n in range(5)]
+    store = split(PARTITIONS)
+    assert counts(job(parquet)) == (ROWS - 5, 5, 0)
+    for handle in ours:
+        places = [store.find(Partition("crowd", n), [handle.identity])[0] for n in range(PARTITIONS)]
+        (found,) = [one for one in places if one]
+        assert decode_body(0, found.record[23:]).args == [-1]
+    assert counts(job(parquet)) == (0, 0, ROWS)
+
+
+def test_a_dry_run_counts_and_changes_nothing(job: Job, crowd: RedisStore, spark: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "some")
+    rows = [("1", 1), ("2", None), ("2", 3)]
+    spark.createDataFrame(rows, "k string, number bigint").write.parquet(path)
+    before = crowd.client.keys(f"{crowd.prefix}:*")
+    report = job(path, dry_run=True)
+    assert report.figures == {"rows": 3, "refused": 2, "messages": 1}
+    assert {row["key"] for row in report.rows} == {"2"}
+    assert crowd.client.keys(f"{crowd.prefix}:*") == before
+
+
+def test_bad_rows_refuse_the_job_or_go_to_the_rejects(job: Job, crowd: RedisStore, spark: Any, tmp_path: Path) -> None:
+    path, rejects = str(tmp_path / "some"), tmp_path / "rejects"
+    spark.createDataFrame([("1", 1), ("2", None), (None, 3)], "k string, number bigint").write.parquet(path)
+    with pytest.raises(Refused, match="2 of 3 rows cannot be messages.*row '2': number is null"):
+        job(path)
+    assert live(crowd) == {}
+    for added in (1, 0):
+        assert counts(job(path, rejects=str(rejects)))[0] == added
+    lines = [line for file in rejects.glob("night/*.json") for line in file.read_text().splitlines()]
+    found = sorted((json.loads(line) for line in lines), key=lambda one: str(one))
+    assert found == [
+        {"reason": "its key is null", "row": {"number": 3}},
+        {"reason": "number is null, and the task takes int", "row": {"k": "2"}},
+    ]
+
+
+def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None:
+    csv, lines = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
+    csv.write_text('k,number,note,at\n007,12,"a ""b""\nc, d",2033-01-01T01:00:00+01:00\nshort,1\n8,x,,2033-01-01T00:00Z\n')
+    report = job(str(csv), format="csv", due="at", rejects=str(tmp_path / "rejects"))
+    assert (report.figures["rows"], report.figures["refused"], report.figures["added"]) == (3, 2, 1)
+    due, record = live(crowd)[key_id("crowd", "007")]
+    assert decode_body(record.flags, record.body).args == [12, 'a "b"\nc, d']
+    assert due == FAR.timestamp() * 1000
+
+    lines.write_text('{"k": "a", "number": 5, "note": ["x", {"y": null}]}\nnot json\n{"k": "b", "number": 6}\n')
+    report = job(str(lines), format="json", job="lines", rejects=str(tmp_path / "rejects"))
+    assert (report.figures["refused"], report.figures["added"]) == (1, 2)
+    _, record = live(crowd)[key_id("crowd", "a")]
+    assert decode_body(record.flags, record.body).args[0] == 5
+
+
+def test_sources_that_cannot_be_read_are_refused(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="cannot be read as parquet.*PATH_NOT_FOUND"):
+        job(str(tmp_path / "none"))
+    with pytest.raises(Refused, match="cannot name a job"):
+        job("x", job="a night")
+
+
+@pytest.mark.databases
+def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisStore) -> None:
+    joined = datetime(2033, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
+    User.objects.bulk_create(User(username=f"u{n}", first_name="é'\n", date_joined=joined) for n in range(25))
+    table = User._meta.db_table
+    columns = {"number": "id", "note": "first_name"}
+    report = job(table, format="table", key="username", columns=columns, due="date_joined")
+    assert counts(report) == (25, 0, 0)
+    due, record = live(crowd)[key_id("crowd", "u7")]
+    body = decode_body(record.flags, record.body)
+    assert body.args[1] == "é'\n"
+    assert due == FAR.timestamp() * 1000 + 1
+    query = f"SELECT id AS number, username AS k FROM {table} WHERE username <> 'a;b' ORDER BY id;"
+    assert counts(job(query, format="query", job="query", keyed=False)) == (25, 0, 0)
+    empty = job(f"SELECT id AS number, username AS k FROM {table} WHERE id < 0", format="query", job="empty")
+    assert empty.figures["rows"] == 0
+
+
+@pytest.mark.databases
+@pytest.mark.parametrize("query", ["DELETE FROM auth_user", "SELECT 1; DELETE FROM auth_user", "", "VACUUM"])
+def test_only_a_select_is_a_query(job: Job, query: str) -> None:
+    with pytest.raises(Refused, match="a single SELECT is wanted"):
+        job(query, format="query")
+
+
+@pytest.mark.databases
+def test_a_query_cannot_write(job: Job) -> None:
+    User.objects.create(username="still here")
+    table = User._meta.db_table
+    writes = {
+        "postgresql": f"WITH gone AS (DELETE FROM {table} RETURNING id) SELECT id AS number, 'x' AS k FROM gone",
+        "sqlite": f"WITH x AS (SELECT 1) DELETE FROM {table}",
+        "mysql": f"WITH x AS (SELECT 1 AS id) DELETE {table} FROM {table} JOIN x USING (id)",
+    }
+    with pytest.raises(Exception, match=r"(?i)read.?only|syntax"):
+        job(writes[connection.vendor], format="query")
+    assert User.objects.count() == 1
+
+
+def test_a_load_that_redis_has_no_room_for_is_refused(
+    job: Job, crowd: RedisStore, parquet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "_memory", lambda store: (90_000_000, 95_000_000))
+    with pytest.raises(Refused, match=r"about 0\.4 MB of Redis' memory \(1,000 messages\), and 0\.2 MB are free of 95 MB"):
+        job(parquet)
+    assert live(crowd) == {}
+    monkeypatch.undo()
+    report = job(parquet)
+    assert "Redis has no maxmemory" in report.problems[0]
+
+
+def test_the_memory_is_that_of_the_server(crowd: RedisStore) -> None:
+    used, most = loads._memory(crowd)
+    assert used > 100_000 and most == 0
+    assert loads.check_memory(crowd, Sum(10, 100, ""), 10) == ""
+
+
+def test_a_redis_that_is_full_loses_nothing(job: Job, crowd: RedisStore, parquet: str, server: Any) -> None:
+    from tests.store.factories import full
+
+    with full(server), pytest.raises(DelayQError):
+        job(parquet)
+    assert live(crowd) == {}
+    assert counts(job(parquet)) == (ROWS, 0, 0)
+
+
+# The sink
+
+
+def frame_of(spark: Any, count: int = 3) -> Any:
+    rows = [("crowd", 0, 0, bytes([number]) * 16, None, "", messages.header(TASK), f"[{number}]") for number in range(count)]
+    return spark.createDataFrame(rows, messages.COLUMNS).coalesce(1)
+
+
+def spec(**rest: Any) -> LoadSpec:
+    return LoadSpec(**{"job": "mine", "fingerprint": "{}", "tasks": {}, "due_ms": 5} | rest)
+
+
+def options_of(params: Params, given: LoadSpec) -> dict[str, str]:
+    return {"redis": msgspec.json.encode(params.redis).decode(), "load": msgspec.json.encode(given).decode()}
+
+
+def test_a_frame_of_messages_can_be_written_by_hand(
+    spark: Any, crowd: RedisStore, parameters: Callable[..., Params]
+) -> None:
+    params = parameters()
+    spark.dataSource.register(QueueSink)
+    frame_of(spark).write.format("delayq").options(**options_of(params, spec(rows=3))).mode("append").save()
+    assert {due for due, _ in live(crowd).values()} == {5.0}
+    with pytest.raises(Exception, match=r"3 messages were written of 4"):
+        frame_of(spark).write.format("delayq").options(**options_of(params, spec(rows=4))).mode("append").save()
+
+
+@pytest.mark.parametrize(
+    ("columns", "mode", "given", "words"),
+    [
+        (["id", "body"], "append", {"redis": "{}", "load": "{}"}, "no topic, partition, split.*job schedule"),
+        (messages.COLUMNS.names, "overwrite", {"redis": "{}", "load": "{}"}, r"mode\('append'\)"),
+        (messages.COLUMNS.names, "append", {"redis": "{}"}, "needs the options load"),
+    ],
+)
+def test_what_is_no_frame_of_messages_is_refused(columns: list[str], mode: str, given: Any, words: str) -> None:
+    schema = StructType([field for field in messages.COLUMNS.fields if field.name in columns])
+    with pytest.raises(Refused, match=words):
+        QueueSink(given).writer(schema, mode == "overwrite")
+
+
+def test_a_split_in_two_tasks_is_an_error() -> None:
+    writer = QueueWriter("{}", msgspec.json.encode(spec()).decode())
+    one, other = Written(splits=[("crowd", 0, 1)], new=1), Written(splits=[("crowd", 0, 2)], new=1)
+    writer.commit([one, other, None])
+    with pytest.raises(Refused, match="written by two tasks"):
+        writer.commit([one, other, one])
+
+
+def test_the_pace_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("time.sleep", sleep)
+    pace = Pace(100.0)
+    for _ in range(5):
+        pace.wait(pace.batch)
+    assert (pace.batch, now[0]) == (100, 4.0)
+    assert (Pace(None).batch, Pace(0.2).batch, Pace(5000).batch) == (500, 1, 500)
+
+
+def test_the_rate_is_shared(spark: Any) -> None:
+    assert loads.share(spark, None, 8) is None
+    assert loads.share(spark, 100, 8) == 50
+    assert loads.share(spark, 100, 1) == 100
+
+
+def test_a_rate_is_kept_by_the_job(job: Job, spark: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "few")
+    spark.range(60).selectExpr("cast(id AS string) AS k", "id AS number").write.parquet(path)
+    begun = datetime.now(tz=timezone.utc)
+    assert counts(job(path, max_per_second=40, splits=1)) == (60, 0, 0)
+    assert datetime.now(tz=timezone.utc) - begun >= timedelta(seconds=0.4)
+    assert get_store() and not OutboxMessage.objects.exists()

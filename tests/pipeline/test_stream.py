@@ -1,0 +1,321 @@
+"""The stream takes what is settled to the lake as it comes, by the commits of the export."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from django.db import connection, connections, transaction
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.testing import assertDataFrameEqual
+
+from django_delayq.models import ArchivedMessage
+from django_delayq.pipeline import schemas
+from django_delayq.pipeline.errors import LakeConflict, LakeError, Refused
+from django_delayq.pipeline.jobs import export, stream
+from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.params import Report, Secret
+from django_delayq.pipeline.sources.archive import read_archive
+from django_delayq.pipeline.sources.archive_stream import ArchiveStreamReader
+from django_delayq.pipeline.sources.lake import read_lake
+
+from .rows import make_odd_rows, make_rows
+
+Stream = Callable[..., Report]
+
+
+@pytest.fixture
+def stream_now(spark: Any, parameters: Any) -> Stream:
+    """Runs the stream with these options; all that is in the archive is settled."""
+
+    def run(*, lake: str = "", dry_run: bool = False, **options: Any) -> Report:
+        more = {"lake": lake} if lake else {}
+        params = parameters(job={"settle": 0, **options}, dry_run=dry_run, **more)
+        return stream.run(spark, params, print)
+
+    return run
+
+
+def ids_in(spark: Any, lake: str) -> list[int]:
+    """Each as often as it is there."""
+    return sorted(row.id for row in read_lake(spark, Lake(lake), ["id"]).collect())
+
+
+@pytest.mark.databases
+def test_the_lake_has_every_row_as_sql_has_it(spark: Any, parameters: Any, stream_now: Stream, lake: str) -> None:
+    ids = make_odd_rows()
+    report = stream_now(batch=20)
+    assert (report.figures["rows"], report.figures["batches"]) == (len(ids), -(-len(ids) // 20))
+    assert (report.figures["last_id"], report.figures["last_id"]) == (ids[-1], Lake(lake).last_id)
+    assertDataFrameEqual(read_lake(spark, Lake(lake)), read_archive(spark, parameters().database, (0, ids[-1])))
+
+
+def test_an_empty_archive_makes_no_commit(stream_now: Stream, lake: str) -> None:
+    assert stream_now().figures["rows"] == 0
+    assert Lake(lake).commits() == []
+
+
+def test_it_goes_on_where_it_ended_and_nothing_new_makes_no_commit(spark: Any, stream_now: Stream, lake: str) -> None:
+    old = make_rows(3)
+    stream_now()
+    assert stream_now().figures["batches"] == 0
+    new = make_rows(2)
+    assert stream_now().figures["rows"] == 2
+    assert ids_in(spark, lake) == old + new
+    assert len(Lake(lake).commits()) == 2
+
+
+def test_what_the_export_has_taken_before_and_between_is_not_taken_again(
+    spark: Any, parameters: Any, stream_now: Stream, lake: str
+) -> None:
+    ids = []
+    for _ in range(2):
+        ids += make_rows(3)
+        export.run(spark, parameters(job={"settle": 0, "batch": 2}), print)
+        ids += make_rows(1)
+        assert stream_now().figures["rows"] == 1
+    assert ids_in(spark, lake) == ids
+
+
+def test_a_batch_that_comes_again_adds_nothing(spark: Any, stream_now: Stream, lake: str) -> None:
+    ids = make_rows(5)
+    stream_now(batch=2)
+    for path in (Path(lake, "_stream", "commits", name) for name in ("2", ".2.crc")):
+        path.unlink()  # as if it had died after the lake's commit
+    assert stream_now(batch=2).figures["rows"] == 0
+    assert ids_in(spark, lake) == ids
+
+
+def test_another_writer_in_the_middle_of_a_batch_is_no_harm(
+    spark: Any, parameters: Any, stream_now: Stream, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = make_rows(5)
+    append, calls = stream.append, []
+
+    def after_another(*arguments: Any, **settle: Any) -> Any:
+        calls.append(arguments[4:6])
+        if len(calls) == 1:
+            part = read_archive(spark, parameters().database, (0, ids[1]))
+            append(*arguments[:3], part, 0, ids[1], print, **settle)
+        return append(*arguments, **settle)
+
+    monkeypatch.setattr(stream, "append", after_another)
+    assert stream_now().figures["rows"] == 3
+    assert calls == [(0, ids[4]), (ids[1], ids[4])]
+    assert ids_in(spark, lake) == ids
+
+
+@pytest.mark.parametrize("error", [LakeError("files are lost"), LakeConflict("again and again")])
+def test_what_goes_wrong_in_a_batch_is_raised_as_it_is(
+    stream_now: Stream, lake: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_rows(2)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(type(error), match=str(error)):
+        patch.setattr(stream, "append", fail)
+        stream_now()
+    assert stream_now().figures["rows"] == 2
+
+
+def test_with_an_interval_it_takes_what_comes_and_ends_after_its_batch_on_sigterm(
+    spark: Any, stream_now: Stream, lake: str
+) -> None:
+    ids = make_rows(3)
+    helper = threading.Thread(target=_more_rows_and_then_the_end, args=(lake, ids))
+    helper.start()
+    before = signal.getsignal(signal.SIGTERM)
+    report = stream_now(interval=0.2)
+    helper.join()
+    assert ids_in(spark, lake) == ids
+    assert (report.figures["rows"], report.figures["batches"]) == (5, 2)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert stream_now().figures["rows"] == 0
+
+
+def _more_rows_and_then_the_end(lake: str, ids: list[int]) -> None:
+    try:
+        _wait_for(lake, 1)
+        ids += make_rows(2)
+        _wait_for(lake, 2)
+    finally:
+        connections.close_all()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _wait_for(lake: str, commits: int) -> None:
+    until = time.monotonic() + 60
+    while len(Lake(lake).commits()) < commits and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def test_a_dry_run_says_what_would_be_taken(stream_now: Stream, lake: str) -> None:
+    ids = make_rows(3)
+    stream_now()
+    new = make_rows(2)
+    figures = stream_now(dry_run=True).figures
+    assert figures == {"rows": 2, "last_id": ids[-1], "settled_id": new[-1]}
+    assert len(Lake(lake).commits()) == 1
+
+
+# Refused
+
+
+def test_a_checkpoint_of_another_lake_is_refused(stream_now: Stream, tmp_path: Path) -> None:
+    make_rows(2)
+    elsewhere = str(tmp_path / "checkpoint")
+    stream_now(checkpoint=elsewhere)
+    with pytest.raises(Refused, match="checkpoint of another lake") as refused:
+        stream_now(checkpoint=elsewhere, lake=str(tmp_path / "other"))
+    assert f"Remove the directory {elsewhere}" in str(refused.value)
+
+
+def test_a_checkpoint_that_is_ahead_of_its_lake_is_refused_and_without_it_nothing_is_lost(
+    spark: Any, stream_now: Stream, lake: str
+) -> None:
+    ids = make_rows(3)
+    stream_now()
+    offset = Path(lake, "_stream", "offsets", "0")
+    offset.write_text(offset.read_text().replace(f'{{"id": {ids[-1]}}}', f'{{"id": {ids[-1] + 7}}}'))
+    with pytest.raises(Refused, match=f"up to id {ids[-1] + 7:,}, but it ends at {ids[-1]:,}"):
+        stream_now()
+    Path(lake, "_stream").rename(f"{lake}.checkpoint")
+    ids += make_rows(1)
+    assert stream_now().figures["rows"] == 1
+    assert ids_in(spark, lake) == ids
+
+
+@pytest.mark.parametrize("name", ["offsets/0", "delayq.json"])
+def test_a_checkpoint_that_cannot_be_read_is_refused(stream_now: Stream, lake: str, name: str) -> None:
+    make_rows(1)
+    stream_now()
+    Path(lake, "_stream", name).write_text("v1\n{}\nnonsense")
+    with pytest.raises(Refused, match=f"_stream/{name} cannot be read"):
+        stream_now()
+
+
+def test_a_lake_that_went_is_refused(stream_now: Stream, lake: str) -> None:
+    make_rows(1)
+    stream_now()
+    Path(lake, "commits", "000000001.json").unlink()
+    with pytest.raises(Refused, match="has 0 commits, but this database saw 1"):
+        stream_now()
+
+
+@pytest.mark.parametrize("told", [{"topic": "orders"}, {"since": "2026-01-01T00:00:00Z"}, {"lake": ""}])
+def test_a_part_of_the_archive_or_no_lake_is_refused(spark: Any, parameters: Any, told: dict[str, str]) -> None:
+    with pytest.raises(Refused):
+        stream.run(spark, parameters(**told), print)
+
+
+def test_no_secret_is_in_the_checkpoint(spark: Any, parameters: Any, lake: str, tmp_path: Path) -> None:
+    make_rows(2)
+    secret = tmp_path / "canary-file"
+    secret.write_text("canary-password")
+    params = parameters(job={"settle": 0})
+    database = msgspec.structs.replace(params.database, password=Secret(f"file:{secret}"))
+    assert stream.run(spark, msgspec.structs.replace(params, database=database), print).figures["rows"] == 2
+    written = [path for path in Path(lake).rglob("*") if path.is_file()]
+    assert written and not [path for path in written if b"canary" in path.read_bytes()]
+
+
+# The source
+
+
+@pytest.fixture
+def reader(parameters: Any) -> Callable[..., ArchiveStreamReader]:
+    """Spark's planner has one of these: here it is asked without Spark."""
+
+    def make(**options: str) -> ArchiveStreamReader:
+        database = msgspec.json.encode(parameters().database).decode()
+        schema = schemas.spark_schema(schemas.chosen(schemas.ARCHIVE, ["id", "topic"]))
+        return ArchiveStreamReader(schema, {"database": database, "settle": "0", **options})
+
+    return make
+
+
+@pytest.mark.databases
+def test_offsets_follow_the_rows_and_not_the_numbers(reader: Callable[..., ArchiveStreamReader]) -> None:
+    first = make_rows(4)
+    ArchivedMessage.objects.filter(pk=first[1]).delete()
+    one = reader(after="0", batch="2")
+    assert (one.initialOffset(), one.getDefaultReadLimit()) == ({"id": 0}, ReadMaxRows(2))
+    assert one.latestOffset({"id": 0}, ReadMaxRows(2)) == {"id": first[2]}
+    assert one.latestOffset({"id": first[2]}, ReadMaxRows(2)) == {"id": first[3]}
+    assert one.latestOffset({"id": 0}, ReadAllAvailable()) == {"id": first[3]}
+    assert one.latestOffset({"id": first[3]}, ReadAllAvailable()) == {"id": first[3]}
+
+
+@pytest.mark.databases
+def test_available_now_is_what_was_settled_then(reader: Callable[..., ArchiveStreamReader]) -> None:
+    old = make_rows(2)
+    one = reader()
+    one.prepareForTriggerAvailableNow()
+    make_rows(1)
+    assert one.latestOffset({"id": 0}, ReadMaxRows(100)) == {"id": old[-1]}
+    assert reader().latestOffset({"id": 0}, ReadMaxRows(100)) == {"id": old[-1] + 1}
+
+
+@pytest.mark.databases
+def test_a_batch_is_read_by_its_ranges_with_the_columns_that_are_asked_for(
+    reader: Callable[..., ArchiveStreamReader],
+) -> None:
+    ids = make_rows(3)
+    one = reader()
+    assert not one.partitions({"id": ids[1]}, {"id": ids[1]})
+    (part,) = one.partitions({"id": ids[0]}, {"id": ids[2]})
+    (batch,) = one.read(part)
+    assert batch.to_pylist() == [{"id": number, "topic": "orders"} for number in ids[1:]]
+
+
+@pytest.mark.databases
+def test_a_row_below_an_open_transaction_waits_for_it(reader: Callable[..., ArchiveStreamReader]) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    old = make_rows(1)
+    one = reader()
+    time.sleep(0.05)
+    with _another_writer() as commit:
+        late = make_rows(1)
+        assert one.latestOffset({"id": 0}, ReadAllAvailable()) == {"id": old[-1]}
+        commit()
+    assert one.latestOffset({"id": 0}, ReadAllAvailable()) == {"id": late[-1]}
+    assert ArchivedMessage.objects.filter(pk__gt=old[-1], pk__lt=late[-1]).count() == 1
+
+
+@contextmanager
+def _another_writer() -> Iterator[Callable[[], None]]:
+    """Has inserted a row that nobody sees before it is told to commit."""
+    inserted, go = threading.Event(), threading.Event()
+
+    def write() -> None:
+        try:
+            with transaction.atomic():
+                make_rows(1)
+                inserted.set()
+                go.wait(60)
+        finally:
+            connections.close_all()
+
+    writer = threading.Thread(target=write)
+
+    def commit() -> None:
+        go.set()
+        writer.join()
+
+    writer.start()
+    inserted.wait(60)
+    try:
+        yield commit
+    finally:
+        commit()

@@ -1,0 +1,414 @@
+"""look.lua and mend.lua: what an audit sees of a message, and how each damage is mended, in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_delayq.message import DURABLE, Priority
+from django_delayq.store.finished import FinishedStream
+from django_delayq.store.mending import Damage, Look
+from django_delayq.store.redis import RedisStore
+from tests.servers import Server
+from tests.store.factories import (
+    DAY_MS,
+    DETAIL,
+    FAR,
+    LATER,
+    PARTITION,
+    PAST,
+    STAMP,
+    accepted,
+    attempts,
+    claim,
+    claim_durable,
+    corrupt,
+    counter,
+    dump,
+    ends,
+    enqueue,
+    finished,
+    follow,
+    full,
+    key,
+    live,
+    markers,
+    new_id,
+    outgoing,
+    send,
+    stamped,
+    waiting,
+    wakeups,
+)
+
+EMPTY = Look((None, None, None), None, False, None, 1, False, None, None)
+RAW_STAMP = STAMP.to_bytes(8, "big")
+
+
+def look(store: RedisStore, message_id: bytes) -> Look:
+    return store.look(PARTITION, [message_id])[0]
+
+
+def mend(store: RedisStore, damage: Damage, message_id: bytes, argument: bytes = b"") -> bool:
+    return store.mend(PARTITION, damage, [(message_id, argument)])[0]
+
+
+def put_into(store: RedisStore, name: str, message_id: bytes, score: str = PAST) -> None:
+    """Into a lane, or the leases."""
+    store.command("ZADD", key(store, name), score, message_id)
+
+
+def take_from(store: RedisStore, name: str, message_id: bytes) -> None:
+    store.command("ZREM", key(store, name), message_id)
+
+
+def lanes_of(store: RedisStore, message_id: bytes) -> dict[str, float]:
+    content = dump(store)
+    return {name: content[name][message_id] for name in ("high", "normal", "low") if message_id in content[name]}
+
+
+# Looking
+
+
+def test_of_an_unknown_id_there_is_nothing(store: RedisStore) -> None:
+    assert look(store, new_id()) == EMPTY
+
+
+def test_a_waiting_message_is_seen_in_its_lane(store: RedisStore) -> None:
+    message_id, _ = accepted(when=FAR, priority=Priority.LOW)[0], None
+    send(store, accepted(message_id, when=FAR, priority=Priority.LOW))
+    seen = look(store, message_id)
+    assert seen == Look((None, None, int(FAR)), None, True, STAMP, 2, False, None, None)
+    assert seen.waits and not seen.leased
+
+
+def test_a_running_message_is_seen_with_what_follows_it(store: RedisStore) -> None:
+    lease = claim(store)
+    follow(store, lease.id)
+    seen = look(store, lease.id)
+    assert seen.leased and not seen.waits and seen.recorded and seen.has_attempts
+    assert seen.follower_us is not None and seen.follower_us > (seen.stamp_us or 0)
+
+
+def test_the_end_of_a_durable_message_is_seen(store: RedisStore) -> None:
+    lease = claim_durable(store)
+    store.ack(PARTITION, [(lease, DETAIL)])
+    assert look(store, lease.id) == EMPTY._replace(done_us=STAMP)
+    assert store.told(PARTITION) == {(lease.id, STAMP)}
+
+
+@pytest.mark.parametrize("raw", [b"", b"1234567", b"12345678", bytes(14) + b"\x13"])
+def test_a_damaged_record_can_be_looked_at(store: RedisStore, raw: bytes) -> None:
+    message_id = enqueue(store)
+    corrupt(store, message_id, raw)
+    seen = look(store, message_id)
+    assert (seen.recorded, seen.lane) == (True, 1)
+    assert seen.stamp_us == (int.from_bytes(raw[:8], "big") if len(raw) >= 8 else None)
+
+
+def test_any_number_of_ids_is_looked_at_in_their_order(store: RedisStore) -> None:
+    there = enqueue(store)
+    seen = store.look(PARTITION, [*(new_id() for _ in range(500)), there])
+    assert [one.recorded for one in seen] == [False] * 500 + [True]
+
+
+def test_looking_changes_nothing(store: RedisStore) -> None:
+    lease = claim_durable(store)
+    follow(store, lease.id, flags=DURABLE)
+    before = dump(store)
+    store.look(PARTITION, [lease.id, new_id()])
+    store.told(PARTITION)
+    assert dump(store) == before
+
+
+def test_all_of_a_long_stream_is_read(store: RedisStore) -> None:
+    ids = [enqueue(store) for _ in range(7)]
+    store.cancel(PARTITION, ids)
+    stamps = {(entry["id"], int.from_bytes(entry["record"][:8], "big")) for entry in finished(store)}
+    assert len(stamps) == 7 and store.told(PARTITION) == stamps
+
+
+# Nothing is damaged
+
+
+def healthy(store: RedisStore) -> dict[str, bytes]:
+    """A message in each state in which it may be."""
+    waits, ended, runs = enqueue(store, when=LATER), claim_durable(store), claim(store)
+    store.ack(PARTITION, [(ended, DETAIL)])
+    follow(store, runs.id)
+    tried = claim(store)
+    store.nack(PARTITION, [(tried, DAY_MS, True, DETAIL)])
+    return {"waits": waits, "runs": runs.id, "tried": tried.id, "ended": ended.id, "unknown": new_id()}
+
+
+@pytest.mark.parametrize("damage", ["record", "place", "places", "attempts", "follower"])
+def test_what_is_whole_is_left_alone(store: RedisStore, damage: Damage) -> None:
+    ids = healthy(store)
+    before = dump(store)
+    assert store.mend(PARTITION, damage, [(one, b"") for one in ids.values()]) == [False] * len(ids)
+    assert dump(store) == before
+
+
+@pytest.mark.parametrize("damage", ["stale", "out"])
+def test_another_life_is_left_alone(store: RedisStore, damage: Damage) -> None:
+    ids = healthy(store)
+    before = dump(store)
+    items = [(one, (STAMP + 1).to_bytes(8, "big")) for one in ids.values()]
+    assert store.mend(PARTITION, damage, items) == [False] * len(ids)
+    assert dump(store) == before
+
+
+def test_an_unknown_damage_is_refused_before_anything_changes(store: RedisStore) -> None:
+    message_id = enqueue(store)
+    before = dump(store)
+    with pytest.raises(Exception, match="no such damage"):
+        store.mend(PARTITION, "worn", [(message_id, b"")])  # type: ignore[arg-type]
+    assert dump(store) == before
+
+
+def test_any_number_is_mended_in_its_order(store: RedisStore) -> None:
+    lost = enqueue(store)
+    corrupt(store, lost, None)
+    assert store.mend(PARTITION, "record", [*((new_id(), b"") for _ in range(500)), (lost, b"")]) == [False] * 500 + [
+        True
+    ]
+
+
+# An id without a record
+
+
+@pytest.mark.parametrize("lane", ["high", "normal", "low", "leased"])
+def test_an_id_without_a_record_ends_as_dead(store: RedisStore, lane: str) -> None:
+    message_id = new_id()
+    put_into(store, lane, message_id)
+    assert mend(store, "record", message_id)
+    assert ends(store) == [(message_id, "dead")]
+    assert finished(store)[0]["detail"] == b'{"reason":"body_missing"}'
+    assert look(store, message_id) == EMPTY and counter(store, "dead") == 1
+    assert not mend(store, "record", message_id)
+
+
+def test_its_attempts_are_told_and_go(store: RedisStore) -> None:
+    lease = claim(store)
+    corrupt(store, lease.id, None)
+    assert mend(store, "record", lease.id)
+    assert finished(store)[0]["attempts"][:2] == b"\0\1" and attempts(store, lease.id) is None
+
+
+def test_what_follows_its_run_begins(store: RedisStore) -> None:
+    lease = claim(store)
+    follow(store, lease.id, when=FAR)
+    corrupt(store, lease.id, None)
+    assert mend(store, "record", lease.id)
+    assert waiting(store) == {lease.id: float(FAR)} and live(store) == {lease.id}
+    assert counter(store, "enqueued") == 2
+
+
+def test_what_sql_sends_again_is_not_told_as_ended(store: RedisStore) -> None:
+    message_id = new_id()
+    put_into(store, "normal", message_id)
+    assert store.mend(PARTITION, "record", [(message_id, b"")], "none") == [True]
+    assert ends(store) == [] and waiting(store) == {}
+
+
+# A record without a place
+
+
+def test_a_record_without_a_place_waits_again_from_now(store: RedisStore) -> None:
+    message_id = enqueue(store, when=FAR, priority=Priority.HIGH)
+    take_from(store, "high", message_id)
+    before, heads = store.clock_ms(), wakeups(store)
+    assert mend(store, "place", message_id)
+    assert before - 1 <= lanes_of(store, message_id)["high"] <= store.clock_ms()
+    assert wakeups(store) == heads + 1
+    assert not mend(store, "place", message_id)
+
+
+def test_one_that_has_run_keeps_its_due_time_and_attempts(store: RedisStore) -> None:
+    lease = claim(store, priority=Priority.LOW)
+    take_from(store, "leased", lease.id)
+    assert mend(store, "place", lease.id)
+    entry = attempts(store, lease.id)
+    assert lanes_of(store, lease.id) == {"low": float(PAST)} and entry and entry.attempt == 1
+
+
+# Several places
+
+
+def test_of_two_lanes_the_one_of_the_record_stays(store: RedisStore) -> None:
+    message_id = enqueue(store, when=FAR)
+    put_into(store, "high", message_id)
+    put_into(store, "low", message_id)
+    assert mend(store, "places", message_id)
+    assert lanes_of(store, message_id) == {"normal": float(FAR)}
+    assert not mend(store, "places", message_id)
+
+
+def test_of_two_wrong_lanes_the_earlier_due_time_stays(store: RedisStore) -> None:
+    message_id = enqueue(store, when=FAR)
+    take_from(store, "normal", message_id)
+    put_into(store, "high", message_id, "7000000000000")
+    put_into(store, "low", message_id, "6000000000000")
+    assert mend(store, "places", message_id)
+    assert lanes_of(store, message_id) == {"normal": 6000000000000.0}
+
+
+def test_a_message_in_a_wrong_lane_goes_to_its_own(store: RedisStore) -> None:
+    message_id = enqueue(store, when=FAR)
+    take_from(store, "normal", message_id)
+    put_into(store, "low", message_id, FAR)
+    assert mend(store, "places", message_id)
+    assert lanes_of(store, message_id) == {"normal": float(FAR)}
+
+
+def test_of_a_lane_and_a_lease_the_lease_stays(store: RedisStore) -> None:
+    lease = claim(store)
+    put_into(store, "normal", lease.id)
+    assert mend(store, "places", lease.id)
+    assert waiting(store) == {} and look(store, lease.id).leased
+    assert store.ack(PARTITION, [(lease, DETAIL)]) == []
+
+
+# What belongs to nothing
+
+
+def test_attempts_without_a_message_go(store: RedisStore) -> None:
+    message_id = new_id()
+    store.command("HSET", key(store, "attempts"), message_id, bytes(32))
+    assert mend(store, "attempts", message_id)
+    assert attempts(store, message_id) is None
+    assert not mend(store, "attempts", message_id)
+
+
+@pytest.mark.parametrize("place", ["normal", "leased"])
+def test_attempts_of_an_id_in_a_place_stay(store: RedisStore, place: str) -> None:
+    message_id = new_id()
+    put_into(store, place, message_id)
+    store.command("HSET", key(store, "attempts"), message_id, bytes(32))
+    assert not mend(store, "attempts", message_id) and attempts(store, message_id)
+
+
+def stray_follower(store: RedisStore, **fields: Any) -> bytes:
+    lease = claim(store)
+    follow(store, lease.id, when=FAR, **fields)
+    entry = store.command("HGET", key(store, "followers"), lease.id)
+    store.ack(PARTITION, [(lease, DETAIL)])
+    store.cancel(PARTITION, [lease.id])
+    store.command("HSET", key(store, "followers"), lease.id, entry)
+    return lease.id
+
+
+def test_a_follower_without_a_run_begins(store: RedisStore) -> None:
+    message_id = stray_follower(store, priority=Priority.HIGH)
+    assert mend(store, "follower", message_id)
+    assert lanes_of(store, message_id) == {"high": float(FAR)} and dump(store)["followers"] == {}
+    assert not mend(store, "follower", message_id)
+
+
+def test_it_replaces_what_waits_under_its_key(store: RedisStore) -> None:
+    message_id = stray_follower(store, priority=Priority.HIGH)
+    enqueue(store, message_id, body=b'["old"]')
+    enqueued = counter(store, "enqueued")
+    assert mend(store, "follower", message_id)
+    assert lanes_of(store, message_id) == {"high": float(FAR)} and counter(store, "enqueued") == enqueued
+    assert dump(store)["messages"][message_id].endswith(b'["follower"]')
+
+
+# Ends
+
+
+def test_an_end_that_is_archived_is_forgotten(store: RedisStore) -> None:
+    lease = claim_durable(store)
+    store.ack(PARTITION, [(lease, DETAIL)])
+    assert mend(store, "stale", lease.id, RAW_STAMP)
+    assert markers(store) == {}
+    assert not mend(store, "stale", lease.id, RAW_STAMP)
+
+
+def lost_end(store: RedisStore) -> bytes:
+    lease = claim_durable(store)
+    store.ack(PARTITION, [(lease, DETAIL)])
+    store.command("DEL", key(store, "finished"))
+    return lease.id
+
+
+def test_an_end_that_nobody_was_told_of_is_told_as_dead(store: RedisStore) -> None:
+    message_id = lost_end(store)
+    assert mend(store, "untold", message_id, stamped())
+    assert ends(store) == [(message_id, "dead")]
+    assert finished(store)[0]["detail"] == b'{"reason":"end_lost"}' and finished(store)[0]["record"] == stamped()
+    assert markers(store) == {message_id: STAMP}
+    assert counter(store, "dead") == 0, "it was counted when it ended"
+    stream = FinishedStream(store, PARTITION, "archiver")
+    stream.remove(stream.read())
+    assert markers(store) == {}
+
+
+def test_that_of_another_life_is_not(store: RedisStore) -> None:
+    message_id = lost_end(store)
+    assert not mend(store, "untold", message_id, stamped(STAMP + 1))
+    assert ends(store) == []
+
+
+def test_a_life_that_is_archived_goes(store: RedisStore) -> None:
+    message = accepted(when=FAR)
+    send(store, message)
+    store.command("HSET", key(store, "attempts"), message[0], bytes(32))
+    assert mend(store, "out", message[0], RAW_STAMP)
+    assert look(store, message[0]) == EMPTY and ends(store) == []
+    assert not mend(store, "out", message[0], RAW_STAMP)
+
+
+def test_one_that_runs_stays(store: RedisStore) -> None:
+    lease = claim_durable(store)
+    assert not mend(store, "out", lease.id, RAW_STAMP)
+    assert store.ack(PARTITION, [(lease, DETAIL)]) == []
+
+
+def test_attempts_come_along_once(store: RedisStore) -> None:
+    message_id = enqueue(store)
+    assert mend(store, "tried", message_id, b"\0\3" + bytes(30))
+    assert not mend(store, "tried", message_id, b"\0\4" + bytes(30))
+    assert not mend(store, "tried", new_id(), b"\0\4" + bytes(30))
+    entry = attempts(store, message_id)
+    assert entry and entry.attempt == 3
+
+
+# A full Redis
+
+
+def unplaced(store: RedisStore) -> tuple[Damage, bytes, bytes]:
+    message_id = enqueue(store)
+    take_from(store, "normal", message_id)
+    return "place", message_id, b""
+
+
+def unrecorded(store: RedisStore) -> tuple[Damage, bytes, bytes]:
+    message_id = enqueue(store)
+    corrupt(store, message_id, None)
+    return "record", message_id, b""
+
+
+def untold(store: RedisStore) -> tuple[Damage, bytes, bytes]:
+    return "untold", lost_end(store), stamped()
+
+
+@pytest.mark.parametrize("plant", [unplaced, unrecorded, untold])
+def test_a_full_redis_is_mended(
+    store: RedisStore, server: Server, plant: Callable[[RedisStore], tuple[Damage, bytes, bytes]]
+) -> None:
+    damage, message_id, argument = plant(store)
+    with full(server):
+        assert mend(store, damage, message_id, argument)
+
+
+def test_sending_leaves_the_store_as_any_other(store: RedisStore) -> None:
+    """What was mended runs as any other message."""
+    message_id = outgoing()[0]
+    enqueue(store, message_id)
+    take_from(store, "normal", message_id)
+    mend(store, "place", message_id)
+    store.ack(PARTITION, [(claim(store, message_id), DETAIL)])
+    assert ends(store) == [(message_id, "acked")]
