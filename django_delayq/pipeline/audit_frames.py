@@ -19,7 +19,7 @@ LANES = ("high", "normal", "low")
 #: Places of what has not ended.
 LIVE = (*LANES, "leased", "none", "follower")
 LIFE = ["message_id", "stamp"]
-WHERE = ["topic", "partition", "message_id"]
+WHERE = ["message_id", "topic", "partition"]
 
 
 # What is read, without what nobody compares

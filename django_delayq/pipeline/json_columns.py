@@ -55,20 +55,20 @@ def text(value: Column, kind: T.DataType) -> Column:
     if isinstance(kind, (*_WHOLE, T.BooleanType)):
         return F.coalesce(value.cast("string"), F.lit("null"))
     # {"v":...}: Spark writes JSON of structs only.
-    whole = F.to_json(F.struct(value.cast(_exact(kind)).alias("v")), {"ignoreNullFields": "false"})
+    whole = F.to_json(F.struct(value.cast(exact(kind)).alias("v")), {"ignoreNullFields": "false"})
     return F.substring(whole, F.lit(6), F.length(whole) - 6)
 
 
-def _exact(kind: T.DataType) -> T.DataType:
-    """The same with double for float: 0.1 as a float is another number than the 0.1 that JSON would say."""
+def exact(kind: T.DataType) -> T.DataType:
+    """What a value is to be cast to before it becomes JSON: the same with double for float: 0.1 as a float is another number than the 0.1 that JSON would say."""
     if isinstance(kind, T.FloatType):
         return T.DoubleType()
     if isinstance(kind, T.ArrayType):
-        return T.ArrayType(_exact(kind.elementType), kind.containsNull)
+        return T.ArrayType(exact(kind.elementType), kind.containsNull)
     if isinstance(kind, T.MapType):
-        return T.MapType(kind.keyType, _exact(kind.valueType), kind.valueContainsNull)
+        return T.MapType(kind.keyType, exact(kind.valueType), kind.valueContainsNull)
     if isinstance(kind, T.StructType):
-        return T.StructType([T.StructField(one.name, _exact(one.dataType), one.nullable) for one in kind.fields])
+        return T.StructType([T.StructField(one.name, exact(one.dataType), one.nullable) for one in kind.fields])
     return kind
 
 

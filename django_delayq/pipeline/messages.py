@@ -28,7 +28,7 @@ COLUMNS = T.StructType(
         T.StructField("body", T.StringType()),
     ]
 )
-#: One task of Spark writes a split alone, in the order of the ids: this is what the fence relies on.
+#: What names a split. One task of Spark writes it alone, in the order of the ids: this is what the fence relies on.
 SPLIT = ("topic", "partition", "split")
 
 
@@ -75,16 +75,18 @@ def _digests(names: pa.Array) -> pa.Array:
 
 
 def placed(frame: DataFrame, counts: Mapping[str, int], splits: int) -> DataFrame:
-    """With `partition` and `split` by `topic` and `id`. `counts`: numbers of partitions by topic."""
-    count = F.lit(None).cast("int")
+    """With `partition` and `split` by `topic` and `id`, and `cell`, one number for all three. `counts`: numbers of
+    partitions by topic; rows of others get none."""
+    count = first = F.lit(None).cast("int")
+    before = 0
     for topic, number in counts.items():
-        count = F.when(F.col("topic") == topic, F.lit(number)).otherwise(count)
-    if len(counts) == 1:
-        count = F.lit(next(iter(counts.values())))
-    return frame.withColumns(
-        # Other bytes than those that the partition is of.
-        {"partition": (_number(13, 4) % count).cast("int"), "split": (_number(10, 2) % F.lit(splits)).cast("int")}
-    )
+        mine = F.col("topic") == topic
+        count, first = F.when(mine, number).otherwise(count), F.when(mine, before).otherwise(first)
+        before += number * splits
+    # The split is of other bytes than the partition.
+    places = {"partition": (_number(13, 4) % count).cast("int"), "split": (_number(10, 2) % F.lit(splits)).cast("int")}
+    cell = first + F.col("partition") * F.lit(splits) + F.col("split")
+    return frame.withColumns(places).withColumn("cell", cell)
 
 
 def _number(first: int, length: int) -> Column:
@@ -93,10 +95,12 @@ def _number(first: int, length: int) -> Column:
 
 
 def arranged(frame: DataFrame, tasks: int) -> DataFrame:
-    """Each split in one piece and in the order of its ids, with `copies`: how many rows have the id of this one."""
-    same_id = Window.partitionBy(*SPLIT, "id")
-    spread = frame.repartition(tasks, *SPLIT).withColumn("copies", F.count(F.lit(1)).over(same_id))
-    return spread.sortWithinPartitions(*SPLIT, "id")
+    """Each split in one piece and in the order of its ids, with `copies`: how many rows have the id of this one.
+
+    By `cell` and nothing else: Spark leaves constant columns out, and would spread the rows anew for what is left.
+    """
+    copies = F.count(F.lit(1)).over(Window.partitionBy("cell", "id"))
+    return frame.repartition(tasks, "cell").withColumn("copies", copies).sortWithinPartitions("cell", "id")
 
 
 def summed(frame: DataFrame) -> list[Column]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -69,7 +68,7 @@ def plan(options: ScheduleOptions, schema: T.StructType) -> Plan:
     """Raises Refused when these columns cannot be messages of the task: with the column, its type and the fix."""
     arguments = _arguments(options, schema)
     key = _column(schema, options.key, "the key").dataType
-    if not isinstance(key, (*_WHOLE, T.StringType)):
+    if not isinstance(key, (*_WHOLE, T.StringType, T.NullType)):
         raise Refused(
             f"The key column {options.key!r} is of type {key.simpleString()}: text or whole numbers are wanted. "
             "Cast it first: cast(c AS STRING)."
@@ -91,32 +90,20 @@ def _arguments(options: ScheduleOptions, schema: T.StructType) -> list[Argument]
             f"The task {task.name} needs {', '.join(missing)}: name the columns for it. "
             f"The source has {', '.join(schema.names)}."
         )
-    positional = _leading(task, columns)
+    positional = [one.name for one in task.parameters if one.kind == "positional"]
+    given = [name for name in positional if name in columns]
+    if given != positional[: len(given)]:
+        gap = next(name for name in positional if name not in columns)
+        raise Refused(f"The parameter {given[-1]} of {task.name} is given by position: {gap} is needed before it.")
     extra = [ParameterSpec(name=name, kind="named") for name in columns if name not in known]
     return [
-        _argument(options, one, _column(schema, columns[one.name], f"the parameter {one.name}"), positional)
+        _argument(options, one, _column(schema, columns[one.name], f"the parameter {one.name}"))
         for one in (*known.values(), *extra)
         if one.name in columns
     ]
 
 
-def _leading(task: TaskSpec, columns: Iterable[str]) -> set[str]:
-    """The parameters that are given by position: those at the front, as in a call, as long as none is left out."""
-    leading: set[str] = set()
-    gap = ""
-    for one in task.parameters:
-        if one.kind in ("named", "others"):
-            break
-        if one.name not in columns:
-            gap = gap or one.name
-        elif not gap:
-            leading.add(one.name)
-        elif one.kind == "positional":
-            raise Refused(f"The parameter {one.name} of {task.name} is given by position: {gap} is needed before it.")
-    return leading
-
-
-def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField, positional: set[str]) -> Argument:
+def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField) -> Argument:
     kinds = [part.strip() for part in re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", one.annotation).split("|")]
     plain = [part for part in kinds if part != "None"]
     annotation = plain[0] if len(plain) == 1 and plain[0] in _ANNOTATED else ""
@@ -129,16 +116,15 @@ def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField
             f"type {field.dataType.simpleString()}. Cast it first."
         )
     kind = T.DoubleType() if annotation == "float" else _CAST_TYPES[annotation] if is_text else field.dataType
-    return Argument(
-        one.name, field.name, kind, annotation, not annotation or "None" in kinds, one.name in positional, is_text
-    )
+    nullable = not annotation or "None" in kinds
+    return Argument(one.name, field.name, kind, annotation, nullable, one.kind == "positional", is_text)
 
 
 def _due(options: ScheduleOptions, schema: T.StructType) -> T.DataType | None:
     if not options.due:
         return None
     kind = _column(schema, options.due, "the due time").dataType
-    if isinstance(kind, (T.TimestampType, T.StringType)):
+    if isinstance(kind, (T.TimestampType, T.StringType, T.NullType)):
         return kind
     fix = {
         "timestamp_ntz": "A time without a zone may be any of 24 instants: cast(c AS TIMESTAMP) takes it as UTC, "
@@ -228,7 +214,7 @@ def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
     if planned.due is None:
         return F.lit(None).cast("long"), []
     given = F.col(_quoted(planned.options.due))
-    at = given.try_cast("timestamp") if isinstance(planned.due, T.StringType) else given
+    at = given.try_cast("timestamp") if isinstance(planned.due, T.StringType) else given.cast("timestamp")
     due = F.when(at.isNotNull(), F.greatest(F.lit(0), F.ceil(F.unix_micros(at) / F.lit(1000)).cast("long")))
     last = int(now.timestamp() * 1000) + MAX_DELAY_MS
     reasons = [F.when(given.isNull(), F.lit("its due time is null"))]
@@ -255,27 +241,26 @@ def _reasons(one: Argument) -> list[Column]:
 
 
 def _body(planned: Plan, name: Column) -> Column:
-    """As message.encode_body() writes it: an array when there is nothing but arguments by position."""
-    options = planned.options
+    """As message.Body is written. Arguments go by name where they can: whoever adds a parameter to the task before the
+    messages are due breaks none of them."""
     args = [json_columns.text(one.value, one.kind) for one in planned.arguments if one.by_position]
     kwargs = [
-        F.concat(F.lit(json.dumps(one.parameter) + ":"), json_columns.text(one.value, one.kind))
+        one.value.cast(json_columns.exact(one.kind)).alias(one.parameter)
         for one in planned.arguments
         if not one.by_position
     ]
-    array = _joined("[", args, "]")
-    more = [F.concat(F.lit('"kwargs":'), _joined("{", kwargs, "}"))] if kwargs else []
-    if options.keyed:
-        more.append(F.concat(F.lit('"key":'), json_columns.text(name, T.StringType())))
-    if options.task.max_attempts is not None:
-        more.append(F.lit(f'"max_attempts":{options.task.max_attempts}'))
-    if not more:
+    fields = [F.struct(*kwargs).alias("kwargs")] if kwargs else []
+    fields += [name.alias("key")] if planned.options.keyed else []
+    attempts = planned.options.task.max_attempts
+    fields += [F.lit(attempts).alias("max_attempts")] if attempts is not None else []
+    if not args:
+        return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}) if fields else F.lit("[]")
+    array = F.concat(F.lit("["), *_separated(args), F.lit("]"))
+    if not fields:
         return array
-    return _joined("{", [F.concat(F.lit('"args":'), array), *more] if args else more, "}")
+    rest = F.substring(F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}), 2, 2**31 - 1)
+    return F.concat(F.lit('{"args":'), array, F.lit(","), rest)
 
 
-def _joined(begin: str, parts: Sequence[Column], end: str) -> Column:
-    pieces = [F.lit(begin)]
-    for number, part in enumerate(parts):
-        pieces += [F.lit(","), part] if number else [part]
-    return F.concat(*pieces, F.lit(end))
+def _separated(parts: Sequence[Column]) -> list[Column]:
+    return [piece for part in parts for piece in (F.lit(","), part)][1:]

@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -67,11 +68,11 @@ def build_session(
         check_java()
         _prepare_environment(master)
         configuration |= {"spark.master": master, **_defaults(master, driver_memory, java_options)}
-    builder = pyspark_sql.SparkSession.builder.appName(app)
-    for name, value in {**configuration, **(extra or {})}.items():
+    configuration |= {"spark.app.name": app, **(extra or {})}
+    builder = pyspark_sql.SparkSession.builder
+    for name, value in configuration.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate() if submitted else _started(builder)
-    return prepare(session)
+    return prepare(builder.getOrCreate() if submitted else _started(builder, configuration))
 
 
 def prepare(session: Any) -> Any:
@@ -159,15 +160,37 @@ def _prepare_environment(master: str) -> None:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def _started(builder: Any) -> Any:
-    try:
-        with _errors_into(Path(_scratch(), "log")):
-            return builder.getOrCreate()
-    except Exception as error:
-        if "JAVA_GATEWAY" in str(error):
-            why = next((line for line in reversed(log().splitlines()) if "rror" in line), "").strip()
-            raise SparkMissing(f"Java did not start{f' ({why})' if why else ''}. {FIX}") from error
-        raise
+def _started(builder: Any, configuration: Mapping[str, str]) -> Any:
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is None:
+        try:
+            SparkContext._ensure_initialized(gateway=_java(configuration))
+        except Exception as error:
+            if "JAVA_GATEWAY" in str(error):
+                why = next((line for line in reversed(log().splitlines()) if "rror" in line), "").strip()
+                raise SparkMissing(f"Java did not start{f' ({why})' if why else ''}. {FIX}") from error
+            raise
+    return builder.getOrCreate()
+
+
+def _java(configuration: Mapping[str, str]) -> Any:
+    """A running Java. What it and Python's workers write goes to log(), for Java greets, and workers show pages.
+
+    It ends with this process, but not if that is interrupted while it starts: therefore that is in a thread.
+    """
+    from pyspark import SparkConf
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf(loadDefaults=False).setAll(list(configuration.items()))
+    with Path(_scratch(), "log").open("ab") as file, ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(launch_gateway, conf, {"stdout": file, "stderr": file})
+        try:
+            return starting.result()
+        except (KeyboardInterrupt, SystemExit):
+            with suppress(Exception):
+                starting.result().proc.kill()
+            raise
 
 
 def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, str]:
@@ -203,25 +226,3 @@ def _log_option(scratch: Path) -> str:
     path = scratch / "log4j2.properties"
     path.write_text(_LOG, encoding="utf-8")
     return f"-Dlog4j2.configurationFile={path}"
-
-
-@contextmanager
-def _errors_into(path: Path) -> Iterator[None]:
-    """What is started meanwhile writes its errors there for as long as it lives: Java greets, and workers show pages.
-
-    Without a standard error of our own nothing is changed.
-    """
-    with suppress(ValueError, OSError):
-        sys.stderr.flush()
-    try:
-        kept = os.dup(2)
-    except OSError:
-        yield
-        return
-    try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

@@ -22,9 +22,9 @@ HOUR, DAY = 3_600_000_000, 86_400_000_000
 def microseconds(milliseconds: Column) -> Column:
     """In whole microseconds, as a long: histogram.microseconds() as an expression. Null of null and of NaN."""
     exact = milliseconds * F.lit(1000.0) + F.lit(0.5)
-    # Spark takes NaN for the greatest of all numbers.
+    # These two pass over nulls, and take NaN for the greatest of all numbers.
     within = F.least(F.greatest(exact, F.lit(-LARGEST)), F.lit(LARGEST))
-    return F.when(~F.isnan(milliseconds), F.floor(within).cast("long"))
+    return F.when(milliseconds.isNotNull() & ~F.isnan(milliseconds), F.floor(within).cast("long"))
 
 
 def bucket(milliseconds: Column) -> Column:

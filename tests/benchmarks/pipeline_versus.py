@@ -181,7 +181,9 @@ def _compare(name: str, answer: Any, truth: Any) -> None:
     for key in ("lateness", "run"):
         for one, other in zip(answer[key][1:], truth[key][1:], strict=True):
             if abs(one - other) > TOLERANCE * other:
-                raise SystemExit(f"{name}: percentiles of {key} add up to {one:,.0f} ms, another one's to {other:,.0f}.")
+                raise SystemExit(
+                    f"{name}: percentiles of {key} add up to {one:,.0f} ms, another one's to {other:,.0f}."
+                )
 
 
 def _report(way: Way, case: Case, outcome: watched.Outcome) -> None:

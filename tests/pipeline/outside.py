@@ -33,6 +33,7 @@ def main(start, *jobs):
     spark = session.build_session(start["master"], "512m", start["conf"])
     for path in start["files"]:
         spark.sparkContext.addPyFile(path)
+    session.register(spark)  # the formats, too, come from there
     for name, params in every:
         try:
             report = run(name, spark, params, lambda line: print(line, file=sys.stderr))
@@ -66,7 +67,7 @@ class Ended(NamedTuple):
     """Command lines of it and of all it started, as `ps` shows them."""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float = 110) -> Ended:
+def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float = 280) -> Ended:
     """Run it in this folder, which is also its place for temporary files."""
     (folder / "tmp").mkdir(exist_ok=True)
     process = subprocess.Popen(

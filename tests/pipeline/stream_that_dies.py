@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def _while_it_writes() -> None:
 
 def _when_there_are_files(attempt: Path) -> None:
     while not any(attempt.rglob("*.parquet")):
-        pass
+        time.sleep(0.01)
     _die()
 
 

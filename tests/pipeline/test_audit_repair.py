@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
-from django_delayq.pipeline.audit_kinds import Kind
 from django_delayq.pipeline.errors import Code
 from django_delayq.pipeline.jobs import audit, export
 from django_delayq.pipeline.params import Params, Report
+from django_delayq.store.keys import Partition
+from django_delayq.store.mending import Look
 from django_delayq.store.redis import RedisStore
-from tests.pipeline.damage import DEFAULT, PLANTS, World, altered_batch
+from tests.pipeline.damage import CROWD, DEFAULT, FAR, World, altered_batch, plant_all
 
 Make = Callable[..., Params]
+NOTHING = Look((None, None, None), None, False, None, 1, False, None, None)
 pytestmark = pytest.mark.databases
 
 
@@ -40,7 +42,7 @@ def look(spark: Any, parameters: Make) -> Callable[..., Report]:
     """One audit."""
 
     def run(**options: Any) -> Report:
-        return audit.run(spark, parameters(job={"pause": 0, **options}), bool)
+        import time; t0=time.time(); return audit.run(spark, parameters(job={"pause": 0, **options}), lambda line: print("TELL", round(time.time()-t0,1), line, flush=True))
 
     return run
 
@@ -50,16 +52,64 @@ def confirmed(report: Report) -> dict[str, list[str]]:
 
 
 def test_every_damage_is_found_and_repaired(world: World, look: Callable[..., Report]) -> None:
-    planted = {kind.value: [plant(world)] for kind, plant in PLANTS.items()}
-    report = look()
-    assert confirmed(report) == planted
-    assert report.code == Code.DIFFERENT
-
+    planted = plant_all(world)
     repaired = look(repair=True, by="on call")
-    assert repaired.problems == []
+    assert confirmed(repaired) == planted
+    assert (repaired.code, repaired.problems) == (Code.DIFFERENT, [])
     assert {row["difference"]: row["repaired"] for row in repaired.rows} == dict.fromkeys(planted, 1)
-    actions = OperatorAction.objects.filter(action="audit repair")
-    assert actions.filter(count=1, operator="on call").exclude(finished_at=None).count() == len(planted)
+    actions = OperatorAction.objects.filter(
+        action="audit repair", count=1, operator="on call", finished_at__isnull=False
+    )
+    assert sorted(actions.values_list("selection", flat=True)) == sorted(selections(planted))
 
+    world.archive()
     again = look()
-    assert (again.rows, again.problems, again.code) == ([], [], Code.DONE) or again.rows == ()
+    assert (list(again.rows), again.problems, again.code) == ([], [], Code.DONE)
+    check_redis(world, {kind: bytes.fromhex(ids[0]) for kind, ids in planted.items() if len(ids[0]) == 32})
+    check_sql(planted)
+
+
+def selections(planted: dict[str, list[str]]) -> Iterator[str]:
+    for kind, (name,) in planted.items():
+        yield f"message {name} ({kind})" if len(name) == 32 else f"row {name} of the archive ({kind})"
+
+
+def check_redis(world: World, ids: dict[str, bytes]) -> None:
+    """Where everything is after the repair."""
+
+    def look(kind: str, partition: Partition = DEFAULT) -> Look:
+        return world.store.look(partition, [ids[kind]])[0]
+
+    now_ms = world.store.clock_ms()
+    assert not look("no record").waits and not look("no record").leased
+    assert now_ms - 600_000 < (look("no place").lanes[1] or 0) <= now_ms
+    assert look("two lanes").lanes[0] is None and look("two lanes").lanes[1]
+    assert look("lane and lease").leased and not look("lane and lease").waits
+    assert look("wrong lane").lanes == (None, int(FAR), None)
+    assert look("wrong partition", CROWD) == look("live again") == NOTHING
+    moved = look("wrong partition", Partition("crowd", 0))
+    assert moved.lanes[1] == int(FAR) and moved.has_attempts
+    assert look("stray attempts") == look("stale end") == look("lost end") == NOTHING
+    assert look("stray follower").lanes[1] == int(FAR) and look("stray follower").follower_us is None
+    assert look("lost").waits and look("lost").stamp_us
+
+
+def check_sql(planted: dict[str, list[str]]) -> None:
+    """What the archive and the outbox say after the repair."""
+    ids = {kind: one for kind, (one,) in planted.items()}
+    rows = ArchivedMessage.objects
+    assert rows.get(message_id=ids["no record"]).reason == "body_missing"
+    ended = rows.get(message_id=ids["lost end"])
+    assert (ended.state, ended.reason, ended.body) == ("dead", "end_lost", '{"args":["planted"],"kwargs":{}}')
+    assert rows.get(pk=ids["lost row"]).worker == "" and rows.get(pk=ids["changed row"]).worker == "somebody else"
+    promised = {row.message_id.hex for row in OutboxMessage.objects.all()}
+    assert ids["lost"] in promised and not promised & {ids["unclosed"], ids["lost end"]}
+
+
+def test_a_batch_that_nobody_can_vouch_for_is_told(world: World, look: Callable[..., Report]) -> None:
+    name = altered_batch(world)
+    report = look(repair=True)
+    (row,) = report.rows
+    assert (row["difference"], row["repaired"], row["ids"]) == ("altered batch", 0, [name])
+    assert "altered batch: 1 were not repaired" in report.problems[0]
+    assert report.code == Code.DIFFERENT

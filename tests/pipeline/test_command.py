@@ -279,7 +279,7 @@ def test_with_an_old_java_a_sentence_says_which_is_needed(monkeypatch: pytest.Mo
     java.write_text("#!/bin/sh\necho 'java version \"1.8.0_392\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(CommandError, match="is Java 8. Spark needs Java 17 or newer"):
+    with pytest.raises(CommandError, match=r"is Java 8\. Spark needs Java 17 or newer"):
         call_command("delayq_pipeline", "forecast")
 
 
@@ -322,7 +322,19 @@ def test_parameters_are_written_with_references_and_read_back(
     command: Call, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "params.json"
-    command("export", "--lake", "/l", "--batch", "7", "--by", "ann", "--redis-secret", "env:HERE", "--write-params", str(path))
+    command(
+        "export",
+        "--lake",
+        "/l",
+        "--batch",
+        "7",
+        "--by",
+        "ann",
+        "--redis-secret",
+        "env:HERE",
+        "--write-params",
+        str(path),
+    )
     text = path.read_text()
     assert settings.DELAYQ["REDIS"] not in text
     params = Params.decode(text.encode())

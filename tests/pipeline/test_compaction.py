@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from django_delayq.models import LakeBatch
 from django_delayq.pipeline import batches, compaction
 from django_delayq.pipeline.errors import LakeConflict, LakeError
 from django_delayq.pipeline.jobs import export
 from django_delayq.pipeline.lake import Lake
-from django_delayq.pipeline.repairing import repair
 from django_delayq.pipeline.sources.lake import read_lake
 
 from .rows import make_rows
@@ -121,26 +118,18 @@ def test_an_export_with_compact_says_how_many_files_it_made_one(spark: Any, full
     assert export.run(spark, parameters(job={"settle": 0}), bool).figures["rows"] == 1
 
 
-# Repairs
+@pytest.mark.parametrize("step", ["read_back", "persist", "add"])
+def test_a_compaction_that_dies_has_done_nothing(
+    spark: Any, full: Lake, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*arguments: Any) -> None:
+        raise KeyboardInterrupt
 
-
-def test_a_batch_is_replaced_by_what_sql_has(spark: Any, full: Lake, parameters: Callable[..., Any]) -> None:
-    from django_delayq.models import ArchivedMessage
-
-    compaction.compact(spark, full, NOW)
-    second = LakeBatch.objects.order_by("lo")[1]
-    changed = ArchivedMessage.objects.filter(pk__gt=second.lo).order_by("pk")[0]
-    ArchivedMessage.objects.filter(pk=changed.pk).update(body="changed", finished_at=NOW)
-    ArchivedMessage.objects.filter(pk=changed.pk + 1).delete()
-    LakeBatch.objects.update(counted_at=NOW)
-    commit = repair(spark, parameters(), full, second.lo, second.hi)
-    rows = {row.id: row.body for row in read_lake(spark, Lake(full.root), ["id", "body"]).collect()}
-    assert len(rows) == 49
-    assert rows[changed.pk] == "changed"
-    assert changed.pk + 1 not in rows
-    assert {"2026-11-18T12:00:00Z", "2026-11-19T12:00:00Z"} <= set(commit.hours)
-    second.refresh_from_db()
-    assert (second.rows, second.seq, second.counted_at) == (9, commit.seq, None)
-    assert LakeBatch.objects.filter(counted_at=None).count() == 1
-    make_rows(1)
-    assert export.run(spark, parameters(job={"settle": 0}), bool).figures["rows"] == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(batches if step == "read_back" else Lake, step, die)
+        with pytest.raises(KeyboardInterrupt):
+            compaction.compact(spark, full, NOW)
+    assert days(full) == {"2026-11-18": [10, 10, 10], "2026-11-19": [10, 10]}
+    assert compaction.compact(spark, full, NOW)["compacted_into"] == 1
+    assert full.sweep(0) == 1 + 3  # what it had begun, and the replaced files
+    assert read_lake(spark, full).count() == 50

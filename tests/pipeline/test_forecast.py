@@ -60,6 +60,18 @@ def test_a_due_time_that_is_missing_is_overdue(spark: Any):
     assertDataFrameEqual(found, spark.createDataFrame(expected, MINUTES))
 
 
+def test_a_message_that_was_seen_twice_counts_once_when_it_is_due_first(spark: Any):
+    rows = [
+        ("1", "a", 0, NOW + HOUR),
+        ("1", "a", 1, NOW + MINUTE),
+        ("1", "a", 0, NOW + HOUR),
+        ("1", "b", 0, NOW + HOUR),
+    ]
+    found = forecast_frames.due_minutes(spark.createDataFrame(rows, DUE), NOW)
+    expected = [("a", at("09:31"), 1, 0), ("b", at("10:30"), 1, 0)]
+    assertDataFrameEqual(found, spark.createDataFrame(expected, MINUTES))
+
+
 def test_nothing_makes_no_spans(spark: Any):
     minutes = forecast_frames.due_minutes(due(spark), NOW)
     assertDataFrameEqual(minutes, spark.createDataFrame([], MINUTES))

@@ -79,8 +79,8 @@ def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> No
     frame = spark.range(2_000).selectExpr("cast(id AS string) AS k")
     planned = schedule_frames.plan(options(), frame.schema)
     placed = messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3)
-    arranged = messages.arranged(placed, 4).select("topic", "partition", "split", "id")
-    tasks: list[list[Any]] = arranged.rdd.glom().collect()
+    arranged = messages.chosen(messages.arranged(placed, 4).where("copies = 1"))
+    tasks: list[list[Any]] = arranged.select(*messages.SPLIT, "id").rdd.glom().collect()
     seen = [{tuple(row[:3]) for row in rows} for rows in tasks]
     assert sum(map(len, seen)) == len(set().union(*seen)) == 12
     for rows in tasks:
@@ -143,32 +143,38 @@ def test_arguments_come_back_as_they_were(spark: Any) -> None:
     (row,) = schedule_frames.rows(frame, planned, NOW, 10_000).collect()
     body = decode_body(0, row["body"].encode())
     assert row["reason"] is None
-    assert body.args == [value for value, _ in VALUES]
-    assert math.copysign(1, body.args[6]) == -1
-    assert (body.kwargs, body.key, body.max_attempts) == ({}, "1", 7)
+    assert body.kwargs == {name: value for name, (value, _) in zip(names, VALUES, strict=True)}
+    assert math.copysign(1, body.kwargs["v6"]) == -1
+    assert (body.args, body.key, body.max_attempts) == ([], "1", 7)
+
+
+def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
+    names = [f"v{number}" for number in range(len(VALUES))]
+    schema = ", ".join(["k string", *(f"{name} {kind}" for name, (_, kind) in zip(names, VALUES, strict=True))])
+    frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
+    for keyed in (True, False):
+        given = options(*(parameter(name, kind="positional") for name in names), keyed=keyed)
+        (row,) = schedule_frames.rows(frame, schedule_frames.plan(given, frame.schema), NOW, 10_000).collect()
+        body = decode_body(0, row["body"].encode())
+        assert body.args == [value for value, _ in VALUES]
+        assert (body.kwargs, body.key) == ({}, "1" if keyed else None)
 
 
 def test_a_float_is_the_number_that_it_is(spark: Any) -> None:
     given = options(parameter("a"), parameter("b", "float"))
     frame = spark.createDataFrame([("1", 0.1, 3)], "k string, a float, b int")
     (row,) = schedule_frames.rows(frame, schedule_frames.plan(given, frame.schema), NOW, LIMIT).collect()
-    assert json.loads(row["body"])["args"] == [0.10000000149011612, 3.0]
+    assert json.loads(row["body"])["kwargs"] == {"a": 0.10000000149011612, "b": 3.0}
 
 
-def test_arguments_go_by_position_as_long_as_none_is_left_out(spark: Any) -> None:
+def test_arguments_go_by_name_where_they_can(spark: Any) -> None:
     given = options(
-        parameter("a"), parameter("b", required=False), parameter("c"), parameter("d", kind="named"),
-        parameter("rest", kind="others", required=False), keyed=False,
+        parameter("a", kind="positional"), parameter("b", kind="positional", required=False), parameter("c"),
+        parameter("d", kind="named"), parameter("rest", kind="others", required=False), keyed=False,
         columns={"a": "x", "c": "x", "d": "x", "more": "x"},
     )  # fmt: skip
     (row,) = made(spark, [("1", 5)], "k string, x int", given)
     assert json.loads(row["body"]) == {"args": [5], "kwargs": {"c": 5, "d": 5, "more": 5}}
-
-
-def test_the_plain_case_is_a_plain_array(spark: Any) -> None:
-    given = options(parameter("a"), parameter("b"), keyed=False)
-    (row,) = made(spark, [("1", 5, "x")], "k string, a int, b string", given)
-    assert row["body"] == '[5,"x"]'
 
 
 def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
@@ -182,7 +188,7 @@ def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
         assert (identity, when, expires) == (bytes(row["id"]), "777", "+5000")
         assert (int(found.priority), found.ttr_ms, found.task_code) == (2, 60_000, task_code("shop.remind"))
         assert bool(found.flags & 0b0100) == compressed and bool(found.flags & 0b1000)
-        assert decode_body(found.flags, found.body).args == ["x" * 150]
+        assert decode_body(found.flags, found.body).kwargs == {"a": "x" * 150}
 
 
 @pytest.mark.parametrize(
@@ -273,12 +279,13 @@ def test_text_that_is_not_utf_8_is_refused(spark: Any) -> None:
 
 def test_a_body_above_the_limit_is_refused(spark: Any) -> None:
     given = options(parameter("a"), keyed=False)
-    rows = [("1", "x" * (LIMIT - 4)), ("2", "x" * (LIMIT - 3)), ("3", "ä" * (LIMIT // 2))]
+    room = LIMIT - len('{"kwargs":{"a":""}}')
+    rows = [("1", "x" * room), ("2", "x" * (room + 1)), ("3", "ä" * room)]
     found = reasons(made(spark, rows, "k string, a string", given))
     assert found == {
         "1": None,
         "2": f"its arguments take {LIMIT + 1} bytes, the limit is {LIMIT}",
-        "3": f"its arguments take {LIMIT + 4} bytes, the limit is {LIMIT}",
+        "3": f"its arguments take {LIMIT + room} bytes, the limit is {LIMIT}",
     }
 
 
@@ -318,8 +325,8 @@ def test_text_of_csv_is_read_as_the_task_takes_it(spark: Any) -> None:
             ("4", "1", None, "maybe", "x"), ("5", None, None, None, "x"), ("6", "1", "NaN", None, "x"),
             ("7", "1", None, None, "x")]  # fmt: skip
     found = made(spark, rows, "k string, i string, f string, b string, s string", given)
-    assert json.loads(found[0]["body"])["args"] == [12, 0.5, True, "007"]
-    assert json.loads(found[6]["body"])["args"] == [1, None, None, "x"]
+    assert list(json.loads(found[0]["body"])["kwargs"].values()) == [12, 0.5, True, "007"]
+    assert list(json.loads(found[6]["body"])["kwargs"].values()) == [1, None, None, "x"]
     assert [row["reason"] for row in found[1:6]] == [
         "i is 1.5, and the task takes int", "f is x, and the task takes float", "b is maybe, and the task takes bool",
         "i is null, and the task takes int", "f has a value that JSON has not (NaN, infinite, not UTF-8)",

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
-from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from django_delayq import topic_stats
@@ -30,6 +29,8 @@ from django_delayq.pipeline.sinks.queue import LoadSpec, Pace, QueueSink, QueueW
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
+from tests.pipeline.failing_sink import FailingSink
+from tests.store.factories import full
 
 ROWS = 1_000
 PARTITIONS = 3
@@ -41,28 +42,6 @@ TASK = TaskSpec(
 FAR = datetime(2033, 1, 1, tzinfo=timezone.utc)
 
 Job = Callable[..., Any]
-
-
-class Failing(QueueSink):
-    """Every task of Spark is broken off after its first calls; what it has sent is applied."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "delayq_failing"
-
-    def writer(self, schema: StructType, overwrite: bool) -> Any:
-        return FailingWriter(str(self.options["redis"]), str(self.options["load"]))
-
-
-class FailingWriter(QueueWriter):
-    def write(self, iterator: Any) -> Any:
-        def cut() -> Any:
-            for number, batch in enumerate(iterator):
-                yield batch.slice(0, 50)
-                if number == 0 and TaskContext.get().partitionId() % 2:  # type: ignore[union-attr]
-                    raise RuntimeError("the machine has gone")
-
-        return super().write(cut())
 
 
 @pytest.fixture
@@ -120,7 +99,7 @@ def test_each_row_becomes_a_message_once(job: Job, crowd: RedisStore, parquet: s
     assert set(found) == {key_id("crowd", str(number)) for number in range(ROWS)}
     _, record = found[key_id("crowd", "7")]
     body = decode_body(record.flags, record.body)
-    assert (body.args, body.key) == ([7, "n7"], "7")
+    assert (body.kwargs, body.key) == ({"number": 7, "note": "n7"}, "7")
     assert topic_stats("crowd").backlog + topic_stats("crowd").delayed == ROWS
 
     finish(crowd, 400)
@@ -132,7 +111,7 @@ def test_each_row_becomes_a_message_once(job: Job, crowd: RedisStore, parquet: s
 def test_a_job_that_was_broken_off_adds_the_rest(
     job: Job, crowd: RedisStore, parquet: str, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark.dataSource.register(Failing)
+    spark.dataSource.register(FailingSink)
     with monkeypatch.context() as patch:
         patch.setattr(loads, "FORMAT", "delayq_failing")
         with pytest.raises(DelayQError, match=r"machine has gone.*of 1,000 messages were added.*adds the rest"):
@@ -217,14 +196,14 @@ def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None
     report = job(str(csv), format="csv", due="at", rejects=str(tmp_path / "rejects"))
     assert (report.figures["rows"], report.figures["refused"], report.figures["added"]) == (3, 2, 1)
     due, record = live(crowd)[key_id("crowd", "007")]
-    assert decode_body(record.flags, record.body).args == [12, 'a "b"\nc, d']
+    assert list(decode_body(record.flags, record.body).kwargs.values()) == [12, 'a "b"\nc, d']
     assert due == FAR.timestamp() * 1000
 
     lines.write_text('{"k": "a", "number": 5, "note": ["x", {"y": null}]}\nnot json\n{"k": "b", "number": 6}\n')
     report = job(str(lines), format="json", job="lines", rejects=str(tmp_path / "rejects"))
     assert (report.figures["refused"], report.figures["added"]) == (1, 2)
     _, record = live(crowd)[key_id("crowd", "a")]
-    assert decode_body(record.flags, record.body).args[0] == 5
+    assert decode_body(record.flags, record.body).kwargs["number"] == 5
 
 
 def test_sources_that_cannot_be_read_are_refused(job: Job, tmp_path: Path) -> None:
@@ -244,12 +223,13 @@ def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisSto
     assert counts(report) == (25, 0, 0)
     due, record = live(crowd)[key_id("crowd", "u7")]
     body = decode_body(record.flags, record.body)
-    assert body.args[1] == "é'\n"
+    assert body.kwargs["note"] == "é'\n"
     assert due == FAR.timestamp() * 1000 + 1
     query = f"SELECT id AS number, username AS k FROM {table} WHERE username <> 'a;b' ORDER BY id;"
     assert counts(job(query, format="query", job="query", keyed=False)) == (25, 0, 0)
     empty = job(f"SELECT id AS number, username AS k FROM {table} WHERE id < 0", format="query", job="empty")
     assert empty.figures["rows"] == 0
+    User.objects.all().delete()
 
 
 @pytest.mark.databases
@@ -270,7 +250,7 @@ def test_a_query_cannot_write(job: Job) -> None:
     }
     with pytest.raises(Exception, match=r"(?i)read.?only|syntax"):
         job(writes[connection.vendor], format="query")
-    assert User.objects.count() == 1
+    assert User.objects.filter(username="still here").delete()[0] == 1
 
 
 def test_a_load_that_redis_has_no_room_for_is_refused(
@@ -292,8 +272,6 @@ def test_the_memory_is_that_of_the_server(crowd: RedisStore) -> None:
 
 
 def test_a_redis_that_is_full_loses_nothing(job: Job, crowd: RedisStore, parquet: str, server: Any) -> None:
-    from tests.store.factories import full
-
     with full(server), pytest.raises(DelayQError):
         job(parquet)
     assert live(crowd) == {}

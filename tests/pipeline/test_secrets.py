@@ -19,7 +19,12 @@ from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
 from tests.tasks import record
 
-pytestmark = [pytest.mark.spark, pytest.mark.databases, pytest.mark.usefixtures("transactional_db")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.databases,
+    pytest.mark.usefixtures("transactional_db"),
+]
 
 #: The plans of what the jobs read, in all detail; and a database that does not answer.
 _PLANS = """

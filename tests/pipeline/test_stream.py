@@ -6,25 +6,22 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from django.db import connection, connections, transaction
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from django.db import connections
 from pyspark.testing import assertDataFrameEqual
 
-from django_delayq.models import ArchivedMessage
-from django_delayq.pipeline import schemas
+from django_delayq.pipeline.checkpoint import Checkpoint
 from django_delayq.pipeline.errors import LakeConflict, LakeError, Refused
 from django_delayq.pipeline.jobs import export, stream
-from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.lake import Commit, Lake
+from django_delayq.pipeline.options import StreamOptions
 from django_delayq.pipeline.params import Report, Secret
 from django_delayq.pipeline.sources.archive import read_archive
-from django_delayq.pipeline.sources.archive_stream import ArchiveStreamReader
 from django_delayq.pipeline.sources.lake import read_lake
 
 from .rows import make_odd_rows, make_rows
@@ -143,6 +140,24 @@ def test_with_an_interval_it_takes_what_comes_and_ends_after_its_batch_on_sigter
     assert stream_now().figures["rows"] == 0
 
 
+def test_sigterm_ends_it_before_the_next_batch(
+    spark: Any, stream_now: Stream, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = make_rows(5)
+    append = stream.append
+
+    def told_to_end(*arguments: Any, **settle: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return append(*arguments, **settle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "append", told_to_end)
+        assert stream_now(batch=2).figures["rows"] == 2
+    assert ids_in(spark, lake) == ids[:2]
+    assert stream_now(batch=2).figures["rows"] == 3
+    assert ids_in(spark, lake) == ids
+
+
 def _more_rows_and_then_the_end(lake: str, ids: list[int]) -> None:
     try:
         _wait_for(lake, 1)
@@ -212,6 +227,15 @@ def test_a_lake_that_went_is_refused(stream_now: Stream, lake: str) -> None:
         stream_now()
 
 
+def test_a_lake_that_shrinks_while_it_runs_is_refused(parameters: Any, tmp_path: Path) -> None:
+    lake, options = Lake(tmp_path), StreamOptions()
+    lake.commit(Commit(seq=1, kind="append", lo=0, hi=5, rows=0, signature=""))
+    copier = stream._Copier(parameters(), options, lake, Checkpoint(tmp_path / "_stream"), print)
+    Path(tmp_path, "commits", "000000001.json").unlink()
+    with pytest.raises(Refused, match="held the archive up to id 5, and now to 0 only"):
+        copier._bring_to(9, None)
+
+
 @pytest.mark.parametrize("told", [{"topic": "orders"}, {"since": "2026-01-01T00:00:00Z"}, {"lake": ""}])
 def test_a_part_of_the_archive_or_no_lake_is_refused(spark: Any, parameters: Any, told: dict[str, str]) -> None:
     with pytest.raises(Refused):
@@ -227,95 +251,3 @@ def test_no_secret_is_in_the_checkpoint(spark: Any, parameters: Any, lake: str, 
     assert stream.run(spark, msgspec.structs.replace(params, database=database), print).figures["rows"] == 2
     written = [path for path in Path(lake).rglob("*") if path.is_file()]
     assert written and not [path for path in written if b"canary" in path.read_bytes()]
-
-
-# The source
-
-
-@pytest.fixture
-def reader(parameters: Any) -> Callable[..., ArchiveStreamReader]:
-    """Spark's planner has one of these: here it is asked without Spark."""
-
-    def make(**options: str) -> ArchiveStreamReader:
-        database = msgspec.json.encode(parameters().database).decode()
-        schema = schemas.spark_schema(schemas.chosen(schemas.ARCHIVE, ["id", "topic"]))
-        return ArchiveStreamReader(schema, {"database": database, "settle": "0", **options})
-
-    return make
-
-
-@pytest.mark.databases
-def test_offsets_follow_the_rows_and_not_the_numbers(reader: Callable[..., ArchiveStreamReader]) -> None:
-    first = make_rows(4)
-    ArchivedMessage.objects.filter(pk=first[1]).delete()
-    one = reader(after="0", batch="2")
-    assert (one.initialOffset(), one.getDefaultReadLimit()) == ({"id": 0}, ReadMaxRows(2))
-    assert one.latestOffset({"id": 0}, ReadMaxRows(2)) == {"id": first[2]}
-    assert one.latestOffset({"id": first[2]}, ReadMaxRows(2)) == {"id": first[3]}
-    assert one.latestOffset({"id": 0}, ReadAllAvailable()) == {"id": first[3]}
-    assert one.latestOffset({"id": first[3]}, ReadAllAvailable()) == {"id": first[3]}
-
-
-@pytest.mark.databases
-def test_available_now_is_what_was_settled_then(reader: Callable[..., ArchiveStreamReader]) -> None:
-    old = make_rows(2)
-    one = reader()
-    one.prepareForTriggerAvailableNow()
-    make_rows(1)
-    assert one.latestOffset({"id": 0}, ReadMaxRows(100)) == {"id": old[-1]}
-    assert reader().latestOffset({"id": 0}, ReadMaxRows(100)) == {"id": old[-1] + 1}
-
-
-@pytest.mark.databases
-def test_a_batch_is_read_by_its_ranges_with_the_columns_that_are_asked_for(
-    reader: Callable[..., ArchiveStreamReader],
-) -> None:
-    ids = make_rows(3)
-    one = reader()
-    assert not one.partitions({"id": ids[1]}, {"id": ids[1]})
-    (part,) = one.partitions({"id": ids[0]}, {"id": ids[2]})
-    (batch,) = one.read(part)
-    assert batch.to_pylist() == [{"id": number, "topic": "orders"} for number in ids[1:]]
-
-
-@pytest.mark.databases
-def test_a_row_below_an_open_transaction_waits_for_it(reader: Callable[..., ArchiveStreamReader]) -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
-    old = make_rows(1)
-    one = reader()
-    time.sleep(0.05)
-    with _another_writer() as commit:
-        late = make_rows(1)
-        assert one.latestOffset({"id": 0}, ReadAllAvailable()) == {"id": old[-1]}
-        commit()
-    assert one.latestOffset({"id": 0}, ReadAllAvailable()) == {"id": late[-1]}
-    assert ArchivedMessage.objects.filter(pk__gt=old[-1], pk__lt=late[-1]).count() == 1
-
-
-@contextmanager
-def _another_writer() -> Iterator[Callable[[], None]]:
-    """Has inserted a row that nobody sees before it is told to commit."""
-    inserted, go = threading.Event(), threading.Event()
-
-    def write() -> None:
-        try:
-            with transaction.atomic():
-                make_rows(1)
-                inserted.set()
-                go.wait(60)
-        finally:
-            connections.close_all()
-
-    writer = threading.Thread(target=write)
-
-    def commit() -> None:
-        go.set()
-        writer.join()
-
-    writer.start()
-    inserted.wait(60)
-    try:
-        yield commit
-    finally:
-        commit()

@@ -77,7 +77,7 @@ def test_of_an_unknown_id_there_is_nothing(store: RedisStore) -> None:
 
 
 def test_a_waiting_message_is_seen_in_its_lane(store: RedisStore) -> None:
-    message_id, _ = accepted(when=FAR, priority=Priority.LOW)[0], None
+    message_id = new_id()
     send(store, accepted(message_id, when=FAR, priority=Priority.LOW))
     seen = look(store, message_id)
     assert seen == Look((None, None, int(FAR)), None, True, STAMP, 2, False, None, None)
@@ -249,8 +249,8 @@ def test_of_two_lanes_the_one_of_the_record_stays(store: RedisStore) -> None:
 def test_of_two_wrong_lanes_the_earlier_due_time_stays(store: RedisStore) -> None:
     message_id = enqueue(store, when=FAR)
     take_from(store, "normal", message_id)
-    put_into(store, "high", message_id, "7000000000000")
-    put_into(store, "low", message_id, "6000000000000")
+    put_into(store, "high", message_id, "6000000000000")
+    put_into(store, "low", message_id, "7000000000000")
     assert mend(store, "places", message_id)
     assert lanes_of(store, message_id) == {"normal": 6000000000000.0}
 

@@ -151,7 +151,7 @@ class _Audit:
         if not found:
             return []
         self.tell(f"{len(found):,} candidates; looking again in {self.options.pause:g} s")
-        time.sleep(self.options.pause)
+        wait(self.options.pause)
         confirmed = SecondLook(get_store()).confirmed([one for one in found if one.kind not in OF_THE_LAKE])
         confirmed += [one for one in found if one.kind == Kind.TWICE]
         of_rows = [one for one in found if one.kind in OF_THE_LAKE and one.kind != Kind.TWICE]
@@ -206,6 +206,11 @@ class _Audit:
             yield f"{kind.value}: only {most:,} of {found:,} candidates were looked at again. Run it once more."
         if self.options.repair and left:
             yield f"{kind.value}: {left:,} were not repaired; see docs/pipeline.md for what can be done by hand."
+
+
+def wait(seconds: float) -> None:
+    """Between the two looks."""
+    time.sleep(seconds)
 
 
 def _newest() -> int:

@@ -22,7 +22,7 @@ from ...store import get_store
 from ...store.registry import SAMPLES
 from ...times import from_ms, in_words
 from ...topics import lasting_pause
-from .. import forecast_frames, schemas, transforms
+from .. import forecast_frames, schemas
 from ..errors import Refused
 from ..options import ForecastOptions
 from ..params import Params, Report, Secret
@@ -94,7 +94,7 @@ def _find(spark: Any, params: Params, options: ForecastOptions, tell: Callable[[
     redis = msgspec.structs.replace(params.redis, url=Secret(options.replica)) if options.replica else params.redis
     tell("reading what waits in Redis and in the outbox")
     queue = read_queue(spark, redis, [params.topic] if params.topic else [], due_only=True)
-    in_redis = forecast_frames.due_minutes(transforms.first_of_each(queue, "message_id"), now)
+    in_redis = forecast_frames.due_minutes(queue, now)
     minutes = in_redis.union(_outbox(spark, params.topic, now_ms)).cache()
     try:
         spans = _collect(forecast_frames.spans(minutes, now), "unit", "at", "topic", "messages", "overdue")

@@ -59,9 +59,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     them. Only hours and days that are over and settled. Raises Refused and LakeError."""
     begun = time.monotonic()
     options = params.options(StatsOptions)
-    check_session(spark)
-    if params.topic:
-        raise Refused("Hours and days are computed as a whole: stats is not for one topic.")
+    _check(spark, params)
     given = _of_lake(spark, params, options, tell) if options.source == "lake" else _of_archive(spark, params, tell)
     if given is None:
         return Report(job="stats", problems=["The lake is empty: run the export first."])
@@ -73,6 +71,15 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         rows=[{"topic": topic, **one.line()} for topic, one in sorted(written.topics.items())],
         problems=_problems(written),
     )
+
+
+def _check(spark: SparkSession, params: Params) -> None:
+    check_session(spark)
+    if params.topic:
+        raise Refused("Hours and days are computed as a whole: stats is not for one topic.")
+    since, until = params.period()
+    if since is not None and until is not None and until <= since:
+        raise Refused(f"until ({params.until}) is not after since ({params.since}).")
 
 
 # What is computed
@@ -128,8 +135,6 @@ def _dates(commit: Commit) -> set[str]:
 
 def _span(params: Params, settled_at: datetime) -> Span:
     since, until = params.period()
-    if since is not None and until is not None and until <= since:
-        raise Refused(f"until ({params.until}) is not after since ({params.since}).")
     now = datetime.now(tz=timezone.utc)
     return Span(since, min(settled_at, now, until or settled_at)).whole(HOUR)
 

@@ -28,6 +28,7 @@ TRIES = 5
 #: Seconds between two looks at the query: a signal is noticed at once, an end of the query so much later.
 LOOK = 0.5
 
+
 def run(spark: Any, params: Params, tell: Tell) -> Report:
     """Copy what is settled in the archive, batch by batch; with an interval until SIGTERM or Ctrl-C.
 

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from ...exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
 from . import ranges, rows
@@ -44,7 +45,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._database: Database = _database(options)
         self._after = _number(options, "after") or 0
         self._batch = _number(options, "batch") or BATCH
-        self._settle = float(options.get("settle", SETTLE))
+        self._settle = _seconds(options.get("settle", str(SETTLE)))
         self._parts = max(1, _number(options, "parts") or PARTS)
         self._target: int | None = None
 
@@ -81,6 +82,13 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one range."""
         assert isinstance(partition, IdRange)
         yield from rows.read(self._database, self._schema, (partition.lo, partition.hi))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigurationError(f"The option `settle` is {text!r}, which is no number of seconds.") from None
 
 
 def _end_of(connection: Any, table: str, ids: tuple[int, int], most: int | None) -> int | None:

@@ -140,7 +140,7 @@ def _plain(value: Any, zone: Any) -> Any:
 def _schema(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> pa.Schema:
     if len(set(names)) < len(names):
         raise Refused(f"Two columns of the query have the same name: {', '.join(names)}. Give one of them another.")
-    kinds = [_kind(name, values) for name, values in zip(names, columns, strict=True)] or [pa.string()] * len(names)
+    kinds = [_kind(name, values) for name, values in zip(names, columns or [[]] * len(names), strict=True)]
     return pa.schema(list(zip(names, kinds, strict=True)))
 
 
@@ -154,7 +154,8 @@ def _kind(name: str, values: Sequence[Any]) -> pa.DataType:
         kind = pa.array(present).type
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise Refused(f"The column {name!r} of the query has values of several types. Cast it: {error}") from None
-    return pa.string() if pa.types.is_null(kind) else kind
+    # Of a column without values in all these rows nothing is known, unless these are all rows.
+    return pa.string() if pa.types.is_null(kind) and len(values) == BATCH else kind
 
 
 def _batch(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:

@@ -16,12 +16,10 @@ from pyarrow import csv
 
 from ...exceptions import ConfigurationError
 from ..params import Database
-from .connect import Connected, Row, connected, connection_to, mysql_driver
+from .connect import Connected, Row, connected
 from .ranges import Range, edges
 
 __all__ = ["READERS", "Range", "edges", "read"]
-
-_connection, _mysql_driver = connection_to, mysql_driver  # FIXME(H7, H8): import them from connect.py
 
 #: Rows of a batch at most: 10,000 of the archive take some 5 MB.
 BATCH = 10_000

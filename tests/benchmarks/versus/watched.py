@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -68,8 +67,8 @@ def resident(process: psutil.Process) -> int:
 
 
 def end(process: psutil.Process) -> None:
-    """kill -9 to all of them."""
-    for one in (*process.children(recursive=True), process):
+    """kill -9 to all of them, the first one first: it sees none of the others go."""
+    for one in (process, *process.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             one.kill()
 

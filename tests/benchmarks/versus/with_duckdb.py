@@ -42,7 +42,9 @@ def main(way: str, limit: str) -> None:
     if way == "histogram":
         percentile = _histogram().percentile
         rows = [(*row[:2], *([percentile(one or {}, share) for share in SHARES] for one in row[2:])) for row in rows]
-    give(((*row[:2], *(values or (0,) * len(SHARES) for values in row[2:])) for row in rows), version=duckdb.__version__)
+    give(
+        ((*row[:2], *(values or (0,) * len(SHARES) for values in row[2:])) for row in rows), version=duckdb.__version__
+    )
 
 
 def _histogram() -> Any:

@@ -1,4 +1,4 @@
-"""Django's ORM on PostgreSQL: fill LAKE, or rows|database. `rows`: the rows in Python; `database`: the database sorts."""
+"""Django's ORM on PostgreSQL: fill LAKE, or rows (they come to Python), or database (the database sorts them)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def fill(lake: Path) -> None:
         for batch in parquet.ParquetFile(path).iter_batches(100_000):
             names = tuple(batch.schema.names)
             options = csv.WriteOptions(include_header=False)
-            with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({', '.join(names)}) FROM STDIN CSV") as copy:
+            with (
+                connection.cursor() as cursor,
+                cursor.copy(f"COPY {table} ({', '.join(names)}) FROM STDIN CSV") as copy,
+            ):
                 csv.write_csv(batch, _Sink(copy), options)
     with connection.cursor() as cursor:
         cursor.execute(f"VACUUM ANALYZE {table}")
@@ -117,7 +120,6 @@ def database() -> None:
     from django.db.models.functions import TruncHour
 
     from django_delayq.models import ArchivedMessage
-
 
     class Percentiles(Aggregate):
         template = "percentile_disc(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY %(expressions)s)"

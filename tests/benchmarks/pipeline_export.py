@@ -1,0 +1,122 @@
+"""The export of two million rows: from PostgreSQL to a lake, verified and committed, with 1 GB of driver memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from tests import databases
+
+from . import common, seed
+
+ROWS = 2_000_000
+LEAST_PER_SECOND = 100_000
+MASTER, MEMORY = "local[2]", "1g"
+#: Rows of the first, small export: Spark's start is not what is measured.
+WARM_UP = 20_000
+
+
+def main(arguments: list[str]) -> None:
+    """PostgreSQL, or with --one the database of the environment; --seeded: its rows are there already."""
+    if "--one" not in arguments:
+        if reason := databases.missing("postgresql"):
+            print(f"pipeline_export: left out, {reason}")
+            return
+        run = [sys.executable, "-m", "tests.databases", "postgresql", sys.executable, "-m"]
+        subprocess.run([*run, "tests.benchmarks.pipeline_export", "--one", *arguments], check=True)
+        return
+    own = ("--one", "--seeded")
+    measure(common.options([one for one in arguments if one not in own], 1), "--seeded" in arguments)
+
+
+def measure(options: common.Options, seeded: bool) -> None:
+    """One database."""
+    kind = databases.kind_of(json.loads(os.environ[databases.VARIABLE]))
+    seed.set_up()
+    rows = options.scaled(ROWS, 2_000)
+    took = None if seeded else seed.fill(rows)
+    from django_delayq.pipeline.session import build_session
+
+    spark = build_session(MASTER, MEMORY)
+    try:
+        for run in range(options.runs + 1):
+            with tempfile.TemporaryDirectory() as folder:
+                figures = _export(spark, folder, min(WARM_UP, rows) if run == 0 else rows)
+            if run:
+                common.report(
+                    "pipeline_export", figures.pop("rows_per_second"), "rows/s", case=kind,
+                    bar=LEAST_PER_SECOND, memory=MEMORY, seed_s=took, **figures,
+                )  # fmt: skip
+    finally:
+        spark.stop()
+
+
+def _export(spark: Any, folder: str, rows: int) -> dict[str, Any]:
+    """So many rows, oldest first."""
+    from django.db.models import Min
+
+    from django_delayq.models import ArchivedMessage, LakeBatch
+    from django_delayq.pipeline import project
+    from django_delayq.pipeline.jobs import export
+
+    LakeBatch.objects.all().delete()
+    first = ArchivedMessage.objects.aggregate(first=Min("pk"))["first"]
+    last_settled_id = export.last_settled_id
+    changed: Any = export
+    changed.last_settled_id = lambda seconds: first + rows - 1
+    begun = time.monotonic()
+    try:
+        with project.parameters(lake=f"{folder}/lake", job={"settle": 0}) as params, peak_memory() as peak:
+            report = export.run(spark, params, lambda line: print(f"  {line}", flush=True))
+    finally:
+        changed.last_settled_id = last_settled_id
+    seconds = time.monotonic() - begun
+    assert report.figures["rows"] == rows, report
+    return {
+        "rows_per_second": rows / seconds,
+        "seconds": seconds,
+        "rows": rows,
+        "bytes_per_row": report.figures["bytes"] / rows,
+        "files": report.figures["files"],
+        "peak_rss_mb": peak[0] / 1e6,
+    }
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[float]]:
+    """The most memory that this process and its children had: what they share counts once where the system tells."""
+    peak, ended, tree = [0.0], threading.Event(), psutil.Process()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            peak[0] = max(peak[0], sum(map(_memory, [tree, *tree.children(recursive=True)])))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _memory(process: psutil.Process) -> float:
+    try:
+        full = process.memory_full_info()
+        return float(getattr(full, "pss", full.rss))
+    except psutil.Error:
+        return 0.0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,92 @@
+"""Reads two million rows of the archive into Spark, all columns: by COPY, from SQLite, and by Django's cursor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from tests import databases
+
+from . import common, seed
+from .common import median
+from .pipeline_export import peak_memory
+
+ROWS = 2_000_000
+RUNS = 3
+PARTS = 8
+MASTER, MEMORY = "local[2]", "1g"
+#: Rows a second, by the kind of the database and the reader. None: told, but nothing is promised (PyMySQL).
+BARS = {
+    ("postgresql", "auto"): 350_000,
+    ("postgresql", "cursor"): 100_000,
+    ("sqlite", "auto"): 220_000,
+    ("sqlite", "cursor"): 100_000,
+    ("mariadb", "auto"): None,
+}
+
+
+def main(arguments: list[str]) -> None:
+    """Each kind of database, or with --one that of the environment; --seeded: its rows are there already."""
+    if "--one" in arguments:
+        own = ("--one", "--seeded")
+        measure(common.options([one for one in arguments if one not in own], RUNS), "--seeded" in arguments)
+        return
+    for kind in dict.fromkeys(kind for kind, _ in BARS):
+        if reason := databases.missing(kind):
+            print(f"pipeline_read: {kind} left out, {reason}")
+            continue
+        run = [sys.executable, "-m", "tests.databases", kind, sys.executable, "-m", "tests.benchmarks.pipeline_read"]
+        subprocess.run([*run, "--one", *arguments], check=True)
+
+
+def measure(options: common.Options, seeded: bool) -> None:
+    """One database, by each of its readers."""
+    kind = databases.kind_of(json.loads(os.environ[databases.VARIABLE]))
+    seed.set_up()
+    rows = options.scaled(ROWS, 2_000)
+    took = None if seeded else seed.fill(rows)
+    from django_delayq.pipeline import project
+    from django_delayq.pipeline.session import build_session
+
+    spark = build_session(MASTER, MEMORY)
+    try:
+        with project.parameters() as params:
+            for reader in (reader for one, reader in BARS if one == kind):
+                _measure(spark, params, (kind, reader), (options.runs, rows, took))
+    finally:
+        spark.stop()
+
+
+def _measure(spark: Any, params: Any, case: tuple[str, str], told: tuple[int, int, float | None]) -> None:
+    runs, rows, took = told
+    with peak_memory() as peak:
+        times = [_read(spark, params, case[1], rows) for _ in range(runs + 1)][1:]  # the first one warms up
+    common.report(
+        "pipeline_read", rows / median(times), "rows/s", case=" ".join(case), bar=BARS[case], best=rows / min(times),
+        rows=rows, parts=PARTS, memory=MEMORY, seed_s=took, peak_rss_mb=peak[0] / 1e6, runs=runs,
+    )  # fmt: skip
+
+
+def _read(spark: Any, params: Any, reader: str, rows: int) -> float:
+    """Seconds that it takes to read all columns of all rows, and to do nothing with them."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+    from django_delayq.pipeline.sources.archive import encoded
+
+    source = spark.read.format("delayq_archive").option("database", encoded(params.database))
+    frame = source.options(lo="0", hi=str(2**62), parts=str(PARTS), reader=reader).load()
+    seen = Observation()
+    begun = time.perf_counter()
+    frame.observe(seen, F.count(F.lit(1)).alias("rows")).write.format("noop").mode("overwrite").save()
+    seconds = time.perf_counter() - begun
+    assert seen.get["rows"] == rows, seen.get
+    return seconds
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

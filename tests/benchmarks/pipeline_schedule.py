@@ -1,0 +1,152 @@
+"""The job schedule over a million rows of Parquet: once, again, with killed tasks, and after some have finished."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django_delayq.message import Priority
+
+from . import common
+
+ROWS = 1_000_000
+PARTITIONS = 4
+FINISHED = 4_000
+RUNS = 3
+#: Seconds of the whole job in a running session, Redis on the same machine.
+BAR_S = 15.0
+#: Of the job that adds nothing any more, and of that whose tasks are killed: what they must add.
+BAR_AGAIN = 0
+
+
+def main(arguments: list[str]) -> None:
+    """Every case on one Redis, emptied in between."""
+    options = common.options(arguments, RUNS)
+    rows = options.scaled(ROWS, 2_000)
+    with common.bench_server() as server, tempfile.TemporaryDirectory(prefix="delayq-schedule-") as folder:
+        with session() as spark:
+            path = str(Path(folder, "rows"))
+            source(spark, path, rows)
+            schedule(spark, server.url, path, "warm-up")
+            measure(spark, server, path, rows, options.runs)
+            killed(spark, server, path, rows)
+
+
+def measure(spark: Any, server: Any, path: str, rows: int, runs: int) -> None:
+    """The whole job; the same again; again when some have finished."""
+    seconds, added = [], 0
+    for number in range(runs):
+        server.client().flushall()
+        taken, added = schedule(spark, server.url, path, f"run-{number}")
+        seconds.append(taken)
+    used = server.client().info("memory")["used_memory"]
+    last = f"run-{runs - 1}"
+    again_s, again = schedule(spark, server.url, path, last)
+    ended = finish(server.url, min(FINISHED, rows // 2))
+    _, back = schedule(spark, server.url, path, last)
+    left = count(server.url)
+    best = common.median(seconds)
+    common.report(
+        "pipeline_schedule", best, "s", bar_s=BAR_S, rows=rows, rows_per_second=rows / best, slowest_s=max(seconds),
+        added=added, again_s=again_s, added_again=again, bar_added_again=BAR_AGAIN, finished=ended,
+        came_back=back, left=left, bytes_per_message=used / rows,
+    )  # fmt: skip
+    assert (added, again, back, left) == (rows, 0, 0, rows - ended)
+
+
+def killed(spark: Any, server: Any, path: str, rows: int) -> None:
+    """Half of the tasks of Spark are killed in their first attempt, after 20 calls."""
+    from django_delayq.pipeline import loads
+    from tests.pipeline.failing_sink import KilledSink
+
+    server.client().flushall()
+    spark.dataSource.register(KilledSink)
+    loads.FORMAT = KilledSink.name()
+    try:
+        seconds, added = schedule(spark, server.url, path, "killed")
+    finally:
+        loads.FORMAT = "delayq"
+    common.report(
+        "pipeline_schedule", seconds, "s", case="killed", rows=rows, added=added, waiting=count(server.url)
+    )  # fmt: skip
+    assert (added, count(server.url)) == (rows, rows)
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """As the command starts it, but that a task of Spark is tried again."""
+    from django_delayq.pipeline.session import build_session
+
+    spark = build_session("local[2,4]")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def source(spark: Any, path: str, rows: int) -> None:
+    """Reminders: a key, a due time within a week, and three arguments."""
+    columns = (
+        "concat('order-', id) AS key", "id AS order_id", "concat('customer-', id % 50000, '@example.org') AS email",
+        "round(rand(7) * 100, 2) AS amount", "timestamp_seconds(1900000000 + cast(rand(8) * 604800 AS bigint)) AS due_at",
+    )  # fmt: skip
+    spark.range(0, rows, 1, 8).selectExpr(*columns).write.parquet(path)
+
+
+def schedule(spark: Any, url: str, path: str, job: str) -> tuple[float, int]:
+    """Seconds of the job, and how many messages it has added."""
+    import msgspec
+
+    from django_delayq.pipeline.jobs import run
+    from django_delayq.pipeline.options import ParameterSpec, TaskSpec
+    from django_delayq.pipeline.params import Database, Params, Redis, Secret
+
+    kinds = {"order_id": "int", "email": "str", "amount": "float"}
+    parameters = [ParameterSpec(name=name, kind="both", annotation=kind) for name, kind in kinds.items()]
+    task = TaskSpec(name="shop.remind", topic="reminders", ttr_ms=60_000, parameters=parameters)
+    with tempfile.NamedTemporaryFile("w", suffix=".url") as secret:
+        secret.write(url)
+        secret.flush()
+        redis = Redis(Secret(f"file:{secret.name}"), {"TOPICS": {"reminders": {"partitions": PARTITIONS}}})
+        options = {"job": job, "task": msgspec.to_builtins(task), "source": path, "format": "parquet", "key": "key",
+                   "due": "due_at"}  # fmt: skip
+        database = Database(engine="django.db.backends.sqlite3", name="", table="")
+        begun = time.perf_counter()
+        report = run("schedule", spark, Params(database=database, redis=redis, job=options))
+        return time.perf_counter() - begun, report.figures["added"]
+
+
+def _store(url: str) -> Any:
+    from django_delayq.conf import parse_settings
+    from django_delayq.store.redis import RedisStore
+
+    return RedisStore(None, parse_settings({"REDIS": url, "TOPICS": {"reminders": {"partitions": PARTITIONS}}}))
+
+
+def count(url: str) -> int:
+    """Messages that wait."""
+    store = _store(url)
+    return sum(stats.waiting for stats in store.all_stats(store.partitions.all("reminders")))
+
+
+def finish(url: str, most: int) -> int:
+    """Take so many and finish them, as if they had been due."""
+    store, ended = _store(url), 0
+    for partition in store.partitions.all("reminders"):
+        left = most // PARTITIONS
+        while left and (page := store.list(partition, Priority.NORMAL, None, left)):
+            for one in page:
+                store.reschedule(partition, one.id, "1000")
+            leases = store.claim(partition, len(page)).leases
+            store.ack(partition, [(lease, b"{}") for lease in leases])
+            ended, left = ended + len(leases), left - len(leases)
+    return ended
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,137 @@
+"""The statistics of a lake of ten million rows: cold, warm and once more, with 1 GB of driver memory.
+
+Percentiles of each topic are compared with exact ones. The second run of the same must write nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from pyarrow import parquet
+
+from django_delayq.pipeline.lake import Commit, Lake
+from tests import databases
+
+from . import common, seed
+from .pipeline_export import MASTER, MEMORY, peak_memory
+from .versus import made_lake
+
+ROWS = 10_000_000
+MOST_SECONDS, MOST_ERROR = 15.0, 0.045
+METRICS = {"late": "lateness_ms", "run": "run_ms"}
+SHARES = {"p50_ms": 0.5, "p99_ms": 0.99}
+ARCHIVE, SETTLED_AT = "benchmark000", "2026-11-20T00:00:00Z"
+
+
+def main(arguments: list[str]) -> None:
+    """PostgreSQL, or with --one the database of the environment."""
+    if "--one" not in arguments:
+        if reason := databases.missing("postgresql"):
+            print(f"pipeline_stats: left out, {reason}")
+            return
+        run = [sys.executable, "-m", "tests.databases", "postgresql", sys.executable, "-m"]
+        subprocess.run([*run, "tests.benchmarks.pipeline_stats", "--one", *arguments], check=True)
+        return
+    measure(common.options([one for one in arguments if one != "--one"], 3))
+
+
+def measure(options: common.Options) -> None:
+    """One database: a cold run, then warm ones from the beginning, then one of what is there already."""
+    kind = databases.kind_of(json.loads(os.environ[databases.VARIABLE]))
+    seed.set_up()
+    from django_delayq.pipeline.session import build_session
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = options.scaled(ROWS, 10_000)
+        begun = time.monotonic()
+        lake = _committed(made_lake.make(Path(folder, "lake"), rows))
+        made_s = time.monotonic() - begun
+        with peak_memory() as peak:
+            begun = time.monotonic()
+            spark = build_session(MASTER, MEMORY)
+            try:
+                cold, report = _compute(spark, lake)
+                cold_s = time.monotonic() - begun
+                warm = [_compute(spark, lake)[0] for _ in range(options.runs)]
+                again, second = _compute(spark, lake, forget=False)
+            finally:
+                spark.stop()
+        error = _largest_error(lake, report.rows)
+    assert report.figures["rows"] == rows, report.figures
+    common.report(
+        "pipeline_stats", common.median(warm), "s", case=kind, bar_s=MOST_SECONDS, cold_s=cold, with_start_s=cold_s,
+        warm_s=", ".join(f"{one:.1f}" for one in warm), again_s=again, replaced_again=second.figures["replaced"],
+        same_again=second.figures["same"], hours=report.figures["hours"], days=report.figures["days"],
+        largest_error=error, bar_error=MOST_ERROR, rows=rows, memory=MEMORY, peak_rss_mb=peak[0] / 1e6, made_s=made_s,
+    )  # fmt: skip
+    if second.figures["replaced"] or error > MOST_ERROR or common.median(warm) > MOST_SECONDS:
+        print("  MISSED")
+
+
+def _compute(spark: Any, lake: Lake, *, forget: bool = True) -> tuple[float, Any]:
+    """The whole job: seconds, and its report."""
+    from django_delayq.models import LakeBatch, TaskDay, TopicHour
+    from django_delayq.pipeline import project
+    from django_delayq.pipeline.jobs import stats
+
+    if forget:
+        for model in (TopicHour, TaskDay):
+            model.objects.all().delete()
+        LakeBatch.objects.update(counted_at=None)
+    with project.parameters(lake=str(lake.root), job={"everything": not forget}) as params:
+        begun = time.monotonic()
+        report = stats.run(spark, params, lambda line: print(f"  {line}", flush=True))
+        return time.monotonic() - begun, report
+
+
+def _committed(made: Lake) -> Lake:
+    """The same lake, with commits as the export makes them and a ledger that knows them."""
+    from django_delayq.models import BatchState, LakeBatch
+
+    commits = made.commits()
+    shutil.rmtree(made.root / "commits")
+    lake = Lake(made.root)
+    LakeBatch.objects.all().delete()
+    for commit in commits:
+        lake.commit(msgspec.structs.replace(commit, hours=_hours(commit), settled_at=SETTLED_AT, archive=ARCHIVE))
+        LakeBatch.objects.create(
+            lake=str(lake.root.resolve()), lo=commit.lo, hi=commit.hi, seq=commit.seq, rows=commit.rows,
+            state=BatchState.COMMITTED, attempt=f"{commit.lo}-{commit.hi}.{ARCHIVE}",
+        )  # fmt: skip
+    return lake
+
+
+def _hours(commit: Commit) -> list[str]:
+    """Those of its dates: more than its rows have, at most."""
+    return [f"{file.dt}T{hour:02}:00:00Z" for file in commit.files for hour in range(24)]
+
+
+def _largest_error(lake: Lake, lines: Sequence[Any]) -> float:
+    """Of all percentiles of all topics, as a part of the exact one."""
+    columns = ["topic", *METRICS.values()]
+    parts = [parquet.read_table(path, columns=columns, partitioning=None) for path in lake.paths()]
+    topics = np.concatenate([part["topic"].to_numpy(zero_copy_only=False) for part in parts])
+    worst = 0.0
+    for name, column in METRICS.items():
+        values = np.concatenate([part[column].to_numpy(zero_copy_only=False) for part in parts])
+        for line in lines:
+            ran = np.sort(values[(topics == line["topic"]) & ~np.isnan(values)])
+            for percent, share in SHARES.items():
+                exact = ran[max(1, int(np.ceil(share * len(ran)))) - 1]
+                worst = max(worst, abs(line[f"{name}_{percent}"] - exact) / exact)
+    return worst
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,81 @@
+"""A sink whose tasks are broken off in the middle. A module of its own: Spark's Python workers import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from django_delayq.pipeline.params import Redis
+from django_delayq.pipeline.sinks.queue import Loader, LoadSpec, QueueSink, QueueWriter
+
+
+class FailingSink(QueueSink):
+    """Half of the tasks of Spark fail after what `delayq_failing` says: their first rows are applied by then."""
+
+    @classmethod
+    def name(cls) -> str:
+        """For format()."""
+        return "delayq_failing"
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        """Of the same options."""
+        return FailingWriter(str(self.options["redis"]), str(self.options["load"]))
+
+
+class FailingWriter(QueueWriter):
+    """Fails in the tasks with an odd number, always."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
+        """One task of Spark."""
+        return super().write(self._broken_off(iterator))
+
+    def _broken_off(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in iterator:
+            yield batch.slice(0, 20)
+            if TaskContext.get().partitionId() % 2:  # type: ignore[union-attr]
+                raise RuntimeError("the machine has gone")
+            yield batch.slice(20)
+
+
+class KilledSink(QueueSink):
+    """Half of the tasks of Spark are killed in their first attempt, after 20 calls."""
+
+    @classmethod
+    def name(cls) -> str:
+        """For format()."""
+        return "delayq_killed"
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        """Of the same options."""
+        return KilledWriter(str(self.options["redis"]), str(self.options["load"]))
+
+
+class KilledWriter(QueueWriter):
+    """kill -9 of the Python process."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
+        """One task of Spark."""
+        from django_delayq.store.redis import RedisStore
+
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() or context.partitionId() % 2 == 0:
+            return super().write(iterator)
+        store = RedisStore(None, msgspec.json.decode(self._redis, type=Redis).settings())
+        begin, calls = store.begin_load, [0]
+
+        def counted(*arguments: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return begin(*arguments)
+
+        store.begin_load = counted  # type: ignore[method-assign]
+        return Loader(store, msgspec.json.decode(self._load, type=LoadSpec)).run(iterator)

@@ -1,0 +1,320 @@
+"""The differences that frames show: whole frames, healthy, damaged, and empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from django_delayq.message import HEADER, STAMP
+from django_delayq.pipeline import audit_frames, schemas
+
+ID = "0190000000007000800000000000000a"
+OTHER = "0190000000007000800000000000000b"
+AT = datetime(2026, 11, 20, 9, tzinfo=timezone.utc)
+HEADS = {"high": 0x10, "normal": 0x11, "low": 0x12}
+PLACES = (
+    "message_id string, topic string, partition int, place string, stamp bigint, has_attempts boolean, "
+    "recorded boolean, lane string"
+)
+FOUND = "kind string, topic string, partition int, message_id string, stamp bigint, row bigint, batch int, lake boolean"
+ROWS = "row bigint, message_id string, stamp bigint, topic string, finished_at timestamp, content bigint, batch int"
+OUTBOX = "message_id string, stamp bigint, topic string, status string"
+LIVES = "message_id string, stamp bigint, lake boolean"
+
+Frame = Any
+
+
+@pytest.fixture
+def frame(spark: Any) -> Callable[[Sequence[Any], str], Frame]:
+    return lambda rows, schema: spark.createDataFrame(list(rows), schema)
+
+
+@pytest.fixture
+def lives(spark: Any) -> Callable[..., Frame]:
+    return lambda *rows: spark.createDataFrame(list(rows), LIVES)
+
+
+def place(name: str, **fields: Any) -> tuple[Any, ...]:
+    """Of a healthy message in this place."""
+    row = {
+        "message_id": ID, "topic": "orders", "partition": 0, "place": name, "stamp": 5, "has_attempts": False,
+        "recorded": name not in ("done",), "lane": name if name in HEADS else "normal",
+    }  # fmt: skip
+    return tuple((row | fields).values())
+
+
+def found(kind: str, **fields: Any) -> tuple[Any, ...]:
+    row = {
+        "kind": kind, "topic": "orders", "partition": 0, "message_id": ID, "stamp": 5, "row": None, "batch": None,
+        "lake": False,
+    }  # fmt: skip
+    return tuple((row | fields).values())
+
+
+def archived(row: int, **fields: Any) -> tuple[Any, ...]:
+    values = {
+        "row": row, "message_id": f"{row:032x}", "stamp": 5, "topic": "orders", "finished_at": AT, "content": 100 + row,
+        "batch": 0,
+    }  # fmt: skip
+    return tuple((values | fields).values())
+
+
+def row_found(kind: str, row: int, **fields: Any) -> tuple[Any, ...]:
+    return found(kind, **{"partition": None, "message_id": f"{row:032x}", "row": row, "batch": 0, **fields})
+
+
+def _as(case: int, row: Sequence[Any]) -> tuple[Any, ...]:
+    """Under an id of its own, in the same partition: so that many cases are told apart in one go."""
+    return (f"{case + 1:06x}{row[0][6:]}", *row[1:])
+
+
+# What is read
+
+
+def test_of_a_queue_only_what_is_compared_is_kept(spark: Any) -> None:
+    def row(**fields: Any) -> dict[str, Any]:
+        return dict.fromkeys(schemas.QUEUE.names) | {"message_id": ID, "topic": "orders", "partition": 3} | fields
+
+    def stored(flags: int) -> bytes:
+        return STAMP.pack(5, bytes(6)) + HEADER.pack(flags, 1, b"task") + b"[1]"
+
+    queue = spark.createDataFrame(
+        [
+            row(place="high", enqueued_at_us=5, has_attempts=True, record=stored(0x90)),
+            row(place="low", enqueued_at_us=5, has_attempts=False, record=stored(0x16)),
+            row(place="normal", record=b"short", has_attempts=False),
+            row(place="leased", has_attempts=False),
+            row(place="done", enqueued_at_us=7),
+        ],
+        schemas.spark_schema(schemas.QUEUE),
+    )
+    expected = [
+        (ID, "orders", 3, "high", 5, True, True, "high"),
+        (ID, "orders", 3, "low", 5, False, True, "low"),
+        (ID, "orders", 3, "normal", None, False, True, "normal"),
+        (ID, "orders", 3, "leased", None, False, False, "normal"),
+        (ID, "orders", 3, "done", 7, False, False, "normal"),
+    ]
+    assertDataFrameEqual(audit_frames.places(queue), spark.createDataFrame(expected, PLACES))
+
+
+def test_a_row_gets_the_number_of_its_batch(frame: Any) -> None:
+    rows = frame([(1,), (5,), (6,), (9,), (10,)], "row bigint")
+    expected = [(1, 0), (5, 0), (6, 1), (9, 1), (10, None)]
+    assertDataFrameEqual(audit_frames.batched(rows, [5, 9]), frame(expected, "row bigint, batch int"))
+    nowhere = [(row, None) for row, _ in expected]
+    assertDataFrameEqual(audit_frames.batched(rows, []), frame(nowhere, "row bigint, batch int"))
+
+
+def test_equal_contents_have_equal_sums_in_any_order(frame: Any) -> None:
+    rows = [archived(1), archived(2), archived(3, batch=1), archived(4, batch=None)]
+    expected = frame([(0, 2, "203"), (1, 1, "103")], "batch int, rows bigint, signature string")
+    assertDataFrameEqual(audit_frames.sums(frame(rows, ROWS)), expected)
+    assertDataFrameEqual(audit_frames.sums(frame(rows[::-1], ROWS)), expected)
+
+
+# Redis alone
+
+HEALTHY = {
+    "waits": [place("high")],
+    "has been tried": [place("low", has_attempts=True)],
+    "runs": [place("leased", has_attempts=True)],
+    "runs, and is followed": [place("leased", has_attempts=True), place("follower", stamp=9)],
+    "ended": [place("finished"), place("done")],
+    "ended, and waits again": [place("finished"), place("done"), place("normal", stamp=9)],
+    "is seen twice by a scan": [place("normal"), place("normal")],
+    "is damaged, but whole": [place("normal", stamp=None)],
+    "lies where two partitions put it": [place("normal", partition=1, message_id=OTHER)],
+    "has a topic that nobody knows": [place("normal", partition=7, topic="new")],
+}
+DAMAGED = {
+    "no record": [place("low", recorded=False, stamp=None, lane="normal")],
+    "no place": [place("none")],
+    "two lanes": [place("normal"), place("high", lane="normal")],
+    "lane and lease": [place("normal"), place("leased")],
+    "wrong lane": [place("high", lane="low")],
+    "wrong partition": [place("normal", partition=1)],
+    "stray attempts": [place("none", recorded=False, has_attempts=True, stamp=None)],
+    "stray follower": [place("follower")],
+}
+
+
+def in_redis(frame: Any, rows: Sequence[Any]) -> Frame:
+    return audit_frames.in_redis(frame(rows, PLACES), frame([("orders", [1, 2])], "topic string, counts array<int>"))
+
+
+def test_what_is_healthy_shows_nothing(frame: Any) -> None:
+    """Each under another id, so that all are told apart in one go."""
+    rows = [
+        (f"{number:06x}{row[0][6:]}", *row[1:]) for number, some in enumerate(HEALTHY.values(), start=1) for row in some
+    ]
+    assertDataFrameEqual(in_redis(frame, rows), frame([], FOUND))
+    assertDataFrameEqual(in_redis(frame, []), frame([], FOUND))
+
+
+def test_each_damage_has_its_name(frame: Any) -> None:
+    rows, expected = [], []
+    for case, (kind, some) in enumerate(DAMAGED.items()):
+        (message_id,) = _as(case, (ID,))
+        rows += [_as(case, row) for row in some]
+        stamp = None if kind in ("no record", "stray attempts", "stray follower") else 5
+        partition = 1 if kind == "wrong partition" else 0
+        expected.append(found(kind, message_id=message_id, stamp=stamp, partition=partition))
+    assertDataFrameEqual(in_redis(frame, rows), frame(expected, FOUND))
+
+
+def test_a_message_may_be_damaged_in_several_ways(frame: Any) -> None:
+    rows = [place("normal", partition=1), place("low", partition=1, lane="normal"), place("leased", partition=1)]
+    kinds = ["two lanes", "lane and lease", "wrong partition"]
+    assertDataFrameEqual(in_redis(frame, rows), frame([found(kind, partition=1) for kind in kinds], FOUND))
+
+
+def test_the_same_id_in_two_partitions_is_two_messages(frame: Any) -> None:
+    rows = [place("normal", message_id=OTHER), place("normal", message_id=OTHER, partition=1)]
+    assertDataFrameEqual(in_redis(frame, rows), frame([], FOUND))
+
+
+# Redis and SQL
+
+
+@pytest.fixture
+def ends(frame: Any, lives: Any) -> Callable[..., Frame]:
+    def make(queue: Sequence[Any], outbox: Sequence[Any] = (), ended: Sequence[Any] = ()) -> Frame:
+        return audit_frames.ends(frame(queue, PLACES), frame(outbox, OUTBOX), lives(*ended))
+
+    return make
+
+
+ENDS: list[tuple[list[Any], list[Any], list[Any], str]] = [
+    ([place("finished")], [], [], ""),
+    ([place("finished", stamp=4)], [], [], "lost end"),
+    ([], [(ID, 5, "orders", "sent")], [], "lost end"),
+    ([], [(ID, 4, "orders", "sent")], [], "lost end"),
+    ([], [(ID, 6, "orders", "waiting")], [], ""),
+    ([place("normal", stamp=6)], [], [], ""),
+    ([place("normal", stamp=4)], [], [], "lost end"),
+    ([place("normal", stamp=None)], [], [], "lost end"),
+    ([], [], [(ID, 5, False)], "stale end"),
+    ([], [], [(ID, 6, False)], "stale end"),
+    ([], [], [(ID, 4, False)], "lost end"),
+    ([], [], [], "lost end"),
+]
+
+
+def test_an_end_that_is_remembered_is_told_or_archived(frame: Any, ends: Callable[..., Frame]) -> None:
+    queue = [_as(case, row) for case, some in enumerate(ENDS) for row in (place("done"), *some[0])]
+    outbox = [_as(case, row) for case, some in enumerate(ENDS) for row in some[1]]
+    ended = [_as(case, row) for case, some in enumerate(ENDS) for row in some[2]]
+    expected = [found(some[3], message_id=_as(case, (ID,))[0]) for case, some in enumerate(ENDS) if some[3]]
+    assertDataFrameEqual(ends(queue, outbox, ended), frame(expected, FOUND))
+
+
+def test_of_an_end_that_only_the_lake_knows_that_is_told(frame: Any, ends: Callable[..., Frame]) -> None:
+    ended = [(ID, 4, False), (ID, 5, True)]
+    assertDataFrameEqual(ends([place("done")], [], ended), frame([found("stale end", lake=True)], FOUND))
+    assertDataFrameEqual(ends([]), frame([], FOUND))
+
+
+def test_lives_are_told_once_and_whether_only_the_lake_knows(frame: Any, lives: Any) -> None:
+    ours, theirs = [archived(1), archived(2)], [archived(2), archived(3)]
+    expected = lives((f"{1:032x}", 5, False), (f"{2:032x}", 5, False), (f"{3:032x}", 5, True))
+    assertDataFrameEqual(audit_frames.lives(frame(ours, ROWS), frame(theirs, ROWS)), expected)
+
+
+def test_a_row_of_the_outbox_is_closed_with_its_life(frame: Any, lives: Any) -> None:
+    outbox = frame([(ID, 5, "orders", "waiting"), (OTHER, 5, "orders", "sent")], OUTBOX)
+    expected = frame([found("unclosed", partition=None, lake=True)], FOUND)
+    assertDataFrameEqual(audit_frames.unclosed(outbox, lives((ID, 5, True), (OTHER, 4, False))), expected)
+    assertDataFrameEqual(audit_frames.unclosed(outbox, lives()), frame([], FOUND))
+
+
+SENT: list[tuple[str, list[Any], list[Any], bool]] = [
+    ("sent", [], [], True),
+    ("waiting", [], [], False),
+    ("sent", [place("low")], [], False),
+    ("sent", [place("leased")], [], False),
+    ("sent", [place("follower")], [], False),
+    ("sent", [place("finished")], [], False),
+    ("sent", [place("done")], [], False),
+    ("sent", [place("low", stamp=4)], [], True),
+    ("sent", [place("low", stamp=None)], [], True),
+    ("sent", [], [(ID, 5, True)], False),
+    ("sent", [], [(ID, 4, True)], True),
+]
+
+
+def test_what_was_sent_is_somewhere(frame: Any, lives: Any) -> None:
+    outbox = [_as(case, (ID, 5, "orders", some[0])) for case, some in enumerate(SENT)]
+    queue = [_as(case, row) for case, some in enumerate(SENT) for row in some[1]]
+    ended = [_as(case, row) for case, some in enumerate(SENT) for row in some[2]]
+    ids = [_as(case, (ID,))[0] for case, some in enumerate(SENT) if some[3]]
+    expected = [found("lost", partition=None, message_id=message_id) for message_id in ids]
+    shown = audit_frames.lost(frame(outbox, OUTBOX), frame(queue, PLACES), lives(*ended))
+    assertDataFrameEqual(shown, frame(expected, FOUND))
+    nothing = audit_frames.lost(frame([], OUTBOX), frame([], PLACES), lives())
+    assertDataFrameEqual(nothing, frame([], FOUND))
+
+
+def test_what_is_archived_does_not_wait(frame: Any, lives: Any) -> None:
+    queue = [place("normal"), place("normal"), place("leased"), place("finished"), place("follower")]
+    expected = frame([found("live again", lake=True)], FOUND)
+    assertDataFrameEqual(audit_frames.live_again(frame(queue, PLACES), lives((ID, 5, True))), expected)
+    healthy = [place("leased"), place("finished"), place("done"), place("normal", stamp=6), place("low", stamp=None)]
+    assertDataFrameEqual(audit_frames.live_again(frame(healthy, PLACES), lives((ID, 5, False))), frame([], FOUND))
+
+
+# Archive and lake
+
+
+def test_a_life_has_one_row(frame: Any) -> None:
+    def life(number: int) -> str:
+        return f"{number:032x}"
+
+    ours = [
+        archived(1), archived(2), archived(5), archived(31, message_id=life(30)),
+        archived(40), archived(41, message_id=life(40)), archived(50), archived(51, message_id=life(50), stamp=6),
+    ]  # fmt: skip
+    theirs = [
+        archived(1), archived(3), archived(5), archived(5), archived(20), archived(21, message_id=life(20)),
+        archived(30),
+    ]  # fmt: skip
+    expected = [
+        row_found("archived twice", row, batch=None, lake=lake)
+        for row, lake in ((5, True), (20, True), (30, False), (40, False))
+    ]
+    assertDataFrameEqual(audit_frames.twice(frame(ours, ROWS), frame(theirs, ROWS)), frame(expected, FOUND))
+    assertDataFrameEqual(audit_frames.twice(frame([], ROWS), frame([], ROWS)), frame([], FOUND))
+
+
+def differing(frame: Any, ours: Any, theirs: Any, whole: Sequence[int] = (0,), pruned: Any = None) -> Frame:
+    return audit_frames.differing(frame(ours, ROWS), frame(theirs, ROWS), [0], whole, pruned)
+
+
+def test_rows_that_differ_are_late_changed_or_lost(frame: Any) -> None:
+    ours = [archived(1), archived(2), archived(3, content=7), archived(9, batch=1)]
+    theirs = [archived(1), archived(3), archived(4), archived(4), archived(8, batch=1)]
+    expected = [row_found("late row", 2), row_found("changed row", 3), row_found("lost row", 4)]
+    assertDataFrameEqual(differing(frame, ours, theirs), frame(expected, FOUND))
+    assertDataFrameEqual(differing(frame, [], []), frame([], FOUND))
+
+
+def test_what_was_pruned_is_not_lost(frame: Any) -> None:
+    theirs = [archived(1), archived(2, finished_at=AT - timedelta(hours=1))]
+    assertDataFrameEqual(differing(frame, [], theirs, whole=()), frame([], FOUND))
+    assertDataFrameEqual(differing(frame, [], theirs, pruned=AT), frame([row_found("lost row", 1)], FOUND))
+
+
+def test_what_sql_has_under_another_id_is_not_lost(frame: Any) -> None:
+    ours = [archived(50, message_id=f"{1:032x}", batch=None)]
+    assertDataFrameEqual(differing(frame, ours, [archived(1)]), frame([], FOUND))
+
+
+def test_the_commit_says_who_is_wrong(frame: Any) -> None:
+    rows = [row_found("lost row", 1), row_found("lost row", 2, batch=1), row_found("late row", 3, batch=1)]
+    expected = [row_found("lost row", 1), row_found("surplus row", 2, batch=1), row_found("late row", 3, batch=1)]
+    assertDataFrameEqual(audit_frames.surplus(frame(rows, FOUND), [1]), frame(expected, FOUND))
+    assertDataFrameEqual(audit_frames.surplus(frame(rows, FOUND), []), frame(rows, FOUND))

@@ -1,0 +1,237 @@
+"""The job replay: dead letters run again, once each, and SQL says which message replays which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from django.utils import timezone as django_timezone
+
+from django_delayq.identity import key_id, new_id, task_code
+from django_delayq.message import Record, decode_body
+from django_delayq.models import ArchivedMessage, OperatorAction
+from django_delayq.pipeline import replay_marks
+from django_delayq.pipeline.errors import Refused
+from django_delayq.pipeline.jobs import replay, run
+from django_delayq.pipeline.options import ParameterSpec, TaskSpec
+from django_delayq.pipeline.params import Params
+from django_delayq.store import keys
+from django_delayq.store.keys import Partition
+from django_delayq.store.redis import RedisStore
+from tests.tasks import record
+
+pytestmark = pytest.mark.databases
+
+TASK = TaskSpec(
+    name="tests.tasks.record", topic="crowd", ttr_ms=60_000,
+    parameters=[ParameterSpec(name="amount", kind="both"), ParameterSpec(name="note", kind="both", required=False)],
+)  # fmt: skip
+LONG_AGO = datetime(2026, 1, 5, 10, 0, tzinfo=timezone.utc)
+BODY = '{"args":[9007199254740993,1.0],"kwargs":{}}'
+
+Job = Callable[..., Any]
+
+
+def dead(**fields: Any) -> ArchivedMessage:
+    """A dead letter of some time ago."""
+    key = fields.get("key", "")
+    identity = key_id("crowd", key) if key else new_id()
+    number = ArchivedMessage.objects.count()
+    given = {
+        "message_id": UUID(bytes=identity), "enqueued_at": LONG_AGO + timedelta(seconds=number), "topic": "crowd",
+        "partition": 0, "task": TASK.name, "key": "", "state": "dead", "reason": "", "body": BODY, "headers": "",
+        "priority": 1, "ttr_ms": 60_000, "due_at": LONG_AGO, "finished_at": LONG_AGO, "error_class": "Timeout",
+        "archived_at": LONG_AGO,
+    }  # fmt: skip
+    return ArchivedMessage.objects.create(**given | fields)
+
+
+@pytest.fixture
+def crowd(split: Callable[[int], RedisStore], transactional_db: None) -> RedisStore:
+    return split(2)
+
+
+@pytest.fixture
+def job(spark: Any, crowd: RedisStore, parameters: Callable[..., Params]) -> Job:
+    def start(*, params: dict[str, Any] | None = None, **options: Any) -> Any:
+        given = {"job": "again", "tasks": [msgspec.to_builtins(TASK)], "by": "anna", "reason": "fixed", "splits": 2}
+        return run("replay", spark, parameters(job={**given, **options}, **params or {}))
+
+    return start
+
+
+def live(store: RedisStore) -> dict[int | None, Record]:
+    """Record of each message by its origin."""
+    found = {}
+    for number in range(2):
+        for raw in store.client.hgetall(keys.partition_keys(store.prefix, Partition("crowd", number))[4]).values():
+            one = Record.decode(raw)
+            found[decode_body(one.flags, one.body).replay_of] = one
+    return found
+
+
+def left_alone(report: Any) -> dict[str, int]:
+    return {row["left alone"]: row["rows"] for row in report.rows}
+
+
+def marks() -> dict[int, UUID | None]:
+    return dict(ArchivedMessage.objects.filter(replayed_at__isnull=False).values_list("pk", "replayed_by"))
+
+
+def test_a_dead_letter_becomes_a_message_as_it_was(job: Job, crowd: RedisStore) -> None:
+    plain = dead(priority=2, ttr_ms=90_000, max_attempts=9, headers='{"a":"b"}')
+    keyed = dead(key="käse", body='{"args":[],"kwargs":{"amount":"x"}}')
+    report = job(delay_ms=3_600_000)
+    found = live(crowd)
+    one = found[plain.pk]
+    body = decode_body(one.flags, one.body)
+    assert json.dumps(body.args) == "[9007199254740993, 1.0]"
+    assert (body.headers, body.max_attempts, body.key) == ({"a": "b"}, 9, None)
+    assert (int(one.priority), one.ttr_ms, one.task_code) == (2, 90_000, task_code(TASK.name))
+    other = decode_body(0, found[keyed.pk].body)
+    assert (other.kwargs, other.key) == ({"amount": "x"}, "käse")
+    links = marks()
+    assert links[keyed.pk] == keyed.message_id and links[plain.pk] == UUID(bytes=key_id("again\0crowd", str(plain.pk)))
+    figures = report.figures
+    assert (figures["to replay"], figures["added"], figures["marked"], figures["key live"]) == (2, 2, 2, 0)
+    action = OperatorAction.objects.get()
+    assert (action.action, action.operator, action.reason, action.count) == ("replay", "anna", "fixed", 2)
+    assert action.finished_at and "pipeline job again" in action.selection
+
+    again = job(delay_ms=3_600_000)
+    assert left_alone(again) == {"already replayed": 2}
+    assert len(live(crowd)) == 2
+
+
+def test_what_is_no_case_for_a_replay_is_left_alone_and_counted(job: Job, crowd: RedisStore) -> None:
+    cases = {
+        "unknown task": dead(task="gone.task"),
+        "unknown topic": dead(topic="gone"),
+        "undecodable": dead(body='{"record":"aGk="}'),
+        "redacted": dead(body='{"args":[1],"kwargs":{},"redaction":"done"}'),
+        "discarded": dead(discarded_at=django_timezone.now()),
+        "already replayed": dead(replayed_at=django_timezone.now(), replayed_by=UUID(int=5)),
+        "arguments refused": dead(body='{"args":[],"kwargs":{"amonut":1}}'),
+        "newer one with this key": dead(key="k"),
+    }
+    newest = dead(key="k")
+    dead(state="acked")
+    dead(key="another", message_id=UUID(bytes=new_id()))  # its id is not that of its key
+    report = job()
+    assert left_alone(report) == {**dict.fromkeys(cases, 1), "undecodable": 2}
+    assert set(live(crowd)) == {newest.pk}
+    assert set(marks()) == {newest.pk, cases["already replayed"].pk}
+
+
+def test_an_older_letter_of_a_key_is_not_replayed_when_the_newest_was(job: Job, crowd: RedisStore) -> None:
+    dead(key="k")
+    dead(key="k", replayed_at=django_timezone.now(), replayed_by=UUID(int=5))
+    assert left_alone(job()) == {"already replayed": 1, "newer one with this key": 1}
+    assert live(crowd) == {}
+
+
+def test_a_key_that_is_live_is_kept_and_its_origin_stays_open(job: Job, crowd: RedisStore) -> None:
+    kept, free = dead(key="busy"), dead(key="free")
+    handle = record.using(topic="crowd", key="busy", delay=900).enqueue(5)
+    report = job()
+    assert (report.figures["added"], report.figures["key live"], report.figures["marked"]) == (1, 1, 1)
+    assert set(marks()) == {free.pk}
+    handle_record = live(crowd)[None]
+    assert decode_body(handle_record.flags, handle_record.body).args == [5]
+    record.cancel(key="busy") if False else record.using(topic="crowd").cancel(key="busy")
+    again = job()
+    assert (again.figures["added"], again.figures["key live"]) == (0, 1)
+    assert kept.pk not in marks()
+    assert job(job="next").figures["added"] == 1
+    assert set(marks()) == {kept.pk, free.pk}
+
+
+def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
+    job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origins = {dead().pk for _ in range(7)}
+    monkeypatch.setattr(replay_marks, "BATCH", 3)
+    real = replay_marks.Marks._marked
+    calls = []
+
+    def killed(self: Any, given: Any) -> int:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_marks.Marks, "_marked", killed)
+        with pytest.raises(KeyboardInterrupt):
+            job()
+    assert len(live(crowd)) == 7 and len(marks()) == 3
+    late = dead()  # not of this job
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "SETTLE", 0.0)
+        report = job()
+    assert (report.figures["added"], report.figures["added before"], report.figures["marked"]) == (0, 4, 4)
+    assert set(marks()) == origins and late.pk not in live(crowd)
+    action = OperatorAction.objects.get()
+    assert action.count == 7
+
+
+def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> None:
+    wanted = dead(body='{"args":[9007199254740993],"kwargs":{"note":{"x":1.0}}}')
+    dead(error_class="Other")
+    dead(body='{"args":[5],"kwargs":{}}')
+    where = "error_class = 'Timeout' and try_variant_get(args[0], '$', 'bigint') > 5"
+    edits = {"amount": "variant_get(args[0], '$', 'bigint') + 1"}
+    report = job(where=where, edits=edits)
+    assert report.figures["added"] == 1
+    body = decode_body(0, live(crowd)[wanted.pk].body)
+    assert (body.args, json.dumps(body.kwargs)) == ([9007199254740994], '{"note": {"x": 1.0}}')
+    with pytest.raises(Refused, match="where was"):
+        job(where="true", edits=edits)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"where": "nothing = 1"}, "condition 'nothing = 1' does not fit.*nothing"),
+        ({"where": "error_class ="}, "does not fit"),
+        ({"edits": {"amuont": "1"}}, "'amuont' fits no task"),
+        ({"edits": {"amount": "finished_at"}}, "edit of 'amount' is of type timestamp.*date_format"),
+        ({"edits": {"amount": "args[0]"}}, "variant.*variant_get"),
+        ({"edits": {"amount": "nothing"}}, "edit amount='nothing' does not fit"),
+        ({"source": "lake"}, "Say which lake"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_start(job: Job, crowd: RedisStore, options: Any, words: str) -> None:
+    dead()
+    with pytest.raises(Refused, match=words):
+        job(params={"lake": ""}, **options)
+    assert (live(crowd), marks()) == ({}, {})
+
+
+def test_a_dry_run_counts_and_changes_nothing(job: Job, crowd: RedisStore) -> None:
+    dead()
+    dead(task="gone.task")
+    before = crowd.client.keys(f"{crowd.prefix}:*")
+    report = job(params={"dry_run": True})
+    assert report.figures == {"selected": 2, "to replay": 1} and left_alone(report) == {"unknown task": 1}
+    assert (crowd.client.keys(f"{crowd.prefix}:*"), marks()) == (before, {})
+    assert not OperatorAction.objects.exists()
+
+
+def test_nothing_dead_is_nothing_to_do(job: Job, crowd: RedisStore) -> None:
+    assert job().figures == {"selected": 0, "to replay": 0}
+
+
+def test_the_lake_is_asked_for_content_and_sql_for_what_became_of_it(job: Job, crowd: RedisStore, spark: Any, parameters: Any) -> None:
+    origin, pruned, closed = dead(), dead(), dead()
+    run("export", spark, parameters(job={"settle": 0}))
+    pruned.delete()
+    ArchivedMessage.objects.filter(pk=closed.pk).update(discarded_at=django_timezone.now())
+    report = job(source="lake", params={"since": "2026-01-05T09:00:00Z", "until": "2026-01-05T11:00:00Z"})
+    assert left_alone(report) == {"no longer in the archive": 1, "discarded": 1}
+    assert set(live(crowd)) == set(marks()) == {origin.pk}

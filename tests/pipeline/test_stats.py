@@ -1,0 +1,408 @@
+"""The job that computes the figures of hours and days from the lake: the same as the service, whole, and once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import history, statistics
+from django_delayq.figure_rows import replace_all
+from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
+from django_delayq.pipeline.errors import Code, Refused
+from django_delayq.pipeline.jobs import export, stats
+from django_delayq.pipeline.params import Report
+from django_delayq.prune import prune
+from django_delayq.statistics import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
+
+from .rows import make_odd_rows, make_rows
+
+MINUTE = timedelta(minutes=1)
+#: Three days ago, at noon: over and settled, whenever the tests run.
+NOON = datetime.now(tz=timezone.utc).replace(hour=12, minute=0, second=0, microsecond=0) - 3 * DAY
+MIDNIGHT = NOON - 12 * HOUR
+Run = Callable[..., Report]
+
+
+@pytest.fixture
+def export_now(spark: Any, parameters: Any) -> Run:
+    """Runs the export; all that is in the archive is settled."""
+    return lambda **options: export.run(spark, parameters(job={"settle": 0, **options}), bool)
+
+
+@pytest.fixture
+def stats_now(spark: Any, parameters: Any) -> Run:
+    """Runs the job: stats_now(since="...", everything=True)."""
+
+    def run(**told: Any) -> Report:
+        general = {name: told.pop(name) for name in ("since", "until", "topic", "dry_run", "lake") if name in told}
+        return stats.run(spark, parameters(job=told, **general), bool)
+
+    return run
+
+
+@pytest.fixture
+def empty(parameters: Any) -> None:
+    """Tables, before the first figure."""
+    parameters()
+
+
+def stored(model: Any, *others: str) -> list[dict[str, Any]]:
+    """All rows in an order of their own, without what changes whenever they are computed."""
+    names = [field.attname for field in model._meta.concrete_fields if field.attname not in ("id", *others)]
+    keys = ("hour", "topic") if model is TopicHour else ("day", "topic", "task")
+    return list(model.objects.order_by(*keys).values(*names))
+
+
+def all_stored() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    return stored(TopicHour, "computed_at"), stored(TaskDay, "computed_at")
+
+
+def with_times() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    return stored(TopicHour), stored(TaskDay)
+
+
+def forget() -> None:
+    """As if nothing had been computed."""
+    for model in (TopicHour, TaskDay):
+        model.objects.all().delete()
+
+
+def by_hour() -> dict[datetime, int]:
+    """Messages."""
+    return dict(TopicHour.objects.order_by("hour").values_list("hour", "messages"))
+
+
+def by_day() -> dict[Any, int]:
+    return dict(TaskDay.objects.order_by("day").values_list("day", "messages"))
+
+
+def computed_by_the_service() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What statistics.py makes of the whole archive."""
+    whens = list(ArchivedMessage.objects.values_list("finished_at", flat=True))
+    for hour in {hour_of(when) for when in whens}:
+        compute_hour(hour)
+    for day in {day_of(when) for when in whens}:
+        compute_day(day)
+    found = all_stored()
+    forget()
+    return found
+
+
+def make_every_kind() -> None:
+    """Rows of every state, topic and error, with odd texts and values, over three days that are over."""
+    chance = random.Random(9)
+    make_odd_rows()  # of 1912, 1969, 2400, this year; their figures are as odd
+    ArchivedMessage.objects.filter(finished_at__gt=NOON).update(finished_at=NOON - 2 * HOUR)
+    for state, ran in (("acked", True), ("dead", True), ("cancelled", False), ("expired", False)):
+        make_rows(
+            120,
+            state=state,
+            topic=lambda n: ("orders", "mail", "webhooks")[n % 3],
+            task=lambda n: ("shop.close", "shop.remind")[n % 2],
+            attempts=lambda n, ran=ran: chance.choice([1, 1, 2, 7]) if ran else 0,
+            lateness_ms=lambda n, ran=ran: round(chance.lognormvariate(2, 3) - 2, 3) if ran else None,
+            run_ms=lambda n, ran=ran: round(chance.lognormvariate(3, 2), 3) if ran and n % 10 else None,
+            error_class=lambda n, ran=ran: f"Error{chance.randrange(70)}" if ran and n % 4 else "",
+            reason=lambda n: chance.choice(["", "poison", "Grüße 🦊"]),
+            finished_at=lambda n: MIDNIGHT + chance.randrange(48 * 3600) * timedelta(seconds=1, microseconds=1),
+        )
+
+
+# Both ways
+
+
+@pytest.mark.databases
+def test_the_lake_and_the_archive_give_the_service_s_figures_to_the_last_digit(
+    export_now: Run, stats_now: Run, empty: None
+) -> None:
+    make_every_kind()
+    wanted = computed_by_the_service()
+    assert (len(wanted[0]), len(wanted[1])) > (100, 12)
+    report = stats_now(source="archive")
+    assert all_stored() == wanted
+    assert report.figures["rows"] == ArchivedMessage.objects.count() == sum(row["messages"] for row in wanted[1])
+    forget()
+    export_now(batch=300)
+    report = stats_now()
+    assert (report.code, report.problems) == (Code.DONE, [])
+    assert all_stored() == wanted
+
+
+def test_without_use_tz_they_are_the_same(stats_now: Run, empty: None, settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
+    make_rows(60, finished_at=lambda n: NOON + n * 31 * MINUTE)
+    wanted = computed_by_the_service()
+    stats_now(source="archive")
+    assert all_stored() == wanted
+
+
+# Once
+
+
+@pytest.mark.databases
+def test_running_it_twice_changes_nothing_not_even_when_it_was_computed(export_now: Run, stats_now: Run) -> None:
+    make_rows(50, finished_at=lambda n: NOON + n * 50 * MINUTE)
+    export_now(batch=20)
+    first = stats_now()
+    assert (first.figures["replaced"], first.figures["batches_counted"]) == (44, 3)
+    before = with_times()
+    again = stats_now()
+    assert (again.figures["hours"], again.figures["days"], again.figures["batches_counted"]) == (0, 0, 0)
+    everything = stats_now(everything=True)
+    assert (everything.figures["same"], everything.figures["replaced"]) == (44, 0)
+    assert with_times() == before
+
+
+def test_batches_are_counted_with_the_last_figures_or_not_at_all(
+    export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_rows(3, finished_at=lambda n: NOON + n * HOUR)
+    export_now()
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as failing:
+        failing.setattr(stats, "_marking", lambda counted: interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            stats_now()
+    assert len(by_hour()) == 3
+    assert by_day() == {}  # the last of all goes back with the mark
+    assert LakeBatch.objects.get().counted_at is None
+    assert stats_now().figures["batches_counted"] == 1
+    assert by_day() == {NOON.date(): 3}
+
+
+def test_a_batch_that_is_repaired_meanwhile_has_to_be_counted_again(
+    export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_rows(3, finished_at=NOON)
+    export_now()
+    original = stats._marking
+
+    def repaired(counted: Any) -> Any:
+        LakeBatch.objects.update(seq=7)
+        return original(counted)
+
+    monkeypatch.setattr(stats, "_marking", repaired)
+    stats_now()
+    assert LakeBatch.objects.get().counted_at is None
+
+
+# Which hours and days
+
+
+def test_only_days_with_new_rows_are_computed_and_those_from_all_their_rows(export_now: Run, stats_now: Run) -> None:
+    make_rows(4, finished_at=NOON)
+    make_rows(5, finished_at=NOON - 10 * DAY)
+    export_now()
+    stats_now()
+    make_rows(2, finished_at=NOON + MINUTE)
+    make_rows(1, finished_at=NOON - DAY)
+    export_now()
+    report = stats_now()
+    assert (report.figures["hours"], report.figures["days"], report.figures["rows"]) == (2, 2, 7)
+    assert by_hour() == {NOON - 10 * DAY: 5, NOON - DAY: 1, NOON: 6}
+    assert by_day() == {(NOON - 10 * DAY).date(): 5, (NOON - DAY).date(): 1, NOON.date(): 6}
+
+
+def test_hours_and_days_that_go_on_wait(export_now: Run, stats_now: Run) -> None:
+    now = datetime.now(tz=timezone.utc)
+    make_rows(3, finished_at=now)
+    make_rows(2, finished_at=NOON)
+    export_now()
+    report = stats_now()
+    assert by_hour() == {NOON: 2}
+    assert report.figures["batches_counted"] == 0
+    assert report.figures["until"] == hour_of(now).isoformat()
+
+
+def test_an_hour_that_is_over_is_computed_and_its_day_that_goes_on_is_not(
+    export_now: Run, stats_now: Run, spark: Any, parameters: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_rows(3, finished_at=NOON)
+    make_rows(2, finished_at=NOON + HOUR)
+    monkeypatch.setattr(export, "_settled_at", lambda hi, settle: NOON + HOUR + 59 * MINUTE)
+    export_now()
+    assert stats_now().figures["batches_counted"] == 0
+    assert (by_hour(), by_day()) == ({NOON: 3}, {})
+    make_rows(1, finished_at=NOON + 2 * HOUR)
+    monkeypatch.setattr(export, "_settled_at", lambda hi, settle: MIDNIGHT + DAY)
+    export_now()
+    assert stats_now().figures["batches_counted"] == 2
+    assert (by_hour(), by_day()) == ({NOON: 3, NOON + HOUR: 2, NOON + 2 * HOUR: 1}, {NOON.date(): 6})
+
+
+def test_a_period_is_of_the_whole_hours_and_days_in_it(export_now: Run, stats_now: Run) -> None:
+    make_rows(96, finished_at=lambda n: MIDNIGHT - DAY + n * 30 * MINUTE)
+    export_now()
+    report = stats_now(since=(MIDNIGHT - MINUTE).isoformat(), until=(MIDNIGHT + 2 * HOUR + MINUTE).isoformat())
+    assert by_hour() == {MIDNIGHT: 2, MIDNIGHT + HOUR: 2}
+    assert (by_day(), report.figures["batches_counted"]) == ({}, 0)
+    stats_now(since=(MIDNIGHT - DAY).isoformat(), until=(MIDNIGHT + HOUR).isoformat())
+    assert by_day() == {(MIDNIGHT - DAY).date(): 48}
+    assert len(by_hour()) == 26
+    report = stats_now(until=(MIDNIGHT + DAY).isoformat())
+    assert (len(by_hour()), len(by_day()), report.figures["batches_counted"]) == (48, 2, 1)
+
+
+def test_a_dry_run_says_what_would_change_and_changes_nothing(export_now: Run, stats_now: Run) -> None:
+    make_rows(4, finished_at=lambda n: NOON + n * HOUR)
+    export_now()
+    report = stats_now(dry_run=True)
+    assert (report.figures["replaced"], report.figures["rows"]) == (5, 4)
+    assert (by_hour(), by_day(), LakeBatch.objects.get().counted_at) == ({}, {}, None)
+
+
+def test_the_report_has_a_line_for_each_topic(export_now: Run, stats_now: Run) -> None:
+    make_rows(99, finished_at=lambda n: NOON + n * MINUTE, lateness_ms=8.0, run_ms=100.0)
+    make_rows(1, finished_at=NOON, state="dead", lateness_ms=5000.0, run_ms=None)
+    make_rows(1, finished_at=NOON, state="expired", topic="mail", lateness_ms=None, run_ms=None)
+    export_now()
+    mail, orders = stats_now().rows
+    assert mail == {"topic": "mail", "messages": 1, "dead": 0, "late_p50_ms": None, "late_p99_ms": None,
+                    "run_p50_ms": None, "run_p99_ms": None}  # fmt: skip
+    assert (orders["messages"], orders["dead"], orders["run_p99_ms"]) == (100, 1, 100.0)
+    assert orders["late_p50_ms"] == orders["late_p99_ms"] == pytest.approx(8, rel=0.032)
+
+
+# What is refused
+
+
+def test_an_empty_lake_is_no_failure(stats_now: Run) -> None:
+    report = stats_now()
+    assert (report.code, report.problems) == (Code.DONE, ["The lake is empty: run the export first."])
+
+
+def test_an_empty_archive_has_no_figures(stats_now: Run) -> None:
+    report = stats_now(source="archive")
+    assert (report.figures["hours"], report.figures["days"], list(report.rows)) == (0, 0, [])
+
+
+def test_what_it_cannot_do_is_refused(spark: Any, stats_now: Run) -> None:
+    for told, reason in (
+        ({"lake": ""}, "need a lake"),
+        ({"topic": "orders"}, "not for one topic"),
+        ({"since": "2026-11-20T09:00:00"}, "add its offset"),
+        ({"since": "2026-11-20T09:00:00Z", "until": "2026-11-20T09:00:00Z"}, "is not after since"),
+        ({"sauce": "lake"}, "not what it takes"),
+    ):
+        with pytest.raises(Refused, match=reason):
+            stats_now(**told)
+
+
+def test_more_groups_than_sql_should_hold_are_refused_before_the_first_is_written(
+    export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_rows(4, finished_at=lambda n: NOON + n * HOUR)
+    export_now()
+    monkeypatch.setattr(stats, "MOST_GROUPS", 4)
+    with pytest.raises(Refused, match="more than 4"):
+        stats_now()
+    assert by_hour() == {}
+
+
+# What was pruned
+
+
+@pytest.fixture
+def counted(export_now: Run, stats_now: Run) -> Iterator[None]:
+    """Ten messages in an hour and ten in the next are in the lake and counted."""
+    make_rows(20, finished_at=lambda n: NOON + (n // 10) * HOUR, lateness_ms=lambda n: 2.0 ** (n % 10))
+    export_now()
+    stats_now()
+    yield
+
+
+def test_late_rows_make_their_hour_whole_from_the_lake_also_where_sql_is_pruned(
+    counted: None, export_now: Run, stats_now: Run
+) -> None:
+    ArchivedMessage.objects.filter(finished_at__lt=NOON + HOUR).delete()
+    make_rows(15, finished_at=NOON, lateness_ms=3.0)
+    compute_hour(NOON, bool, True)  # as the service does when it finds late rows
+    compute_day(NOON.date(), bool, True)
+    assert (by_hour()[NOON], by_day()[NOON.date()]) == (10, 20)
+    export_now()
+    assert stats_now().problems == []
+    assert (by_hour()[NOON], by_day()[NOON.date()]) == (25, 35)
+
+
+def test_the_service_leaves_alone_what_pruned_messages_are_counted_in(counted: None) -> None:
+    prune(timedelta(hours=1), by="ops")
+    make_rows(3, finished_at=NOON)
+    before = all_stored()
+    assert compute_hour(NOON, bool, True) == 3
+    assert compute_day(NOON.date(), bool, True) == 3
+    assert all_stored() == before
+    assert compute_hour(NOON) == 3
+    assert by_hour()[NOON] == 3
+
+
+def test_a_lake_that_lacks_what_was_counted_does_not_replace_it(export_now: Run, stats_now: Run) -> None:
+    """The first export came after the first prune."""
+    make_rows(10, finished_at=NOON)
+    computed = compute_hour(NOON)
+    ArchivedMessage.objects.filter(pk__in=list(ArchivedMessage.objects.values_list("pk", flat=True)[:4])).delete()
+    make_rows(2, finished_at=NOON + HOUR)
+    export_now()
+    report = stats_now()
+    assert by_hour() == {NOON: computed, NOON + HOUR: 2}
+    assert (report.figures["kept"], report.figures["batches_counted"]) == (1, 1)
+    assert f"{NOON:%Y-%m-%d %H:%M}" in report.problems[0]
+    assert stats_now(everything=True, fewer=True).problems == []
+    assert by_hour() == {NOON: 6, NOON + HOUR: 2}
+
+
+def test_old_figures_are_shown_where_the_archive_is_empty(counted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ArchivedMessage.objects.all().delete()
+    days = history.history("7d")
+    assert days.total.messages == 20
+    assert {span.at: span.figures.messages for span in days.spans if span.figures.messages} == {MIDNIGHT: 20}
+    assert [(task.topic, task.figures.messages) for task in days.tasks] == [("orders", 20)]
+
+    class Calendar(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return (NOON + 90 * MINUTE).astimezone(tz)
+
+    monkeypatch.setattr(history, "datetime", Calendar)
+    hours = history.history("24h")
+    assert [span.figures.messages for span in hours.spans[-2:]] == [10, 10]
+    assert hours.total.late_max_ms == 512.0
+
+
+def test_an_hour_is_written_in_a_transaction_of_few_statements(counted: None, stats_now: Run) -> None:
+    TopicHour.objects.update(lateness="{}")
+    with CaptureQueriesContext(connection) as queries:
+        stats_now(everything=True)
+    assert TopicHour.objects.filter(lateness="{}").count() == 0
+    written = [one["sql"] for one in queries if one["sql"].startswith(("INSERT", "DELETE"))]
+    assert len(written) == 4
+
+
+def test_what_another_process_counted_meanwhile_is_not_lost(counted: None) -> None:
+    """The service has read an hour, then the pipeline writes it with more: it stays."""
+    (row,) = TopicHour.objects.filter(hour=NOON)
+    row.pk, row.messages, row.acked = None, 11, 11
+    replace_all(TopicHour.objects.filter(hour=NOON), [row])
+    compute_hour(NOON, bool, True)
+    assert by_hour()[NOON] == 11
+
+
+def test_the_ledger_of_another_database_is_refused(counted: None, stats_now: Run, lake: str) -> None:
+    LakeBatch.objects.all().delete()
+    with pytest.raises(Refused, match="another archive"):
+        stats_now()
+
+
+def test_tables_hold_what_both_ways_write(counted: None) -> None:
+    """The service would compute what the pipeline has."""
+    before = all_stored()
+    assert statistics.compute_hour(NOON) == 10
+    assert all_stored() == before

@@ -1,0 +1,291 @@
+"""What Spark computes of rows: buckets as Python's, and figures by hour, topic, day and task."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
+
+from django_delayq import histogram
+from django_delayq import statistics as statistics_module
+from django_delayq.models import Final
+from django_delayq.pipeline import schemas, transforms
+
+NINE = datetime(2026, 11, 20, 9, tzinfo=timezone.utc)
+HOUR = timedelta(hours=1)
+COUNTS = ("messages", *transforms.STATES, "attempts", "retried")
+FIGURES = (*COUNTS, "lateness_sum", "lateness_max", "run_sum", "run_max", "lateness", "run")
+
+
+def micros(when: datetime) -> int:
+    """Since 1970."""
+    return (when - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+
+
+def row(when: datetime | None = NINE, **columns: Any) -> dict[str, Any]:
+    """An acked message, 2 ms late, that ran for 20 ms, unless told otherwise."""
+    plain = {"id": 1, "topic": "orders", "task": "close", "state": "acked", "attempts": 1, "finished_at": when,
+             "lateness_ms": 2.0, "run_ms": 20.0, "error_class": "", "reason": ""}  # fmt: skip
+    return {**plain, **columns}
+
+
+def frame(spark: Any, *rows: dict[str, Any]) -> Any:
+    """Of rows of the lake, with the columns that stats reads."""
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=schemas.FIGURES))
+
+
+def figures(found: Any) -> list[dict[str, Any]]:
+    """The rows of a small frame, ordered by their groups."""
+    names = [name for name in ("hour", "day", "topic", "task") if name in found.columns]
+    return [one.asDict(recursive=True) for one in found.orderBy(*names).collect()]
+
+
+# Buckets
+
+
+def doubles() -> Iterator[float]:
+    """Every kind: small and huge, around the edges of buckets, any bits at all."""
+    chance = random.Random(3)
+    for power in range(-40, 80):
+        for step in (power, power + 0.5):
+            yield from near(2.0**step / 1000)
+    for index in range(700):
+        yield from near(histogram.bounds(index)[0])
+        yield from near((histogram.bounds(index)[0] * 1000 - 0.5) / 1000)
+    yield from (n / 1000 + 0.0005 for n in range(2_000))
+    yield from (round(chance.lognormvariate(3, 4), 3) for _ in range(5_000))
+    yield from (struct.unpack("<d", chance.randbytes(8))[0] for _ in range(20_000))
+    yield from (0.0, -0.0, 5e-324, 1.7976931348623157e308, math.inf, math.nan, 1e15, 2.0**53, 3.2e14)
+
+
+def near(value: float) -> Iterator[float]:
+    """It, the doubles beside it, and all of them below zero."""
+    for one in (math.nextafter(value, 0), value, math.nextafter(value, math.inf)):
+        yield from (one, -one)
+
+
+def from_hypothesis(number: int) -> list[float]:
+    """What Hypothesis thinks of: all in one job, not one job for each."""
+    seen: list[float] = []
+
+    @settings(max_examples=number, database=None)
+    @given(st.floats() | st.floats(0, 1e6, width=32) | st.integers(-(2**63), 2**63).map(lambda n: n / 1000))
+    def see(value: float) -> None:
+        seen.append(value)
+
+    see()
+    return seen
+
+
+def test_spark_has_python_s_bucket_for_every_double(spark: Any) -> None:
+    values = [*doubles(), *from_hypothesis(3_000)]
+    assert len(values) > 30_000
+    found = spark.createDataFrame(pa.table({"value": pa.array(values), "at": pa.array(range(len(values)))}))
+    computed = found.select("at", transforms.bucket(F.col("value")).alias("bucket")).orderBy("at").toArrow()
+    wanted = [None if math.isnan(value) else histogram.bucket(value) for value in values]
+    differ = [pair for pair in zip(values, wanted, computed["bucket"].to_pylist(), strict=True) if pair[1] != pair[2]]
+    assert differ == []
+
+
+def test_python_has_no_bucket_for_what_is_no_number() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        histogram.bucket(math.nan)
+
+
+def test_null_has_no_bucket(spark: Any) -> None:
+    found = spark.createDataFrame([(None,), (1.0,)], "value double").select(
+        transforms.bucket(F.col("value")).alias("b")
+    )
+    assertDataFrameEqual(found, spark.createDataFrame([(None,), (111,)], "b int"))
+
+
+def test_what_both_ways_share_is_equal() -> None:
+    assert histogram.LARGEST == transforms.LARGEST
+    assert statistics_module.MOST_ERRORS == transforms.MOST_ERRORS
+    assert tuple(Final.values) == transforms.STATES
+
+
+# Hours of topics
+
+
+def test_messages_count_in_the_hour_in_which_they_finished(spark: Any) -> None:
+    tick = timedelta(microseconds=1)
+    whens = [NINE - tick, NINE, NINE + HOUR - tick, NINE + HOUR, datetime(1969, 12, 31, 23, 30, tzinfo=timezone.utc)]
+    found = transforms.topic_hours(frame(spark, *(row(when) for when in whens)))
+    assert [(one["hour"], one["messages"]) for one in figures(found)] == [
+        (-3_600_000_000, 1), (micros(NINE - HOUR), 1), (micros(NINE), 2), (micros(NINE + HOUR), 1),
+    ]  # fmt: skip
+
+
+def test_an_hour_of_a_topic_is_what_its_rows_say(spark: Any) -> None:
+    rows = [
+        row(),
+        row(attempts=3, lateness_ms=0.1, run_ms=0.2),
+        row(state="dead", lateness_ms=0.2, run_ms=None, error_class="ValueError"),
+        row(state="expired", attempts=0, lateness_ms=None, run_ms=None),
+        row(state="cancelled", attempts=0, lateness_ms=None, run_ms=None, task="other"),
+        row(topic="mail", lateness_ms=-3.5, run_ms=0.0),
+    ]
+    found = transforms.topic_hours(frame(spark, *rows))
+    names = ", ".join(
+        [*(f"{name} long" for name in COUNTS), "lateness_sum double, lateness_max double, run_sum double"]
+    )
+    wanted = spark.createDataFrame(
+        [
+            (micros(NINE), "mail", 1, 1, 0, 0, 0, 1, 0, -3.5, -3.5, 0.0, 0.0, '{"0":1}', '{"0":1}'),
+            (micros(NINE), "orders", 5, 2, 1, 1, 1, 5, 1, 2.3, 2.0, 20.2, 20.0, '{"57":1,"73":1,"127":1}',
+             '{"73":1,"179":1}'),
+        ],
+        f"hour long, topic string, {names}, run_max double, lateness string, run string",
+    )  # fmt: skip
+    assert histogram.encode(histogram.histogram([2.0, 0.1, 0.2])) == '{"57":1,"73":1,"127":1}'
+    assertDataFrameEqual(found, wanted.select(found.columns), rtol=0, atol=0)
+    assertSchemaEqual(found.schema, wanted.select(found.columns).schema)
+
+
+def test_a_group_of_what_never_ran_has_no_times(spark: Any) -> None:
+    (one,) = figures(transforms.topic_hours(frame(spark, row(state="expired", lateness_ms=None, run_ms=None))))
+    assert [one[name] for name in FIGURES[7:]] == [0.0, None, 0.0, None, "{}", "{}"]
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_what_is_no_finite_number_is_as_what_never_ran(spark: Any, odd: float) -> None:
+    found = figures(transforms.topic_hours(frame(spark, row(lateness_ms=odd), row(lateness_ms=4.0, run_ms=odd))))
+    (one,) = found
+    assert (one["lateness_sum"], one["lateness_max"], one["run_sum"], one["run_max"]) == (4.0, 4.0, 20.0, 20.0)
+    assert one["lateness"] == histogram.encode(histogram.histogram([4.0]))
+    sums = statistics_module.Sums()
+    for late, ran in ((odd, 20.0), (4.0, odd)):
+        sums.add("acked", 1, (late, ran), "")
+    assert {name: one[name] for name in FIGURES} == sums.fields()
+
+
+def test_sums_are_exact_however_huge_or_many_the_values(spark: Any) -> None:
+    """56 years late: due in seconds where milliseconds were meant. A sum of longs would not hold it."""
+    years = 1.7e12 + 0.001
+    values = [years] * 6_000 + [0.001] * 10 + [1.7e308, 1e17]
+    (one,) = figures(transforms.topic_hours(frame(spark, *(row(lateness_ms=value) for value in values))))
+    wanted = sum(histogram.microseconds(value) for value in values) / 1000
+    assert (one["lateness_sum"], one["lateness_max"]) == (wanted, 1.7e308)
+
+
+def test_rows_without_a_time_of_ending_are_in_no_hour_and_no_day(spark: Any) -> None:
+    nowhere = frame(spark, row(None), row(None, state="dead"))
+    assert transforms.topic_hours(nowhere).count() == transforms.task_days(nowhere).count() == 0
+
+
+def test_nothing_has_no_hours_and_no_days_but_their_columns(spark: Any) -> None:
+    hours, days = transforms.topic_hours(frame(spark)), transforms.task_days(frame(spark))
+    assert hours.collect() == days.collect() == []
+    assert {"hour", "topic", *FIGURES} == set(hours.columns)
+    assert {"day", "topic", "task", "errors", *FIGURES} == set(days.columns)
+
+
+# Days of tasks
+
+
+def test_days_are_those_of_utc_by_topic_and_task(spark: Any) -> None:
+    midnight = NINE.replace(hour=0)
+    rows = [row(midnight - timedelta(microseconds=1)), row(midnight), row(task="remind"), row(topic="mail")]
+    found = figures(transforms.task_days(frame(spark, *rows, row())))
+    assert [(one["day"], one["topic"], one["task"], one["messages"]) for one in found] == [
+        (micros(midnight - 24 * HOUR), "orders", "close", 1),
+        (micros(midnight), "mail", "close", 1),
+        (micros(midnight), "orders", "close", 2),
+        (micros(midnight), "orders", "remind", 1),
+    ]
+
+
+def errors_of(spark: Any, rows: Sequence[dict[str, Any]]) -> Any:
+    """The errors of the only day of a task: name -> n, the most frequent first; None when nothing died."""
+    (one,) = figures(transforms.task_days(frame(spark, *rows)))
+    return one["errors"] and [(cell["error"], cell["n"]) for cell in one["errors"]]
+
+
+def test_errors_are_those_of_the_dead_by_class_or_by_reason(spark: Any) -> None:
+    rows = [
+        row(state="dead", error_class="ValueError", reason="Reject"),
+        row(state="dead", error_class="ValueError"),
+        row(state="dead", reason="poison"),
+        row(state="dead", error_class=None, reason=None),
+        row(state="acked", error_class="TypeError"),
+        row(state="expired", reason="expired"),
+    ]
+    assert errors_of(spark, rows) == [("ValueError", 2), ("", 1), ("poison", 1)]
+    assert errors_of(spark, [row()]) is None
+
+
+def test_the_fifty_most_frequent_errors_are_kept_and_of_equal_ones_the_first_by_name(spark: Any) -> None:
+    names = [f"E{n:02}" for n in range(60)] + ["Ä", "🦊", "a", "Z", "\uffee"]
+    random.Random(1).shuffle(names)
+    rows = [row(state="dead", error_class=name) for name in names for _ in range(2 if name in ("🦊", "E59") else 1)]
+    found = errors_of(spark, rows)
+    counts = {name: 2 if name in ("🦊", "E59") else 1 for name in names}
+    assert len(found) == 50
+    assert statistics_module.encode_errors(dict(found)) == statistics_module.encode_errors(counts)
+
+
+# The rest
+
+
+def test_the_session_s_time_zone_changes_no_hour(spark: Any) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    rows = frame(spark, row(), row(NINE + 15 * HOUR))
+    wanted = figures(transforms.topic_hours(rows)), figures(transforms.task_days(rows))
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        assert (figures(transforms.topic_hours(rows)), figures(transforms.task_days(rows))) == wanted
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_a_period_begins_with_its_first_instant_and_ends_before_its_last(spark: Any) -> None:
+    rows = frame(spark, *(row(NINE + HOUR * n, id=n) for n in range(4)), row(None, id=9))
+
+    def ids(*bounds: Any) -> list[int]:
+        return sorted(one.id for one in transforms.settled(rows, *bounds).collect())
+
+    assert ids(NINE + HOUR, NINE + 3 * HOUR) == [1, 2]
+    assert ids(None, NINE + HOUR) == [0]
+    assert ids(NINE + 3 * HOUR, None) == [3]
+    assert ids(None, None) == [0, 1, 2, 3, 9]
+    assert ids(None, NINE + HOUR, "mail") == []
+
+
+def test_equal_rows_have_an_equal_signature_in_whatever_order(spark: Any) -> None:
+    rows = [row(NINE + HOUR * n, id=n) for n in range(5)]
+
+    def signature(*some: dict[str, Any]) -> Any:
+        return frame(spark, *some).agg(*transforms.signature(schemas.FIGURES.names)).collect()[0].asDict()
+
+    whole = signature(*rows)
+    assert whole == signature(*reversed(rows))
+    assert (whole["rows"], whole["lowest"], whole["highest"]) == (5, 0, 4)
+    assert (whole["oldest"], whole["newest"]) == ("2026-11-20T09:00:00.000000Z", "2026-11-20T13:00:00.000000Z")
+    assert whole["hash"] != signature(*rows[:4], {**rows[4], "reason": "x"})["hash"]
+    assert signature()["rows"] == 0
+
+
+def test_what_is_due_counts_per_span_and_what_is_overdue_now(spark: Any) -> None:
+    whens = [NINE - HOUR, NINE, NINE + HOUR, NINE + HOUR + timedelta(minutes=59)]
+    table = pa.table({"topic": ["orders"] * 4, "due_at": pa.array(whens, schemas.TIME)})
+    found = transforms.due(spark.createDataFrame(table), NINE, "hour")
+    counts = [tuple(one) for one in found.select(F.unix_micros("at"), "messages").collect()]
+    assert dict(counts) == {micros(NINE): 2, micros(NINE + HOUR): 2}
+    assert transforms.due(spark.createDataFrame(table.slice(0, 0)), NINE, "hour").count() == 0
+
+
+def test_dates_are_those_of_utc_and_each_message_is_seen_once(spark: Any) -> None:
+    found = transforms.dates(frame(spark, row(NINE), row(NINE + 15 * HOUR, id=2), row(None, id=3)))
+    assert [one["dt"] for one in transforms.rows_of(found.orderBy("id"))] == ["2026-11-20", "2026-11-21", None]
+    assert transforms.first_of_each(frame(spark, row(), row(), row(id=2)), "id").count() == 2
