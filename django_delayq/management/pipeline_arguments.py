@@ -53,6 +53,7 @@ def add_stats(parser: ArgumentParser) -> None:
     """lake -> statistics."""
     parser.add_argument("--source", choices=["lake", "archive"], help="where to read (default: lake)")
     _add_switch(parser, "--everything", "all hours and days, not only those with new rows")
+    _add_switch(parser, "--fewer", "also where what is stored counts messages that are not there any more")
 
 
 def add_forecast(parser: ArgumentParser) -> None:
@@ -71,7 +72,7 @@ def add_audit(parser: ArgumentParser) -> None:
 
 def add_schedule(parser: ArgumentParser) -> None:
     """Rows -> messages."""
-    parser.add_argument("task", help="name of the task")
+    parser.add_argument("--task", required=True, help="name of the task")
     parser.add_argument("--source", required=True, help="path of files, name of a table, or a SELECT")
     parser.add_argument("--format", required=True, choices=["parquet", "csv", "json", "table", "query"])
     parser.add_argument("--key", required=True, metavar="COLUMN", help="identifies a row: unique, no nulls")
@@ -89,7 +90,7 @@ def add_replay(parser: ArgumentParser) -> None:
     """Dead letters -> messages."""
     parser.add_argument("--source", choices=["archive", "lake"], help="where to read (default: archive)")
     parser.add_argument("--where", metavar="SQL", help="condition over the columns of the archive")
-    _add_pairs(parser, "--set", "edits", "ARGUMENT=EXPRESSION", "in SQL, over the same columns")
+    _add_pairs(parser, "--edit", "edits", "ARGUMENT=EXPRESSION", "in SQL, over the same columns")
     _add_duration(parser, "--delay", "wait so long before they run")
     parser.add_argument("--reason", default="", help="why, for the record")
     _add_by(parser)

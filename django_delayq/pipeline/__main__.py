@@ -13,23 +13,26 @@ from django_delayq.exceptions import DelayQError
 from django_delayq.pipeline import project, rendering, session
 from django_delayq.pipeline.causes import code_of
 from django_delayq.pipeline.errors import Refused
-from django_delayq.pipeline.jobs import JOBS
+from django_delayq.pipeline.jobs import JOBS, Tell
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.pipeline.running import Start, configuration_of, run_job
+from django_delayq.pipeline.session import submitted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and print its report. Returns the exit code: see errors.Code."""
     options = _parser().parse_args(arguments)
+    # spark-submit puts standard error and output together: a program that reads JSON gets nothing else.
+    say = bool if options.json and submitted() else _say
     try:
-        report = _run(options)
+        report = _run(options, say)
     except KeyboardInterrupt:
-        _say("Interrupted. Nothing is half done: run it again to go on.")
+        say("Interrupted. Nothing is half done: run it again to go on.")
         return 130
     except DelayQError as error:
         if options.traceback:
-            _say("".join(traceback.format_exception(error)) + session.log())
-        _say(str(error))
+            say("".join(traceback.format_exception(error)) + session.log())
+        say(str(error))
         report = Report(job=options.job, code=code_of(error), problems=[str(error)])
         if not options.json:
             return int(report.code)
@@ -37,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(report.code)
 
 
-def _run(options: argparse.Namespace) -> Report:
+def _run(options: argparse.Namespace, say: Tell) -> Report:
     path = options.params
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -48,7 +51,7 @@ def _run(options: argparse.Namespace) -> Report:
         master=options.master, driver_memory=options.driver_memory, configuration=configuration_of(options.conf)
     )
     project.set_up(params)
-    return run_job(options.job, params, start, _say)
+    return run_job(options.job, params, start, say)
 
 
 def _parser() -> argparse.ArgumentParser:

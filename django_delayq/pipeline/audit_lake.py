@@ -35,7 +35,7 @@ _BEFORE = re.compile(r"before (\d{4}-\d\d-\d\d)[T ](\S+)\Z")
 Sum = tuple[int, int]
 """Rows, and the sum of their hashes."""
 NOTHING: Sum = (0, 0)
-_PRUNED: str = BatchState.PRUNED
+_PRUNED = str(BatchState.PRUNED)
 
 
 class Batch(NamedTuple):
@@ -91,10 +91,19 @@ def taken(found: DataFrame, most: int) -> tuple[list[Difference], dict[Kind, int
     found = found.persist()
     try:
         counts = {Kind(row["kind"]): row["count"] for row in found.groupBy("kind").count().collect()}
-        some = [row for kind in counts for row in found.where(F.col("kind") == kind.value).limit(most).collect()]
+        many = (
+            [found.where(F.col("kind") == kind.value).limit(most) for kind in counts]
+            if _above(counts, most)
+            else [found]
+        )
+        some = [row for frame in many for row in frame.collect()]
     finally:
         found.unpersist()
     return [difference_of(row) for row in some], counts
+
+
+def _above(counts: dict[Kind, int], most: int) -> bool:
+    return max(counts.values(), default=0) > most
 
 
 def sums_of(frame: DataFrame) -> dict[int, Sum]:

@@ -60,7 +60,7 @@ def text(value: Column, kind: T.DataType) -> Column:
 
 
 def exact(kind: T.DataType) -> T.DataType:
-    """What a value is to be cast to before it becomes JSON: the same with double for float: 0.1 as a float is another number than the 0.1 that JSON would say."""
+    """What a value is cast to before it becomes JSON: double for float, whose 0.1 is another number than JSON's."""
     if isinstance(kind, T.FloatType):
         return T.DoubleType()
     if isinstance(kind, T.ArrayType):

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings as django_settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -130,8 +131,13 @@ def archive_of(attempt: str) -> str:
 
 
 def instant(text: str) -> datetime | None:
-    """Of a commit's time."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
+    """A commit's time as this project's models hold it."""
+    return stored(datetime.fromisoformat(text.replace("Z", "+00:00"))) if text else None
+
+
+def stored(when: datetime) -> datetime:
+    """An aware datetime as this project's models hold it: aware, or naive without USE_TZ."""
+    return when if django_settings.USE_TZ else timezone.make_naive(when, timezone.get_default_timezone())
 
 
 def _refuse_another(name: str, commits: Sequence[Commit], known: Mapping[int, LakeBatch]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -53,9 +53,13 @@ def header(spec: TaskSpec) -> bytes:
 def ids(name: Column, key: Column) -> Column:
     """identity.key_id(name, key) for every row; null for null. `name` is the topic for what has a key; for what has
     none `job NUL topic`, which is no topic's name, so that the ids are as certain and never those of keys."""
-    digest: Any = F.arrow_udf(_digests, T.BinaryType())
-    identity: Column = digest(F.concat(name, F.lit("\0"), key))
-    return identity
+    return arrow_function(_digests, T.BinaryType())(F.concat(name, F.lit("\0"), key))
+
+
+def arrow_function(function: Callable[..., pa.Array], kind: T.DataType) -> Callable[..., Column]:
+    """A function over arrays of Arrow as one over columns. Its annotations are read, so it is no method."""
+    udf: Callable[[Callable[..., pa.Array], T.DataType], Callable[..., Column]] = vars(F)["arrow_udf"]  # not in stubs
+    return udf(function, kind)
 
 
 def unkeyed(job: str, topic: str) -> str:

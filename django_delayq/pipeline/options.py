@@ -141,4 +141,6 @@ class StreamOptions(Options):
     interval: Positive | None = None
     """Seconds between two looks; None: take what is there, then end."""
     batch: Annotated[int, msgspec.Meta(ge=1)] = 500_000
+    """Rows of one batch of the lake at most."""
     settle: NotNegative = 60.0
+    """As for the export."""

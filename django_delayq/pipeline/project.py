@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..conf import get_settings
 from ..store.connection import url_of
 from .errors import Refused
 from .params import SECRET_NAME, Database, Params, Redis, Secret
+from .private import private_folder
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def parameters(
     entry = connections[get_settings().database].settings_dict
     if elsewhere:
         _check_references(entry, database_secret, redis_secret)
-    with tempfile.TemporaryDirectory(prefix="delayq-") as folder:  # of mode 700
+    with private_folder() as folder:
         password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
         url = Secret(redis_secret) or _kept(folder, "redis", url_of(get_settings()))
         yield Params(database=_database(entry, password), redis=Redis(url, _plain_options()), **rest)
@@ -66,10 +66,10 @@ def set_up(params: Params) -> None:
     django.setup()
 
 
-def _kept(folder: str, name: str, secret: str) -> Secret:
+def _kept(folder: Path, name: str, secret: str) -> Secret:
     if not secret:
         return Secret()
-    path = Path(folder, name)
+    path = folder / name
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(secret)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from datetime import timezone as zones
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from ..conf import get_settings
 from ..models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ..prune import MIN_AGE
 from .errors import LakeError, Refused
-from .ledger import COMMITTED, PRUNED, Ledger
+from .ledger import COMMITTED, PRUNED, Ledger, stored
 
 #: Ids that one transaction looks at.
 CHUNK = 5_000
@@ -47,9 +48,9 @@ def prune(
     """
     if older_than < MIN_AGE:
         raise Refused("Rows are pruned 1 hour after they finished at the earliest: they stop a second delivery.")
-    before = timezone.now() - older_than
+    before = datetime.now(tz=zones.utc) - older_than
     done = Pruned()
-    batches = list(_old(ledger, before))
+    batches = list(_old(ledger, stored(before)))
     _check_files(ledger, batches)
     batches = [batch for batch in batches if _is_whole(batch, done, dry_run)]
     if dry_run:

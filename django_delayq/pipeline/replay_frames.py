@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -68,7 +68,7 @@ def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> Dat
     name = F.when(keyed, F.col("key")).otherwise(F.col("id").cast("string"))
     same_key = Window.partitionBy("message_id")
     counts = keyed & F.col("standing").isin(OPEN, REPLAYED)
-    merge: Any = F.arrow_udf(_merger([_shape(one) for one in declared.tasks]), T.StringType())
+    merge = messages.arrow_function(_merger([_shape(one) for one in declared.tasks]), T.StringType())
     known = frame.withColumns(
         {
             "newest": F.max(F.when(counts, F.col("id"))).over(same_key),

@@ -15,7 +15,7 @@ from pyspark.sql import types as T  # noqa: N812
 from ..times import MAX_DELAY_MS
 from . import json_columns, messages
 from .errors import Refused
-from .options import ParameterSpec, ScheduleOptions, TaskSpec
+from .options import ParameterSpec, ScheduleOptions
 
 #: Column in which a reader puts the text of a row that it cannot read.
 CORRUPT = "_corrupt_record"

@@ -8,16 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from .errors import Refused, SparkMissing
+from .private import private_folder
 
 #: Java that Spark 4 runs on.
 OLDEST_JAVA = 17
@@ -62,9 +62,9 @@ def build_session(
     """
     pyspark_sql = _pyspark()
     _check_active(pyspark_sql)
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    theirs = submitted()
     configuration = dict(_NEEDED)
-    if not submitted:
+    if not theirs:
         check_java()
         _prepare_environment(master)
         configuration |= {"spark.master": master, **_defaults(master, driver_memory, java_options)}
@@ -72,7 +72,7 @@ def build_session(
     builder = pyspark_sql.SparkSession.builder
     for name, value in configuration.items():
         builder = builder.config(name, value)
-    return prepare(builder.getOrCreate() if submitted else _started(builder, configuration))
+    return prepare(builder.getOrCreate() if theirs else _started(builder, configuration))
 
 
 def prepare(session: Any) -> Any:
@@ -99,6 +99,11 @@ def check_session(session: Any) -> None:
             f"The session's time zone is {zone!r}: hours and days would be other ones. "
             "Set spark.sql.session.timeZone=UTC."
         )
+
+
+def submitted() -> bool:
+    """Whether this process was started by spark-submit."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def check_java() -> None:
@@ -216,9 +221,9 @@ def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, s
 @cache
 def _scratch() -> Path:
     """A folder of this process that only this user can enter; it goes with the process."""
-    folder = Path(tempfile.mkdtemp(prefix="delayq-spark-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(private_folder())
 
 
 def _log_option(scratch: Path) -> str:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from django_delayq.management.commands import delayq_pipeline
 from django_delayq.pipeline import project
 from django_delayq.pipeline.errors import SparkMissing
 from django_delayq.pipeline.params import Params
+from tests.pipeline.calling import Call
 
 #: A session that starts quickly; figures come from tests/benchmarks.
 QUICK = {
@@ -59,3 +61,12 @@ def parameters(delayq: Any, transactional_db: None, lake: str) -> Iterator[Calla
             return stack.enter_context(project.parameters(**{"lake": lake, **rest}))
 
         yield make
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Call:
+    """manage.py delayq_pipeline, whose jobs do nothing but remember what they were given."""
+    call = Call()
+    monkeypatch.setattr(delayq_pipeline, "run_job", call.job)
+    monkeypatch.delenv("DELAYQ_LAKE", raising=False)
+    return call

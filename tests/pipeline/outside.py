@@ -67,7 +67,7 @@ class Ended(NamedTuple):
     """Command lines of it and of all it started, as `ps` shows them."""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float = 280) -> Ended:
+def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float = 550) -> Ended:
     """Run it in this folder, which is also its place for temporary files."""
     (folder / "tmp").mkdir(exist_ok=True)
     process = subprocess.Popen(

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
+from django_delayq.pipeline import audit_lake
+from django_delayq.pipeline.audit_kinds import Difference, Kind
 from django_delayq.pipeline.errors import Code
 from django_delayq.pipeline.jobs import audit, export
+from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.ledger import Ledger
 from django_delayq.pipeline.params import Params, Report
+from django_delayq.pipeline.sources.lake import read_lake
 from django_delayq.store.keys import Partition
 from django_delayq.store.mending import Look
 from django_delayq.store.redis import RedisStore
@@ -42,7 +47,7 @@ def look(spark: Any, parameters: Make) -> Callable[..., Report]:
     """One audit."""
 
     def run(**options: Any) -> Report:
-        import time; t0=time.time(); return audit.run(spark, parameters(job={"pause": 0, **options}), lambda line: print("TELL", round(time.time()-t0,1), line, flush=True))
+        return audit.run(spark, parameters(job={"pause": 0, **options}), bool)
 
     return run
 
@@ -104,6 +109,22 @@ def check_sql(planted: dict[str, list[str]]) -> None:
     assert rows.get(pk=ids["lost row"]).worker == "" and rows.get(pk=ids["changed row"]).worker == "somebody else"
     promised = {row.message_id.hex for row in OutboxMessage.objects.all()}
     assert ids["lost"] in promised and not promised & {ids["unclosed"], ids["lost end"]}
+
+
+def test_a_row_too_many_leaves_the_lake(world: World, spark: Any, parameters: Make, lake: str) -> None:
+    stays, goes = world.archived(), world.archived()
+    world.export()
+    ArchivedMessage.objects.filter(pk=goes.pk).delete()
+    ledger = Ledger(Lake(lake))
+    some = audit_lake.batches_of(ledger, ledger.follow())
+    work = audit_lake.LakeRepair(spark, parameters().database, ledger, some)
+    found = Difference(Kind.SURPLUS_ROW, row=goes.pk, batch=0, message_id=goes.message_id.hex)
+    assert work.run([found], spark.createDataFrame([], "row bigint")) == [True]
+    left = {row["id"] for row in read_lake(spark, ledger.lake, ["id"]).collect()}
+    assert stays.pk in left and left == set(ArchivedMessage.objects.values_list("pk", flat=True))
+    (batch,) = audit_lake.batches_of(ledger, ledger.follow())
+    assert batch.said[0] == len(left) == ledger.batches[0].rows
+    assert ledger.batches[0].counted_at is None
 
 
 def test_a_batch_that_nobody_can_vouch_for_is_told(world: World, look: Callable[..., Report]) -> None:

@@ -1,77 +1,31 @@
-"""manage.py delayq_pipeline: what it takes, what it prints, and how it ends."""
+"""manage.py delayq_pipeline: what it takes, and what it prints."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from argparse import ArgumentParser
-from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from django.core.management import CommandError, call_command
 
-from django_delayq.exceptions import ConfigurationError, DelayQError, StoreUnavailable
 from django_delayq.management.commands import delayq_pipeline
 from django_delayq.management.pipeline_arguments import ARGUMENTS, job_options
-from django_delayq.pipeline import running
-from django_delayq.pipeline.__main__ import main
-from django_delayq.pipeline.errors import Code, LakeConflict, LakeError, Refused, SparkMissing
+from django_delayq.pipeline.errors import Code, Refused
 from django_delayq.pipeline.jobs import JOBS
-from django_delayq.pipeline.params import Params, Report
+from django_delayq.pipeline.params import Report
 from django_delayq.pipeline.running import OPTIONS, Start, configuration_of
+from tests.pipeline.calling import Call
 
 pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 #: Of these the command makes more than an argument: they are the specs of tasks.
 SPECS = {"task", "tasks"}
-LOAD = ("tests.tasks.record", "--job", "j", "--source", "s", "--format", "csv", "--key", "id")
-
-
-class Call:
-    """What the command gave to its job, and what it wrote."""
-
-    def __init__(self) -> None:
-        self.report: Report | Exception = Report(job="export")
-        self.params: Params
-        self.start: Start
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str) -> None:
-        out, err = StringIO(), StringIO()
-        try:
-            call_command("delayq_pipeline", *arguments, stdout=out, stderr=err)
-        finally:
-            self.out, self.err = out.getvalue(), err.getvalue()
-
-    def code(self, *arguments: str) -> int:
-        """The exit code."""
-        try:
-            self(*arguments)
-        except CommandError as error:
-            self.err += str(error)
-            return error.returncode
-        except SystemExit as end:
-            return int(end.code or 0)
-        return 0
-
-    def job(self, name: str, params: Params, start: Start, tell: Callable[[str], object]) -> Report:
-        """In place of the job."""
-        self.params, self.start = params, start
-        params.options(OPTIONS[name])
-        if isinstance(self.report, BaseException):
-            raise self.report
-        return self.report
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Call:
-    call = Call()
-    monkeypatch.setattr(delayq_pipeline, "run_job", call.job)
-    monkeypatch.delenv("DELAYQ_LAKE", raising=False)
-    return call
+LOAD = ("--task", "tests.tasks.record", "--job", "j", "--source", "s", "--format", "csv", "--key", "id")
 
 
 # What it takes
@@ -119,13 +73,13 @@ def test_a_load_has_the_specification_of_its_task(command: Call) -> None:
 
 def test_a_task_that_does_not_exist_is_refused(command: Call) -> None:
     pytest.importorskip("django_delayq.pipeline.task_specs")
-    assert command.code("schedule", "tests.tasks.recrod", *LOAD[1:]) == Code.REFUSED
+    assert command.code("schedule", "--task", "tests.tasks.recrod", *LOAD[2:]) == Code.REFUSED
     assert "tests.tasks.record" in command.err
 
 
 def test_replay_knows_every_declared_task(command: Call) -> None:
     pytest.importorskip("django_delayq.pipeline.task_specs")
-    command("replay", "--job", "j", "--where", "attempts < 9", "--set", "value=value + 1", "--by", "ann")
+    command("replay", "--job", "j", "--where", "attempts < 9", "--edit", "value=value + 1", "--by", "ann")
     assert "tests.tasks.record" in [task["name"] for task in command.params.job["tasks"]]
     assert command.params.job["edits"] == {"value": "value + 1"}
 
@@ -200,6 +154,15 @@ def test_what_cannot_be_meant_is_refused_before_spark_starts(
     assert "hunter2" not in command.err
 
 
+def test_the_commands_of_the_docs_are_accepted(command: Call) -> None:
+    text = (ROOT / "docs" / "pipeline.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^ *(?:python )?manage\.py delayq_pipeline (.+)$", text, re.MULTILINE)
+    assert len(lines) > 10
+    parser = delayq_pipeline.Command().create_parser("manage.py", "delayq_pipeline")
+    for line in lines:
+        parser.parse_args(shlex.split(line.partition(" > ")[0], comments=True))
+
+
 # What it prints
 
 
@@ -235,130 +198,3 @@ def test_json_also_says_why_a_job_was_refused(command: Call) -> None:
     command.report = Refused("No.")
     assert command.code("forecast", "--json") == Code.REFUSED
     assert json.loads(command.out) == {"job": "forecast", "code": 2, "figures": {}, "rows": [], "problems": ["No."]}
-
-
-# How it ends
-
-
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        (Report(job="audit"), Code.DONE),
-        (Report(job="audit", code=Code.DIFFERENT), Code.DIFFERENT),
-        (Refused("x"), Code.REFUSED),
-        (SparkMissing("x"), Code.REFUSED),
-        (ConfigurationError("x"), Code.REFUSED),
-        (LakeError("x"), Code.REFUSED),
-        (LakeConflict("x"), Code.REFUSED),
-        (StoreUnavailable("x"), Code.FAILED),
-        (DelayQError("x"), Code.FAILED),
-        (KeyboardInterrupt(), 130),
-    ],
-)
-def test_exit_codes(command: Call, end: Any, code: int) -> None:
-    command.report = end
-    assert command.code("audit") == code
-
-
-def test_an_unknown_job_or_option_is_refused() -> None:
-    for arguments in (["exprot"], ["forecast", "--lkae", "x"]):
-        with pytest.raises(CommandError):
-            call_command("delayq_pipeline", *arguments, stderr=StringIO())
-
-
-def test_without_java_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    with pytest.raises(CommandError, match="openjdk-17-jre-headless") as refused:
-        call_command("delayq_pipeline", "forecast")
-    assert refused.value.returncode == Code.REFUSED
-
-
-def test_with_an_old_java_a_sentence_says_which_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.write_text("#!/bin/sh\necho 'java version \"1.8.0_392\"' >&2\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(CommandError, match=r"is Java 8\. Spark needs Java 17 or newer"):
-        call_command("delayq_pipeline", "forecast")
-
-
-@pytest.fixture
-def missing_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that reads on an executor what refers to nothing."""
-    from django_delayq.pipeline.params import Database, Secret
-
-    def job(name: str, spark: Any, params: Params, tell: Any) -> Report:
-        database = Database(engine="django.db.backends.postgresql", name="n", table="t", password=Secret("env:NOWHERE"))
-        options = {"database": msgspec.json.encode(database).decode(), "lo": "0", "hi": "10"}
-        spark.read.format("delayq_archive").options(**options).load().write.format("noop").mode("overwrite").save()
-        return Report(job=name)
-
-    monkeypatch.setattr(running, "run", job)
-
-
-@pytest.mark.usefixtures("missing_secret")
-def test_an_error_of_ours_on_an_executor_is_said_as_it_is(spark: Any) -> None:
-    with pytest.raises(CommandError) as failed:
-        call_command("delayq_pipeline", "forecast")
-    assert str(failed.value).startswith("The secret 'env:NOWHERE' is not there")
-    assert failed.value.returncode == Code.REFUSED
-    assert spark.range(2).count() == 2, "a session that was there before stays"
-
-
-@pytest.mark.usefixtures("missing_secret")
-def test_with_traceback_all_of_it_is_shown(spark: Any) -> None:
-    err = StringIO()
-    with pytest.raises(SystemExit) as end:
-        call_command("delayq_pipeline", "forecast", "--traceback", stderr=err)
-    assert end.value.code == Code.REFUSED
-    assert "in resolve" in err.getvalue()
-
-
-# Parameters for elsewhere
-
-
-def test_parameters_are_written_with_references_and_read_back(
-    command: Call, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "params.json"
-    command(
-        "export",
-        "--lake",
-        "/l",
-        "--batch",
-        "7",
-        "--by",
-        "ann",
-        "--redis-secret",
-        "env:HERE",
-        "--write-params",
-        str(path),
-    )
-    text = path.read_text()
-    assert settings.DELAYQ["REDIS"] not in text
-    params = Params.decode(text.encode())
-    assert (params.lake, params.job, params.redis.url.ref) == ("/l", {"batch": 7, "by": "ann"}, "env:HERE")
-    assert params.database.table == "django_delayq_archivedmessage"
-    monkeypatch.setenv("HERE", settings.DELAYQ["REDIS"])
-    assert params.redis.settings().prefix == settings.DELAYQ["PREFIX"]
-
-
-def test_parameters_without_references_are_refused(command: Call, tmp_path: Path) -> None:
-    path = tmp_path / "params.json"
-    assert command.code("forecast", "--write-params", str(path)) == Code.REFUSED
-    assert "--redis-secret" in command.err
-    assert not path.exists()
-
-
-def test_a_file_with_an_unknown_field_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "params.json"
-    path.write_text('{"database": {"engine": "e", "name": "n", "table": "t"}, "lkae": "x"}')
-    assert main(["export", "--params", str(path)]) == Code.REFUSED
-    assert "lkae" in capsys.readouterr().err
-
-
-def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "--params", "/nowhere/params.json", "--json"]) == Code.REFUSED
-    said = capsys.readouterr()
-    assert json.loads(said.out)["problems"] == [said.err.strip()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -14,7 +13,7 @@ import pytest
 from django.db import connection, connections, transaction
 from pyspark.testing import assertDataFrameEqual
 
-from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
+from django_delayq.models import ArchivedMessage, LakeBatch
 from django_delayq.pipeline.errors import Code, LakeConflict, LakeError, Refused
 from django_delayq.pipeline.jobs import export
 from django_delayq.pipeline.lake import Lake
@@ -22,7 +21,7 @@ from django_delayq.pipeline.params import Report
 from django_delayq.pipeline.sources.archive import read_archive
 from django_delayq.pipeline.sources.lake import read_lake
 
-from .rows import INSTANTS, make_odd_rows, make_rows
+from .rows import make_odd_rows, make_rows
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)
 Export = Callable[..., Report]
@@ -38,9 +37,8 @@ def told() -> list[str]:
 def export_now(spark: Any, parameters: Any, told: list[str]) -> Export:
     """Runs the export with these options; all that is in the archive is settled."""
 
-    def run(*, dry_run: bool = False, lake: str = "", **options: Any) -> Report:
-        more = {"lake": lake} if lake else {}
-        params = parameters(job={"settle": 0, **options}, dry_run=dry_run, **more)
+    def run(*, dry_run: bool = False, **options: Any) -> Report:
+        params = parameters(job={"settle": 0, **options}, dry_run=dry_run)
         return export.run(spark, params, told.append)
 
     return run
@@ -277,76 +275,3 @@ def test_a_session_in_another_zone_is_refused(spark: Any, export_now: Export, la
 def test_a_part_of_the_archive_is_refused(spark: Any, parameters: Any, limit: dict[str, str]) -> None:
     with pytest.raises(Refused, match="everything"):
         export.run(spark, parameters(**limit), bool)
-
-
-# Whose lake it is
-
-
-@pytest.mark.databases
-def test_a_lake_of_another_database_is_refused(export_now: Export, lake: str) -> None:
-    make_rows(5)
-    export_now()
-    LakeBatch.objects.all().delete()  # this database has never seen it
-    with pytest.raises(Refused, match="of another archive"):
-        export_now()
-    assert export_now(lake=f"{lake}-new").figures["rows"] == 5
-    Path(f"{lake}-new").rename(f"{lake}-gone")
-    Path(lake).rename(f"{lake}-new")  # the ledger knows this path, but of another lake
-    with pytest.raises(Refused, match="of another archive"):
-        export_now(lake=f"{lake}-new")
-
-
-@pytest.mark.databases
-def test_an_archive_that_was_restored_from_a_backup_is_refused(export_now: Export) -> None:
-    ids = make_rows(10)
-    export_now(batch=5)
-    LakeBatch.objects.filter(lo=ids[4]).delete()
-    ArchivedMessage.objects.filter(pk__gt=ids[4]).delete()
-    with pytest.raises(Refused, match="restored from a backup"):
-        export_now()
-    make_rows(20)  # also when it has grown again
-    with pytest.raises(Refused, match="restored from a backup"):
-        export_now()
-
-
-def test_an_archive_that_ends_below_the_lake_is_refused_unless_it_was_pruned(export_now: Export) -> None:
-    ids = make_rows(10)
-    export_now()
-    ArchivedMessage.objects.filter(pk__gt=ids[4]).delete()
-    with pytest.raises(Refused, match=f"ends at id {ids[4]:,}"):
-        export_now()
-    OperatorAction.objects.create(action="prune", operator="ops")
-    assert export_now().figures["rows"] == 0
-
-
-def test_a_lake_that_was_emptied_is_refused(export_now: Export, lake: str) -> None:
-    make_rows(5)
-    export_now()
-    Path(lake).rename(f"{lake}-away")
-    with pytest.raises(Refused, match="not mounted"):
-        export_now()
-    assert export_now(lake=f"{lake}-away").figures["rows"] == 0  # moved: known by its commits
-    assert LakeBatch.objects.get().lake.endswith("-away")
-
-
-def test_a_copy_of_a_lake_is_refused(export_now: Export, lake: str) -> None:
-    make_rows(5)
-    export_now()
-    shutil.copytree(lake, f"{lake}-copy")
-    with pytest.raises(Refused, match="is a copy of the lake"):
-        export_now(lake=f"{lake}-copy")
-
-
-def test_a_lake_with_stumps_of_killed_writers_is_read_right(spark: Any, export_now: Export, lake: str) -> None:
-    make_rows(5, finished_at=INSTANTS[0])
-    export_now()
-    stump = Lake(lake).attempt(5, 9) / "dt=2026-11-20"
-    stump.mkdir(parents=True)
-    Path(stump, "part-00000.zstd.parquet").write_bytes(b"")
-    (path,) = Lake(lake).paths()
-    Path(path).with_name("part-00009.zstd.parquet").write_bytes(b"PAR1")
-    assert read_lake(spark, Lake(lake)).count() == 5
-    make_rows(2)
-    assert export_now(grace=0).figures["swept"] == 1
-    assert not stump.exists()
-    assert read_lake(spark, Lake(lake)).count() == 7

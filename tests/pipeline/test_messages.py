@@ -23,6 +23,8 @@ from django_delayq.store.keys import partition_of
 from django_delayq.times import MAX_DELAY_MS
 from tests import tasks as declared
 
+pytestmark = pytest.mark.timeout(300)
+
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
 LIMIT = 200
 
@@ -270,7 +272,9 @@ def test_values_that_json_has_not_are_refused(spark: Any) -> None:
 
 
 def test_text_that_is_not_utf_8_is_refused(spark: Any) -> None:
-    frame = spark.sql("SELECT '1' AS k, cast(unhex('ff') AS string) AS a, array(struct(cast(unhex('ff') AS string) AS x)) AS b")
+    frame = spark.sql(
+        "SELECT '1' AS k, cast(unhex('ff') AS string) AS a, array(struct(cast(unhex('ff') AS string) AS x)) AS b"
+    )
     for column in ("a", "b"):
         planned = schedule_frames.plan(options(parameter(column)), frame.schema)
         (row,) = schedule_frames.rows(frame, planned, NOW, LIMIT).collect()
@@ -296,7 +300,14 @@ def test_due_times_are_rounded_up_to_milliseconds(spark: Any) -> None:
     rows.append(("6", datetime(1950, 1, 1, tzinfo=timezone.utc)))
     found = made(spark, rows, "k string, at timestamp", options(due="at"))
     start = int(NOW.timestamp() * 1000)
-    assert [row["due_ms"] for row in found] == [start + 1, start, None, start + MAX_DELAY_MS, start + MAX_DELAY_MS + 1, 0]
+    assert [row["due_ms"] for row in found] == [
+        start + 1,
+        start,
+        None,
+        start + MAX_DELAY_MS,
+        start + MAX_DELAY_MS + 1,
+        0,
+    ]
     assert [row["reason"] for row in found] == [
         None, None, "its due time is null", None, "its due time is more than ten years ahead", None,
     ]  # fmt: skip
@@ -338,8 +349,10 @@ def test_a_row_that_is_refused_is_given_back_whole(spark: Any) -> None:
     planned = schedule_frames.plan(options(), frame.schema)
     found = schedule_frames.rejects(frame, planned, NOW, LIMIT).collect()
     assert sorted((row["reason"], row["row"].asDict()["x"]) for row in found) == [
-        ("its key is null", 8), ("its key stands 2 times in the source", 6), ("its key stands 2 times in the source", 7),
-    ]  # fmt: skip
+        ("its key is null", 8),
+        ("its key stands 2 times in the source", 6),
+        ("its key stands 2 times in the source", 7),
+    ]
 
 
 # Types without rows
@@ -361,7 +374,13 @@ def test_a_task_is_described_by_its_signature(registry: Any) -> None:
     def described(a: int, /, b: str | None = None, *, c: float, **rest: Any) -> None: ...
 
     spec = task_specs.spec_of("test.described")
-    assert (spec.topic, spec.ttr_ms, spec.priority, spec.max_attempts, spec.expires) == ("mail", 90_000, 2, None, "+5000")
+    assert (spec.topic, spec.ttr_ms, spec.priority, spec.max_attempts, spec.expires) == (
+        "mail",
+        90_000,
+        2,
+        None,
+        "+5000",
+    )
     assert [(one.name, one.kind, one.annotation, one.required) for one in spec.parameters] == [
         ("a", "positional", "int", True), ("b", "both", "str | None", False), ("c", "named", "float", True),
         ("rest", "others", "Any", False),
@@ -370,7 +389,7 @@ def test_a_task_is_described_by_its_signature(registry: Any) -> None:
 
 def test_a_task_that_does_not_exist_is_refused_with_its_neighbours() -> None:
     name = declared.record.name
-    with pytest.raises(Refused, match=f"no task '{name}x'. Did you mean .*{name}"):
+    with pytest.raises(Refused, match=rf"no task '{name}x'\. Did you mean .*{name}"):
         task_specs.spec_of(f"{name}x")
-    with pytest.raises(Refused, match="Declared are: .*tests.tasks.record"):
+    with pytest.raises(Refused, match=r"Declared are: .*tests\.tasks\.record"):
         task_specs.spec_of("zzz")

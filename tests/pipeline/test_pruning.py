@@ -153,6 +153,16 @@ def test_a_dry_run_counts(spark: Any, parameters: Any, export_now: Export) -> No
     assert not OperatorAction.objects.exists()
 
 
+def test_a_project_without_time_zones_exports_and_prunes(export_now: Export, lake: str, settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+    make_rows(5, finished_at=AGO)
+    young = make_rows(1, finished_at=lambda n: datetime.now(tz=timezone.utc) - timedelta(days=1, hours=-1))
+    report = export_now(batch=5, prune=DAY)
+    assert (report.figures["pruned"], left()) == (5, young)
+    settled_at = datetime.fromisoformat(Lake(lake).commits()[-1].settled_at.replace("Z", "+00:00"))
+    assert settled_at <= datetime.now(tz=timezone.utc)
+
+
 def test_less_than_an_hour_is_refused(export_now: Export, lake: str) -> None:
     make_rows(1, finished_at=AGO)
     with pytest.raises(Refused):

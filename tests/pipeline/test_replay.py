@@ -25,7 +25,7 @@ from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from tests.tasks import record
 
-pytestmark = pytest.mark.databases
+pytestmark = [pytest.mark.databases, pytest.mark.timeout(300)]
 
 TASK = TaskSpec(
     name="tests.tasks.record", topic="crowd", ttr_ms=60_000,
@@ -137,13 +137,13 @@ def test_an_older_letter_of_a_key_is_not_replayed_when_the_newest_was(job: Job, 
 
 def test_a_key_that_is_live_is_kept_and_its_origin_stays_open(job: Job, crowd: RedisStore) -> None:
     kept, free = dead(key="busy"), dead(key="free")
-    handle = record.using(topic="crowd", key="busy", delay=900).enqueue(5)
+    record.using(topic="crowd", key="busy", delay=900).enqueue(5)
     report = job()
     assert (report.figures["added"], report.figures["key live"], report.figures["marked"]) == (1, 1, 1)
     assert set(marks()) == {free.pk}
-    handle_record = live(crowd)[None]
-    assert decode_body(handle_record.flags, handle_record.body).args == [5]
-    record.cancel(key="busy") if False else record.using(topic="crowd").cancel(key="busy")
+    theirs = live(crowd)[None]
+    assert decode_body(theirs.flags, theirs.body).args == [5]
+    record.using(topic="crowd").cancel(key="busy")
     again = job()
     assert (again.figures["added"], again.figures["key live"]) == (0, 1)
     assert kept.pk not in marks()
@@ -227,7 +227,9 @@ def test_nothing_dead_is_nothing_to_do(job: Job, crowd: RedisStore) -> None:
     assert job().figures == {"selected": 0, "to replay": 0}
 
 
-def test_the_lake_is_asked_for_content_and_sql_for_what_became_of_it(job: Job, crowd: RedisStore, spark: Any, parameters: Any) -> None:
+def test_the_lake_is_asked_for_content_and_sql_for_what_became_of_it(
+    job: Job, crowd: RedisStore, spark: Any, parameters: Any
+) -> None:
     origin, pruned, closed = dead(), dead(), dead()
     run("export", spark, parameters(job={"settle": 0}))
     pruned.delete()

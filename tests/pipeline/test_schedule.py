@@ -32,6 +32,9 @@ from django_delayq.store.redis import RedisStore
 from tests.pipeline.failing_sink import FailingSink
 from tests.store.factories import full
 
+#: A test that times out in the middle of a call leaves Spark's session useless for those after it.
+pytestmark = pytest.mark.timeout(300)
+
 ROWS = 1_000
 PARTITIONS = 3
 TASK = TaskSpec(
@@ -128,11 +131,13 @@ def test_a_job_that_was_broken_off_adds_the_rest(
 
 def test_another_source_under_the_same_name_is_refused(job: Job, crowd: RedisStore, parquet: str, spark: Any) -> None:
     job(parquet)
-    spark.createDataFrame([("new", 1, "x")], "k string, number bigint, note string").write.mode("append").parquet(parquet)
+    spark.createDataFrame([("new", 1, "x")], "k string, number bigint, note string").write.mode("append").parquet(
+        parquet
+    )
     before = live(crowd)
-    with pytest.raises(Refused, match="rows was 1000 and is 1001.*another name"):
+    with pytest.raises(Refused, match=r"rows was 1000 and is 1001.*another name"):
         job(parquet)
-    with pytest.raises(Refused, match="delay_ms was 0 and is 5"):
+    with pytest.raises(Refused, match=r"delay_ms was 0 and is 5"):
         job(parquet, delay_ms=5)
     assert live(crowd) == before
     assert counts(job(parquet, job="other")) == (1, ROWS, 0)
@@ -143,7 +148,7 @@ def test_more_partitions_between_two_runs_are_refused(
 ) -> None:
     job(parquet)
     split(PARTITIONS + 1)
-    with pytest.raises(Refused, match="partitions was 3 and is 4"):
+    with pytest.raises(Refused, match=r"partitions was 3 and is 4"):
         job(parquet)
 
 
@@ -177,13 +182,13 @@ def test_a_dry_run_counts_and_changes_nothing(job: Job, crowd: RedisStore, spark
 def test_bad_rows_refuse_the_job_or_go_to_the_rejects(job: Job, crowd: RedisStore, spark: Any, tmp_path: Path) -> None:
     path, rejects = str(tmp_path / "some"), tmp_path / "rejects"
     spark.createDataFrame([("1", 1), ("2", None), (None, 3)], "k string, number bigint").write.parquet(path)
-    with pytest.raises(Refused, match="2 of 3 rows cannot be messages.*row '2': number is null"):
+    with pytest.raises(Refused, match=r"2 of 3 rows cannot be messages.*row '2': number is null"):
         job(path)
     assert live(crowd) == {}
     for added in (1, 0):
         assert counts(job(path, rejects=str(rejects)))[0] == added
     lines = [line for file in rejects.glob("night/*.json") for line in file.read_text().splitlines()]
-    found = sorted((json.loads(line) for line in lines), key=lambda one: str(one))
+    found = sorted((json.loads(line) for line in lines), key=str)
     assert found == [
         {"reason": "its key is null", "row": {"number": 3}},
         {"reason": "number is null, and the task takes int", "row": {"k": "2"}},
@@ -192,7 +197,9 @@ def test_bad_rows_refuse_the_job_or_go_to_the_rejects(job: Job, crowd: RedisStor
 
 def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None:
     csv, lines = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
-    csv.write_text('k,number,note,at\n007,12,"a ""b""\nc, d",2033-01-01T01:00:00+01:00\nshort,1\n8,x,,2033-01-01T00:00Z\n')
+    csv.write_text(
+        'k,number,note,at\n007,12,"a ""b""\nc, d",2033-01-01T01:00:00+01:00\nshort,1\n8,x,,2033-01-01T00:00Z\n'
+    )
     report = job(str(csv), format="csv", due="at", rejects=str(tmp_path / "rejects"))
     assert (report.figures["rows"], report.figures["refused"], report.figures["added"]) == (3, 2, 1)
     due, record = live(crowd)[key_id("crowd", "007")]
@@ -207,9 +214,9 @@ def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None
 
 
 def test_sources_that_cannot_be_read_are_refused(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="cannot be read as parquet.*PATH_NOT_FOUND"):
+    with pytest.raises(Refused, match=r"cannot be read as parquet.*PATH_NOT_FOUND"):
         job(str(tmp_path / "none"))
-    with pytest.raises(Refused, match="cannot name a job"):
+    with pytest.raises(Refused, match=r"cannot name a job"):
         job("x", job="a night")
 
 
@@ -235,7 +242,7 @@ def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisSto
 @pytest.mark.databases
 @pytest.mark.parametrize("query", ["DELETE FROM auth_user", "SELECT 1; DELETE FROM auth_user", "", "VACUUM"])
 def test_only_a_select_is_a_query(job: Job, query: str) -> None:
-    with pytest.raises(Refused, match="a single SELECT is wanted"):
+    with pytest.raises(Refused, match=r"a single SELECT is wanted"):
         job(query, format="query")
 
 
@@ -257,7 +264,9 @@ def test_a_load_that_redis_has_no_room_for_is_refused(
     job: Job, crowd: RedisStore, parquet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loads, "_memory", lambda store: (90_000_000, 95_000_000))
-    with pytest.raises(Refused, match=r"about 0\.4 MB of Redis' memory \(1,000 messages\), and 0\.2 MB are free of 95 MB"):
+    with pytest.raises(
+        Refused, match=r"about 0\.4 MB of Redis' memory \(1,000 messages\), and 0\.2 MB are free of 95 MB"
+    ):
         job(parquet)
     assert live(crowd) == {}
     monkeypatch.undo()
@@ -282,7 +291,9 @@ def test_a_redis_that_is_full_loses_nothing(job: Job, crowd: RedisStore, parquet
 
 
 def frame_of(spark: Any, count: int = 3) -> Any:
-    rows = [("crowd", 0, 0, bytes([number]) * 16, None, "", messages.header(TASK), f"[{number}]") for number in range(count)]
+    rows = [
+        ("crowd", 0, 0, bytes([number]) * 16, None, "", messages.header(TASK), f"[{number}]") for number in range(count)
+    ]
     return spark.createDataFrame(rows, messages.COLUMNS).coalesce(1)
 
 

@@ -21,7 +21,7 @@ from tests.tasks import record
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.databases,
     pytest.mark.usefixtures("transactional_db"),
 ]
@@ -73,7 +73,7 @@ def jobs(folder: Path, **given: Any) -> list[str]:
         "stream": {"settle": 0.0},
         "audit": {"pause": 0.1},
         "schedule": {"job": "canary", "task": spec, "source": f"{folder}/rows.csv", "format": "csv", "key": "id"},
-        "replay": {"job": "canary", "tasks": [spec]},
+        "replay": {"job": "canary-replay", "tasks": [spec]},
     }
     assert set(options) <= set(JOBS)
     words = []

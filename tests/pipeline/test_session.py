@@ -6,14 +6,20 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from django_delayq.pipeline import session
 from django_delayq.pipeline.errors import Refused, SparkMissing
+from django_delayq.pipeline.private import PREFIX, private_folder
+from tests.databases.processes import ended
+from tests.pipeline.outside import plain_environment
+from tests.servers import wait_until
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -77,16 +83,44 @@ def test_secrets_in_the_configuration_are_masked(spark: Any) -> None:
 
 
 def test_a_session_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_GATEWAY_PORT"}
     process = subprocess.run(
-        [sys.executable, "-c", _OWN], cwd=tmp_path, env={**environment, "TMPDIR": str(tmp_path)},
+        [sys.executable, "-c", _OWN], cwd=tmp_path, env=plain_environment() | {"TMPDIR": str(tmp_path)},
         capture_output=True, text=True, timeout=100, check=True,
     )  # fmt: skip
     count, folder = process.stdout.split()
     assert count == "3"
     assert process.stderr == ""
-    assert folder.startswith(f"{tmp_path}/delayq-spark-")
+    assert folder.startswith(f"{tmp_path}/{PREFIX}")
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("hsperfdata")] == []
+
+
+def test_an_interrupted_start_leaves_no_java(tmp_path: Path) -> None:
+    code = f"import signal, sys; signal.signal(15, lambda *_: sys.exit(143))\n{_OWN}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=plain_environment() | {"TMPDIR": str(tmp_path)}
+    )
+    this = psutil.Process(process.pid)
+    wait_until(lambda: any("java" in child.name() for child in this.children()), "Java starts", 60)
+    (java,) = (child for child in this.children() if "java" in child.name())
+    process.terminate()
+    assert process.wait(60) == 143
+    wait_until(lambda: ended(java), "Java has ended", 20)
+
+
+def test_a_folder_of_a_killed_process_goes_when_the_next_begins(tmp_path: Path, monkeypatch: Any) -> None:
+    code = (
+        "import os, signal\nfrom django_delayq.pipeline.private import private_folder\n"
+        "with private_folder() as folder:\n    (folder / 'secret').write_text('hunter2')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with private_folder() as running:
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+        (left,) = set(tmp_path.iterdir()) - {running}
+        assert (left / "secret").exists()
+        with private_folder() as own:
+            assert set(tmp_path.iterdir()) == {running, own}
+    assert list(tmp_path.iterdir()) == []
 
 
 # Guards that need no session

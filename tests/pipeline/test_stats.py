@@ -11,13 +11,14 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import history, statistics
-from django_delayq.figure_rows import replace_all
+from django_delayq import history
+from django_delayq.figure_rows import Outcome, compare, replace_all
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
 from django_delayq.pipeline.errors import Code, Refused
 from django_delayq.pipeline.jobs import export, stats
 from django_delayq.pipeline.params import Report
 from django_delayq.prune import prune
+from django_delayq.statistician import Statistician
 from django_delayq.statistics import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
 
 from .rows import make_odd_rows, make_rows
@@ -333,7 +334,11 @@ def test_late_rows_make_their_hour_whole_from_the_lake_also_where_sql_is_pruned(
     assert (by_hour()[NOON], by_day()[NOON.date()]) == (25, 35)
 
 
-def test_the_service_leaves_alone_what_pruned_messages_are_counted_in(counted: None) -> None:
+@pytest.mark.databases
+def test_the_service_leaves_alone_what_pruned_messages_are_counted_in(empty: None) -> None:
+    make_rows(10, finished_at=NOON)
+    compute_hour(NOON)
+    compute_day(NOON.date())
     prune(timedelta(hours=1), by="ops")
     make_rows(3, finished_at=NOON)
     before = all_stored()
@@ -357,6 +362,44 @@ def test_a_lake_that_lacks_what_was_counted_does_not_replace_it(export_now: Run,
     assert f"{NOON:%Y-%m-%d %H:%M}" in report.problems[0]
     assert stats_now(everything=True, fewer=True).problems == []
     assert by_hour() == {NOON: 6, NOON + HOUR: 2}
+
+
+@pytest.mark.databases
+def test_figures_are_replaced_when_all_that_was_counted_is_in_them(empty: None) -> None:
+    make_rows(10, finished_at=NOON, lateness_ms=lambda n: 2.0**n)
+    compute_hour(NOON, bool, True)
+    row = TopicHour.objects.get()
+    assert compare(TopicHour.objects.all(), [row]) is Outcome.SAME
+    make_rows(1, finished_at=NOON, topic="mail", state="dead")
+    compute_hour(NOON, bool, True)
+    assert TopicHour.objects.count() == 2
+    for fewer in ({"acked": 9}, {"retried": -1}, {"lateness": '{"111":2}'}, {"topic": "another"}):
+        for name, value in fewer.items():
+            row = TopicHour.objects.get(topic="orders")
+            setattr(row, name, value)
+            assert compare(TopicHour.objects.filter(topic="orders"), [row]) is Outcome.KEPT
+            assert compare(TopicHour.objects.filter(topic="orders"), [row], fewer=True) is Outcome.REPLACED
+
+
+def test_the_service_finds_late_rows_of_a_pruned_hour_and_takes_nothing_away(delayq: Any, empty: None) -> None:
+    now = datetime.now(tz=timezone.utc)
+    service = Statistician(delayq)
+    make_rows(10, finished_at=now - 5 * HOUR)
+    service._turn(now)
+    ArchivedMessage.objects.all().delete()
+    make_rows(1, finished_at=now - 5 * HOUR)
+    service._turn(now)
+    assert by_hour() == {hour_of(now - 5 * HOUR): 10}
+
+
+def test_an_hour_that_stays_is_not_due_again(empty: None) -> None:
+    make_rows(2, finished_at=NOON)
+    compute_hour(NOON)
+    long_ago = NOON - DAY
+    TopicHour.objects.update(computed_at=long_ago)
+    ArchivedMessage.objects.all().delete()
+    compute_hour(NOON, bool, True)
+    assert TopicHour.objects.get().computed_at > long_ago
 
 
 def test_old_figures_are_shown_where_the_archive_is_empty(counted: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,8 +429,11 @@ def test_an_hour_is_written_in_a_transaction_of_few_statements(counted: None, st
     assert len(written) == 4
 
 
-def test_what_another_process_counted_meanwhile_is_not_lost(counted: None) -> None:
+@pytest.mark.databases
+def test_what_another_process_counted_meanwhile_is_not_lost(empty: None) -> None:
     """The service has read an hour, then the pipeline writes it with more: it stays."""
+    make_rows(10, finished_at=NOON)
+    compute_hour(NOON)
     (row,) = TopicHour.objects.filter(hour=NOON)
     row.pk, row.messages, row.acked = None, 11, 11
     replace_all(TopicHour.objects.filter(hour=NOON), [row])
@@ -399,10 +445,3 @@ def test_the_ledger_of_another_database_is_refused(counted: None, stats_now: Run
     LakeBatch.objects.all().delete()
     with pytest.raises(Refused, match="another archive"):
         stats_now()
-
-
-def test_tables_hold_what_both_ways_write(counted: None) -> None:
-    """The service would compute what the pipeline has."""
-    before = all_stored()
-    assert statistics.compute_hour(NOON) == 10
-    assert all_stored() == before

@@ -21,7 +21,7 @@ from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
 from tests.servers import PORTS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("delayq", "transactional_db")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("delayq", "transactional_db")]
 
 
 class Cluster:

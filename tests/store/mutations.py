@@ -205,7 +205,6 @@ MUTATIONS = [
     Mutation("load", "found[2] or string.format('%.0f', NOW)", "string.format('%.0f', NOW)"),
     Mutation("load", "if mark and not above(id, mark) then", "if false then"),
     Mutation("load", "if mark and not above(id, mark) then", "if mark and above(mark, id) then"),
-    Mutation("load", "if mark and not above(id, mark) then", "if mark and id <= mark then"),
     Mutation("load", "assert(i == 1 or above(id, ids[i - 1]), 'the ids of a load do not ascend')", ""),
     Mutation("load", "if record ~= '' then", "if true then"),
     Mutation("load", "'keep') or 'NEW'", "'replace') or 'NEW'"),

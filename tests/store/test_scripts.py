@@ -33,8 +33,8 @@ READING = {"find", "forecast", "leases", "list", "lives", "look", "stats"}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/operations.md shows the same.
 ACL = (
-    "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hscan", "+hset", "+hdel", "+hincrby",
-    "+exists", "+expire", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
+    "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hscan", "+hset", "+hdel",
+    "+hincrby", "+exists", "+expire", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
     "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
     "+xadd", "+xlen", "+xdel", "+xack", "+xrevrange", "+xreadgroup", "+xautoclaim", "+xgroup|create",
     "+xgroup|delconsumer", "+xinfo|consumers",

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from django.db.models import Count, Max, Q
+from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import DataFrame, SparkSession
 
 from ...models import ArchivedMessage, OperatorAction
 from .. import batches, compaction, pruning
 from ..errors import Code, LakeConflict, LakeError, Refused
 from ..lake import Commit, Lake, last_id
-from ..ledger import VERIFIED, WRITTEN, Ledger
+from ..ledger import VERIFIED, WRITTEN, Ledger, stored
 from ..options import ExportOptions
 from ..params import Params, Report
 from ..session import check_session
@@ -140,9 +141,13 @@ def _commit(
 def _settled_at(hi: int, settle: float) -> datetime:
     """Whatever was archived before this has an id up to `hi`."""
     following = ArchivedMessage.objects.filter(pk__gt=hi).order_by("pk").values_list("archived_at", flat=True)
-    first = min(following[:NEXT_ROWS], default=None)
     now = datetime.now(tz=timezone.utc)
-    return min(first or now, now) - timedelta(seconds=settle)
+    return min([_earliest(when) for when in following[:NEXT_ROWS]] + [now]) - timedelta(seconds=settle)
+
+
+def _earliest(when: datetime) -> datetime:
+    """Without USE_TZ the clock of one database is in the project's zone, that of another one in UTC."""
+    return when if when.tzinfo else min(when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone()))
 
 
 def _check(spark: SparkSession, params: Params) -> None:
@@ -241,7 +246,7 @@ def _refuse_restored(commits: Sequence[Commit]) -> None:
     newest = ArchivedMessage.objects.aggregate(last=Max("pk"))["last"] or 0
     if not appended or newest >= appended[-1].hi:
         return
-    at = datetime.fromtimestamp(appended[-1].at, tz=timezone.utc)
+    at = stored(datetime.fromtimestamp(appended[-1].at, tz=timezone.utc))
     later = Q(started_at__gte=at) | Q(finished_at__gte=at) | Q(finished_at=None)
     if not OperatorAction.objects.filter(later, action="prune").exists():
         raise Refused(

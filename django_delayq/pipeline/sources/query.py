@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -98,7 +98,7 @@ class QueryReader(DataSourceReader):
             if rows:
                 yield _batch(rows, self._schema)
 
-    def pages(self) -> Iterator[tuple[list[str], list[list[Any]]]]:
+    def pages(self) -> Generator[tuple[list[str], list[list[Any]]]]:
         """The names of the columns, and their values, page by page; at least one page."""
         database = msgspec.json.decode(self._database, type=Database)
         zone = ZoneInfo(database.zone) if database.zone != "UTC" else timezone.utc

@@ -36,13 +36,14 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
         process = psutil.Popen(
             command, stdout=said, stderr=complaints, env={**os.environ, **(environment or {})}, start_new_session=True
         )
-        while process.poll() is None and not failure:
-            peak = max(peak, resident(process))
-            failure = _too_much(peak, most, time.perf_counter() - begun)
-            time.sleep(EVERY)
-        seconds = time.perf_counter() - begun
-        if failure:
-            end(process)
+        try:
+            while process.poll() is None and not failure:
+                peak = max(peak, resident(process))
+                failure = _too_much(peak, most, time.perf_counter() - begun)
+                time.sleep(EVERY)
+        finally:
+            seconds = time.perf_counter() - begun
+            end(process)  # when it is too large, or somebody pressed Ctrl-C
         process.wait()
         lines, last = _text(said), (_text(complaints) or ["nothing"])[-1]
     if not failure and process.returncode:
@@ -68,9 +69,10 @@ def resident(process: psutil.Process) -> int:
 
 def end(process: psutil.Process) -> None:
     """kill -9 to all of them, the first one first: it sees none of the others go."""
-    for one in (process, *process.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
+    with suppress(psutil.NoSuchProcess):
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
 
 
 def _text(file: Any) -> list[str]:

@@ -1,0 +1,101 @@
+"""Lakes and archives that do not belong together are refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
+from django_delayq.pipeline.errors import Refused
+from django_delayq.pipeline.jobs import export
+from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.params import Report
+from django_delayq.pipeline.sources.lake import read_lake
+
+from .rows import INSTANTS, make_rows
+
+Export = Callable[..., Report]
+
+
+@pytest.fixture
+def export_now(spark: Any, parameters: Any, lake: str) -> Export:
+    """Runs the export with these options, to this lake; all that is in the archive is settled."""
+
+    def run(*, to: str = "", **options: Any) -> Report:
+        return export.run(spark, parameters(lake=to or lake, job={"settle": 0, **options}), bool)
+
+    return run
+
+
+@pytest.mark.databases
+def test_a_lake_of_another_database_is_refused(export_now: Export, lake: str) -> None:
+    make_rows(5)
+    export_now()
+    LakeBatch.objects.all().delete()  # this database has never seen it
+    with pytest.raises(Refused, match="of another archive"):
+        export_now()
+    assert export_now(to=f"{lake}-new").figures["rows"] == 5
+    Path(f"{lake}-new").rename(f"{lake}-gone")
+    Path(lake).rename(f"{lake}-new")  # the ledger knows this path, but of another lake
+    with pytest.raises(Refused, match="of another archive"):
+        export_now(to=f"{lake}-new")
+
+
+@pytest.mark.databases
+def test_an_archive_that_was_restored_from_a_backup_is_refused(export_now: Export) -> None:
+    ids = make_rows(10)
+    export_now(batch=5)
+    LakeBatch.objects.filter(lo=ids[4]).delete()
+    ArchivedMessage.objects.filter(pk__gt=ids[4]).delete()
+    with pytest.raises(Refused, match="restored from a backup"):
+        export_now()
+    make_rows(20)  # also when it has grown again
+    with pytest.raises(Refused, match="restored from a backup"):
+        export_now()
+
+
+def test_an_archive_that_ends_below_the_lake_is_refused_unless_it_was_pruned(export_now: Export) -> None:
+    ids = make_rows(10)
+    export_now()
+    ArchivedMessage.objects.filter(pk__gt=ids[4]).delete()
+    with pytest.raises(Refused, match=f"ends at id {ids[4]:,}"):
+        export_now()
+    OperatorAction.objects.create(action="prune", operator="ops")
+    assert export_now().figures["rows"] == 0
+
+
+def test_a_lake_that_was_emptied_is_refused(export_now: Export, lake: str) -> None:
+    make_rows(5)
+    export_now()
+    Path(lake).rename(f"{lake}-away")
+    with pytest.raises(Refused, match="not mounted"):
+        export_now()
+    assert export_now(to=f"{lake}-away").figures["rows"] == 0  # moved: known by its commits
+    assert LakeBatch.objects.get().lake.endswith("-away")
+
+
+def test_a_copy_of_a_lake_is_refused(export_now: Export, lake: str) -> None:
+    make_rows(5)
+    export_now()
+    shutil.copytree(lake, f"{lake}-copy")
+    with pytest.raises(Refused, match="is a copy of the lake"):
+        export_now(to=f"{lake}-copy")
+
+
+def test_a_lake_with_stumps_of_killed_writers_is_read_right(spark: Any, export_now: Export, lake: str) -> None:
+    make_rows(5, finished_at=INSTANTS[0])
+    export_now()
+    stump = Lake(lake).attempt(5, 9) / "dt=2026-11-20"
+    stump.mkdir(parents=True)
+    Path(stump, "part-00000.zstd.parquet").write_bytes(b"")
+    (path,) = Lake(lake).paths()
+    Path(path).with_name("part-00009.zstd.parquet").write_bytes(b"PAR1")
+    assert read_lake(spark, Lake(lake)).count() == 5
+    make_rows(2)
+    assert export_now(grace=0).figures["swept"] == 1
+    assert not stump.exists()
+    assert read_lake(spark, Lake(lake)).count() == 7
