@@ -147,6 +147,10 @@ class EnqueueUnknown(OutcomeUnknown):
         self.ids = tuple(ids)
 
 
+class FenceChanged(InvalidMessage):
+    """The fence of this load is of other messages: a load of this name has added something else."""
+
+
 # SQL
 
 

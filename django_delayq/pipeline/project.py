@@ -89,7 +89,7 @@ def _database(entry: Mapping[str, Any], password: Secret) -> Database:
         user=entry.get("USER") or "",
         password=password,
         options=_options(entry),
-        zone="UTC" if django_settings.USE_TZ else django_settings.TIME_ZONE,
+        zone=connections[get_settings().database].timezone_name,
     )
 
 

@@ -36,7 +36,7 @@ _NEEDED = {
     "spark.redaction.regex": SECRET,
 }
 #: Modules whose data sources every session gets.
-_FORMATS = (".sources.archive", ".sources.outbox", ".sources.queue", ".sinks.queue")
+_FORMATS = (".sources.archive", ".sources.outbox", ".sources.query", ".sources.queue", ".sinks.queue")
 _LOG = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.console.type = Console

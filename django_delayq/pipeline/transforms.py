@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -74,24 +73,24 @@ def signature(columns: Sequence[str]) -> list[Column]:
 def topic_hours(frame: DataFrame) -> DataFrame:
     """One row per hour (UTC, its beginning in microseconds since 1970) and topic: the columns of TopicHour, histograms
     as the JSON of histogram.encode(). Rows without finished_at are in no hour."""
-    return _figures(_with_span(frame, "hour", HOUR), ("hour", "topic"))
+    return figures(with_span(frame, "hour", HOUR), ("hour", "topic"))
 
 
 def task_days(frame: DataFrame) -> DataFrame:
     """One row per day (UTC, as the hour above), topic and task: the columns of TaskDay; `errors` is an array of (error,
     n), the fifty most frequent, null when nothing died."""
-    frame = _with_span(frame, "day", DAY)
+    frame = with_span(frame, "day", DAY)
     keys = ("day", "topic", "task")
-    return _figures(frame, keys).join(_errors(frame, keys), list(keys), "left")
+    return figures(frame, keys).join(_errors(frame, keys), list(keys), "left")
 
 
-def _with_span(frame: DataFrame, name: str, length: int) -> DataFrame:
+def with_span(frame: DataFrame, name: str, length: int) -> DataFrame:
     """With the beginning of its hour or day. Integers: no time zone of a session can shift them."""
     at = F.unix_micros("finished_at")
     return frame.withColumn(name, at - F.pmod(at, F.lit(length))).where(F.col(name).isNotNull())
 
 
-def _figures(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
+def figures(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Counts, sums and histograms per group. What is infinite or no number is as what never ran."""
     frame = frame.withColumns({name: _finite(F.col(name)) for name in ("lateness_ms", "run_ms")})
     counts = [F.count_if(F.col("state") == state).alias(state) for state in STATES]
@@ -147,22 +146,6 @@ def _errors(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
     return frequent.groupBy(*keys).agg(F.collect_list(F.struct("error", "n")).alias("errors"))
 
 
-def due(frame: DataFrame, now: datetime, unit: str) -> DataFrame:
-    """Waiting messages per minute, hour or day (UTC) and topic: what is overdue counts in the unit of `now`."""
-    at = F.greatest(F.col("due_at"), F.lit(now))
-    return frame.groupBy("topic", F.date_trunc(unit, at).alias("at")).agg(F.count(F.lit(1)).alias("messages"))
-
-
 def dates(frame: DataFrame) -> DataFrame:
     """With the UTC date by which the lake is divided."""
     return frame.withColumn("dt", F.date_format("finished_at", "yyyy-MM-dd"))
-
-
-def first_of_each(frame: DataFrame, *names: str) -> DataFrame:
-    """Each once: a snapshot may have seen a message twice."""
-    return frame.dropDuplicates(list(names))
-
-
-def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
-    """A small result."""
-    return [row.asDict(recursive=True) for row in frame.collect()]

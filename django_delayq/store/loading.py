@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..exceptions import InvalidMessage
+from ..exceptions import FenceChanged
 from . import keys
 from .keys import Partition
 from .looking import Looking
@@ -45,17 +45,6 @@ class Loaded(NamedTuple):
     """Another message with this id is live, and was left as it is."""
 
 
-class FenceChanged(InvalidMessage):
-    """The fence of this load is of other messages: a load of this name has added something else."""
-
-    def __init__(self, job: str, fingerprint: str) -> None:
-        super().__init__(f"{self.__doc__} ({job})")
-        self.job, self.fingerprint = job, fingerprint
-
-    def __reduce__(self) -> tuple[type[FenceChanged], tuple[str, str]]:
-        return FenceChanged, (self.job, self.fingerprint)
-
-
 class Loading(Looking):
     """Adds messages in bulk."""
 
@@ -83,7 +72,7 @@ class Loading(Looking):
         def read() -> Loaded:
             word, *rest = answer()
             if word == b"CHANGED":
-                raise FenceChanged(load.job, rest[0].decode())
+                raise FenceChanged(f"{FenceChanged.__doc__} ({load.job}: {rest[0].decode()})")
             self._renew(fence)
             return Loaded(*map(int, rest))
 

@@ -22,6 +22,8 @@ QUICK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.default.parallelism": "2",
 }
+#: Seconds for a test. One that is ended in the middle of a call to Java leaves a session that nobody can use.
+TIMEOUT = 600
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -30,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT))
 
 
 @pytest.fixture(scope="session")

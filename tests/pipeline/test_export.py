@@ -14,6 +14,7 @@ from django.db import connection, connections, transaction
 from pyspark.testing import assertDataFrameEqual
 
 from django_delayq.models import ArchivedMessage, LakeBatch
+from django_delayq.pipeline import jobs
 from django_delayq.pipeline.errors import Code, LakeConflict, LakeError, Refused
 from django_delayq.pipeline.jobs import export
 from django_delayq.pipeline.lake import Lake
@@ -39,7 +40,7 @@ def export_now(spark: Any, parameters: Any, told: list[str]) -> Export:
 
     def run(*, dry_run: bool = False, **options: Any) -> Report:
         params = parameters(job={"settle": 0, **options}, dry_run=dry_run)
-        return export.run(spark, params, told.append)
+        return jobs.run("export", spark, params, told.append)
 
     return run
 

@@ -133,7 +133,7 @@ def test_a_fence_of_other_messages_refuses_and_changes_nothing(store: RedisStore
     before, fence = dump(store), store.fence(PARTITION, "night")
     with pytest.raises(FenceChanged, match="night") as caught:
         load(store, other, as_load=LOAD._replace(fingerprint="4 rows"))
-    assert pickle.loads(pickle.dumps(caught.value)).fingerprint == "3 rows"
+    assert "3 rows" in str(pickle.loads(pickle.dumps(caught.value)))
     assert (dump(store), store.fence(PARTITION, "night")) == (before, fence)
 
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from ..params import Params, Report
+from ..session import check_session
 
 #: Name of a job -> what it does, in a line.
 JOBS = {
@@ -25,5 +26,6 @@ Tell = Callable[[str], object]
 
 def run(name: str, spark: Any, params: Params, tell: Tell = bool) -> Report:
     """Run one of JOBS in this session. Raises Refused and other DelayQErrors: then nothing is half done."""
+    check_session(spark)
     report: Report = import_module(f".{name}", __name__).run(spark, params, tell)
     return report

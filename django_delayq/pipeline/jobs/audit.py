@@ -29,7 +29,6 @@ from ..lake import Lake
 from ..ledger import Ledger
 from ..options import AuditOptions
 from ..params import Params, Report
-from ..session import check_session
 from ..sources.archive import read_archive
 from ..sources.lake import read_lake
 from ..sources.outbox import read_outbox
@@ -48,7 +47,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     Refused, and LakeError when the lake is not as its commits say.
     """
     options = params.options(AuditOptions)
-    check_session(spark)
     if options.repair and params.dry_run:
         raise Refused("An audit that repairs is no dry run: without --repair it changes nothing anyway.")
     if params.since or params.until:

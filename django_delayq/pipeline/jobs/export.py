@@ -20,7 +20,6 @@ from ..lake import Commit, Lake, last_id
 from ..ledger import VERIFIED, WRITTEN, Ledger, stored
 from ..options import ExportOptions
 from ..params import Params, Report
-from ..session import check_session
 from ..settled import last_settled_id
 from ..sources.archive import read_archive
 from . import Tell
@@ -38,7 +37,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     Raises Refused, and LakeError when the lake is not as its commits say.
     """
     options = params.options(ExportOptions)
-    _check(spark, params)
+    _check(params)
     lake = Lake(params.lake)
     work = _Export(spark, params, options, lake, tell)
     if params.dry_run:
@@ -150,8 +149,7 @@ def _earliest(when: datetime) -> datetime:
     return when if when.tzinfo else min(when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone()))
 
 
-def _check(spark: SparkSession, params: Params) -> None:
-    check_session(spark)
+def _check(params: Params) -> None:
     if not params.lake:
         raise Refused("The export needs a lake: a directory that this machine and all executors see.")
     if params.since or params.until or params.topic:
@@ -169,7 +167,7 @@ class _Export:
     def run(self) -> None:
         """All steps; what is done so far is in the report whatever happens."""
         commits = self.ledger.follow()
-        _refuse_restored(commits)
+        refuse_restored(commits)
         figures, begun = self.report.figures, time.monotonic()
         figures["swept"] = self.lake.sweep(self.options.grace)
         settled = last_settled_id(self.options.settle)
@@ -186,7 +184,7 @@ class _Export:
     def foresee(self) -> Report:
         """What run() would do."""
         commits = self.ledger.check()
-        _refuse_restored(commits)
+        refuse_restored(commits)
         settled = last_settled_id(self.options.settle)
         lo = last_id(commits)
         rows = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=settled).count()
@@ -240,7 +238,7 @@ class _Export:
             self.report.code = Code.REFUSED
 
 
-def _refuse_restored(commits: Sequence[Commit]) -> None:
+def refuse_restored(commits: Sequence[Commit]) -> None:
     """Raise Refused when the archive ends below the lake and nobody pruned it: its ids would be given again."""
     appended = [commit for commit in commits if commit.kind == "append"]
     newest = ArchivedMessage.objects.aggregate(last=Max("pk"))["last"] or 0

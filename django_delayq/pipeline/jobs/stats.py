@@ -20,7 +20,6 @@ from ..lake import Commit, Lake
 from ..ledger import Ledger, instant
 from ..options import StatsOptions
 from ..params import Params, Report
-from ..session import check_session
 from ..settled import last_settled_id
 from ..sources.archive import read_archive
 from ..sources.lake import read_files
@@ -59,7 +58,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     them. Only hours and days that are over and settled. Raises Refused and LakeError."""
     begun = time.monotonic()
     options = params.options(StatsOptions)
-    _check(spark, params)
+    _check(params)
     given = _of_lake(spark, params, options, tell) if options.source == "lake" else _of_archive(spark, params, tell)
     if given is None:
         return Report(job="stats", problems=["The lake is empty: run the export first."])
@@ -73,8 +72,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     )
 
 
-def _check(spark: SparkSession, params: Params) -> None:
-    check_session(spark)
+def _check(params: Params) -> None:
     if params.topic:
         raise Refused("Hours and days are computed as a whole: stats is not for one topic.")
     since, until = params.period()

@@ -16,12 +16,10 @@ from ..lake import Lake
 from ..ledger import Ledger
 from ..options import StreamOptions
 from ..params import Params, Report
-from ..session import check_session
 from ..sources.archive import ArchiveSource, encoded
 from ..sources.lake import uri_of
 from . import Tell
-from .export import _refuse_restored as refuse_restored
-from .export import append
+from .export import append, refuse_restored
 
 #: How often a batch is tried whose ids another export takes at the same time.
 TRIES = 5
@@ -35,7 +33,7 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
     Raises Refused, also for a checkpoint that is not of this lake; LakeError and LakeConflict as the export does.
     """
     begun = time.monotonic()
-    options = _options(spark, params)
+    options = _options(params)
     lake = Lake(params.lake)
     checkpoint = Checkpoint(Path(options.checkpoint or lake.root / "_stream").absolute())
     ledger = Ledger(lake)
@@ -51,8 +49,7 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
     return _report(copier, time.monotonic() - begun)
 
 
-def _options(spark: Any, params: Params) -> StreamOptions:
-    check_session(spark)
+def _options(params: Params) -> StreamOptions:
     if params.topic or params.since or params.until:
         raise Refused("The stream takes everything that is settled: since, until and topic are not for it.")
     if not params.lake:

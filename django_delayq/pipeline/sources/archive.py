@@ -87,9 +87,9 @@ class RangeReader(DataSourceReader):
 
     def __init__(self, schema: pa.Schema, options: Mapping[str, str]) -> None:
         self._schema = schema
-        self._database = _database(options)
-        self._lo, self._hi = _number(options, "lo"), _number(options, "hi")
-        self._parts = max(1, _number(options, "parts") or PARTS)
+        self._database = database_of(options)
+        self._lo, self._hi = number_of(options, "lo"), number_of(options, "hi")
+        self._parts = max(1, number_of(options, "parts") or PARTS)
         self._reader = options.get("reader", "auto")
 
     @property
@@ -124,7 +124,8 @@ def checked(schema: StructType, known: pa.Schema) -> pa.Schema:
     return schemas.chosen(known, schema.names)
 
 
-def _database(options: Mapping[str, str]) -> Database:
+def database_of(options: Mapping[str, str]) -> Database:
+    """The option `database`. Raises ConfigurationError."""
     try:
         return msgspec.json.decode(options["database"], type=Database)
     except KeyError:
@@ -133,7 +134,8 @@ def _database(options: Mapping[str, str]) -> Database:
         raise ConfigurationError(f"The option `database` cannot be read: {error}") from None
 
 
-def _number(options: Mapping[str, str], name: str) -> int | None:
+def number_of(options: Mapping[str, str], name: str) -> int | None:
+    """A whole number, None when it is not given. Raises ConfigurationError."""
     text = options.get(name)
     try:
         return None if text is None else int(text)

@@ -18,7 +18,7 @@ from ...exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
 from . import ranges, rows
-from .archive import PARTS, IdRange, _database, _number, checked
+from .archive import PARTS, IdRange, checked, database_of, number_of
 from .connect import connected
 from .settling import last_settled
 
@@ -42,11 +42,11 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._schema = checked(schema, schemas.ARCHIVE)
-        self._database: Database = _database(options)
-        self._after = _number(options, "after") or 0
-        self._batch = _number(options, "batch") or BATCH
+        self._database: Database = database_of(options)
+        self._after = number_of(options, "after") or 0
+        self._batch = number_of(options, "batch") or BATCH
         self._settle = _seconds(options.get("settle", str(SETTLE)))
-        self._parts = max(1, _number(options, "parts") or PARTS)
+        self._parts = max(1, number_of(options, "parts") or PARTS)
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - these names are Spark's

@@ -19,8 +19,8 @@ def main(lake: str, memory: str) -> None:
     import pyspark
 
     spark = build_session("local[2]", memory)
-    frame = transforms._with_span(read_lake(spark, Lake(lake), list(COLUMNS)), "hour", transforms.HOUR)
-    rows = transforms._figures(frame, KEYS).select("messages", "attempts", "lateness", "run").collect()
+    frame = transforms.with_span(read_lake(spark, Lake(lake), list(COLUMNS)), "hour", transforms.HOUR)
+    rows = transforms.figures(frame, KEYS).select("messages", "attempts", "lateness", "run").collect()
     give(((row[0], row[1], _shares(row[2]), _shares(row[3])) for row in rows), version=pyspark.__version__)
     spark.stop()
 
