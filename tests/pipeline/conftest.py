@@ -15,16 +15,10 @@ from django_delayq.pipeline import project
 from django_delayq.pipeline.errors import SparkMissing
 from django_delayq.pipeline.params import Params
 from tests.pipeline.calling import Call
+from tests.pipeline.quick import JAVA, QUICK
 
-#: A session that starts quickly; figures come from tests/benchmarks.
-QUICK = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.default.parallelism": "2",
-}
 #: Seconds for a test. One that is ended in the middle of a call to Java leaves a session that nobody can use.
 TIMEOUT = 600
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from django_delayq.pipeline import batches, lake, project, session
 from django_delayq.pipeline.params import Params
 
-from .conftest import JAVA, QUICK
+from .quick import JAVA, QUICK
 
 
 def _die(*_: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from django_delayq import topic_stats
 from django_delayq.pipeline.package import pack
-from django_delayq.store import get_store
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
 from tests.tasks import record
@@ -52,6 +52,6 @@ def test_jobs_run_on_executors_that_have_only_the_zip(tmp_path: Path, settings: 
     for report in (export, stats, forecast):
         assert report.get("code") == 0, report
     assert export["figures"]["rows"] == 3_000
-    assert forecast["figures"]["waiting"] == get_store().topic_stats("default").delayed == 1
+    assert forecast["figures"]["waiting"] == topic_stats("default").delayed == 1
     assert where["paths"], "no executor has answered"
     assert all("django_delayq.zip" in path for path in where["paths"])

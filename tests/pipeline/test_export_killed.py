@@ -135,7 +135,7 @@ def session(step: str) -> Any:
     from django_delayq.pipeline.jobs import export
     from django_delayq.pipeline.session import build_session
 
-    from .conftest import JAVA, QUICK
+    from .quick import JAVA, QUICK
 
     if step in WITH_JVM:
         return build_session("local[1]", "512m", java_options=JAVA, extra=QUICK)

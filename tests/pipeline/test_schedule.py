@@ -123,7 +123,9 @@ def test_a_job_that_was_broken_off_adds_the_rest(
     assert 0 < len(dues) < ROWS
     finish(crowd, 0)
     report = job(parquet, delay_ms=3_600_000)
-    assert counts(report) == (ROWS - len(dues), 0, len(dues))
+    added, refused, skipped = counts(report)
+    # Tasks that ran beside the one that failed may have gone on for a moment after the job had ended.
+    assert (added + skipped, refused) == (ROWS, 0) and len(dues) <= skipped < ROWS
     assert len(live(crowd)) == ROWS
     # The delay counts from the first start.
     assert len({due for due, _ in live(crowd).values()}) == 1
