@@ -35,6 +35,15 @@ MEANINGS = {
     "searches, one row; the slowest page's median of 5, and the most queries",
     "overview": "server time of the other pages beside 1,000,000 waiting messages in five topics and 200,000 rows of "
     "the archive, with everything read anew; the figure is the overview's median of 20",
+    "pipeline_read": "Spark reads 2,000,000 rows of the archive, all 27 columns, on two cores, and drops them; warm",
+    "pipeline_export": "2,000,000 rows from the archive to the lake, written and read again, with 1 GB for Java",
+    "pipeline_stats": "the figures of all hours and days of a lake of 10,000,000 rows, warm, with 1 GB for Java",
+    "pipeline_schedule": "1,000,000 rows of Parquet into a topic of four partitions on the same machine, all passes; "
+    "and with half of Spark's tasks killed in their first attempt",
+    "pipeline_forecast": "the whole job beside 1,000,000 waiting messages",
+    "pipeline_stream": "2,000,000 rows to the lake, while driver and Java are killed three times",
+    "pipeline_audit": "Redis, outbox, archive and lake with a million messages; then with planted damage of every "
+    "kind, its repair, and another audit",
     "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",
 }
 
