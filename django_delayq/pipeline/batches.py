@@ -59,7 +59,7 @@ class Written(msgspec.Struct, frozen=True):
 
 def content_of(frame: DataFrame) -> Content:
     """In one pass over the rows."""
-    return _content(frame.agg(*transforms.signature(schemas.ARCHIVE.names)).collect()[0].asDict())
+    return _content(_hashed(frame).agg(*transforms.signature()).collect()[0].asDict())
 
 
 def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
@@ -69,7 +69,7 @@ def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
     """
     check_columns(frame)
     seen = Observation()
-    rows = transforms.dates(frame.observe(seen, *transforms.signature(schemas.ARCHIVE.names)))
+    rows = transforms.dates(_hashed(frame).observe(seen, *transforms.signature()).select(*schemas.ARCHIVE.names))
     with _microseconds(spark):
         writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
         writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
@@ -121,15 +121,19 @@ def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, st
     frame = spark.read.schema(schemas.spark_schema(schemas.ARCHIVE)).parquet(*map(pattern_of, paths))
     hour = F.floor(F.unix_seconds("finished_at") / 3600).alias("hour")  # a number: a text per row costs seconds
     keys = (F.col("_metadata.file_path").alias("path"), hour)
-    for row in frame.groupBy(*keys).agg(*transforms.signature(schemas.ARCHIVE.names)).collect():
+    for row in _hashed(frame).groupBy(*keys).agg(*transforms.signature()).collect():
         text = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
         yield "/".join(unquote(row["path"]).split("/")[-2:]), text, _content(row.asDict())
+
+
+def _hashed(frame: DataFrame) -> DataFrame:
+    return transforms.hashed(frame, schemas.ARCHIVE.names)
 
 
 def _content(found: Mapping[str, Any]) -> Content:
     if not found.get("rows"):
         return Content()
-    hashed = int(found["hash"])
+    hashed = found["high"] * 2**32 + found["low"]
     return Content(found["rows"], hashed, found["lowest"], found["highest"], found["oldest"], found["newest"])
 
 

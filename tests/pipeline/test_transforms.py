@@ -9,21 +9,21 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq import histogram
 from django_delayq import statistics as statistics_module
 from django_delayq.models import Final
-from django_delayq.pipeline import schemas, transforms
+from django_delayq.pipeline import cells, schemas, transforms
 
 NINE = datetime(2026, 11, 20, 9, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
-COUNTS = ("messages", *transforms.STATES, "attempts", "retried")
+COUNTS = ("messages", *cells.STATES, "attempts", "retried")
 FIGURES = (*COUNTS, "lateness_sum", "lateness_max", "run_sum", "run_max", "lateness", "run")
 
 
@@ -87,13 +87,11 @@ def from_hypothesis(number: int) -> list[float]:
     return seen
 
 
-def test_spark_has_python_s_bucket_for_every_double(spark: Any) -> None:
-    values = [*doubles(), *from_hypothesis(3_000)]
+def test_executors_have_the_bucket_of_the_service_for_every_double() -> None:
+    values = [value for value in [*doubles(), *from_hypothesis(3_000)] if math.isfinite(value)]
     assert len(values) > 30_000
-    found = spark.createDataFrame(pa.table({"value": pa.array(values), "at": pa.array(range(len(values)))}))
-    computed = found.select("at", transforms.bucket(F.col("value")).alias("bucket")).orderBy("at").toArrow()
-    wanted = [None if math.isnan(value) else histogram.bucket(value) for value in values]
-    differ = [pair for pair in zip(values, wanted, computed["bucket"].to_pylist(), strict=True) if pair[1] != pair[2]]
+    computed = cells.buckets(cells.microseconds(np.array(values))).tolist()
+    differ = [one for one in zip(values, map(histogram.bucket, values), computed, strict=True) if one[1] != one[2]]
     assert differ == []
 
 
@@ -102,17 +100,9 @@ def test_python_has_no_bucket_for_what_is_no_number() -> None:
         histogram.bucket(math.nan)
 
 
-def test_null_has_no_bucket(spark: Any) -> None:
-    found = spark.createDataFrame([(None,), (1.0,)], "value double").select(
-        transforms.bucket(F.col("value")).alias("b")
-    )
-    assertDataFrameEqual(found, spark.createDataFrame([(None,), (111,)], "b int"))
-
-
 def test_what_both_ways_share_is_equal() -> None:
-    assert histogram.LARGEST == transforms.LARGEST
     assert statistics_module.MOST_ERRORS == transforms.MOST_ERRORS
-    assert tuple(Final.values) == transforms.STATES
+    assert tuple(Final.values) == cells.STATES
 
 
 # Hours of topics
@@ -266,13 +256,14 @@ def test_equal_rows_have_an_equal_signature_in_whatever_order(spark: Any) -> Non
     rows = [row(NINE + HOUR * n, id=n) for n in range(5)]
 
     def signature(*some: dict[str, Any]) -> Any:
-        return frame(spark, *some).agg(*transforms.signature(schemas.FIGURES.names)).collect()[0].asDict()
+        hashed = transforms.hashed(frame(spark, *some), schemas.FIGURES.names)
+        return hashed.agg(*transforms.signature()).collect()[0].asDict()
 
     whole = signature(*rows)
     assert whole == signature(*reversed(rows))
     assert (whole["rows"], whole["lowest"], whole["highest"]) == (5, 0, 4)
     assert (whole["oldest"], whole["newest"]) == ("2026-11-20T09:00:00.000000Z", "2026-11-20T13:00:00.000000Z")
-    assert whole["hash"] != signature(*rows[:4], {**rows[4], "reason": "x"})["hash"]
+    assert whole["low"] != signature(*rows[:4], {**rows[4], "reason": "x"})["low"]
     assert signature()["rows"] == 0
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from django.utils import timezone as django_timezone
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...figure_rows import Outcome
 from ...models import BatchState, LakeBatch, TaskDay, TopicHour
@@ -114,8 +115,7 @@ def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
     tell(f"reading the archive up to id {highest:,}")
     frame = read_archive(spark, params.database, (0, highest), schemas.FIGURES.names)
     span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
-    # Kept: the archive is to be read once. Only what is asked for, for this takes memory or disk.
-    return Input(transforms.settled(frame, *span).persist(), span)
+    return Input(frame, span)
 
 
 def _dirty(ledger: Ledger, commits: Sequence[Commit]) -> dict[LakeBatch, set[str]]:
@@ -160,8 +160,10 @@ def _floor(when: datetime, length: timedelta) -> datetime:
 
 
 def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> Written:
-    hours = transforms.topic_hours(transforms.settled(given.frame, *given.span.whole(HOUR))).persist()
-    days = transforms.task_days(transforms.settled(given.frame, *given.span.whole(DAY))).persist()
+    # Kept, so that the rows are read once: the cells are few.
+    cells = transforms.counted(transforms.settled(given.frame, *given.span.whole(HOUR))).persist()
+    hours = transforms.hours_of(cells).persist()
+    days = _within(transforms.days_of(cells), given.span.whole(DAY)).persist()
     try:
         number = hours.count() + days.count()
         if number > MOST_GROUPS:
@@ -178,8 +180,18 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
         finish = _marking(given.counted)
         return write_back(chunks(), finish, fewer=options.fewer, dry_run=params.dry_run)
     finally:
-        for frame in (hours, days, given.frame):
+        for frame in (hours, days, cells):
             frame.unpersist()
+
+
+def _within(days: DataFrame, span: Span) -> DataFrame:
+    """Whole days only."""
+    begin = days if span.since is None else days.where(F.col("day") >= F.lit(_microseconds(span.since)))
+    return begin.where(F.col("day") < F.lit(_microseconds(span.until)))
+
+
+def _microseconds(when: datetime) -> int:
+    return (when - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
 def _ordered(frame: DataFrame, *names: str) -> Iterator[dict[str, Any]]:

@@ -6,11 +6,12 @@ import sys
 
 from django_delayq.histogram import decode, percentile
 from django_delayq.pipeline import transforms
+from django_delayq.pipeline.cells import HOUR, READ, Unit
 from django_delayq.pipeline.lake import Lake
 from django_delayq.pipeline.session import build_session
 from django_delayq.pipeline.sources.lake import read_lake
 
-from .answer import COLUMNS, KEYS, SHARES, give
+from .answer import SHARES, give
 
 
 def main(lake: str, memory: str) -> None:
@@ -19,8 +20,9 @@ def main(lake: str, memory: str) -> None:
     import pyspark
 
     spark = build_session("local[2]", memory)
-    frame = transforms.with_span(read_lake(spark, Lake(lake), list(COLUMNS)), "hour", transforms.HOUR)
-    rows = transforms.figures(frame, KEYS).select("messages", "attempts", "lateness", "run").collect()
+    frame = read_lake(spark, Lake(lake), list(READ))
+    found = transforms.counted(frame, (Unit("hour", HOUR, ("topic", "task"), False),))
+    rows = transforms.figures(found, "hour").select("messages", "attempts", "lateness", "run").collect()
     give(((row[0], row[1], _shares(row[2]), _shares(row[3])) for row in rows), version=pyspark.__version__)
     spark.stop()
 
