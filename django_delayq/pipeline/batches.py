@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from . import schemas, transforms
 from .errors import LakeError, Refused
 from .lake import Lake, LakeFile
+from .session import configured
 from .sources.lake import pattern_of, uri_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_TIMES = "spark.sql.parquet.outputTimestampType"
+#: Times as every reader of Parquet knows them, and not in the old 96 bits.
+_MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -70,7 +71,7 @@ def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
     check_columns(frame)
     seen = Observation()
     rows = transforms.dates(_hashed(frame).observe(seen, *transforms.signature()).select(*schemas.ARCHIVE.names))
-    with _microseconds(spark):
+    with configured(spark, _MICROSECONDS):
         writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
         writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
     return _content(seen.get)
@@ -140,14 +141,3 @@ def _content(found: Mapping[str, Any]) -> Content:
 def _with_content(file: LakeFile, content: Content) -> LakeFile:
     known = {"lowest": content.lowest, "highest": content.highest, "signature": str(content.signature)}
     return msgspec.structs.replace(file, **known)
-
-
-@contextmanager
-def _microseconds(spark: SparkSession) -> Iterator[None]:
-    """Times as every reader of Parquet knows them, and not in the old 96 bits."""
-    before = spark.conf.get(_TIMES, None)
-    spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
-    try:
-        yield
-    finally:
-        spark.conf.unset(_TIMES) if before is None else spark.conf.set(_TIMES, before)

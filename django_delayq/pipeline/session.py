@@ -8,9 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -99,6 +99,19 @@ def check_session(session: Any) -> None:
             f"The session's time zone is {zone!r}: hours and days would be other ones. "
             "Set spark.sql.session.timeZone=UTC."
         )
+
+
+@contextmanager
+def configured(session: Any, values: Mapping[str, str]) -> Iterator[None]:
+    """With other values of Spark's configuration, and then with those that were there."""
+    before = {name: session.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            session.conf.unset(name) if old is None else session.conf.set(name, old)
 
 
 def submitted() -> bool:

@@ -21,6 +21,7 @@ from ..lake import Commit, Lake
 from ..ledger import Ledger, instant
 from ..options import StatsOptions
 from ..params import Params, Report
+from ..session import configured
 from ..settled import last_settled_id
 from ..sources.archive import read_archive
 from ..sources.lake import read_files
@@ -29,6 +30,12 @@ from . import Tell
 
 #: Rows of TopicHour and TaskDay that one run writes.
 MOST_GROUPS = 1_000_000
+#: How rows go to Python: their columns are short. To measure each batch by its bytes, row by row, takes Spark 2 us a
+#: row, as much as everything else; and a few large batches are quicker than many.
+_BATCHES = {
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+}
 #: Hours and days that a report names.
 NAMED = 5
 
@@ -165,7 +172,8 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
     hours = transforms.hours_of(cells).persist()
     days = _within(transforms.days_of(cells), given.span.whole(DAY)).persist()
     try:
-        number = hours.count() + days.count()
+        with configured(given.frame.sparkSession, _BATCHES):
+            number = hours.count() + days.count()
         if number > MOST_GROUPS:
             raise Refused(
                 f"There are {number:,} hours of topics and days of tasks to write, more than {MOST_GROUPS:,}: do it in "

@@ -65,7 +65,7 @@ def _expression(connection: Connected, field: pa.Field, *, copied: bool = False)
     name = connection.quote(field.name)
     if pa.types.is_timestamp(field.type):
         if connection.vendor == "postgresql":  # always with a time zone there: an instant, whatever USE_TZ is
-            # date_part() computes in doubles, exact for whole seconds; extract() in decimals, and takes 2 us more a row.
+            # date_part() computes in doubles, exact for whole seconds; extract() in decimals: 2 us more for a row.
             seconds = f"date_part('epoch', date_trunc('second', {name}))::bigint * 1000000"
             return f"({seconds} + date_part('microseconds', {name})::bigint % 1000000)"
         if connection.vendor == "mysql":
