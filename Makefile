@@ -31,7 +31,7 @@ SHARED = -n $(JOBS) --dist worksteal
 MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 SQL_TESTS = $(PYTEST) tests/sql $(SHARED) $(ARGS) $(MAY_BE_NONE)
 # One process: each would start a Java of its own.
-SPARK_TESTS = $(PYTEST) tests/pipeline
+SPARK_TESTS = $(PYTEST) tests/pipeline $(SHARED)
 CHROMIUM_PACKAGE = $(if $(CHROMIUM),,chromium)
 
 WITHOUT = || echo "make test: going on without; what needs it is skipped, or fails in CI."

@@ -99,7 +99,8 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def _prepared(table: pa.Table) -> pa.Table:
     """With what is added up as columns of numbers."""
-    table = table.filter(pc.is_valid(table.column("finished_at")))
+    if table.column("finished_at").null_count:
+        table = table.filter(pc.is_valid(table.column("finished_at")))
     state, attempts = table.column("state"), table.column("attempts")
     columns = {
         "finished_us": table.column("finished_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64()),
@@ -149,12 +150,10 @@ def _counted(rows: pa.Table, unit: Unit) -> Iterator[pa.RecordBatch]:
     sums = [*((name, "sum") for name in SUMS), *((f"{metric}_max", "max") for metric in METRICS)]
     yield from _as_cells(_grouped(rows, keys, sums), unit, "counts")
     for metric in METRICS:
-        ran = rows.filter(pc.is_valid(rows.column(f"{metric}_bucket"))).rename_columns(
-            ["bucket" if name == f"{metric}_bucket" else name for name in rows.column_names]
-        )
+        ran = rows.select([*keys, f"{metric}_bucket"]).rename_columns([*keys, "bucket"]).drop_null()
         yield from _as_cells(_grouped(ran, [*keys, "bucket"], [([], "count_all")]), unit, metric)
     if unit.errors:
-        dead = rows.filter(pc.is_valid(rows.column("error")))
+        dead = rows.select([*keys, "error"]).filter(pc.is_valid(rows.column("error")))
         yield from _as_cells(_grouped(dead, [*keys, "error"], [([], "count_all")]), unit, "error")
 
 
