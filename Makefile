@@ -30,7 +30,7 @@ SHARED = -n $(JOBS) --dist worksteal
 # 5: none of the tests was asked for, as ARGS may have it.
 MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 SQL_TESTS = $(PYTEST) tests/sql $(SHARED) $(ARGS) $(MAY_BE_NONE)
-# One process: each would start a Java of its own.
+# Each process starts a Java of its own.
 SPARK_TESTS = $(PYTEST) tests/pipeline $(SHARED)
 CHROMIUM_PACKAGE = $(if $(CHROMIUM),,chromium)
 
