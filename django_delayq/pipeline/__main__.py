@@ -15,7 +15,7 @@ from django_delayq.pipeline.causes import code_of
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.jobs import JOBS, Tell
 from django_delayq.pipeline.params import Params, Report
-from django_delayq.pipeline.running import Start, configuration_of, run_job
+from django_delayq.pipeline.running import Start, configuration_of, interruption, run_job
 from django_delayq.pipeline.session import submitted
 
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = _run(options, say)
     except KeyboardInterrupt:
-        say("Interrupted. Nothing is half done: run it again to go on.")
+        say(f"Interrupted: {interruption(options.job)}")
         return 130
     except DelayQError as error:
         if options.traceback:

@@ -198,13 +198,14 @@ def differing(
     """
     ours = archive.where(F.col("batch").isin(*batches))
     theirs = lake.where(F.col("batch").isin(*batches))
-    there = theirs.select("row", F.col("content").alias("other"))
-    told = ours.join(there, "row", "left").withColumn(
-        "kind",
-        F.when(F.col("other").isNull(), Kind.LATE_ROW.value).when(
-            F.col("other") != F.col("content"), Kind.CHANGED_ROW.value
-        ),
+    life = F.struct(*LIFE)
+    there = theirs.select("row", F.col("content").alias("other"), life.alias("of"))
+    kind = (
+        F.when(F.col("other").isNull(), Kind.LATE_ROW.value)
+        .when(F.col("of") != life, Kind.ANOTHER_LIFE.value)
+        .when(F.col("other") != F.col("content"), Kind.CHANGED_ROW.value)
     )
+    told = ours.join(there, "row", "left").withColumn("kind", kind)
     gone = theirs.where(F.col("batch").isin(*whole))
     if pruned_before is not None:
         gone = gone.where(F.col("finished_at") >= F.lit(pruned_before))
@@ -218,6 +219,17 @@ def surplus(found: DataFrame, vouched: Sequence[int]) -> DataFrame:
     """Of batches of which SQL holds just what the commit says: what SQL lacks there, the lake has too much."""
     wrong = (F.col("kind") == Kind.LOST_ROW.value) & F.col("batch").isin(*vouched)
     return found.withColumn("kind", F.when(wrong, Kind.SURPLUS_ROW.value).otherwise(F.col("kind")))
+
+
+def merged(archive: DataFrame, lake: DataFrame) -> DataFrame:
+    """One row per id, in one pass over SQL: as SQL has it, else as the lake has it, which also keeps what is of another
+    life there. Both: with the columns of the archive, in their order."""
+    ours = archive.select("id", F.struct(*archive.columns).alias("ours"))
+    theirs = lake.dropDuplicates(["id"]).select("id", F.struct(*archive.columns).alias("theirs"))
+    same = [F.col(f"ours.{name}") == F.col(f"theirs.{name}") for name in ("message_id", "enqueued_at")]
+    of_sql = F.col("theirs").isNull() | (same[0] & same[1])
+    row = F.when(F.col("ours").isNotNull() & of_sql, F.col("ours")).otherwise(F.col("theirs"))
+    return ours.join(theirs, "id", "full_outer").select(row.alias("row")).select("row.*")
 
 
 _TYPES = {

@@ -43,6 +43,8 @@ class Kind(str, Enum):
     """A row of SQL that its batch of the lake lacks."""
     CHANGED_ROW = "changed row"
     """A row that SQL and the lake tell differently."""
+    ANOTHER_LIFE = "another life"
+    """A row that is of one message in SQL and of another one in the lake: nobody can say which is right."""
     LOST_ROW = "lost row"
     """A row of the lake that SQL lacks, though nobody has pruned it."""
     SURPLUS_ROW = "surplus row"
@@ -52,7 +54,7 @@ class Kind(str, Enum):
 
 
 #: Those about rows and batches of the lake.
-OF_ROWS = (Kind.LATE_ROW, Kind.CHANGED_ROW, Kind.LOST_ROW, Kind.SURPLUS_ROW)
+OF_ROWS = (Kind.LATE_ROW, Kind.CHANGED_ROW, Kind.ANOTHER_LIFE, Kind.LOST_ROW, Kind.SURPLUS_ROW)
 OF_THE_LAKE = (Kind.TWICE, *OF_ROWS, Kind.ALTERED_BATCH)
 
 

@@ -10,23 +10,23 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 from datetime import datetime
-from typing import Any, NamedTuple
-from uuid import UUID
+from pathlib import Path
+from typing import NamedTuple
 
-from django.conf import settings as django_settings
-from django.utils.timezone import get_default_timezone, make_aware, make_naive
-from pyspark.sql import DataFrame, SparkSession
+from django.utils.timezone import get_default_timezone, make_aware
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ..conf import get_settings
-from ..models import ArchivedMessage, BatchState, OperatorAction
+from ..models import OperatorAction
 from ..prune import MIN_AGE
 from . import audit_frames as frames
 from . import batches
-from .audit_kinds import OF_ROWS, Difference, Kind, difference_of
+from .audit_back import PutBack, chunks, stored_ids
+from .audit_kinds import Difference, Kind, difference_of
 from .errors import LakeError
 from .lake import Commit, LakeFile
-from .ledger import Ledger
+from .ledger import PRUNED, Ledger
 from .params import Database
 from .sources.archive import read_archive
 from .sources.lake import read_files
@@ -35,7 +35,8 @@ _BEFORE = re.compile(r"before (\d{4}-\d\d-\d\d)[T ](\S+)\Z")
 Sum = tuple[int, int]
 """Rows, and the sum of their hashes."""
 NOTHING: Sum = (0, 0)
-_PRUNED = str(BatchState.PRUNED)
+#: Whose batch is written anew.
+REWRITTEN = (Kind.LATE_ROW, Kind.CHANGED_ROW, Kind.SURPLUS_ROW)
 
 
 class Batch(NamedTuple):
@@ -52,7 +53,7 @@ class Batch(NamedTuple):
 
 def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[Batch]:
     """In the order of their ids."""
-    pruned = {one.lo for one in ledger.batches if one.state == _PRUNED or one.pruned}
+    pruned = {one.lo for one in ledger.batches if one.state == PRUNED or one.pruned}
     appended = [commit for commit in commits if commit.kind == "append"]
     said = {commit.lo: (commit.rows, int(commit.signature or 0)) for commit in appended}
     said |= {c.lo: (c.batch_rows, int(c.batch_signature or 0)) for c in commits if c.kind == "repair"}
@@ -73,7 +74,7 @@ def compared(
     altered = [
         Difference(Kind.ALTERED_BATCH, row=one.hi, batch=one.number)
         for one in some
-        if one.pruned and theirs.get(one.number, NOTHING) != one.said
+        if one.said not in (theirs.get(one.number, NOTHING), ours.get(one.number, NOTHING))
     ]
     odd = [one for one in some if ours.get(one.number, NOTHING) != theirs.get(one.number, NOTHING)]
     odd = [one for one in odd if not one.pruned or one.number in ours]
@@ -135,25 +136,20 @@ class LakeRepair:
 
     def run(self, found: Sequence[Difference], lake: DataFrame) -> list[bool]:
         """Repair; returns what was. `lake`: its rows with their batches. Raises LakeError, LakeConflict."""
-        self._put_back([one.row for one in found if one.kind == Kind.LOST_ROW and one.row])
+        back = PutBack(self._spark, self._ledger.lake).run([one.row or 0 for one in found if one.kind == Kind.LOST_ROW])
         drops = self._surplus([one for one in found if one.kind == Kind.TWICE], lake)
         solved = {message_id for some in drops.values() for message_id, _ in some}
         for one in found:
-            if one.batch is not None and one.kind in (Kind.LATE_ROW, Kind.CHANGED_ROW, Kind.SURPLUS_ROW):
+            if one.batch is not None and one.kind in REWRITTEN:
                 drops[one.batch].append((one.message_id, (one.row or 0) if one.kind == Kind.SURPLUS_ROW else 0))
         for number in sorted(drops):
             self._rewrite(self._batches[number], {row for _, row in drops[number]})
-        return [one.kind in OF_ROWS or one.message_id in solved for one in found]
-
-    def _put_back(self, rows: Sequence[int]) -> None:
-        """What SQL has lost: with its id, so that it stays the row of the lake that it is."""
-        files, lake = self._ledger.lake.files(), self._ledger.lake
-        for at in range(0, len(rows), 500):
-            some = rows[at : at + 500]
-            near = [one for one in files if not one.highest or (one.lowest <= max(some) and one.highest >= min(some))]
-            table = read_files(self._spark, lake, near).where(F.col("id").isin(some)).dropDuplicates(["id"]).toArrow()
-            made = [_row(values) for values in table.to_pylist()]
-            ArchivedMessage.objects.using(get_settings().database).bulk_create(made, ignore_conflicts=True)
+        return [
+            one.row in back
+            if one.kind == Kind.LOST_ROW
+            else one.kind in REWRITTEN or (one.kind == Kind.TWICE and one.message_id in solved)
+            for one in found
+        ]
 
     def _surplus(self, found: Sequence[Difference], lake: DataFrame) -> dict[int, list[tuple[str, int]]]:
         """By batch: message ids, and ids of rows that have to go, of lives that are in the lake twice. The row that SQL
@@ -162,12 +158,12 @@ class LakeRepair:
         held: dict[tuple[str, int], Counter[tuple[int, int]]] = defaultdict(Counter)
         lives = {(one.message_id, one.stamp) for one in found}
         ids = sorted({message_id for message_id, _ in lives})
-        for at in range(0, len(ids), 500):
-            there = lake.where(F.col("message_id").isin(ids[at : at + 500]))
+        for some_ids in chunks(ids):
+            there = lake.where(F.col("message_id").isin(some_ids))
             for row in there.select("message_id", "stamp", "row", "batch").collect():
                 held[row["message_id"], row["stamp"]][row["row"], row["batch"]] += 1
         held = {life: some for life, some in held.items() if life in lives}
-        stored = _stored({row for some in held.values() for row, _ in some})
+        stored = stored_ids({row for some in held.values() for row, _ in some})
         for (message_id, _), some in held.items():
             stays = min((pk for pk, _ in some), key=lambda pk: (pk not in stored, pk))
             for (pk, batch), times in some.items():
@@ -176,30 +172,47 @@ class LakeRepair:
         return drops
 
     def _rewrite(self, batch: Batch, drop: Set[int]) -> Commit:
-        """One batch anew: what SQL has of it, and of the lake what SQL has not, but for the rows to drop."""
+        """One batch anew: what SQL has of it, and of the lake what SQL has not, but for the rows to drop. SQL is read
+        once: what a prune deletes meanwhile is there in SQL, or else in the lake."""
         lake, (lo, hi) = self._ledger.lake, (batch.lo, batch.hi)
         old = [one for one in lake.files() if not one.highest or (one.lowest <= hi and one.highest > lo)]
-        inside = (F.col("id") > lo) & (F.col("id") <= hi)
+        inside = _inside(batch)
         before = read_files(self._spark, lake, old)
+        stays = before.where(inside & ~F.col("id").isin(sorted(drop)))
         stored = read_archive(self._spark, self._database, (lo, hi))
-        only_here = before.where(inside).join(stored.select("id"), "id", "left_anti").select(*before.columns)
-        only_here = only_here.where(~F.col("id").isin(sorted(drop)))
-        frame = before.where(~inside).unionByName(only_here.dropDuplicates(["id"])).unionByName(stored)
+        frame = before.where(~inside).unionByName(frames.merged(stored, stays))
+        attempt = lake.attempt(lo, hi, self._ledger.archive)
+        written = batches.verified(self._spark, lake, frame, attempt, batches.write(self._spark, frame, attempt))
+        own = self._own(batch, written, attempt, before.where(~inside), stays)
         hour = F.date_format("finished_at", "yyyy-MM-dd'T'HH:00:00'Z'").alias("hour")
         hours = [row["hour"] for row in before.where(inside).select(hour).distinct().collect()]
-        return self._write(batch, frame, old, hours)
-
-    def _write(self, batch: Batch, frame: DataFrame, old: Sequence[LakeFile], hours: Sequence[str]) -> Commit:
-        ledger, lake = self._ledger, self._ledger.lake
-        attempt = lake.attempt(batch.lo, batch.hi, ledger.archive)
-        source = batches.write(self._spark, frame, attempt)
-        written = batches.verified(self._spark, lake, frame, attempt, source)
         if written.files:
             lake.persist(attempt)
-        inside = (F.col("id") > batch.lo) & (F.col("id") <= batch.hi)
-        own = batches.content_of(read_files(self._spark, lake, written.files).where(inside))
-        if own.rows > written.content.rows:
-            raise LakeError(f"{attempt} has {own.rows:,} rows of its batch among {written.content.rows:,}.")
+        return self._commit(batch, written, own, old, hours)
+
+    def _own(
+        self, batch: Batch, written: batches.Written, attempt: Path, others: DataFrame, stays: DataFrame
+    ) -> batches.Content:
+        """What was written of the batch. Raises LakeError when rows of it are missing, or others are not as before."""
+        now = read_files(self._spark, self._ledger.lake, written.files)
+        own = batches.content_of(now.where(_inside(batch)))
+        least = stays.select("id").distinct().count()
+        if own.rows < least or batches.content_of(now.where(~_inside(batch))) != batches.content_of(others):
+            raise LakeError(
+                f"{attempt} has {own.rows:,} rows of its batch, where at least {least:,} have to be, or rows of other "
+                "batches are not as they were: it is not committed."
+            )
+        return own
+
+    def _commit(
+        self,
+        batch: Batch,
+        written: batches.Written,
+        own: batches.Content,
+        old: Sequence[LakeFile],
+        hours: Sequence[str],
+    ) -> Commit:
+        ledger, lake = self._ledger, self._ledger.lake
         commit = lake.add(
             Commit(
                 seq=0,
@@ -223,22 +236,10 @@ class LakeRepair:
         return commit
 
 
-def _stored(pks: Set[int]) -> set[int]:
-    """Which of these ids SQL has."""
-    rows, ordered = ArchivedMessage.objects.using(get_settings().database), sorted(pks)
-    chunks = (ordered[at : at + 500] for at in range(0, len(ordered), 500))
-    return {pk for some in chunks for pk in rows.filter(pk__in=some).values_list("pk", flat=True)}
+def _inside(batch: Batch) -> Column:
+    return (F.col("id") > batch.lo) & (F.col("id") <= batch.hi)
 
 
 def _settled_at(commits: Sequence[Commit]) -> str:
     """As the newest batch says: who looks at the last commit learns the same."""
     return next((one.settled_at for one in reversed(commits) if one.kind == "append"), "")
-
-
-def _row(values: dict[str, Any]) -> ArchivedMessage:
-    for name in ("enqueued_at", "due_at", "started_at", "finished_at"):
-        if values[name] is not None and not django_settings.USE_TZ:
-            values[name] = make_naive(values[name], get_default_timezone())
-    values["message_id"] = UUID(hex=values["message_id"])
-    # Long ago: it is no new row, which others would wait for to be settled.
-    return ArchivedMessage(**values, archived_at=values["finished_at"])

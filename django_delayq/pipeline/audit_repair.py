@@ -6,6 +6,7 @@ Never loses a message and never has one run twice that has ended: what cannot be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from django.db import connections, transaction
@@ -13,7 +14,7 @@ from django.utils import timezone
 
 from .. import outbox, relay
 from ..conf import get_settings
-from ..exceptions import UndecodableMessage
+from ..exceptions import MessageNotFound, MessageRunning, UndecodableMessage
 from ..message import DURABLE, EXPIRES_WITH_DUE, STAMP, VERSION, Priority, Record, State
 from ..models import OperatorAction, OutboxMessage, OutboxStatus
 from ..naming import kept_task_name
@@ -21,7 +22,7 @@ from ..store import keys
 from ..store.finished import Entry
 from ..store.keys import Partition, partition_of
 from ..store.link import BATCH
-from ..store.mending import Damage
+from ..store.mending import Damage, Look
 from ..store.redis import RedisStore
 from .audit_kinds import OF_ROWS, Difference, Kind
 from .audit_look import archived, by_partition, outbox_rows
@@ -32,7 +33,7 @@ DEEDS: Mapping[Kind, str] = {
     Kind.UNCLOSED: "the row of the outbox was closed: the message is archived",
     Kind.LIVE_AGAIN: "it was taken out of Redis: it is archived, and must not run again",
     Kind.NO_RECORD: "it ended as dead, body_missing, or was sent again from the outbox",
-    Kind.NO_PLACE: "it was put back into its lane",
+    Kind.NO_PLACE: "it was put back into its lane, or ended as dead, due_lost: nobody knows when it was due",
     Kind.TWO_LANES: "only its place in the right lane stays",
     Kind.LANE_AND_LEASE: "its place in the lane was removed: it is leased",
     Kind.WRONG_LANE: "it was put into the lane of its priority",
@@ -45,7 +46,6 @@ DEEDS: Mapping[Kind, str] = {
 }
 #: What one call of mend.lua repairs, without an argument.
 _MENDED: Mapping[Kind, Damage] = {
-    Kind.NO_PLACE: "place",
     Kind.TWO_LANES: "places",
     Kind.LANE_AND_LEASE: "places",
     Kind.WRONG_LANE: "places",
@@ -80,6 +80,7 @@ class Repair:
             Kind.UNCLOSED: self._close,
             Kind.LIVE_AGAIN: self._take_out,
             Kind.NO_RECORD: self._without_record,
+            Kind.NO_PLACE: self._place,
             Kind.WRONG_PARTITION: self._move_all,
             Kind.LOST_END: self._tell_ends,
             Kind.STALE_END: self._forget_ends,
@@ -120,6 +121,12 @@ class Repair:
             (done[one.id],) = self._mend(partition, "record", [(one.id, b"")], "none" if has_row else "")
         self._send([row for message_id, row in ids.items() if done[message_id]])
         return [done[one.id] for one in found]
+
+    def _place(self, partition: Partition, found: Sequence[Difference]) -> Done:
+        """When it was due only the attempts tell and the outbox. What would run too early ends as a dead letter."""
+        rows = outbox_rows(found)
+        items = [(one.id, b"%d" % rows[one.life].due_at_ms if one.life in rows else b"") for one in found]
+        return self._mend(partition, "place", items)
 
     def _tell_ends(self, partition: Partition, found: Sequence[Difference]) -> Done:
         """With the record that the outbox has; else all that is known is which life it was."""
@@ -183,21 +190,31 @@ class Repair:
             expires_ms += later_ms - there.due_at_ms
         when = f"@{record.enqueued_at_us}:{later_ms}"
         message = (found.id, "keep", when, str(expires_ms or ""), there.record[STAMP.size :])
-        _, words = self._store.enqueue(home, {record.task_code: name}, [message])
-        if words.get(0, "SAME") not in ("SAME", "DONE"):  # another life of the key is there
+        (before,) = self._store.look(home, [found.id])
+        if not _has_room(before, record.enqueued_at_us):
             return False
-        return self._leave(partition, home, found, there.due_at_ms, fresh=not words)
+        _, words = self._store.enqueue(home, {record.task_code: name}, [message])
+        word = words.get(0, "")
+        if word not in ("", "SAME", "DONE"):  # another life of the key is there
+            return False
+        # An audit that died in between has left it there, as it was put there first.
+        halfway = word == "SAME" and before.waits and not before.has_attempts
+        return self._leave(partition, home, found, there.due_at_ms if not word or halfway else None, fresh=not word)
 
-    def _leave(self, partition: Partition, home: Partition, found: Difference, due_ms: int, *, fresh: bool) -> bool:
+    def _leave(
+        self, partition: Partition, home: Partition, found: Difference, due_ms: int | None, *, fresh: bool
+    ) -> bool:
+        """`due_ms`: of what has not run at home yet."""
         entry = self._store.command("HGET", keys.partition_keys(self._store.prefix, partition)[5], found.id)
-        if fresh and entry:
+        if due_ms is not None and entry:
             self._mend(home, "tried", [(found.id, entry)])
         if not self._mend(partition, "out", [(found.id, _stamp(found))])[0]:
-            if fresh:  # somebody has claimed it here meanwhile
+            if fresh and self._store.look(partition, [found.id])[0].recorded:  # somebody has claimed it here meanwhile
                 self._mend(home, "out", [(found.id, _stamp(found))])
             return False
-        if fresh:
-            self._store.reschedule(home, found.id, str(due_ms))
+        if due_ms is not None:
+            with suppress(MessageNotFound, MessageRunning):
+                self._store.reschedule(home, found.id, str(due_ms))
         return True
 
 
@@ -224,6 +241,13 @@ def selection_of(found: Difference) -> str:
     if found.kind in OF_ROWS:
         return f"row {found.row} of the archive ({found.kind.value})"
     return f"message {found.message_id} ({found.kind.value})"
+
+
+def _has_room(home: Look, stamp_us: int) -> bool:
+    """Whether the message can go there: nothing is there under its id, or it is."""
+    if not home.recorded and not home.waits and not home.leased:
+        return home.follower_us is None
+    return home.recorded and home.stamp_us == stamp_us
 
 
 def _stamp(found: Difference) -> bytes:

@@ -63,7 +63,7 @@ def _raised(text: str) -> Exception | None:
         return None
     name, said = match[1].rpartition(".")[2], _SQLSTATE.sub("", match[2] or "").strip()
     kind = getattr(exceptions, name, None) or getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, DelayQError) and kind is not DelayQError:
+    if isinstance(kind, type) and issubclass(kind, DelayQError):
         return _made(kind, said)
     return DelayQError(f"{name}: {_first(said)}" if said else name)
 

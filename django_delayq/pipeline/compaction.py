@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -50,7 +49,7 @@ def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Callable[[str]
     try:
         lake.add(_commit(lake, files, written))
     except LakeConflict:
-        shutil.rmtree(attempt, ignore_errors=True)
+        lake.drop(attempt)
         raise
     return {"compacted_files": len(files), "compacted_into": len(written.files)}
 

@@ -180,7 +180,8 @@ class Lake:
         try:
             os.link(draft, path)  # fails when it is there, and is never seen half written
         except FileExistsError:
-            raise LakeConflict(f"{path} is there already: another writer has committed.") from None
+            if not os.path.samefile(draft, path):  # NFS: its answer was lost, and the call repeated
+                raise LakeConflict(f"{path} is there already: another writer has committed.") from None
         finally:
             draft.unlink()
         _sync(self._commits)
@@ -195,7 +196,7 @@ class Lake:
 
     def abandoned(self, older_than: float) -> Iterator[Path]:
         """Attempts that no commit names and that nothing was written to for so many seconds."""
-        named = {(self.root / file.path).parts[len(self._data.parts)] for c in self.commits() for file in c.files}
+        named = self._named()
         for path in sorted(self._data.iterdir()) if self._data.exists() else ():
             if path.name not in named and _ATTEMPT.match(path.name) and time.time() - _touched(path) > older_than:
                 yield path
@@ -206,11 +207,17 @@ class Lake:
             if time.time() - commit.at > older_than:
                 yield from (path for name in commit.removes if (path := self.root / name).exists())
 
+    def drop(self, attempt: Path) -> bool:
+        """Remove an attempt, unless a commit names it by now. Returns whether it is gone."""
+        if attempt.name in self._named():
+            return False
+        shutil.rmtree(attempt, ignore_errors=True)
+        return True
+
     def sweep(self, older_than: float) -> int:
         """Remove abandoned attempts, replaced files, and drafts of commits. Returns how many of the former two."""
         attempts, files = list(self.abandoned(older_than)), list(self.replaced(older_than))
-        for path in attempts:
-            shutil.rmtree(path, ignore_errors=True)
+        attempts = [path for path in attempts if self.drop(path)]
         for path in files:
             path.unlink(missing_ok=True)
         for draft in self._commits.glob(".*.json.*"):
@@ -218,6 +225,10 @@ class Lake:
                 if time.time() - draft.stat().st_mtime > older_than:
                     draft.unlink()
         return len(attempts) + len(files)
+
+    def _named(self) -> set[str]:
+        """Attempts of which there is a commit."""
+        return {file.path.split("/")[1] for commit in self.commits() for file in commit.files}
 
     def _commit_files(self) -> list[Path]:
         return sorted(p for p in self._commits.iterdir() if _NAME.match(p.name)) if self._commits.exists() else []

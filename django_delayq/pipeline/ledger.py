@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.db.models import QuerySet
+from django.db.models import Count, Max, Min, QuerySet
 from django.utils import timezone
 
-from ..models import BatchState, LakeBatch
+from ..models import ArchivedMessage, BatchState, LakeBatch
 from .errors import Refused
 from .lake import Commit, Lake
 
@@ -150,12 +150,24 @@ def _refuse_another(name: str, commits: Sequence[Commit], known: Mapping[int, La
                 f"The lake {name} is of another archive: the ledger of this database does not know its commit "
                 f"{commit.seq}. Use another directory for this database."
             )
-        if commit.lo not in known:
+        if commit.lo not in known or _is_foreign(commit, known[commit.lo]):
             raise Refused(
                 f"The lake {name} has the rows up to id {commit.hi} (commit {commit.seq}), of which the ledger of this "
                 "database knows nothing: the database was restored from a backup, and may give these ids to other "
                 "messages. Begin a new lake in an empty directory."
             )
+
+
+def _is_foreign(commit: Commit, known: LakeBatch) -> bool:
+    """Whether a batch that was begun when the database was backed up was committed with other ids afterwards: then SQL
+    has not its rows. Of two exports at once, too, one commits other ids than the ledger says for a moment."""
+    if known.seq is not None or known.hi == commit.hi:
+        return False
+    held = ArchivedMessage.objects.filter(pk__gt=commit.lo, pk__lte=commit.hi).aggregate(
+        rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
+    )
+    wanted = {"rows": commit.rows, "oldest": instant(commit.oldest), "newest": instant(commit.newest)}
+    return bool(held != wanted)
 
 
 def _refuse_older_lake(name: str, commits: Sequence[Commit], known: Mapping[int, LakeBatch]) -> None:

@@ -16,15 +16,15 @@ from ..identity import task_code
 from ..store.keys import Partition
 from ..store.loading import Load
 from ..store.redis import RedisStore
-from .causes import cause
-from .errors import Refused
+from .causes import cause, code_of
+from .errors import Code, Refused
 from .messages import Sum
 from .options import TaskSpec
 from .params import Redis
 from .sinks.queue import LoadSpec, QueueSink
 
 #: The data source that writes.
-FORMAT = "delayq"
+FORMAT = QueueSink.name()
 #: Bytes of a message in Redis beside its body: header, id and due time in two structures (measured: 265).
 OVERHEAD = 320
 #: Part of Redis' memory that a load leaves free.
@@ -45,6 +45,10 @@ class Fences(NamedTuple):
         found = (self.store.fence(partition, self.job) for partition in self.partitions)
         return [one for one in found if one]
 
+    def fingerprints(self) -> list[str]:
+        """Of the runs that have begun."""
+        return [one["fingerprint"] for one in self.read()]
+
     def counts(self) -> dict[str, int]:
         """Messages that this load has added, ever; that were there already; and that were kept."""
         fences = self.read()
@@ -64,7 +68,7 @@ class Fences(NamedTuple):
             yield
         except Exception as error:
             found = cause(error)
-            if isinstance(found, Refused):
+            if code_of(found) == Code.REFUSED:
                 raise found from error
             said = ""
             with suppress(StoreError):
@@ -74,9 +78,9 @@ class Fences(NamedTuple):
 
     def check(self, fingerprint: Mapping[str, Any]) -> None:
         """Raise Refused when the load has added something else under this name."""
-        for fence in self.read():
-            if fence["fingerprint"] != encode(fingerprint):
-                raise Refused(_changed(self.job, decode(fence["fingerprint"]), fingerprint))
+        for found in self.fingerprints():
+            if found != encode(fingerprint):
+                raise Refused(_changed(self.job, decode(found), fingerprint))
 
     def open(self, fingerprint: Mapping[str, Any], *, notes: bool = False) -> int:
         """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged, StoreUnavailable."""
@@ -105,8 +109,8 @@ def _changed(job: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     differences = ", ".join(f"{name} was {old.get(name)} and is {new.get(name)}" for name in names)
     return (
         f"A job named {job!r} has begun with something else: {differences}. Under one name one set of messages is "
-        "added, so that repeating it adds nothing twice. Restore the source to finish it, or give this one another "
-        "name."
+        "added, so that repeating it adds nothing twice. Restore the source to finish it, or give what is new, and "
+        "nothing else, another name: messages that have finished would be sent again."
     )
 
 
@@ -115,10 +119,15 @@ def check_job(job: str) -> None:
     check_name(job, "a job", Refused)
 
 
-def check_memory(store: RedisStore, total: Sum, applied: int) -> str:
-    """Raise Refused when Redis has no room for what is still to come. Returns a note when it has no limit."""
-    need = max(0, total.rows - applied) * (OVERHEAD + total.body_bytes // max(1, total.rows))
-    used, most = _memory(store)
+def check_memory(store: RedisStore, total: Sum, applied: int, partitions: int) -> str:
+    """Raise Refused when Redis has no room for what is still to come. Returns a note when it has no limit.
+
+    On a cluster the partitions are spread over its nodes, and the fullest one decides.
+    """
+    whole = max(0, total.rows - applied) * (OVERHEAD + total.body_bytes // max(1, total.rows))
+    nodes = _memory(store)
+    need = whole // max(1, min(len(nodes), partitions))
+    used, most = min(nodes, key=lambda node: node[1] - node[0] if node[1] else float("inf"))
     if not need:
         return ""
     if not most:
@@ -126,22 +135,22 @@ def check_memory(store: RedisStore, total: Sum, applied: int) -> str:
     free = int(most * (1 - MARGIN)) - used
     if need > free:
         raise Refused(
-            f"The load takes about {_megabytes(need)} of Redis' memory ({total.rows - applied:,} messages), and "
-            f"{_megabytes(max(0, free))} are free of {_megabytes(most)} ({MARGIN:.0%} stay free). "
+            f"The load takes about {_megabytes(need)} of Redis' memory ({total.rows - applied:,} messages"
+            f"{f' on {len(nodes)} nodes' if len(nodes) > 1 else ''}), and {_megabytes(max(0, free))} are free of "
+            f"{_megabytes(most)} ({MARGIN:.0%} stay free). "
             "Raise maxmemory, or schedule less at a time."
         )
     return ""
 
 
-def _memory(store: RedisStore) -> tuple[int, int]:
-    """Bytes in use and allowed, over all nodes of a cluster; allowed is 0 when one has no limit."""
+def _memory(store: RedisStore) -> list[tuple[int, int]]:
+    """Bytes in use and allowed of each node; allowed is 0 without a limit."""
     if getattr(store.client, "connection_pool", None) is None:
         answer = store.client.info("memory", target_nodes="primaries")
         nodes = [answer] if "used_memory" in answer else list(answer.values())
     else:
         nodes = [store.client.info("memory")]
-    limits = [int(node.get("maxmemory", 0)) for node in nodes]
-    return sum(int(node["used_memory"]) for node in nodes), sum(limits) if all(limits) else 0
+    return [(int(node["used_memory"]), int(node.get("maxmemory", 0))) for node in nodes]
 
 
 def _megabytes(size: int) -> str:
@@ -162,10 +171,12 @@ def write(spark: SparkSession, frame: DataFrame, redis: Redis, spec: LoadSpec) -
 
 
 def share(spark: SparkSession, per_second: float | None, tasks: int) -> float | None:
-    """What of the rate is for each task of Spark: so many run side by side."""
+    """What of the rate is for each task of Spark: so many run side by side at most."""
     if per_second is None:
         return None
-    return per_second / max(1, min(tasks, spark.sparkContext.defaultParallelism))
+    # With dynamic allocation there may be more executors in a moment.
+    grows = str(spark.conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
+    return per_second / max(1, tasks if grows else min(tasks, spark.sparkContext.defaultParallelism))
 
 
 def instant(milliseconds: int) -> str:

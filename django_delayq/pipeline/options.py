@@ -7,8 +7,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ..times import MAX_DELAY_MS
+
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Delay = Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)]
 
 
 class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -105,9 +108,10 @@ class ScheduleOptions(Options):
     """Parameter -> column; empty: the columns that are named as parameters."""
     due: str = ""
     """Column with the due time; empty: `delay_ms` from the start of the job."""
-    delay_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
+    delay_ms: Delay = 0
     rejects: str = ""
-    """Directory for JSON lines of rows that are refused, each with its reason; empty: one such row refuses the job."""
+    """Directory: JSON lines of rows that are refused, with reasons, go to JOB.rejects in it; empty: one such row
+    refuses the job."""
     max_per_second: Positive | None = None
     splits: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
     """Parts of each partition of the topic that are written side by side. Part of the job: it may not change."""
@@ -125,7 +129,7 @@ class ReplayOptions(Options):
     """Condition in Spark SQL over the columns of the archive, e.g. "error_class = 'Timeout' and attempts < 9"."""
     edits: Mapping[str, str] = {}
     """Argument by name -> expression in Spark SQL over the columns; `kwargs` is a VARIANT, `args` an array of them."""
-    delay_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
+    delay_ms: Delay = 0
     reason: str = ""
     by: str = ""
     """Who, for the OperatorAction."""

@@ -54,6 +54,7 @@ def set_up(params: Params) -> None:
         entry = {
             "ENGINE": database.engine, "NAME": database.name, "USER": database.user, "HOST": database.host,
             "PORT": database.port, "PASSWORD": database.password.resolve(), "OPTIONS": dict(database.options),
+            "TIME_ZONE": database.zone,
         }  # fmt: skip
         django_settings.configure(
             DATABASES={"default": entry},

@@ -12,17 +12,24 @@ import pyarrow.parquet as pq
 from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
+from pyspark.sql import DataFrame
 
 from ..conf import get_settings
 from ..models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ..prune import MIN_AGE
+from ..statistician import SETTLE
+from . import batches, schemas, transforms
 from .errors import LakeError, Refused
+from .lake import LakeFile
 from .ledger import COMMITTED, PRUNED, Ledger, stored
+from .sources.lake import read_files
 
 #: Ids that one transaction looks at.
 CHUNK = 5_000
 #: Dead letters that nobody has replayed or discarded.
 OPEN = Q(state=Final.DEAD, replayed_at=None, discarded_at=None)
+Archive = Callable[[tuple[int, int]], DataFrame]
+"""Reads the rows with lo < id <= hi."""
 
 
 @dataclass
@@ -40,46 +47,60 @@ class Pruned:
 
 
 def prune(
-    ledger: Ledger, older_than: timedelta, *, by: str = "", dry_run: bool = False, tell: Callable[[str], object] = bool
+    ledger: Ledger,
+    older_than: timedelta,
+    archive: Archive,
+    *,
+    by: str = "",
+    dry_run: bool = False,
+    tell: Callable[[str], object] = bool,
 ) -> Pruned:
     """Delete the rows of every batch that is committed and finished as a whole longer ago than `older_than` (1 hour or
-    more), if SQL has as many as the lake. Interrupted, it goes on when it is called again. `by` is for the
-    OperatorAction. The ledger has to follow the lake. Raises Refused, and LakeError when a file is not there as it was.
+    more), if they are those that the lake has. Not of a day (UTC) that goes on, before its figures are computed.
+    Interrupted, it goes on when it is called again. `by` is for the OperatorAction. The ledger has to follow the lake.
+    Raises Refused, and LakeError when a file is not there as it was.
     """
     if older_than < MIN_AGE:
         raise Refused("Rows are pruned 1 hour after they finished at the earliest: they stop a second delivery.")
-    before = datetime.now(tz=zones.utc) - older_than
+    now = datetime.now(tz=zones.utc)
     done = Pruned()
-    batches = list(_old(ledger, stored(before)))
-    _check_files(ledger, batches)
-    batches = [batch for batch in batches if _is_whole(batch, done, dry_run)]
+    some = list(_old(ledger, now, older_than))
+    _check_files(ledger, some)
+    some = [batch for batch in some if _is_whole(ledger, batch, archive, done, dry_run)]
     if dry_run:
-        for batch in batches:
+        for batch in some:
             done.count += _rows(batch).exclude(OPEN).count()
             done.kept += _rows(batch).filter(OPEN).count()
         return done
-    if batches:
-        work = _Prune(done, by, f"what the lake {ledger.name} holds, finished before {before:%Y-%m-%d %H:%M:%S}Z")
-        for batch in batches:
+    if some:
+        limit = f"{now - older_than:%Y-%m-%d %H:%M:%S}Z"
+        work = _Prune(done, by, f"what the lake {ledger.name} holds, finished before {limit}")
+        for batch in some:
             work.prune(batch)
             tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
         work.end()
     return done
 
 
-def _old(ledger: Ledger, before: datetime) -> Iterator[LakeBatch]:
+def _old(ledger: Ledger, now: datetime, older_than: timedelta) -> Iterator[LakeBatch]:
     """Committed batches that are old enough; of the pruned ones those whose dead letters are dealt with by now."""
-    aged = Q(newest_at__lt=before) | Q(newest_at=None)
-    for batch in ledger.batches.filter(aged, seq__isnull=False, pruned__lt=F("rows")):
+    aged = Q(newest_at__lt=stored(now - older_than)) | Q(newest_at=None)
+    # The figures of a day are computed when it is over, from all of its rows.
+    today = (now - SETTLE).replace(hour=0, minute=0, second=0, microsecond=0)
+    final = Q(newest_at__lt=stored(today)) | Q(counted_at__isnull=False) | Q(newest_at=None)
+    for batch in ledger.batches.filter(aged, final, seq__isnull=False, pruned__lt=F("rows")):
         if batch.state == COMMITTED or _rows(batch).exclude(OPEN).exists():
             yield batch
 
 
-def _is_whole(batch: LakeBatch, done: Pruned, dry_run: bool) -> bool:
-    """Whether SQL has as many rows as the lake. What others pruned of a batch that we pruned already is no problem."""
-    if not (problem := _difference(batch)):
+def _is_whole(ledger: Ledger, batch: LakeBatch, archive: Archive, done: Pruned, dry_run: bool) -> bool:
+    """Whether SQL has the rows that the lake has. What others pruned of a batch that we pruned already is no
+    problem."""
+    counted = _difference(batch)
+    problem = counted or _other_rows(ledger, batch, archive)
+    if not problem:
         return True
-    if batch.state == COMMITTED:
+    if batch.state == COMMITTED or not counted:
         done.problems.append(problem)
         if not dry_run:
             LakeBatch.objects.filter(pk=batch.pk).update(problem=problem)
@@ -97,10 +118,34 @@ def _difference(batch: LakeBatch) -> str:
     )
 
 
-def _check_files(ledger: Ledger, batches: Sequence[LakeBatch]) -> None:
+def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
+    """Whether SQL has a row of these ids that the lake has not, or not so: what it has to have before the first one
+    goes is what its commit says, and afterwards some of it."""
+    ids = (batch.lo, batch.hi)
+    if not batch.pruned:
+        content = batches.content_of(archive(ids))
+        same = (content.rows, str(content.signature)) == (batch.rows, batch.signature or "0")
+    else:
+        files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
+        ours = transforms.hashed(archive(ids), schemas.ARCHIVE.names)
+        theirs = transforms.hashed(read_files(ours.sparkSession, ledger.lake, files), schemas.ARCHIVE.names)
+        same = ours.join(theirs, ["id", "hash_high", "hash_low"], "left_anti").isEmpty()
+    if same:
+        return ""
+    return (
+        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: rows of SQL are not as the lake has "
+        "them. Run the audit: it names them."
+    )
+
+
+def _may_have_rows(file: LakeFile, batch: LakeBatch) -> bool:
+    return file.lowest <= batch.hi and (file.highest > batch.lo or not file.highest)
+
+
+def _check_files(ledger: Ledger, some: Sequence[LakeBatch]) -> None:
     """Raise LakeError unless every file that may have rows of these batches can be opened and has its rows."""
     for file in ledger.lake.files():
-        if not any(file.lowest <= batch.hi and (file.highest > batch.lo or not file.highest) for batch in batches):
+        if not any(_may_have_rows(file, batch) for batch in some):
             continue
         path = ledger.lake.check(file)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -16,8 +16,6 @@ from . import json_columns, messages
 from .errors import Refused
 from .options import ReplayOptions, TaskSpec
 
-#: What is read of the archive or the lake, beside what a condition or an edit names.
-CONTENT = ("id", "message_id", "topic", "task", "key", "state", "body", "headers", "priority", "ttr_ms", "max_attempts")
 #: States of a dead letter in SQL, as words of the report; OPEN is none.
 OPEN, REPLAYED, DISCARDED, GONE = "", "already replayed", "discarded", "no longer in the archive"
 
@@ -52,13 +50,16 @@ def selected(frame: DataFrame, where: str) -> DataFrame:
     if not where.strip():
         return parsed
     try:
-        return parsed.where(F.expr(where))
+        found = parsed.where(F.expr(where))
     except PySparkException as error:
         raise Refused(f"The condition {where!r:.200} does not fit: {_said(error)}") from error
+    _check_certain(found, f"The condition {where!r:.200}")
+    return found
 
 
 def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> DataFrame:
-    """Messages, but for partition and split; with `origin` (id in the archive) and `reason`: why a row is left alone.
+    """Messages, but for partition and split; with `origin` (id in the archive), `reason`: why a row is left alone, and
+    `fault`: the same, whatever SQL says of it. Rows without one are the same in each run of a job.
 
     `frame`: of selected(), with `standing` (OPEN, REPLAYED, DISCARDED or GONE).
     """
@@ -67,11 +68,10 @@ def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> Dat
     owner = F.when(keyed, F.col("topic")).otherwise(F.concat(F.lit(f"{options.job}\0"), F.col("topic")))
     name = F.when(keyed, F.col("key")).otherwise(F.col("id").cast("string"))
     same_key = Window.partitionBy("message_id")
-    counts = keyed & F.col("standing").isin(OPEN, REPLAYED)
     merge = messages.arrow_function(_merger([_shape(one) for one in declared.tasks]), T.StringType())
     known = frame.withColumns(
         {
-            "newest": F.max(F.when(counts, F.col("id"))).over(same_key),
+            "newest": F.max("id").over(same_key),
             "identity": messages.ids(owner, name),
             "merged": merge(F.col("body"), F.col("task"), edits),
         }
@@ -79,17 +79,18 @@ def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> Dat
     made = known.select(
         F.col("id").alias("origin"), "topic", F.col("identity").alias("id"), F.lit(None).cast("long").alias("due_ms"),
         F.lit("").alias("expires"), _header(declared.tasks).alias("header"), _body().alias("body"),
-        _reason(declared, keyed).alias("reason"),
+        "standing", _fault(declared, keyed).alias("fault"),
     )  # fmt: skip
     too_large = F.when(F.octet_length("body") > declared.body_limit, F.lit("arguments refused"))
-    return made.withColumn("reason", F.coalesce("reason", too_large))
+    closed = F.when(F.col("standing") != OPEN, F.col("standing"))
+    fault = F.coalesce("fault", too_large)
+    return made.withColumns({"fault": fault, "reason": F.coalesce(closed, fault)}).drop("standing")
 
 
-def _reason(declared: Declared, keyed: Column) -> Column:
+def _fault(declared: Declared, keyed: Column) -> Column:
     redaction = F.try_variant_get("parsed", "$.redaction", "string")
     wrong_id = F.lower(F.hex("identity")) != F.regexp_replace("message_id", "-", "")
     found = [
-        (F.col("standing") != OPEN, F.col("standing")),
         (~F.col("task").isin([one.name for one in declared.tasks]), F.lit("unknown task")),
         (~F.col("topic").isin(list(declared.topics)), F.lit("unknown topic")),
         (F.col("parsed").isNull() | F.col("kwargs").isNull() | F.col("args").isNull(), F.lit("undecodable")),
@@ -135,9 +136,11 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
         if not any(_takes(one, name) for one in tasks):
             raise Refused(f"The edit of {name!r} fits no task: none has such a parameter.")
         try:
-            kind = frame.select(F.expr(text).alias(name)).schema[name].dataType
+            edited = frame.select(F.expr(text).alias(name))
+            kind = edited.schema[name].dataType
         except PySparkException as error:
             raise Refused(f"The edit {name}={text!r:.200} does not fit: {_said(error)}") from error
+        _check_certain(edited, f"The edit {name}={text!r:.200}")
         json_columns.check_type(kind, f"The edit of {name!r}")
         value = F.expr(text)
         columns.append(value.cast(json_columns.exact(kind)).alias(name))
@@ -212,6 +215,11 @@ def _fits(shape: _Shape, found: _Arguments) -> bool:
     if given & found.kwargs.keys() or not given.union(found.kwargs).issuperset(shape.required):
         return False
     return shape.open or found.kwargs.keys() <= set(shape.named)
+
+
+def _check_certain(frame: Any, what: str) -> None:
+    if not frame._jdf.queryExecution().analyzed().deterministic():
+        raise Refused(f"{what} has another value at every look: what is replayed must be certain. Do without rand().")
 
 
 def _said(error: PySparkException) -> str:

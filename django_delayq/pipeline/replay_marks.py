@@ -14,6 +14,7 @@ from django.db.models import F
 from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
+from ..archive import instant_of
 from ..conf import get_settings
 from ..models import ArchivedMessage, Final, OperatorAction
 from ..store.link import BATCH
@@ -24,8 +25,9 @@ from .replay_frames import DISCARDED, OPEN, REPLAYED
 def standings(since: datetime | None, until: datetime | None, topic: str, last: int) -> pa.Table:
     """`id` and `standing` of every dead letter of the period and topic with an id up to `last`."""
     rows = ArchivedMessage.objects.using(get_settings().database).filter(state=Final.DEAD, pk__lte=last)
-    period: dict[str, Any] = {"finished_at__gte": since, "finished_at__lt": until, "topic": topic}
-    rows = rows.filter(**{name: value for name, value in period.items() if value})
+    times = {"finished_at__gte": since, "finished_at__lt": until}
+    rows = rows.filter(**{name: instant_of(when.timestamp() * 1000) for name, when in times.items() if when})
+    rows = rows.filter(topic=topic) if topic else rows
     ids, words = [], []
     for pk, replayed_at, discarded_at in rows.order_by("pk").values_list(
         "pk", "replayed_at", "discarded_at"

@@ -57,6 +57,13 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
         raise found from error
 
 
+def interruption(name: str) -> str:
+    """What an interrupted job has left."""
+    if name in ("schedule", "replay"):
+        return "what was sent stays; the same job again sends the rest."
+    return "nothing is half done; run it again to go on."
+
+
 def configuration_of(pairs: Sequence[str]) -> dict[str, str]:
     """From NAME=VALUE. Raises Refused for what is no such thing, and for a secret: anybody may see it."""
     given = {}

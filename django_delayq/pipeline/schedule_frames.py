@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
 
 from ..times import MAX_DELAY_MS
-from . import json_columns, messages
+from . import json_columns, json_lines, messages
 from .errors import Refused
 from .options import ParameterSpec, ScheduleOptions
 
@@ -30,6 +30,8 @@ _ANNOTATED: dict[str, tuple[type[T.DataType], ...]] = {
 _CASTS = {"int": "bigint", "float": "double", "bool": "boolean"}
 _CAST_TYPES = {"int": T.LongType(), "float": T.DoubleType(), "bool": T.BooleanType()}
 _OFFSET = r"(?i)\d(Z|UTC|GMT|[+-]\d{2}:?\d{2})$"
+#: Without a date Spark takes that of today.
+_DATE = r"^[+-]?\d{4,}-"
 MOST_KEY = 256
 
 
@@ -45,6 +47,7 @@ class Argument(NamedTuple):
     by_position: bool
     is_text: bool
     """The source holds text where the task wants something else (CSV)."""
+    required: bool
 
     @property
     def value(self) -> Column:
@@ -107,6 +110,10 @@ def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField
     kinds = [part.strip() for part in re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", one.annotation).split("|")]
     plain = [part for part in kinds if part != "None"]
     annotation = plain[0] if len(plain) == 1 and plain[0] in _ANNOTATED else ""
+    nullable = not annotation or "None" in kinds
+    if options.format == "json":  # looked at row by row
+        by_position = one.kind == "positional"
+        return Argument(one.name, field.name, T.StringType(), annotation, nullable, by_position, False, one.required)
     is_text = options.format == "csv" and annotation in _CASTS
     json_columns.check_type(field.dataType, f"The column {field.name!r}")
     allowed = _ANNOTATED.get(annotation, ())
@@ -116,8 +123,7 @@ def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField
             f"type {field.dataType.simpleString()}. Cast it first."
         )
     kind = T.DoubleType() if annotation == "float" else _CAST_TYPES[annotation] if is_text else field.dataType
-    nullable = not annotation or "None" in kinds
-    return Argument(one.name, field.name, kind, annotation, nullable, one.kind == "positional", is_text)
+    return Argument(one.name, field.name, kind, annotation, nullable, one.kind == "positional", is_text, one.required)
 
 
 def _due(options: ScheduleOptions, schema: T.StructType) -> T.DataType | None:
@@ -163,19 +169,20 @@ def rows(frame: DataFrame, planned: Plan, now: datetime, limit: int, *, keep: bo
     row itself.
     """
     options, task = planned.options, planned.options.task
-    name = F.col(_quoted(options.key)).cast("string")
+    name = _text(options, options.key)
     owner = task.topic if options.keyed else messages.unkeyed(options.job, task.topic)
     due, wrong_due = _due_ms(planned, now)
     body = _body(planned, name)
     reasons = [
         *([F.when(F.col(CORRUPT).isNotNull(), F.lit("it cannot be read"))] if CORRUPT in frame.columns else []),
-        *_key_reasons(name), *wrong_due, *(reason for one in planned.arguments for reason in _reasons(one)),
+        *_key_reasons(options, name), *wrong_due,
+        *(reason for one in planned.arguments for reason in _reasons(options, one)),
     ]  # fmt: skip
     made = frame.select(
         F.lit(task.topic).alias("topic"), messages.ids(F.lit(owner), name).alias("id"), due.alias("due_ms"),
         F.lit(task.expires).alias("expires"), F.lit(messages.header(task)).alias("header"), body.alias("body"),
         name.alias("name"), F.coalesce(*reasons).alias("reason"),
-        *([F.struct(*[F.col(_quoted(one)) for one in frame.columns]).alias("row")] if keep else []),
+        *([F.struct(*[_kept(options, one) for one in frame.columns]).alias("row")] if keep else []),
     )  # fmt: skip
     return made.withColumn("reason", F.coalesce("reason", _too_large(limit)))
 
@@ -194,8 +201,22 @@ def rejects(frame: DataFrame, planned: Plan, now: datetime, limit: int) -> DataF
     return with_copies_refused(counted).where(F.col("reason").isNotNull()).select("reason", "row")
 
 
-def _key_reasons(name: Column) -> list[Column]:
+def _text(options: ScheduleOptions, column: str) -> Column:
+    """Of the column with the key or the due time."""
+    value = F.col(_quoted(column))
+    return json_lines.plain(value) if options.format == "json" else value.cast("string")
+
+
+def _kept(options: ScheduleOptions, column: str) -> Column:
+    """For the rejects."""
+    value = F.col(_quoted(column))
+    return F.try_parse_json(value).alias(column) if options.format == "json" and column != CORRUPT else value
+
+
+def _key_reasons(options: ScheduleOptions, name: Column) -> list[Column]:
+    wrong = json_lines.no_key(F.col(_quoted(options.key))) if options.format == "json" else F.lit(False)
     return [
+        F.when(wrong, F.lit("its key is neither text nor a whole number")),
         F.when(name.isNull(), F.lit("its key is null")),
         F.when(name == "", F.lit("its key is empty")),
         F.when(F.length(name) > MOST_KEY, F.lit(f"its key has more than {MOST_KEY} characters")),
@@ -213,21 +234,30 @@ def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
     """Milliseconds since 1970, rounded up: never early; and what may be wrong with them."""
     if planned.due is None:
         return F.lit(None).cast("long"), []
-    given = F.col(_quoted(planned.options.due))
-    at = given.try_cast("timestamp") if isinstance(planned.due, T.StringType) else given.cast("timestamp")
+    is_text = isinstance(planned.due, T.StringType)
+    given = _text(planned.options, planned.options.due) if is_text else F.col(_quoted(planned.options.due))
+    at = given.try_cast("timestamp") if is_text else given.cast("timestamp")
     due = F.when(at.isNotNull(), F.greatest(F.lit(0), F.ceil(F.unix_micros(at) / F.lit(1000)).cast("long")))
     last = int(now.timestamp() * 1000) + MAX_DELAY_MS
     reasons = [F.when(given.isNull(), F.lit("its due time is null"))]
-    if isinstance(planned.due, T.StringType):
+    if is_text:
         naive = F.concat(F.lit("its due time "), given, F.lit(" has no offset, such as Z or +01:00"))
-        reasons.append(F.when(at.isNull(), F.concat(F.lit("its due time "), given, F.lit(" is no ISO 8601 time"))))
+        reasons.append(
+            F.when(
+                at.isNull() | ~F.trim(given).rlike(_DATE),
+                F.concat(F.lit("its due time "), given, F.lit(" is no ISO 8601 time")),
+            )
+        )
         reasons.append(F.when(~F.trim(given).rlike(_OFFSET), naive))
     reasons.append(F.when(due > last, F.lit("its due time is more than ten years ahead")))
     return due, reasons
 
 
-def _reasons(one: Argument) -> list[Column]:
+def _reasons(options: ScheduleOptions, one: Argument) -> list[Column]:
     given = F.col(_quoted(one.column))
+    if options.format == "json":
+        needed = one.required or one.by_position
+        return json_lines.reasons(one.column, given, one.annotation, nullable=one.nullable, needed=needed)
     reasons = []
     if not one.nullable:
         reasons.append(F.when(given.isNull(), F.lit(f"{one.column} is null, and the task takes {one.annotation}")))
@@ -243,6 +273,11 @@ def _reasons(one: Argument) -> list[Column]:
 def _body(planned: Plan, name: Column) -> Column:
     """As message.Body is written. Arguments go by name where they can: whoever adds a parameter to the task before the
     messages are due breaks none of them."""
+    options, attempts = planned.options, planned.options.task.max_attempts
+    if options.format == "json":
+        given = [one.value for one in planned.arguments if one.by_position]
+        named = [(one.parameter, one.value) for one in planned.arguments if not one.by_position]
+        return json_lines.body(given, named, name if options.keyed else None, attempts)
     args = [json_columns.text(one.value, one.kind) for one in planned.arguments if one.by_position]
     kwargs = [
         one.value.cast(json_columns.exact(one.kind)).alias(one.parameter)
@@ -250,8 +285,7 @@ def _body(planned: Plan, name: Column) -> Column:
         if not one.by_position
     ]
     fields = [F.struct(*kwargs).alias("kwargs")] if kwargs else []
-    fields += [name.alias("key")] if planned.options.keyed else []
-    attempts = planned.options.task.max_attempts
+    fields += [name.alias("key")] if options.keyed else []
     fields += [F.lit(attempts).alias("max_attempts")] if attempts is not None else []
     if not args:
         return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}) if fields else F.lit("[]")

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T  # noqa: N812 - the usual name
 
 from .errors import Refused
+from .json_lines import read_lines
 from .options import ScheduleOptions
 from .params import Database
 from .schedule_frames import CORRUPT
@@ -23,7 +24,8 @@ def read_source(spark: SparkSession, options: ScheduleOptions, database: Databas
     if options.format == "query":
         return read_query(spark, database, options.source)
     readers: dict[str, Callable[[SparkSession, str], DataFrame]] = {
-        "parquet": lambda spark, path: spark.read.parquet(path), "csv": _csv, "json": _json,
+        "parquet": lambda spark, path: spark.read.parquet(path), "csv": _csv,
+        "json": lambda spark, path: read_lines(spark, path, CORRUPT),
     }  # fmt: skip
     try:
         return readers[options.format](spark, options.source)
@@ -39,13 +41,3 @@ def _csv(spark: SparkSession, path: str) -> DataFrame:
     fields = [T.StructField(name, T.StringType()) for name in [*names, CORRUPT]]
     options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     return spark.read.options(**options).schema(T.StructType(fields)).csv(path)
-
-
-def _json(spark: SparkSession, path: str) -> DataFrame:
-    """One object per line. Spark looks at all of them for the types."""
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-    frame = spark.read.options(**options).json(path)
-    if CORRUPT not in frame.columns:
-        return frame
-    # Spark refuses to read nothing but this column, so the frame is read as a whole.
-    return spark.read.options(**options).schema(frame.schema).json(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .sources.settling import last_settled
+from .sources.settling import last_settled, unseen
 
 
 def last_settled_id(seconds: float) -> int:
@@ -18,3 +18,13 @@ def last_settled_id(seconds: float) -> int:
     from ..models import ArchivedMessage
 
     return last_settled(connections[get_settings().database], ArchivedMessage._meta.db_table, seconds)
+
+
+def unseen_writers() -> list[str]:
+    """Why last_settled_id() may be wrong, for a report: the database does not show who writes. Empty when it does."""
+    from django.db import connections
+
+    from ..conf import get_settings
+
+    said = unseen(connections[get_settings().database])
+    return [said] if said else []

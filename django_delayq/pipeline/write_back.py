@@ -28,6 +28,7 @@ class Chunk(NamedTuple):
     span: datetime | date
     old: Any
     rows: Sequence[Any]
+    """Empty: nothing finished in it, as far as is known now."""
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Written:
 
     def note(self, chunk: Chunk, outcome: Outcome) -> None:
         """One more."""
-        self.spans[type(chunk.rows[0])] += 1
+        self.spans[chunk.old.model] += 1
         self.outcomes[outcome] += 1
         if outcome is Outcome.KEPT:
             self.kept.append(chunk.span)
@@ -120,6 +121,24 @@ def day_chunks(rows: Rows) -> Iterator[Chunk]:
         day = utc(instant_of(at / 1000)).date()
         new = [TaskDay(day=day, errors=_errors(row), **_fields(row, "day", "errors")) for row in group]
         yield Chunk(day, TaskDay.objects.filter(day=day), new)
+
+
+def with_empty_hours(chunks: Iterable[Chunk], hours: Iterable[datetime]) -> Iterator[Chunk]:
+    """Of these hours (UTC) those, too, of which there are no rows any more."""
+    return _with_empty(chunks, hours, lambda at: TopicHour.objects.filter(hour=instant_of(at.timestamp() * 1000)))
+
+
+def with_empty_days(chunks: Iterable[Chunk], days: Iterable[date]) -> Iterator[Chunk]:
+    """The same of days."""
+    return _with_empty(chunks, days, lambda day: TaskDay.objects.filter(day=day))
+
+
+def _with_empty(chunks: Iterable[Chunk], spans: Iterable[Any], stored: Callable[[Any], Any]) -> Iterator[Chunk]:
+    seen = set()
+    for chunk in chunks:
+        seen.add(chunk.span)
+        yield chunk
+    yield from (Chunk(span, stored(span), []) for span in sorted(set(spans) - seen))
 
 
 def _fields(row: Mapping[str, Any], *others: str) -> dict[str, Any]:

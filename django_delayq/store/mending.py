@@ -13,7 +13,7 @@ from .looking import Looking
 
 Damage = Literal[
     "record",  # in a lane or leased without a record: ended as dead, body_missing
-    "place",  # a record in no lane and not leased: back into its lane
+    "place",  # a record in no lane and not leased (argument: its due time in ms): back; without one dead, due_lost
     "places",  # in two lanes, in a wrong one, or in a lane and leased: the right place stays
     "attempts",  # attempts without a message: removed
     "follower",  # a follower whose run does not go on: takes its place

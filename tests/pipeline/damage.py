@@ -13,7 +13,7 @@ from django.db import models
 from django_delayq.archiver import store_entries
 from django_delayq.identity import new_id, task_code
 from django_delayq.message import HEADER, STAMP
-from django_delayq.models import ArchivedMessage, LakeBatch, OutboxMessage
+from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit_kinds import Kind
 from django_delayq.store import keys
 from django_delayq.store.finished import FinishedStream
@@ -87,8 +87,9 @@ def no_record(world: World) -> str:
     return message_id.hex()
 
 
-def no_place(world: World) -> str:
-    message_id = world.waiting()
+def no_place(world: World, *, durable: bool = True) -> str:
+    """Of a durable one the outbox knows when it is due."""
+    message_id = world.waiting(durable=durable)
     world.do("ZREM", "normal", message_id)
     return message_id.hex()
 
@@ -215,13 +216,16 @@ def lost_row(world: World) -> Steps:
     return str(row.pk)
 
 
-def altered_batch(world: World) -> str:
+def altered_batch(world: World, *, by_export: bool = True) -> str:
     """Pruned from SQL, and its commit says something else than its files."""
     world.archived()
     world.export()
     batch = LakeBatch.objects.order_by("-lo")[0]
     ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi).delete()
-    LakeBatch.objects.filter(pk=batch.pk).update(state="pruned", pruned=models.F("rows"))
+    if by_export:
+        LakeBatch.objects.filter(pk=batch.pk).update(state="pruned", pruned=models.F("rows"))
+    else:
+        OperatorAction.objects.create(action="prune", operator="ops", selection="finished before 2999-01-01 00:00:00Z")
     path = sorted(Path(world.lake, "commits").glob("*.json"))[-1]
     commit = msgspec.json.decode(path.read_bytes())
     path.write_bytes(msgspec.json.encode({**commit, "signature": "7"}))

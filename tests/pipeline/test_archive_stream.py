@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from django.db import connection, connections, transaction
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from django_delayq.exceptions import ConfigurationError
+from django_delayq.exceptions import ConfigurationError, DatabaseUnavailable
 from django_delayq.models import ArchivedMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.sources.archive_stream import ArchiveStreamReader
@@ -86,6 +87,17 @@ def test_options_that_mean_nothing_are_refused(reader: Callable[..., ArchiveStre
     for name in ("after", "batch", "settle"):
         with pytest.raises(ConfigurationError, match=f"`{name}` is 'soon', which is no"):
             reader(**{name: "soon"})
+
+
+def test_a_wrong_path_makes_no_database(parameters: Any, tmp_path: Path) -> None:
+    database = msgspec.structs.replace(
+        parameters().database, engine="django.db.backends.sqlite3", name=str(tmp_path / "no.sqlite3"), options={}
+    )
+    options = {"database": msgspec.json.encode(database).decode(), "settle": "0"}
+    reader = ArchiveStreamReader(schemas.spark_schema(schemas.ARCHIVE), options)
+    with pytest.raises(DatabaseUnavailable, match=r"no\.sqlite3"):
+        reader.latestOffset({"id": 0}, ReadMaxRows(2))
+    assert list(tmp_path.iterdir()) == []
 
 
 @contextmanager

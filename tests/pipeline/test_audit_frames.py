@@ -302,6 +302,17 @@ def test_rows_that_differ_are_late_changed_or_lost(frame: Any) -> None:
     assertDataFrameEqual(differing(frame, [], []), frame([], FOUND))
 
 
+def test_a_row_of_another_life_is_no_changed_one(frame: Any) -> None:
+    other = f"{7:032x}"
+    ours = [archived(1, message_id=other, content=7), archived(2, stamp=6, content=7), archived(3, content=7)]
+    expected = [
+        row_found("another life", 1, message_id=other),
+        row_found("another life", 2, stamp=6),
+        row_found("changed row", 3),
+    ]
+    assertDataFrameEqual(differing(frame, ours, [archived(1), archived(2), archived(3)]), frame(expected, FOUND))
+
+
 def test_what_was_pruned_is_not_lost(frame: Any) -> None:
     theirs = [archived(1), archived(2, finished_at=AT - timedelta(hours=1))]
     assertDataFrameEqual(differing(frame, [], theirs, whole=()), frame([], FOUND))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +12,21 @@ import pytest
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline import audit_lake
 from django_delayq.pipeline.audit_kinds import Difference, Kind
-from django_delayq.pipeline.errors import Code
+from django_delayq.pipeline.errors import Code, LakeError
 from django_delayq.pipeline.jobs import audit, export
 from django_delayq.pipeline.lake import Lake
 from django_delayq.pipeline.ledger import Ledger
 from django_delayq.pipeline.params import Params, Report
+from django_delayq.pipeline.sources.archive import read_archive
 from django_delayq.pipeline.sources.lake import read_lake
 from django_delayq.store.keys import Partition
 from django_delayq.store.mending import Look
 from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import DelayedTask
+from tests.pipeline import damage
 from tests.pipeline.damage import CROWD, DEFAULT, FAR, World, altered_batch, plant_all
+from tests.pipeline.rows import make_rows
+from tests.tasks import record
 
 Make = Callable[..., Params]
 NOTHING = Look((None, None, None), None, False, None, 1, False, None, None)
@@ -87,7 +94,7 @@ def check_redis(world: World, ids: dict[str, bytes]) -> None:
 
     now_ms = world.store.clock_ms()
     assert not look("no record").waits and not look("no record").leased
-    assert now_ms - 600_000 < (look("no place").lanes[1] or 0) <= now_ms
+    assert now_ms + 1_200_000 < (look("no place").lanes[1] or 0) <= now_ms + 1_800_000, "it waits as long as before"
     assert look("two lanes").lanes[0] is None and look("two lanes").lanes[1]
     assert look("lane and lease").leased and not look("lane and lease").waits
     assert look("wrong lane").lanes == (None, int(FAR), None)
@@ -125,6 +132,113 @@ def test_a_row_too_many_leaves_the_lake(world: World, spark: Any, parameters: Ma
     (batch,) = audit_lake.batches_of(ledger, ledger.follow())
     assert batch.said[0] == len(left) == ledger.batches[0].rows
     assert ledger.batches[0].counted_at is None
+
+
+def rewrite(world: World, spark: Any, parameters: Make, lake: str, *found: Difference) -> list[bool]:
+    """Repair the newest batch, of what SQL has once and no longer when it is read again."""
+    ledger = Ledger(Lake(lake))
+    some = audit_lake.batches_of(ledger, ledger.follow())
+    work = audit_lake.LakeRepair(spark, parameters().database, ledger, some)
+    return work.run(found, spark.createDataFrame([], "row bigint"))
+
+
+def held(spark: Any, lake: str) -> dict[int, Any]:
+    return {row["id"]: row for row in read_lake(spark, Lake(lake)).collect()}
+
+
+def test_rows_that_are_pruned_while_their_batch_is_written_anew_stay_in_the_lake(
+    world: World, spark: Any, parameters: Make, lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = world.archived()
+    world.export()
+    before = held(spark, lake)
+    ArchivedMessage.objects.filter(pk=row.pk).update(worker="somebody else")
+    reads = tmp_path / "reads"
+
+    def pruned_after_the_first(*arguments: Any) -> Any:
+        def once(parts: Iterator[Any]) -> Iterator[Any]:
+            if not reads.exists():
+                yield from parts
+                reads.touch()
+
+        frame = read_archive(*arguments, parts=1).repartition(1)
+        return frame.mapInArrow(once, frame.schema)
+
+    monkeypatch.setattr(audit_lake, "read_archive", pruned_after_the_first)
+    number = len(Lake(lake).commits()) - 1
+    found = Difference(Kind.CHANGED_ROW, row=row.pk, batch=number, message_id=row.message_id.hex)
+    assert rewrite(world, spark, parameters, lake, found) == [True]
+    after = held(spark, lake)
+    assert reads.exists() and after.keys() == before.keys()
+    assert after[row.pk]["worker"] == "somebody else"
+
+
+def test_a_batch_that_would_lack_rows_is_not_committed(
+    world: World, spark: Any, parameters: Make, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = world.archived()
+    world.export()
+    monkeypatch.setattr(audit_lake.frames, "merged", lambda stored, stays: stored.where("id < 0"))
+    with pytest.raises(LakeError, match="at least"):
+        rewrite(world, spark, parameters, lake, Difference(Kind.LATE_ROW, row=row.pk, batch=0))
+    assert {commit.kind for commit in Lake(lake).commits()} == {"append"}
+
+
+def test_a_row_of_another_life_is_told_and_nothing_is_done(
+    world: World, look: Callable[..., Report], spark: Any, lake: str
+) -> None:
+    row, late = world.archived(), damage.late_row(world)
+    next(late)
+    world.export()
+    with pytest.raises(StopIteration):
+        next(late)  # its batch is written anew
+    kept = row.message_id.hex
+    row.message_id = "1" * 32
+    row.save()
+    report = look(repair=True)
+    told = {one["difference"]: (one["ids"], one["repaired"]) for one in report.rows}
+    assert told["another life"] == ([str(row.pk)], 0) and told["late row"][1] == 1
+    assert ArchivedMessage.objects.get(pk=row.pk).message_id.hex == "1" * 32
+    assert held(spark, lake)[row.pk]["message_id"] == kept
+    assert list(confirmed(look())) == ["another life"]
+
+
+def test_when_nobody_knows_when_it_was_due_it_becomes_a_dead_letter(world: World, look: Callable[..., Report]) -> None:
+    message_id = damage.no_place(world, durable=False)
+    (row,) = look(repair=True).rows
+    assert (row["difference"], row["repaired"], row["ids"]) == ("no place", 1, [message_id])
+    world.archive()
+    ended = ArchivedMessage.objects.get(message_id=message_id)
+    assert (ended.state, ended.reason, ended.body) == ("dead", "due_lost", '{"args":["planted"],"kwargs":{}}')
+    assert look().code == Code.DONE
+
+
+def test_a_dead_letter_that_comes_back_is_not_open(
+    world: World, spark: Any, parameters: Make, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pks = make_rows(4, state="dead")
+    make_rows(1, replay_of=pks[0], message_id=b"0" * 16)
+    (gone,) = make_rows(1, replay_of=pks[1], message_id=b"1" * 16)
+    world.export()
+    durable = record.using(durable=True, delay=60)
+    replay = DelayedTask(durable.definition, replace(durable.options, replay_of=pks[2])).enqueue(1)
+    ArchivedMessage.objects.filter(pk__in=[*pks, gone]).delete()
+    found = [Difference(Kind.LOST_ROW, row=pk, batch=0) for pk in (*pks, 999_999)]
+    monkeypatch.setattr(audit_lake.LakeRepair, "_rewrite", None)
+    assert rewrite(world, spark, parameters, lake, *found) == [True] * 4 + [False], "what is nowhere is not repaired"
+    by = [ArchivedMessage.objects.get(pk=pk) for pk in pks]
+    assert [one.replayed_by and one.replayed_by.bytes for one in by[:2]] == [b"0" * 16, b"1" * 16]
+    assert by[2].replayed_by and by[2].replayed_by.bytes == replay.identity
+    assert all(one.replayed_at for one in by[:3]) and not any(one.discarded_at for one in by[:3])
+    assert by[3].discarded_at and by[3].replayed_at is None
+    assert rewrite(world, spark, parameters, lake, *found) == [False] * 5, "they are there"
+
+
+def test_a_batch_that_nobody_can_vouch_for_is_told_whoever_pruned_it(world: World, look: Callable[..., Report]) -> None:
+    assert confirmed(look(repair=True)) == {}
+    assert confirmed(look()) == {}
+    name = altered_batch(world, by_export=False)
+    assert confirmed(look())["altered batch"] == [name]
 
 
 def test_a_batch_that_nobody_can_vouch_for_is_told(world: World, look: Callable[..., Report]) -> None:

@@ -66,8 +66,8 @@ def test_a_load_has_the_specification_of_its_task(command: Call) -> None:
     job = dict(command.params.job)
     assert msgspec.convert(job.pop("task"), type(task_specs.spec_of("tests.tasks.record"))).name == "tests.tasks.record"
     assert job == {
-        "job": "j", "source": "s", "format": "csv", "key": "id", "keyed": False, "columns": {"value": "amount"},
-        "delay_ms": 1_500_000, "splits": 2,
+        "job": "j", "source": str(Path("s").absolute()), "format": "csv", "key": "id", "keyed": False,
+        "columns": {"value": "amount"}, "delay_ms": 1_500_000, "splits": 2,
     }  # fmt: skip
 
 
@@ -95,6 +95,25 @@ def test_a_period_is_passed_in_utc_and_a_lake_as_an_absolute_path(command: Call)
     assert (command.params.since, command.params.until) == ("2026-01-31T11:00:00Z", "2026-02-01T00:00:00Z")
     assert command.params.topic == "mail"
     assert command.params.lake == str(Path("lake").absolute())
+
+
+def test_paths_are_passed_in_full_and_uris_as_they_are(command: Call) -> None:
+    load = [argument if argument != "s" else "s3a://rows/2026" for argument in LOAD]
+    command("schedule", *load, "--rejects", "bad")
+    assert (command.params.job["source"], command.params.job["rejects"]) == (
+        "s3a://rows/2026", str(Path("bad").absolute()),
+    )  # fmt: skip
+    command("schedule", *[argument if argument != "csv" else "table" for argument in LOAD])
+    assert command.params.job["source"] == "s"
+    command("stream", "--lake", "l", "--checkpoint", "here")
+    assert command.params.job["checkpoint"] == str(Path("here").absolute())
+
+
+@pytest.mark.parametrize(("name", "words"), [("schedule", "what was sent stays"), ("export", "nothing is half done")])
+def test_what_an_interrupted_job_leaves_is_said(command: Call, name: str, words: str) -> None:
+    command.report = KeyboardInterrupt()  # type: ignore[assignment]
+    assert command.code(name, *(LOAD if name == "schedule" else ("--lake", "l"))) == 130
+    assert words in command.err
 
 
 def test_the_lake_may_come_from_the_environment(command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +163,7 @@ def test_configuration_without_a_value_is_refused() -> None:
         (("stats", "--lake", "l", "--since", "2026-02-02", "--until", "2026-02-01"), "turn them round"),
         (("forecast", "--master", "spark://db.example:7077"), "--redis-secret"),
         (("forecast", "--redis-secret", "redis://:hunter2@db"), "never given itself"),
+        (("schedule", *LOAD, "--delay", "9999999s", "--delay", "4000d"), "delay_ms"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_spark_starts(

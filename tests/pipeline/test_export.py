@@ -194,14 +194,14 @@ def test_a_batch_that_does_not_follow_is_refused(spark: Any, parameters: Any, ex
     params = parameters()
     frame = read_archive(spark, params.database, (ids[4], ids[9]))
     with pytest.raises(LakeConflict, match=f"up to id 0, and this batch begins after {ids[4]:,}"):
-        export.append(spark, params, Lake(lake), frame, ids[4], ids[9], bool)
+        export.append(spark, Lake(lake), frame, ids[4], ids[9], bool)
     assert not Path(lake, "data").exists()
 
 
 def test_a_batch_without_rows_keeps_the_ids_together(spark: Any, parameters: Any, lake: str) -> None:
     params = parameters()
     frame = read_archive(spark, params.database, (0, 7))
-    commit = export.append(spark, params, Lake(lake), frame, 0, 7, bool)
+    commit = export.append(spark, Lake(lake), frame, 0, 7, bool)
     assert (commit.rows, list(commit.files), Lake(lake).last_id) == (0, [], 7)
     assert read_lake(spark, Lake(lake)).count() == 0
 
@@ -251,12 +251,19 @@ def test_rows_that_a_repeated_task_counted_twice_are_looked_at_again(
     assert commit.rows == LakeBatch.objects.get().rows == 10
 
 
+def test_what_the_database_does_not_show_is_said(export_now: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "unseen_writers", lambda: ["GRANT PROCESS"])
+    report = export_now()
+    assert (report.code, report.problems) == (Code.DONE, ["GRANT PROCESS"])
+    assert export_now(dry_run=True).problems == ["GRANT PROCESS"]
+
+
 def test_rows_of_other_columns_are_refused(spark: Any, parameters: Any, lake: str) -> None:
     make_rows(1)
     params = parameters()
     frame = read_archive(spark, params.database, (0, 10)).withColumnRenamed("body", "content")
     with pytest.raises(Refused, match="Look at: body, content"):
-        export.append(spark, params, Lake(lake), frame, 0, 10, bool)
+        export.append(spark, Lake(lake), frame, 0, 10, bool)
 
 
 def test_a_session_in_another_zone_is_refused(spark: Any, export_now: Export, lake: str) -> None:

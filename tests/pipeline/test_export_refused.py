@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,32 @@ def test_an_archive_that_ends_below_the_lake_is_refused_unless_it_was_pruned(exp
     with pytest.raises(Refused, match=f"ends at id {ids[4]:,}"):
         export_now()
     OperatorAction.objects.create(action="prune", operator="ops")
+    assert export_now().figures["rows"] == 0
+
+
+@pytest.mark.databases
+def test_a_backup_from_between_plan_and_commit_is_known(export_now: Export) -> None:
+    ids = make_rows(5)
+    export_now()
+    # The batch had ended sooner when it was begun first; or another export has begun it just now, which is no matter.
+    LakeBatch.objects.update(seq=None, state="planned", hi=ids[2], rows=None, signature="")
+    assert export_now().figures["rows"] == 0
+    LakeBatch.objects.update(seq=None, state="planned", hi=ids[2], rows=None, signature="")
+    ArchivedMessage.objects.filter(pk__gt=ids[2]).delete()
+    make_rows(9, finished_at=INSTANTS[1])
+    with pytest.raises(Refused, match="restored from a backup"):
+        export_now()
+
+
+def test_a_prune_that_was_interrupted_long_ago_explains_nothing(export_now: Export) -> None:
+    ids = make_rows(10)
+    OperatorAction.objects.create(action="prune", operator="ops")
+    OperatorAction.objects.update(started_at=datetime.now(tz=timezone.utc) - timedelta(days=2))
+    export_now()
+    ArchivedMessage.objects.filter(pk__gt=ids[4]).delete()
+    with pytest.raises(Refused, match="no prune is on record"):
+        export_now()
+    OperatorAction.objects.update(started_at=datetime.now(tz=timezone.utc) - timedelta(hours=2))
     assert export_now().figures["rows"] == 0
 
 

@@ -188,6 +188,30 @@ def test_one_of_two_writers_has_the_number(path: Path, add: Add) -> None:
     assert [p.name for p in (path / "commits").iterdir()] == ["000000001.json"]
 
 
+def test_a_commit_whose_answer_was_lost_has_succeeded(path: Path, add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS repeats the call, and the second one finds the name taken by the first."""
+    link = os.link
+
+    def twice(*names: Any) -> None:
+        link(*names)
+        link(*names)
+
+    monkeypatch.setattr(os, "link", twice)
+    assert add(3).seq == 1
+    assert Lake(path).last_id == 3
+
+
+def test_an_attempt_that_a_commit_names_is_never_removed(path: Path, add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(path)
+    other = lake.attempt(3, 6)
+    other.mkdir()
+    attempt = path / "data" / add(3).files[0].path.split("/")[1]
+    assert (lake.drop(attempt), lake.drop(other)) == (False, True)
+    monkeypatch.setattr(lake, "abandoned", lambda older_than: iter([attempt]))  # committed since it was looked for
+    assert lake.sweep(0) == 0
+    assert len(Lake(path).paths()) == 1 and not other.exists()
+
+
 def test_of_many_writers_at_once_one_appends_and_the_others_hear_it(path: Path) -> None:
     def write() -> str:
         try:

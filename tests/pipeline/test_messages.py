@@ -314,13 +314,17 @@ def test_due_times_are_rounded_up_to_milliseconds(spark: Any) -> None:
 
 
 def test_due_times_as_text_need_an_offset(spark: Any) -> None:
-    texts = ["2026-11-20T13:00:00+01:00", "2026-11-20T12:00:00Z", "2026-11-20T12:00:00", "tomorrow", "2026-11-20", None]
-    found = made(spark, list(zip("123456", texts, strict=True)), "k string, at string", options(due="at"))
+    texts = [
+        "2026-11-20T13:00:00+01:00", "2026-11-20T12:00:00Z", "2026-11-20T12:00:00", "tomorrow", "2026-11-20", None,
+        "T12:00:00Z",
+    ]  # fmt: skip
+    found = made(spark, list(zip("1234567", texts, strict=True)), "k string, at string", options(due="at"))
     start = int(NOW.timestamp() * 1000)
     assert [row["due_ms"] for row in found[:2]] == [start, start]
     assert [(row["reason"] or "")[-40:] for row in found] == [
         "", "", "12:00:00 has no offset, such as Z or +01:00"[-40:], "its due time tomorrow is no ISO 8601 time"[-40:],
         "2026-11-20 has no offset, such as Z or +01:00"[-40:], "its due time is null",
+        "its due time T12:00:00Z is no ISO 8601 time"[-40:],
     ]  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +18,7 @@ from django_delayq.pipeline import project
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.options import ExportOptions
 from django_delayq.pipeline.params import Database, Params, Redis, Secret
+from tests.pipeline.outside import plain_environment
 
 DATABASE = Database(engine="django.db.backends.postgresql", name="shop", table="t")
 
@@ -142,6 +145,28 @@ def test_the_file_of_a_database_is_found_from_another_folder(entry: dict[str, An
     entry |= {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}
     with project.parameters() as params:
         assert params.database.name == str(Path("db.sqlite3").absolute())
+
+
+def test_times_without_a_zone_are_in_that_of_the_database_also_where_no_project_is(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom django_delayq.pipeline import project\nfrom django_delayq.pipeline.params import Params\n"
+        "project.set_up(Params.decode(sys.stdin.buffer.read()))\n"
+        "from django.db import connection, models\n"
+        "from django.db.models.expressions import RawSQL\n"
+        "from django_delayq.models import ArchivedMessage\n"
+        "with connection.schema_editor() as editor:\n    editor.create_model(ArchivedMessage)\n"
+        "text = RawSQL(\"'2026-01-31 09:00:00'\", (), models.DateTimeField())\n"
+        "print(ArchivedMessage.objects.aggregate(at=models.Max(text))['at'])\n"
+        "print(connection.timezone_name)"
+    )
+    database = Database("django.db.backends.sqlite3", str(tmp_path / "db"), "t", zone="America/New_York")
+    (tmp_path / "redis").write_text("redis://127.0.0.1:1")
+    params = Params(database=database, redis=Redis(Secret(f"file:{tmp_path}/redis")))
+    process = subprocess.run(
+        [sys.executable, "-c", code], input=params.encode(), capture_output=True, timeout=60, check=False,
+        env=plain_environment(),
+    )  # fmt: skip
+    assert process.stdout.decode().splitlines()[-1:] == ["America/New_York"], process.stderr.decode()
 
 
 @pytest.mark.usefixtures("delayq")

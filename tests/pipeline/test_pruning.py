@@ -33,6 +33,10 @@ def export_now(spark: Any, parameters: Any) -> Export:
     return lambda **options: export.run(spark, parameters(job={"settle": 0, **options}), bool)
 
 
+def read_nothing(ids: tuple[int, int]) -> Any:
+    raise AssertionError("it was not to be read")
+
+
 def left() -> list[int]:
     return list(ArchivedMessage.objects.order_by("pk").values_list("pk", flat=True))
 
@@ -99,8 +103,53 @@ def test_a_row_that_comes_after_the_first_look_stops_the_deletion(
     export_now()
     ArchivedMessage.objects.filter(pk=ids[5]).delete()
     monkeypatch.setattr(pruning, "_is_whole", lambda *arguments: True)
-    done = pruning.prune(Ledger(Lake(lake)), timedelta(days=1))
+    done = pruning.prune(Ledger(Lake(lake)), timedelta(days=1), read_nothing)
     assert (done.count, len(done.problems), len(left())) == (0, 1, 9)
+
+
+def test_a_batch_of_which_a_row_is_not_as_the_lake_has_it_stays(export_now: Export) -> None:
+    ids = make_rows(10, finished_at=AGO)
+    export_now()
+    ArchivedMessage.objects.filter(pk=ids[3]).update(worker="somebody else")
+    report = export_now(prune=DAY)
+    assert (report.code, left()) == (Code.REFUSED, ids)
+    assert "rows of SQL are not as the lake has them" in report.problems[0]
+    assert LakeBatch.objects.get().problem == report.problems[0]
+
+
+def test_of_what_is_pruned_in_part_no_row_goes_that_the_lake_has_not(export_now: Export) -> None:
+    dead = make_rows(2, finished_at=AGO, state="dead")
+    make_rows(4, finished_at=AGO)
+    export_now()
+    export_now(prune=DAY)
+    row = ArchivedMessage.objects.get(pk=dead[1])
+    row.delete()
+    row.pk, row.message_id, row.discarded_at = dead[1], "0" * 32, AGO  # another one's
+    row.save(force_insert=True)
+    assert "rows of SQL are not" in export_now(prune=DAY).problems[0]
+    assert left() == dead
+
+
+def test_a_day_is_not_pruned_before_it_is_over_or_counted(export_now: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime.now(tz=timezone.utc)
+    make_rows(5, finished_at=now - timedelta(hours=2))
+    export_now()
+
+    class Noon(datetime):
+        hours = 12
+
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return (now - timedelta(hours=2)).replace(hour=cls.hours, minute=2) + timedelta(days=1) * (cls.hours == 0)
+
+    early = (now - timedelta(hours=2)).replace(hour=1)
+    LakeBatch.objects.update(newest_at=early)
+    monkeypatch.setattr(pruning, "datetime", Noon)
+    assert export_now(prune=3600).figures["pruned"] == 0
+    Noon.hours = 0  # two minutes of the next day: rows may still come
+    assert export_now(prune=3600).figures["pruned"] == 0
+    LakeBatch.objects.update(counted_at=now)
+    assert export_now(prune=3600).figures["pruned"] == 5
 
 
 @pytest.mark.parametrize("damage", ["missing", "shorter", "another"])
@@ -168,4 +217,4 @@ def test_less_than_an_hour_is_refused(export_now: Export, lake: str) -> None:
     with pytest.raises(Refused):
         export_now(prune=3599)
     with pytest.raises(Refused, match="1 hour"):
-        pruning.prune(Ledger(Lake(lake)), timedelta(minutes=59))
+        pruning.prune(Ledger(Lake(lake)), timedelta(minutes=59), read_nothing)

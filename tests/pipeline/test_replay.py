@@ -20,6 +20,7 @@ from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.jobs import replay, run
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
 from django_delayq.pipeline.params import Params
+from django_delayq.pipeline.sources.lake import read_lake
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
@@ -180,6 +181,47 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
     assert action.count == 7
 
 
+def test_what_the_fence_skipped_unsent_is_never_marked(job: Job, crowd: RedisStore) -> None:
+    known = {dead().pk for _ in range(4)}
+    other = {dead(task="test.later").pk for _ in range(12)}
+    assert job().figures["marked"] == 4
+    later = [msgspec.to_builtins(one) for one in (TASK, msgspec.structs.replace(TASK, name="test.later"))]
+    with pytest.raises(Refused, match=r"letters was 4 and is 16.*what is new, and nothing else, another name"):
+        job(tasks=later)
+    assert set(live(crowd)) == set(marks()) == known
+    assert job(job="next", tasks=later).figures["added"] == 12
+    assert set(live(crowd)) == set(marks()) == known | other
+
+
+def test_a_letter_that_is_discarded_between_two_runs_lets_the_rest_go_on(
+    job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newest, other = dead(key="k"), dead(key="k"), dead()
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_marks.Marks, "mark", lambda self, links: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            job()
+    ArchivedMessage.objects.filter(pk=newest.pk).update(discarded_at=django_timezone.now())
+    assert job().figures["marked"] == 1
+    assert set(marks()) == {other.pk} and older.pk not in live(crowd)
+
+
+@pytest.mark.parametrize("options", [{"where": "rand() < 0.5"}, {"edits": {"amount": "rand()"}}])
+def test_a_selection_by_chance_is_refused(job: Job, crowd: RedisStore, options: Any) -> None:
+    dead()
+    with pytest.raises(Refused, match="another value at every look"):
+        job(**options)
+    assert live(crowd) == {}
+
+
+def test_a_period_is_found_also_without_time_zones(crowd: RedisStore, settings: Any) -> None:
+    inside = dead()
+    dead(finished_at=LONG_AGO + timedelta(hours=2))
+    settings.USE_TZ = False
+    found = replay_marks.standings(LONG_AGO - timedelta(hours=1), LONG_AGO + timedelta(hours=1), "crowd", 10**12)
+    assert found["id"].to_pylist() == [inside.pk]
+
+
 def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> None:
     wanted = dead(body='{"args":[9007199254740993],"kwargs":{"note":{"x":1.0}}}')
     dead(error_class="Other")
@@ -228,12 +270,15 @@ def test_nothing_dead_is_nothing_to_do(job: Job, crowd: RedisStore) -> None:
 
 
 def test_the_lake_is_asked_for_content_and_sql_for_what_became_of_it(
-    job: Job, crowd: RedisStore, spark: Any, parameters: Any
+    job: Job, crowd: RedisStore, spark: Any, parameters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin, pruned, closed = dead(), dead(), dead()
     run("export", spark, parameters(job={"settle": 0}))
     pruned.delete()
     ArchivedMessage.objects.filter(pk=closed.pk).update(discarded_at=django_timezone.now())
+    # As when a row is in two files.
+    twice = lambda *a, **k: (found := read_lake(*a, **k)).union(found)  # noqa: E731
+    monkeypatch.setattr(replay, "read_lake", twice)
     report = job(source="lake", params={"since": "2026-01-05T09:00:00Z", "until": "2026-01-05T11:00:00Z"})
     assert left_alone(report) == {"no longer in the archive": 1, "discarded": 1}
     assert set(live(crowd)) == set(marks()) == {origin.pk}

@@ -6,16 +6,19 @@ import json
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from django_delayq import topic_stats
-from django_delayq.exceptions import DelayQError
+from django_delayq.exceptions import ConfigurationError, DelayQError, FenceChanged, StoreUnavailable
 from django_delayq.identity import key_id
 from django_delayq.message import Record, decode_body
 from django_delayq.models import OutboxMessage
@@ -25,7 +28,8 @@ from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.messages import Sum
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
 from django_delayq.pipeline.params import Params
-from django_delayq.pipeline.sinks.queue import LoadSpec, Pace, QueueSink, QueueWriter, Written
+from django_delayq.pipeline.sinks import queue
+from django_delayq.pipeline.sinks.queue import Loader, LoadSpec, Pace, QueueSink, QueueWriter, Written
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
@@ -145,6 +149,44 @@ def test_another_source_under_the_same_name_is_refused(job: Job, crowd: RedisSto
     assert counts(job(parquet, job="other")) == (1, ROWS, 0)
 
 
+def test_another_topic_of_the_task_under_the_same_name_is_refused(job: Job, crowd: RedisStore, parquet: str) -> None:
+    job(parquet)
+    moved = {**msgspec.to_builtins(TASK), "topic": "default"}
+    for keyed in (True, False):
+        with pytest.raises(Refused, match=r"topic was crowd and is default"):
+            job(parquet, task=moved, keyed=keyed)
+    assert topic_stats("default").backlog == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "words"),
+    [
+        ({"topic": "crowd"}, {}, "takes no topic: all rows"),
+        ({"since": "2026-01-01T00:00:00Z"}, {}, "takes no since"),
+        ({}, {"due": "number", "delay_ms": 5}, "a due column or a delay"),
+        ({}, {"delay_ms": 10**13}, "delay_ms"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(
+    spark: Any, crowd: RedisStore, parameters: Any, params: Any, options: Any, words: str
+) -> None:
+    given = {"job": "night", "task": msgspec.to_builtins(TASK), "source": "x", "format": "parquet", "key": "k"}
+    with pytest.raises(Refused, match=words):
+        run("schedule", spark, parameters(job={**given, **options}, **params))
+
+
+def test_a_folder_for_rejects_that_has_something_else_is_left_alone(job: Job, parquet: str, tmp_path: Path) -> None:
+    precious = tmp_path / "bad" / "night.rejects" / "thesis.doc"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("years of work")
+    with pytest.raises(Refused, match=r"night\.rejects is replaced.*has thesis\.doc"):
+        job(parquet, rejects=str(tmp_path / "bad"))
+    assert precious.exists()
+    for source in (str(tmp_path / "bad" / "night.rejects"), str(tmp_path / "bad")):
+        with pytest.raises(Refused, match=r"and the source is"):
+            job(source, rejects=str(tmp_path / "bad"))
+
+
 def test_more_partitions_between_two_runs_are_refused(
     job: Job, split: Callable[[int], RedisStore], parquet: str
 ) -> None:
@@ -189,7 +231,7 @@ def test_bad_rows_refuse_the_job_or_go_to_the_rejects(job: Job, crowd: RedisStor
     assert live(crowd) == {}
     for added in (1, 0):
         assert counts(job(path, rejects=str(rejects)))[0] == added
-    lines = [line for file in rejects.glob("night/*.json") for line in file.read_text().splitlines()]
+    lines = [line for file in rejects.glob("night.rejects/*.json") for line in file.read_text().splitlines()]
     found = sorted((json.loads(line) for line in lines), key=str)
     assert found == [
         {"reason": "its key is null", "row": {"number": 3}},
@@ -213,6 +255,40 @@ def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None
     assert (report.figures["refused"], report.figures["added"]) == (1, 2)
     _, record = live(crowd)[key_id("crowd", "a")]
     assert decode_body(record.flags, record.body).kwargs["number"] == 5
+
+
+def test_what_stands_in_a_json_line_arrives(job: Job, crowd: RedisStore, tmp_path: Path) -> None:
+    notes = {
+        "a": '{"a": 1}', "b": '{"a":1.0,"b":null}', "c": "5", "d": '"5"', "e": "123456789012345678901234567890",
+        "f": '["1e3",1e3,"\\u00e9",{"z":[],"a":{}}]', "g": "null", "h": '"x, \\"y\\""',
+    }  # fmt: skip
+    lines = [f'{{"number": {at}, "k": "{key}", "note": {note}}}' for at, (key, note) in enumerate(notes.items())]
+    wrong = ['{"k": "m"}', '{"k": 1.5, "number": 1}', '{"k": "s", "number": "1"}', '{"k": "n", "number": NaN}', "[1]"]
+    lines += ['{"k": 8, "number": 8}', "", *wrong]
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join(lines))
+    report = job(str(path), format="json", rejects=str(tmp_path / "bad"))
+    assert (report.figures["refused"], report.figures["added"]) == (5, 9)
+    found = live(crowd)
+    for key, note in notes.items():
+        assert f'"note":{note}' in found[key_id("crowd", key)][1].body.decode()
+    _, record = found[key_id("crowd", "8")]
+    assert decode_body(record.flags, record.body).kwargs == {"number": 8}  # the task has its default
+    rows = [json.loads(line) for file in tmp_path.glob("bad/*/*.json") for line in file.read_text().splitlines()]
+    assert sorted((one["reason"], json.dumps(one["row"])) for one in rows) == [
+        ("it cannot be read", json.dumps({"_corrupt_record": "[1]"})),
+        ("it cannot be read", json.dumps({"_corrupt_record": '{"k": "n", "number": NaN}'})),
+        ("its key is neither text nor a whole number", '{"k": 1.5, "number": 1}'),
+        ("number is \"1\", and the task takes int", '{"k": "s", "number": "1"}'),
+        ("number is missing", '{"k": "m"}'),
+    ]  # fmt: skip
+
+
+def test_fields_that_spark_takes_for_one_are_refused(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"k": 1, "number": 1}\n{"K": 1, "number": 1}')
+    with pytest.raises(Refused, match="for one column: K, k"):
+        job(str(path), format="json")
 
 
 def test_sources_that_cannot_be_read_are_refused(job: Job, tmp_path: Path) -> None:
@@ -265,9 +341,9 @@ def test_a_query_cannot_write(job: Job) -> None:
 def test_a_load_that_redis_has_no_room_for_is_refused(
     job: Job, crowd: RedisStore, parquet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loads, "_memory", lambda store: (90_000_000, 95_000_000))
+    monkeypatch.setattr(loads, "_memory", lambda store: [(0, 10**9), (90_150_000, 95_000_000)])
     with pytest.raises(
-        Refused, match=r"about 0\.4 MB of Redis' memory \(1,000 messages\), and 0\.2 MB are free of 95 MB"
+        Refused, match=r"about 0\.2 MB of Redis' memory \(1,000 messages on 2 nodes\), and 0\.1 MB are free of 95 MB"
     ):
         job(parquet)
     assert live(crowd) == {}
@@ -277,9 +353,9 @@ def test_a_load_that_redis_has_no_room_for_is_refused(
 
 
 def test_the_memory_is_that_of_the_server(crowd: RedisStore) -> None:
-    used, most = loads._memory(crowd)
+    ((used, most),) = loads._memory(crowd)
     assert used > 100_000 and most == 0
-    assert loads.check_memory(crowd, Sum(10, 100, ""), 10) == ""
+    assert loads.check_memory(crowd, Sum(10, 100, ""), 10, 3) == ""
 
 
 def test_a_redis_that_is_full_loses_nothing(job: Job, crowd: RedisStore, parquet: str, server: Any) -> None:
@@ -289,7 +365,49 @@ def test_a_redis_that_is_full_loses_nothing(job: Job, crowd: RedisStore, parquet
     assert counts(job(parquet)) == (ROWS, 0, 0)
 
 
+def test_a_refusal_within_a_load_stays_one(crowd: RedisStore) -> None:
+    fences = loads.Fences(crowd, "night", [Partition("crowd", 0)])
+    for refusal in (FenceChanged("another load"), ConfigurationError("no secret"), Refused("no")):
+        with pytest.raises(type(refusal)), fences.reporting({"new": 0}, 5):
+            raise refusal
+    with pytest.raises(DelayQError, match="boo 0 of 5 messages were added"), fences.reporting({"new": 0}, 5):
+        raise DelayQError("boo")
+
+
 # The sink
+
+
+@pytest.mark.parametrize("where", ["begin_load", "find"])
+def test_a_call_that_cannot_be_sent_is_sent_again(
+    split: Callable[[int], RedisStore], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    split(1)
+    get_store().partitions.counts("crowd")
+    store = split(PARTITIONS)
+    monkeypatch.setattr(queue, "WAIT", 0.0)
+    real, broken = getattr(store, where), []
+
+    def breaks(*arguments: Any) -> Any:
+        broken.append(where)
+        if len(broken) < 3:
+            raise StoreUnavailable("restarts")
+        return real(*arguments)
+
+    monkeypatch.setattr(store, where, breaks)
+    rows = [("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]") for number in range(3)]
+    columns = dict(zip(messages.COLUMNS.names, map(list, zip(*rows, strict=True)), strict=True))
+    batch = pa.RecordBatch.from_pydict(columns, to_arrow_schema(messages.COLUMNS))
+    done = Loader(store, spec()).run(iter([batch]))
+    assert (done.new, len(broken) >= 3) == (3, True)
+
+
+def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None:
+    rows = {name: [None] for name in messages.COLUMNS.names}
+    rows |= {"topic": ["crowd"], "partition": [7], "split": [0], "id": [b"1" * 16], "header": [b"h"], "body": ["[]"]}
+    batch = pa.RecordBatch.from_pydict(rows, to_arrow_schema(messages.COLUMNS))
+    with pytest.raises(DelayQError, match=r"crowd.*7.*does not exist"):
+        Loader(crowd, spec()).run(iter([batch]))
+    assert live(crowd) == {}
 
 
 def frame_of(spark: Any, count: int = 3) -> Any:
@@ -314,7 +432,7 @@ def test_a_frame_of_messages_can_be_written_by_hand(
     spark.dataSource.register(QueueSink)
     frame_of(spark).write.format("delayq").options(**options_of(params, spec(rows=3))).mode("append").save()
     assert {due for due, _ in live(crowd).values()} == {5.0}
-    with pytest.raises(Exception, match=r"3 messages were written of 4"):
+    with pytest.raises(Exception, match=r"DelayQError: 3 messages were written of 4"):
         frame_of(spark).write.format("delayq").options(**options_of(params, spec(rows=4))).mode("append").save()
 
 
@@ -336,8 +454,9 @@ def test_a_split_in_two_tasks_is_an_error() -> None:
     writer = QueueWriter("{}", msgspec.json.encode(spec()).decode())
     one, other = Written(splits=[("crowd", 0, 1)], new=1), Written(splits=[("crowd", 0, 2)], new=1)
     writer.commit([one, other, None])
-    with pytest.raises(Refused, match="written by two tasks"):
+    with pytest.raises(DelayQError, match="written by two tasks") as failed:
         writer.commit([one, other, one])
+    assert not isinstance(failed.value, Refused)  # messages were written
 
 
 def test_the_pace_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,8 +470,18 @@ def test_the_pace_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", sleep)
     pace = Pace(100.0)
     for _ in range(5):
-        pace.wait(pace.batch)
+        pace.wait()
+        pace.count(pace.batch)
     assert (pace.batch, now[0]) == (100, 4.0)
+    for _ in range(50):  # what the fence skips
+        pace.wait()
+        pace.count(0)
+    assert now[0] == 5.0
+    now[0] = 60.0
+    for _ in range(2):  # what was not sent in time is not caught up with
+        pace.wait()
+        pace.count(100)
+    assert now[0] == 61.0
     assert (Pace(None).batch, Pace(0.2).batch, Pace(5000).batch) == (500, 1, 500)
 
 
@@ -360,6 +489,8 @@ def test_the_rate_is_shared(spark: Any) -> None:
     assert loads.share(spark, None, 8) is None
     assert loads.share(spark, 100, 8) == 50
     assert loads.share(spark, 100, 1) == 100
+    growing: Any = SimpleNamespace(conf={"spark.dynamicAllocation.enabled": "true"}, sparkContext=spark.sparkContext)
+    assert loads.share(growing, 100, 8) == 12.5
 
 
 def test_a_rate_is_kept_by_the_job(job: Job, spark: Any, tmp_path: Path) -> None:

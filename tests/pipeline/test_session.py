@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from django_delayq.pipeline import session
+from django_delayq.pipeline import private, session
 from django_delayq.pipeline.errors import Refused, SparkMissing
 from django_delayq.pipeline.private import PREFIX, private_folder
 from tests.databases.processes import ended
@@ -121,6 +122,23 @@ def test_a_folder_of_a_killed_process_goes_when_the_next_begins(tmp_path: Path, 
         with private_folder() as own:
             assert set(tmp_path.iterdir()) == {running, own}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    real, swept = fcntl.flock, []
+
+    def late(file: Any, how: int) -> None:
+        if how == fcntl.LOCK_EX and not swept:
+            swept.append(True)
+            private.sweep()
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with private_folder() as folder:
+        assert swept and (folder / private._LOCK).exists()
+        private.sweep()
+        assert folder.exists()
 
 
 # Guards that need no session

@@ -16,6 +16,7 @@ from django_delayq.figure_rows import Outcome, compare, replace_all
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
 from django_delayq.pipeline.errors import Code, Refused
 from django_delayq.pipeline.jobs import export, stats
+from django_delayq.pipeline.lake import Lake
 from django_delayq.pipeline.params import Report
 from django_delayq.prune import prune
 from django_delayq.statistician import Statistician
@@ -360,8 +361,25 @@ def test_a_lake_that_lacks_what_was_counted_does_not_replace_it(export_now: Run,
     assert by_hour() == {NOON: computed, NOON + HOUR: 2}
     assert (report.figures["kept"], report.figures["batches_counted"]) == (1, 1)
     assert f"{NOON:%Y-%m-%d %H:%M}" in report.problems[0]
-    assert stats_now(everything=True, fewer=True).problems == []
+    assert f"--fewer --since {NOON:%Y-%m-%d}T12:00:00Z --until {NOON:%Y-%m-%d}T13:00:00Z" in report.problems[0]
+    since, until = report.problems[0].rpartition("--since ")[2].split(" --until ")
+    assert stats_now(fewer=True, since=since, until=until).problems == []
     assert by_hour() == {NOON: 6, NOON + HOUR: 2}
+
+
+def test_an_hour_of_which_nothing_is_left_is_replaced_by_nothing(
+    counted: None, stats_now: Run, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repair has taken its rows out of the lake."""
+    files = Lake.files
+    monkeypatch.setattr(Lake, "files", lambda self, *dates: [])
+    report = stats_now(everything=True)
+    assert (report.figures["kept"], len(by_hour()), len(by_day())) == (3, 2, 1)
+    assert f"--since {MIDNIGHT:%Y-%m-%d}T00:00:00Z" in report.problems[0]
+    assert stats_now(everything=True, fewer=True).figures["replaced"] == 3
+    assert (by_hour(), by_day()) == ({}, {})
+    monkeypatch.setattr(Lake, "files", files)
+    assert stats_now(everything=True).figures["replaced"] == 3
 
 
 @pytest.mark.databases

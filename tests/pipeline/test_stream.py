@@ -98,10 +98,10 @@ def test_another_writer_in_the_middle_of_a_batch_is_no_harm(
     append, calls = stream.append, []
 
     def after_another(*arguments: Any, **settle: Any) -> Any:
-        calls.append(arguments[4:6])
+        calls.append(arguments[3:5])
         if len(calls) == 1:
             part = read_archive(spark, parameters().database, (0, ids[1]))
-            append(*arguments[:3], part, 0, ids[1], print, **settle)
+            append(*arguments[:2], part, 0, ids[1], print, **settle)
         return append(*arguments, **settle)
 
     monkeypatch.setattr(stream, "append", after_another)
@@ -227,10 +227,10 @@ def test_a_lake_that_went_is_refused(stream_now: Stream, lake: str) -> None:
         stream_now()
 
 
-def test_a_lake_that_shrinks_while_it_runs_is_refused(parameters: Any, tmp_path: Path) -> None:
+def test_a_lake_that_shrinks_while_it_runs_is_refused(tmp_path: Path) -> None:
     lake, options = Lake(tmp_path), StreamOptions()
     lake.commit(Commit(seq=1, kind="append", lo=0, hi=5, rows=0, signature=""))
-    copier = stream._Copier(parameters(), options, lake, Checkpoint(tmp_path / "_stream"), print)
+    copier = stream._Copier(options, lake, Checkpoint(tmp_path / "_stream"), print)
     Path(tmp_path, "commits", "000000001.json").unlink()
     with pytest.raises(Refused, match="held the archive up to id 5, and now to 0 only"):
         copier._bring_to(9, None)

@@ -216,14 +216,33 @@ def test_what_sql_sends_again_is_not_told_as_ended(store: RedisStore) -> None:
 # A record without a place
 
 
-def test_a_record_without_a_place_waits_again_from_now(store: RedisStore) -> None:
+def test_a_record_without_a_place_waits_again_until_it_is_due(store: RedisStore) -> None:
     message_id = enqueue(store, when=FAR, priority=Priority.HIGH)
     take_from(store, "high", message_id)
-    before, heads = store.clock_ms(), wakeups(store)
-    assert mend(store, "place", message_id)
-    assert before - 1 <= lanes_of(store, message_id)["high"] <= store.clock_ms()
+    heads = wakeups(store)
+    assert mend(store, "place", message_id, FAR.encode())
+    assert lanes_of(store, message_id) == {"high": float(FAR)}
     assert wakeups(store) == heads + 1
-    assert not mend(store, "place", message_id)
+    assert not mend(store, "place", message_id, FAR.encode())
+
+
+def test_when_nobody_knows_when_it_is_due_it_ends_as_dead(store: RedisStore) -> None:
+    lease = claim(store)
+    follow(store, lease.id, when=FAR)
+    take_from(store, "leased", lease.id)
+    store.command("HDEL", key(store, "attempts"), lease.id)
+    assert mend(store, "place", lease.id)
+    assert ends(store) == [(lease.id, "dead")] and finished(store)[0]["record"] == lease.record
+    assert finished(store)[0]["detail"] == b'{"reason":"due_lost"}' and counter(store, "dead") == 1
+    assert waiting(store) == {lease.id: float(FAR)}, "what follows it begins"
+
+
+def test_of_two_due_times_that_are_known_the_later_counts(store: RedisStore) -> None:
+    for due, later in ((FAR, FAR), ("1", PAST)):
+        lease = claim(store)
+        take_from(store, "leased", lease.id)
+        assert mend(store, "place", lease.id, due.encode())
+        assert lanes_of(store, lease.id) == {"normal": float(later)}
 
 
 def test_one_that_has_run_keeps_its_due_time_and_attempts(store: RedisStore) -> None:
@@ -409,6 +428,6 @@ def test_sending_leaves_the_store_as_any_other(store: RedisStore) -> None:
     message_id = outgoing()[0]
     enqueue(store, message_id)
     take_from(store, "normal", message_id)
-    mend(store, "place", message_id)
+    mend(store, "place", message_id, PAST.encode())
     store.ack(PARTITION, [(claim(store, message_id), DETAIL)])
     assert ends(store) == [(message_id, "acked")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ from ...pipeline.causes import cause, code_of
 from ...pipeline.errors import Refused
 from ...pipeline.jobs import JOBS
 from ...pipeline.params import Report
-from ...pipeline.running import Start, configuration_of, run_job
+from ...pipeline.running import Start, configuration_of, interruption, run_job
 from ...pipeline.session import log
 from ..pipeline_arguments import ARGUMENTS, add_common, iso, job_options
 from .delayq_replay import Reporter, interrupted
@@ -51,7 +52,7 @@ class Command(BaseCommand):
                 report = self._run(name, options, said)
         except KeyboardInterrupt:
             said.clear()
-            interrupted(self, "nothing is half done. Run it again to go on.")
+            interrupted(self, interruption(name))
         except Exception as error:
             said.clear()
             self._fail(name, error, options)
@@ -98,6 +99,8 @@ def _given(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """For project.parameters()."""
     job = job_options(name, options)
     _check(name, options)
+    paths = ["rejects", "checkpoint"] + (["source"] if options.get("format") in ("parquet", "csv", "json") else [])
+    job |= {path: _absolute(job[path]) for path in paths if job.get(path)}
     return {
         "database_secret": options["database_secret"],
         "redis_secret": options["redis_secret"],
@@ -108,6 +111,11 @@ def _given(name: str, options: dict[str, Any]) -> dict[str, Any]:
         "dry_run": options["dry_run"],
         "job": job,
     }
+
+
+def _absolute(path: str) -> str:
+    """For Spark, wherever it runs. One with a scheme is as it is."""
+    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path) else os.path.abspath(path)
 
 
 def _check(name: str, options: dict[str, Any]) -> None:

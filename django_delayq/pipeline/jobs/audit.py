@@ -37,7 +37,10 @@ from . import Tell
 
 #: Ids that the report names of each kind.
 NAMED = 10
-LAKE_DEED = "the archive and the lake were made equal again"
+LAKE_DEED = (
+    "the archive and the lake were made equal again; a dead letter that SQL had lost is discarded there, for somebody "
+    "may have replayed it, unless a replay of it is known"
+)
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..lake import Commit, Lake, last_id
 from ..ledger import VERIFIED, WRITTEN, Ledger, stored
 from ..options import ExportOptions
 from ..params import Params, Report
-from ..settled import last_settled_id
+from ..settled import last_settled_id, unseen_writers
 from ..sources.archive import read_archive
 from . import Tell
 
@@ -29,6 +29,8 @@ ROWS_OF_PART = 50_000
 MOST_PARTS = 8
 #: Rows after a batch among which the one that was archived first is looked for: those of several archivers at a time.
 NEXT_ROWS = 1_000
+#: A prune without an end that began longer before the last commit did not go on after it: it was interrupted.
+LONGEST_PRUNE = timedelta(days=1)
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
@@ -50,9 +52,8 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     return work.report
 
 
-def append(  # noqa: PLR0913, PLR0917 - what a batch is made of; the stream calls it too
+def append(  # noqa: PLR0913 - what a batch is made of; the stream calls it too
     spark: SparkSession,
-    params: Params,
     lake: Lake,
     frame: DataFrame,
     lo: int,
@@ -78,7 +79,7 @@ def append(  # noqa: PLR0913, PLR0917 - what a batch is made of; the stream call
         written = _verify(spark, ledger, frame, attempt, source)
         commit = _commit(ledger, attempt, written, (lo, hi), settled_at)
     except LakeConflict:
-        shutil.rmtree(attempt, ignore_errors=True)
+        lake.drop(attempt)
         ledger.follow()
         raise
     except LakeError as error:
@@ -168,6 +169,7 @@ class _Export:
         """All steps; what is done so far is in the report whatever happens."""
         commits = self.ledger.follow()
         refuse_restored(commits)
+        self.report.problems += unseen_writers()
         figures, begun = self.report.figures, time.monotonic()
         figures["swept"] = self.lake.sweep(self.options.grace)
         settled = last_settled_id(self.options.settle)
@@ -185,6 +187,7 @@ class _Export:
         """What run() would do."""
         commits = self.ledger.check()
         refuse_restored(commits)
+        self.report.problems += unseen_writers()
         settled = last_settled_id(self.options.settle)
         lo = last_id(commits)
         rows = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=settled).count()
@@ -219,7 +222,7 @@ class _Export:
         parts = min(MOST_PARTS, max(1, found["rows"] // ROWS_OF_PART))
         self.tell(f"exporting {found['rows']:,} rows up to id {hi:,}")
         frame = read_archive(self.spark, self.params.database, ids, parts=parts)
-        commit = append(self.spark, self.params, self.lake, frame, lo, hi, self.tell, settle=self.options.settle)
+        commit = append(self.spark, self.lake, frame, lo, hi, self.tell, settle=self.options.settle)
         row: dict[str, Any] = {"commit": commit.seq, "after_id": lo, "up_to_id": hi, "rows": commit.rows}
         row |= {"files": len(commit.files), "bytes": sum(file.bytes for file in commit.files)}
         for name in ("rows", "files", "bytes"):
@@ -231,7 +234,8 @@ class _Export:
         if self.options.prune is None:
             return
         age = timedelta(seconds=self.options.prune)
-        done = pruning.prune(self.ledger, age, by=self.options.by, dry_run=dry_run, tell=self.tell)
+        archive = partial(read_archive, self.spark, self.params.database)
+        done = pruning.prune(self.ledger, age, archive, by=self.options.by, dry_run=dry_run, tell=self.tell)
         self.report.figures |= {"pruned": done.count, "kept_dead_letters": done.kept}
         self.report.problems.extend(done.problems)
         if done.problems:
@@ -244,8 +248,9 @@ def refuse_restored(commits: Sequence[Commit]) -> None:
     newest = ArchivedMessage.objects.aggregate(last=Max("pk"))["last"] or 0
     if not appended or newest >= appended[-1].hi:
         return
-    at = stored(datetime.fromtimestamp(appended[-1].at, tz=timezone.utc))
-    later = Q(started_at__gte=at) | Q(finished_at__gte=at) | Q(finished_at=None)
+    at = datetime.fromtimestamp(appended[-1].at, tz=timezone.utc)
+    going_on = Q(finished_at=None, started_at__gte=stored(at - LONGEST_PRUNE))
+    later = Q(started_at__gte=stored(at)) | Q(finished_at__gte=stored(at)) | going_on
     if not OperatorAction.objects.filter(later, action="prune").exists():
         raise Refused(
             f"The archive ends at id {newest:,}, the lake has rows up to {appended[-1].hi:,}, and no prune is on "

@@ -21,7 +21,7 @@ from ..lake import Lake
 from ..messages import Sum
 from ..options import ReplayOptions
 from ..params import Params, Report
-from ..replay_frames import Declared
+from ..replay_frames import OPEN, Declared
 from ..settled import last_settled_id
 from ..sources.archive import read_archive
 from ..sources.lake import read_lake
@@ -35,7 +35,10 @@ class _Letters(NamedTuple):
     """The selection, looked at once."""
 
     made: DataFrame
+    fit: Sum
+    """What a replay could take, whether SQL has it open, replayed or discarded: the same in each run of the job."""
     good: Sum
+    """What of it is open."""
     skipped: Counter[str]
     topics: Sequence[str]
 
@@ -49,10 +52,13 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         raise Refused("Say which lake: --lake DIR.")
     store = RedisStore(None, params.redis.settings())
     try:
-        fingerprint = _fingerprint(params, options, store)
+        fences = loads.Fences(store, options.job, store.used_partitions())
         tell("looking at the dead letters")
-        letters = _look(spark, params, options, _declared(options, store.settings), fingerprint["last"])
+        standing, ids = _standing(params, fences)
+        letters = _look(spark, params, _declared(options, store.settings), standing, ids)
         try:
+            fingerprint = _fingerprint(params, letters, ids, store)
+            fences.check(fingerprint)
             return _run(spark, params, letters, fingerprint, store, tell)
         finally:
             letters.made.unpersist()
@@ -60,21 +66,32 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         store.close()
 
 
-def _fingerprint(params: Params, options: ReplayOptions, store: RedisStore) -> dict[str, Any]:
-    """What may not differ between two runs of a job. Rows that came after its first one (`last`) are not of it; those
-    that it has marked are no longer selected, so that the rows themselves are not in it."""
+def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int, int]]:
+    """What SQL knows of the dead letters, and the ids (first, last] that are looked at: from the first open one on.
+
+    They are those of the first run of the job: what came later is not of it.
+    """
+    begun = next((one for one in map(loads.decode, fences.fingerprints()) if {"first", "last"} <= one.keys()), {})
+    since, until = params.period()
+    last = begun["last"] if begun else last_settled_id(SETTLE)
+    standing = replay_marks.standings(since, until, params.topic, last)
+    if begun:
+        return standing, (begun["first"], last)
+    dead = standing["id"].to_pylist()
+    is_open = (one for one, word in zip(dead, standing["standing"].to_pylist(), strict=True) if word == OPEN)
+    return standing, (next(is_open, dead[0]) - 1, dead[-1]) if dead else (0, last)
+
+
+def _fingerprint(params: Params, letters: _Letters, ids: tuple[int, int], store: RedisStore) -> dict[str, Any]:
+    """What may not differ between two runs of a job: the fence skips what is below its marks, sent or not, so that a
+    letter that is selected only later would be taken for one that was sent."""
+    options = params.options(ReplayOptions)
     split = {topic: one.partitions for topic, one in sorted(store.settings.topics.items()) if one.partitions > 1}
-    mine = {
+    return {
         "where": options.where, "edits": dict(options.edits), "source": options.source, "since": params.since,
         "until": params.until, "topic": params.topic, "delay_ms": options.delay_ms, "splits": options.splits,
-        "partitions": split,
+        "partitions": split, "first": ids[0], "last": ids[1], "letters": letters.fit.rows, "hash": letters.fit.hash,
     }  # fmt: skip
-    fences = loads.Fences(store, options.job, store.used_partitions())
-    lasts = [loads.decode(fence["fingerprint"]).get("last") for fence in fences.read()]
-    last = next((one for one in lasts if one is not None), None)
-    mine["last"] = last_settled_id(SETTLE) if last is None else last
-    fences.check(mine)
-    return mine
 
 
 def _declared(options: ReplayOptions, settings: Settings) -> Declared:
@@ -83,31 +100,42 @@ def _declared(options: ReplayOptions, settings: Settings) -> Declared:
     return Declared(options.tasks, counts, settings.body_limit)
 
 
-def _look(spark: SparkSession, params: Params, options: ReplayOptions, declared: Declared, last: int) -> _Letters:
+def _look(
+    spark: SparkSession, params: Params, declared: Declared, standing: pa.Table, ids: tuple[int, int]
+) -> _Letters:
+    options = params.options(ReplayOptions)
     since, until = params.period()
-    read = _read(spark, params, options, last)
-    mine = transforms.settled(read.where(F.col("id") <= last), since, until, params.topic)
-    standing = spark.createDataFrame(replay_marks.standings(since, until, params.topic, last))
-    chosen = replay_frames.selected(mine, options.where).join(F.broadcast(standing), "id", "left")
-    chosen = chosen.fillna(replay_frames.GONE, ["standing"])
+    # A lake may have a row twice, until the audit has mended it.
+    read = _read(spark, params, options, ids).dropDuplicates(["id"])
+    mine = replay_frames.selected(transforms.settled(read, since, until, params.topic), options.where)
+    chosen = mine.join(spark.createDataFrame(standing), "id", "left").fillna(replay_frames.GONE, ["standing"])
     placed = messages.placed(replay_frames.replays(chosen, options, declared), declared.topics, options.splits)
     tasks = max(8, options.splits * max(declared.topics.values()))
     made = messages.arranged(placed, tasks).persist(StorageLevel.MEMORY_AND_DISK)
-    found = made.groupBy("reason", "topic").agg(*messages.summed(made)).collect()
+    fit = F.col("fault").isNull().alias("fit")
+    found = made.groupBy("reason", "topic", fit).agg(*messages.summed(made)).collect()
     good = [row for row in found if row["reason"] is None]
     skipped: Counter[str] = Counter()
     for row in found:
         if row["reason"] is not None:
             skipped[row["reason"]] += row["rows"]
-    total = Sum(sum(row["rows"] for row in good), sum(row["body_bytes"] for row in good), "")
-    return _Letters(made, total, skipped, sorted(row["topic"] for row in good))
+    whole = _total([row for row in found if row["fit"]])
+    return _Letters(made, whole, _total(good), skipped, sorted(row["topic"] for row in good))
 
 
-def _read(spark: SparkSession, params: Params, options: ReplayOptions, last: int) -> DataFrame:
-    if options.source == "lake":
-        since, until = (one.strftime("%Y-%m-%d") if one else "" for one in params.period())
-        return read_lake(spark, Lake(params.lake), since=since, until=until)
-    return read_archive(spark, params.database, (0, last), schemas.ARCHIVE.names)
+def _total(found: Sequence[Any]) -> Sum:
+    return Sum(
+        sum(row["rows"] for row in found), sum(row["body_bytes"] for row in found),
+        str(sum(int(row["hash"]) for row in found)),
+    )  # fmt: skip
+
+
+def _read(spark: SparkSession, params: Params, options: ReplayOptions, ids: tuple[int, int]) -> DataFrame:
+    if options.source == "archive":
+        return read_archive(spark, params.database, ids, schemas.ARCHIVE.names)
+    since, until = (one.strftime("%Y-%m-%d") if one else "" for one in params.period())
+    found = read_lake(spark, Lake(params.lake), since=since, until=until)
+    return found.where((F.col("id") > ids[0]) & (F.col("id") <= ids[1]))
 
 
 def _run(
@@ -122,7 +150,7 @@ def _run(
     partitions = [Partition(topic, number) for topic, count in counts.items() for number in range(count)]
     fences = loads.Fences(store, options.job, partitions)
     before = fences.counts()
-    if note := loads.check_memory(store, letters.good, 0):
+    if note := loads.check_memory(store, letters.good, 0, len(partitions)):
         report.problems.append(note)
     tell(f"writing {letters.good.rows:,} messages")
     good = letters.made.where(F.col("reason").isNull())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark import StorageLevel
@@ -13,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...store.keys import Partition
 from ...store.redis import RedisStore
-from .. import loads, messages, schedule_frames
+from .. import loads, messages, rejects, schedule_frames
 from ..errors import Refused
 from ..messages import Sum
 from ..options import ScheduleOptions
@@ -48,6 +47,9 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     again adds the rest."""
     options = params.options(ScheduleOptions)
     loads.check_job(options.job)
+    _check(params, options)
+    if options.rejects:
+        rejects.check_folder(spark, options)
     store = RedisStore(None, params.redis.settings())
     try:
         tell("looking at the source")
@@ -58,6 +60,17 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             rows.made.unpersist()
     finally:
         store.close()
+
+
+def _check(params: Params, options: ScheduleOptions) -> None:
+    """What would do nothing is not meant."""
+    if given := [name for name in ("topic", "since", "until") if getattr(params, name)]:
+        raise Refused(
+            f"schedule takes no {', '.join(given)}: all rows of the source go to the topic of the task. "
+            "Choose rows in the source, with a query for example."
+        )
+    if options.due and options.delay_ms:
+        raise Refused("Give a due column or a delay: a message is due at the time of its row, or after the delay.")
 
 
 def _look(spark: SparkSession, params: Params, options: ScheduleOptions, store: RedisStore) -> _Rows:
@@ -84,15 +97,17 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
     count = store.partitions.configured(options.task.topic)
     fences = loads.Fences(store, options.job, [Partition(options.task.topic, number) for number in range(count)])
     fingerprint = _fingerprint(options, rows.good, count)
-    fences.check(fingerprint)
+    # Everywhere: the topic of the task, or its partitions, may have been others.
+    loads.Fences(store, options.job, store.used_partitions()).check(fingerprint)
     before = fences.counts()
-    note = loads.check_memory(store, rows.good, sum(before.values()))
+    note = loads.check_memory(store, rows.good, sum(before.values()), count)
     report = Report(job="schedule", figures={"rows": rows.total, "refused": rows.bad}, problems=[note] if note else [])
     if params.dry_run:
         report.figures["messages"], report.rows = rows.good.rows, _named(rows)
         return report
     if rows.bad:
-        _write_rejects(rows, Path(options.rejects, options.job))
+        refused = schedule_frames.rejects(rows.source, rows.planned, rows.now, rows.limit)
+        rejects.write(refused, options)
     tell(f"writing {rows.good.rows:,} messages")
     with fences.reporting(before, rows.good.rows):
         _write(spark, params, rows, fences, fingerprint)
@@ -137,9 +152,3 @@ def _refusal(rows: _Rows) -> str:
         f"{rows.bad:,} of {rows.good.rows + rows.bad:,} rows cannot be messages, and nothing was enqueued. {first}. "
         "Mend the source, or give a directory for rejects to enqueue the others."
     )
-
-
-def _write_rejects(rows: _Rows, folder: Path) -> None:
-    """JSON lines: reason and row, for each row that is refused. Those of an earlier run of the job are replaced."""
-    bad = schedule_frames.rejects(rows.source, rows.planned, rows.now, rows.limit)
-    bad.coalesce(1).write.mode("overwrite").json(str(folder))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from django.utils import timezone as django_timezone
@@ -25,7 +25,7 @@ from ..session import configured
 from ..settled import last_settled_id
 from ..sources.archive import read_archive
 from ..sources.lake import read_files
-from ..write_back import Written, day_chunks, hour_chunks, write_back
+from ..write_back import Written, day_chunks, hour_chunks, with_empty_days, with_empty_hours, write_back
 from . import Tell
 
 #: Rows of TopicHour and TaskDay that one run writes.
@@ -51,6 +51,10 @@ class Span(NamedTuple):
         begin = None if self.since is None else _floor(self.since + length - timedelta(microseconds=1), length)
         return Span(begin, _floor(self.until, length))
 
+    def has(self, at: datetime, length: timedelta) -> bool:
+        """Whether the hour, or day, that begins then lies in it as a whole."""
+        return at + length <= self.until and (self.since is None or at >= self.since)
+
 
 class Input(NamedTuple):
     """What one run computes."""
@@ -59,6 +63,8 @@ class Input(NamedTuple):
     span: Span
     counted: Mapping[int, int | None] = {}
     """Batches of the lake of which every hour and day is computed: id -> commit."""
+    hours: Collection[datetime] = ()
+    """Of the span, in which rows of the lake finished, also such that are not there any more."""
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
@@ -104,9 +110,10 @@ def _of_lake(spark: SparkSession, params: Params, options: StatsOptions, tell: T
     dirty = _dirty(ledger, commits)
     files = lake.files()
     if options.everything or params.since or params.until:
-        dates: Collection[str] = {file.dt for file in files if _touches(span, file.dt)}
+        known = {dt for commit in commits for dt in _dates(commit)}
     else:
-        dates = {dt for of_batch in dirty.values() for dt in of_batch if _touches(span, dt)}
+        known = {dt for of_batch in dirty.values() for dt in of_batch}
+    dates = {dt for dt in known if _touches(span, dt)}
     wanted = [file for file in files if file.dt in dates]
     tell(f"reading {sum(file.rows for file in wanted):,} rows of {len(dates):,} days")
     counted = {
@@ -114,7 +121,8 @@ def _of_lake(spark: SparkSession, params: Params, options: StatsOptions, tell: T
         for batch, of_batch in dirty.items()
         if all(dt in dates and _is_whole(span, dt) for dt in of_batch)
     }
-    return Input(read_files(spark, lake, wanted, schemas.FIGURES.names), span, counted)
+    frame = read_files(spark, lake, wanted, schemas.FIGURES.names)
+    return Input(frame, span, counted, _hours(commits, dates))
 
 
 def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
@@ -138,6 +146,12 @@ def _dates(commit: Commit) -> set[str]:
     return {hour[:10] for hour in commit.hours} | {file.dt for file in commit.files}
 
 
+def _hours(commits: Sequence[Commit], dates: Collection[str]) -> set[datetime]:
+    """Of these dates, in which rows of any commit finished."""
+    texts = {hour for commit in commits for hour in commit.hours if hour[:10] in dates}
+    return {datetime.fromisoformat(text.replace("Z", "+00:00")) for text in texts}
+
+
 def _span(params: Params, settled_at: datetime) -> Span:
     since, until = params.period()
     now = datetime.now(tz=timezone.utc)
@@ -150,8 +164,7 @@ def _touches(span: Span, dt: str) -> bool:
 
 
 def _is_whole(span: Span, dt: str) -> bool:
-    begin = _begin(dt)
-    return begin + DAY <= span.until and (span.since is None or begin >= span.since)
+    return span.has(_begin(dt), DAY)
 
 
 def _begin(dt: str) -> datetime:
@@ -182,8 +195,11 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
         tell(f"writing {number:,} rows")
 
         def chunks() -> Iterator[Any]:
-            yield from hour_chunks(_ordered(hours, "hour", "topic"))
-            yield from day_chunks(_ordered(days, "day", "topic", "task"))
+            of_hours = hour_chunks(_ordered(hours, "hour", "topic"))
+            yield from with_empty_hours(of_hours, [at for at in given.hours if given.span.has(at, HOUR)])
+            of_days = day_chunks(_ordered(days, "day", "topic", "task"))
+            begins = {_floor(at, DAY) for at in given.hours}
+            yield from with_empty_days(of_days, [at.date() for at in begins if given.span.has(at, DAY)])
 
         finish = _marking(given.counted)
         return write_back(chunks(), finish, fewer=options.fewer, dry_run=params.dry_run)
@@ -236,7 +252,18 @@ def _problems(written: Written) -> list[str]:
         return []
     named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in written.kept[:NAMED])
     more = ", ..." if len(written.kept) > NAMED else ""
+    begins = [_begin_of(span) for span in written.kept]
+    ends = [_begin_of(span) + (HOUR if isinstance(span, datetime) else DAY) for span in written.kept]
     return [
         f"{len(written.kept):,} hours and days stay as they are ({named}{more}): SQL has figures of messages that are "
-        "not here, because they were pruned before, or have come since. --fewer replaces them all the same."
+        "not here, because they were pruned before, or have come since. To replace them all the same: "
+        f"--fewer --since {_text(min(begins))} --until {_text(max(ends))}"
     ]
+
+
+def _begin_of(span: datetime | date) -> datetime:
+    return span if isinstance(span, datetime) else datetime(span.year, span.month, span.day, tzinfo=timezone.utc)
+
+
+def _text(when: datetime) -> str:
+    return f"{when:%Y-%m-%dT%H:%M:%SZ}"

@@ -16,6 +16,7 @@ from ..lake import Lake
 from ..ledger import Ledger
 from ..options import StreamOptions
 from ..params import Params, Report
+from ..settled import unseen_writers
 from ..sources.archive import ArchiveSource, encoded
 from ..sources.lake import uri_of
 from . import Tell
@@ -43,7 +44,7 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
         return _foretell(lake, options)
     ledger.follow()
     checkpoint.mark(lake)
-    copier = _Copier(params, options, lake, checkpoint, tell)
+    copier = _Copier(options, lake, checkpoint, tell)
     with _ended_by_signals(copier.ending):
         _follow(_start(spark, params, options, copier), copier)
     return _report(copier, time.monotonic() - begun)
@@ -97,8 +98,8 @@ class _EndedError(Exception):
 class _Copier:
     """Takes the batches, in a thread of Spark's, and keeps what became of them."""
 
-    def __init__(self, params: Params, options: StreamOptions, lake: Lake, checkpoint: Checkpoint, tell: Tell) -> None:
-        self._params, self._settle = params, options.settle
+    def __init__(self, options: StreamOptions, lake: Lake, checkpoint: Checkpoint, tell: Tell) -> None:
+        self._settle = options.settle
         self.lake, self.checkpoint, self._tell = lake, checkpoint, tell
         self.ending = threading.Event()
         self.failure: Exception | None = None
@@ -138,7 +139,7 @@ class _Copier:
     def _append(self, frame: Any, lo: int, hi: int) -> None:
         rows = frame.where(frame.id > lo)
         spark = frame.sparkSession  # the query has one of its own
-        commit = append(spark, self._params, self.lake, rows, lo, hi, self._tell, settle=self._settle)
+        commit = append(spark, self.lake, rows, lo, hi, self._tell, settle=self._settle)
         self.batches += 1
         self.rows += commit.rows
         self._tell(f"{self.rows:,} rows in {self.batches} batches, up to id {hi:,}")
@@ -165,7 +166,8 @@ def _foretell(lake: Lake, options: StreamOptions) -> Report:
 
     hi = max(lake.last_id, last_settled_id(options.settle))
     rows = ArchivedMessage.objects.filter(id__gt=lake.last_id, id__lte=hi).count()
-    return Report(job="stream", figures={"rows": rows, "last_id": lake.last_id, "settled_id": hi})
+    figures = {"rows": rows, "last_id": lake.last_id, "settled_id": hi}
+    return Report(job="stream", figures=figures, problems=unseen_writers())
 
 
 def _report(copier: _Copier, seconds: float) -> Report:
@@ -176,4 +178,4 @@ def _report(copier: _Copier, seconds: float) -> Report:
         "seconds": round(seconds, 3),
         "rows_per_second": round(copier.rows / seconds) if seconds else 0,
     }
-    return Report(job="stream", figures=figures)
+    return Report(job="stream", figures=figures, problems=unseen_writers())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from ...exceptions import DelayQError
+from ...store.link import BATCH
 from ..errors import Refused
 from ..messages import COLUMNS, SPLIT
 from ..params import Redis
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from ...store.loading import Loaded
     from ...store.redis import RedisStore
 
-#: Most messages in a call.
-BATCH = 500
+T = TypeVar("T")
+
 #: How often a call is sent whose outcome is not known, or that Redis could not take at the moment, and the wait (s).
 TRIES, WAIT = 3, 1.0
 
@@ -113,10 +115,12 @@ class QueueWriter(DataSourceArrowWriter):
         done = [one for one in messages if isinstance(one, Written)]
         splits = [split for one in done for split in one.splits]
         if len(splits) != len(set(splits)):
-            raise Refused("A split was written by two tasks of Spark. repartition() the frame by its columns first.")
+            raise DelayQError(
+                "A split was written by two tasks of Spark. repartition() the frame by its columns first."
+            )
         rows = sum(one.rows for one in done)
         if load.rows is not None and rows != load.rows:
-            raise Refused(f"{rows:,} messages were written of {load.rows:,}: the source has changed meanwhile.")
+            raise DelayQError(f"{rows:,} messages were written of {load.rows:,}: the source has changed meanwhile.")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: what is applied stays, the fence knows it, and the load is to be repeated."""
@@ -163,18 +167,21 @@ class Loader:
 
         topic, number, part = split
         partition = Partition(topic, number)
-        messages = self._without_those_elsewhere(partition, messages)
+        rest = _repeated(lambda: lambda: self._without_those_elsewhere(partition, messages))()
         # A name is short, and Redis may forget what it was told.
-        codes = {message[3][5:9] for message in messages}
+        codes = {message[3][5:9] for message in rest}
         tasks = {code: self._names[code] for code in codes if code in self._names}
         self._settle()
-        self._pace.wait(len(messages))
+        self._pace.wait()
         begin = self._store.begin_load
-        self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, messages))
+        self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, rest))
 
     def _without_those_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
         """A topic that once had fewer partitions may have a key live in another one than that of today."""
-        if len(self._store.partitions.counts(partition.topic)) == 1:
+        counts = self._store.partitions.counts(partition.topic)
+        if partition.number >= max(counts):
+            raise DelayQError(f"{partition} does not exist: messages.placed() gives each message its partition.")
+        if len(counts) == 1:
             return messages
         places = {one[0]: self._store.partitions.candidates(partition.topic, one[0]) for one in messages}
         asked = {place for found in places.values() for place in found if place != partition}
@@ -190,6 +197,7 @@ class Loader:
             return
         self._pending = None
         loaded = pending()
+        self._pace.count(loaded.new)
         self._done.new += loaded.new
         self._done.skipped += loaded.skipped
         self._done.same += loaded.same
@@ -231,15 +239,20 @@ class Pace:
 
     def __init__(self, per_second: float | None) -> None:
         self._per_second = per_second
-        self._sent, self._began = 0, time.monotonic()
+        self._began = self._next = time.monotonic()
         self.batch = BATCH if per_second is None else max(1, min(BATCH, int(per_second)))
         """Messages of a call: those of a second at most."""
 
-    def wait(self, count: int) -> None:
-        """Until these may be sent."""
+    def wait(self) -> None:
+        """Until the next ones may be sent."""
         if self._per_second is not None:
-            time.sleep(max(0.0, self._began + self._sent / self._per_second - time.monotonic()))
-            self._sent += count
+            time.sleep(max(0.0, self._next - time.monotonic()))
+            self._began = time.monotonic()
+
+    def count(self, new: int) -> None:
+        """So many of those that were sent last are new: what the fence skips costs no worker anything."""
+        if self._per_second is not None:
+            self._next = max(self._next, self._began) + new / self._per_second
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
@@ -252,13 +265,13 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordB
         at += length
 
 
-def _repeated(begin: Callable[[], Callable[[], Loaded]]) -> Callable[[], Loaded]:
-    """Send a call; the answer is asked for again when it does not come. The fence makes that safe."""
+def _repeated(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
+    """Send a call; it is sent again when that fails, or no answer comes. The fence makes that safe."""
     from ...exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
 
-    first = begin()
+    first = _sent(begin)
 
-    def read() -> Loaded:
+    def read() -> T:
         answer, tries = first, TRIES
         while True:
             try:
@@ -268,6 +281,19 @@ def _repeated(begin: Callable[[], Callable[[], Loaded]]) -> Callable[[], Loaded]
                 if not tries or isinstance(error, StoreFull):
                     raise
                 time.sleep(WAIT)
-                answer = begin()
+                answer = _sent(begin)
+
+    return read
+
+
+def _sent(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
+    """The same; what goes wrong with sending is raised where the answer is read."""
+    try:
+        return begin()
+    except DelayQError as error:
+        failed = error
+
+    def read() -> T:
+        raise failed
 
     return read

@@ -7,6 +7,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ...exceptions import ConfigurationError, DatabaseUnavailable
 from ..params import Database
 
@@ -36,7 +38,7 @@ class Connected(NamedTuple):
 
 @contextmanager
 def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]:
-    """A connection for reading, closed at the end. SQLite's is read-only, and not Django's unless `plain`.
+    """A connection for reading, closed at the end. SQLite's is read-only, and is Django's only with `plain`.
 
     Raises DatabaseUnavailable and ConfigurationError, neither of which names a password.
     """
@@ -44,7 +46,7 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
         with _sqlite(database) as connection:
             yield Connected("sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, _limited)
         return
-    connection = connection_to(database)
+    connection = connection_to(_read_only(database))
     try:
         _connect(connection, database)
         with connection.cursor() as cursor:
@@ -155,6 +157,13 @@ def _address(name: str) -> str:
     if ":memory:" in name or "mode=memory" in name:
         raise ConfigurationError("The archive is in the memory of one process, where Spark cannot read it.")
     return name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=ro"
+
+
+def _read_only(database: Database) -> Database:
+    """Django takes an address of SQLite's as a name."""
+    if _backend(database).vendor != "sqlite":
+        return database
+    return msgspec.structs.replace(database, name=_address(database.name))
 
 
 def _quoted(name: str) -> str:

@@ -14,6 +14,12 @@ logger = logging.getLogger("delayq")
 #: Seconds after which InnoDB makes its list of transactions anew: until then it may lack who has just begun.
 STALE = 0.15
 
+#: Of a role that MariaDB or MySQL does not show the transactions of others.
+UNSEEN = (
+    "Open transactions cannot be seen here, so a row of one that takes longer than the settle time may be missed: "
+    "GRANT PROCESS ON *.* to the role of the pipeline."
+)
+
 #: Times that PostgreSQL is asked since when somebody writes, and seconds between them: locks and sessions are two
 #: lists, and who ends just then is in the first one only.
 TRIES, PAUSE = 20, 0.05
@@ -36,6 +42,7 @@ SELECT least(utc_timestamp(6), coalesce(min(convert_tz(trx_started, 'SYSTEM', '+
 FROM information_schema.innodb_trx
 WHERE trx_mysql_thread_id <> connection_id() AND (trx_rows_modified > 0 OR trx_lock_structs > 0)
 """
+_MYSQL_SEES = "SELECT count(*) FROM information_schema.innodb_trx"
 _MYSQL_CLOCK = "SELECT utc_timestamp(6) - INTERVAL %s MICROSECOND"
 
 
@@ -51,6 +58,19 @@ def last_settled(connection: Any, table: str, seconds: float) -> int:
         return _one(connection, f"SELECT max(id) FROM {connection.ops.quote_name(table)}") or 0
     horizon = _horizon(connection, table, seconds)
     return _last_before(connection, connection.ops.quote_name(table), horizon)
+
+
+def unseen(connection: Any) -> str:
+    """What whoever relies on last_settled() should know; empty when the database says all that it needs."""
+    from django.db import DatabaseError
+
+    if connection.vendor != "mysql":
+        return ""
+    try:
+        _one(connection, _MYSQL_SEES)
+    except DatabaseError:
+        return UNSEEN
+    return ""
 
 
 def _horizon(connection: Any, table: str, seconds: float) -> datetime:
@@ -87,8 +107,7 @@ def _mysql_horizon(connection: Any, seconds: float) -> datetime:
     try:
         horizon: datetime = _one(connection, _MYSQL, microseconds)
     except DatabaseError as error:
-        told = "open transactions cannot be seen, so one of more than %g s may be missed: GRANT PROCESS (%s)"
-        logger.warning(told, seconds, error)
+        logger.warning("%s (%s)", UNSEEN, error)
         horizon = _one(connection, _MYSQL_CLOCK, microseconds)
     return horizon
 

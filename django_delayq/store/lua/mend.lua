@@ -3,11 +3,12 @@
 -- KEYS: the partition (shared/partition.lua). Shared: finish, lanes, follow, mending.
 -- ARGV: damage, archive (all, dead or none), then id, argument or '' for each (500 at most; store/mending.py).
 -- Returns: 1 for each that was mended, 0 for each that was not so.
-function MEND.place(id) -- a record in no lane and not leased: back with the due time of its newest run
+function MEND.place(id, due, archive) -- a record in no lane and not leased: back, never before a due time that is known
   local record, entry = redis.call('HGET', MESSAGES, id), redis.call('HGET', ATTEMPTS, id)
   if not record or redis.call('ZSCORE', LEASED, id) or lanes_with(id, record) > 0 then return false end
-  local due = entry and struct.unpack('>I6', entry, 5) or 0
-  park({[lane_of(record)] = {due > 0 and due or NOW, id}})
+  local at = math.max(tonumber(due) or 0, entry and struct.unpack('>I6', entry, 5) or 0)
+  if at == 0 then return die(archive, id, record, 'due_lost') end
+  park({[lane_of(record)] = {at, id}})
   return true
 end
 function MEND.places(id) -- several lanes, another than its own, or a lease too: the lease stays, else the right lane

@@ -25,17 +25,21 @@ local function start_follower(id, record)
   park(moves)
 end
 
--- In a lane or leased, but without a record: ended as a claim would end it.
-function MEND.record(id, _, archive)
-  if redis.call('HEXISTS', MESSAGES, id) == 1 then return false end
-  if lanes_with(id) == 0 and not redis.call('ZSCORE', LEASED, id) then return false end
+local function die(archive, id, record, reason)
   local entry = redis.call('HGET', ATTEMPTS, id)
   redis.call('ZREM', LEASED, id)
-  redis.call('HDEL', ATTEMPTS, id)
-  finish(archive, id, 'dead', false, entry, '{"reason":"body_missing"}')
+  for _, kept in ipairs({MESSAGES, ATTEMPTS}) do redis.call('HDEL', kept, id) end
+  finish(archive, id, 'dead', record, entry, '{"reason":"' .. reason .. '"}')
   redis.call('HINCRBY', META, 'dead', 1)
   start_follower(id)
   return true
+end
+
+-- In a lane or leased, but without a record.
+function MEND.record(id, _, archive)
+  local placed = lanes_with(id) > 0 or redis.call('ZSCORE', LEASED, id)
+  if not placed or redis.call('HEXISTS', MESSAGES, id) == 1 then return false end
+  return die(archive, id, false, 'body_missing')
 end
 
 -- A follower whose run does not go on.
