@@ -32,7 +32,7 @@ print(json.dumps({"job": "where", "paths": [row.path for row in rows]}))
 def test_jobs_run_on_executors_that_have_only_the_zip(tmp_path: Path, settings: Any) -> None:
     outside.require_java()
     make_rows(3_000)
-    record.using(delay=60).enqueue(1)
+    record.using(delay=3600).enqueue(1)
     given = {"redis_secret": "env:REDIS_OF_TEST", "lake": str(tmp_path / "lake")}
     jobs = [
         word
