@@ -145,12 +145,11 @@ def iso(when: datetime | None) -> str:
 def _tasks(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     import msgspec
 
-    from .. import tasks
-    from ..pipeline.task_specs import spec_of
+    from ..pipeline.task_specs import all_specs, spec_of
 
     if name == "schedule":
         return {"task": msgspec.to_builtins(spec_of(given["task"]))}
-    return {"tasks": [msgspec.to_builtins(spec_of(one)) for one in sorted(tasks.by_name)]}
+    return {"tasks": msgspec.to_builtins(all_specs())}
 
 
 def _plain(value: Any, option: str) -> Any:

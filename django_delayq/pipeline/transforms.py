@@ -47,20 +47,8 @@ def signature() -> list[Column]:
     ]
 
 
-def topic_hours(frame: DataFrame) -> DataFrame:
-    """One row per hour (UTC, its beginning in microseconds since 1970) and topic: the columns of TopicHour, histograms
-    as the JSON of histogram.encode(). Rows without finished_at are in no hour."""
-    return hours_of(counted(frame))
-
-
-def task_days(frame: DataFrame) -> DataFrame:
-    """One row per day (UTC, as the hour above), topic and task: the columns of TaskDay; `errors` is an array of (error,
-    n), the fifty most frequent, null when nothing died."""
-    return days_of(counted(frame))
-
-
 def counted(frame: DataFrame, units: Sequence[Unit] = HOURS_AND_DAYS) -> DataFrame:
-    """Rows of the archive -> cells: what hours_of() and days_of() are made of, in one pass over the rows."""
+    """Rows of the archive -> cells: what topic_hours() and task_days() are made of, in one pass over the rows."""
     part = partial(cells.cells, units=units)
     found = frame.select(*READ).mapInArrow(part, schemas.spark_schema(cells.CELLS))
     keys = (*KEYS, "kind", "bucket", "error")
@@ -68,13 +56,15 @@ def counted(frame: DataFrame, units: Sequence[Unit] = HOURS_AND_DAYS) -> DataFra
     return found.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in ("n", *SUMS)), *highest)
 
 
-def hours_of(found: DataFrame) -> DataFrame:
-    """topic_hours() of cells."""
+def topic_hours(found: DataFrame) -> DataFrame:
+    """Of counted(): one row per hour (UTC, its beginning in microseconds since 1970) and topic, with the columns of
+    TopicHour; histograms are the JSON of histogram.encode(). Rows without finished_at are in no hour."""
     return figures(found, "hour").withColumnRenamed("at", "hour").drop("task")
 
 
-def days_of(found: DataFrame) -> DataFrame:
-    """task_days() of cells."""
+def task_days(found: DataFrame) -> DataFrame:
+    """Of counted(): one row per day (UTC, as the hour above), topic and task, with the columns of TaskDay; `errors` is
+    an array of (error, n), the fifty most frequent, null when nothing died."""
     errors = _errors(found.where((F.col("unit") == "day") & (F.col("kind") == "error")))
     whole = figures(found, "day").join(errors, ["at", "topic", "task"], "left")
     return whole.withColumnRenamed("at", "day")

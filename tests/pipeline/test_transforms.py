@@ -105,13 +105,21 @@ def test_what_both_ways_share_is_equal() -> None:
     assert tuple(Final.values) == cells.STATES
 
 
+def topic_hours(rows: Any) -> Any:
+    return transforms.topic_hours(transforms.counted(rows))
+
+
+def task_days(rows: Any) -> Any:
+    return transforms.task_days(transforms.counted(rows))
+
+
 # Hours of topics
 
 
 def test_messages_count_in_the_hour_in_which_they_finished(spark: Any) -> None:
     tick = timedelta(microseconds=1)
     whens = [NINE - tick, NINE, NINE + HOUR - tick, NINE + HOUR, datetime(1969, 12, 31, 23, 30, tzinfo=timezone.utc)]
-    found = transforms.topic_hours(frame(spark, *(row(when) for when in whens)))
+    found = topic_hours(frame(spark, *(row(when) for when in whens)))
     assert [(one["hour"], one["messages"]) for one in figures(found)] == [
         (-3_600_000_000, 1), (micros(NINE - HOUR), 1), (micros(NINE), 2), (micros(NINE + HOUR), 1),
     ]  # fmt: skip
@@ -126,7 +134,7 @@ def test_an_hour_of_a_topic_is_what_its_rows_say(spark: Any) -> None:
         row(state="cancelled", attempts=0, lateness_ms=None, run_ms=None, task="other"),
         row(topic="mail", lateness_ms=-3.5, run_ms=0.0),
     ]
-    found = transforms.topic_hours(frame(spark, *rows))
+    found = topic_hours(frame(spark, *rows))
     names = ", ".join(
         [*(f"{name} long" for name in COUNTS), "lateness_sum double, lateness_max double, run_sum double"]
     )
@@ -144,13 +152,13 @@ def test_an_hour_of_a_topic_is_what_its_rows_say(spark: Any) -> None:
 
 
 def test_a_group_of_what_never_ran_has_no_times(spark: Any) -> None:
-    (one,) = figures(transforms.topic_hours(frame(spark, row(state="expired", lateness_ms=None, run_ms=None))))
+    (one,) = figures(topic_hours(frame(spark, row(state="expired", lateness_ms=None, run_ms=None))))
     assert [one[name] for name in FIGURES[7:]] == [0.0, None, 0.0, None, "{}", "{}"]
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_what_is_no_finite_number_is_as_what_never_ran(spark: Any, odd: float) -> None:
-    found = figures(transforms.topic_hours(frame(spark, row(lateness_ms=odd), row(lateness_ms=4.0, run_ms=odd))))
+    found = figures(topic_hours(frame(spark, row(lateness_ms=odd), row(lateness_ms=4.0, run_ms=odd))))
     (one,) = found
     assert (one["lateness_sum"], one["lateness_max"], one["run_sum"], one["run_max"]) == (4.0, 4.0, 20.0, 20.0)
     assert one["lateness"] == histogram.encode(histogram.histogram([4.0]))
@@ -164,18 +172,18 @@ def test_sums_are_exact_however_huge_or_many_the_values(spark: Any) -> None:
     """56 years late: due in seconds where milliseconds were meant. A sum of longs would not hold it."""
     years = 1.7e12 + 0.001
     values = [years] * 6_000 + [0.001] * 10 + [1.7e308, 1e17]
-    (one,) = figures(transforms.topic_hours(frame(spark, *(row(lateness_ms=value) for value in values))))
+    (one,) = figures(topic_hours(frame(spark, *(row(lateness_ms=value) for value in values))))
     wanted = sum(histogram.microseconds(value) for value in values) / 1000
     assert (one["lateness_sum"], one["lateness_max"]) == (wanted, 1.7e308)
 
 
 def test_rows_without_a_time_of_ending_are_in_no_hour_and_no_day(spark: Any) -> None:
     nowhere = frame(spark, row(None), row(None, state="dead"))
-    assert transforms.topic_hours(nowhere).count() == transforms.task_days(nowhere).count() == 0
+    assert topic_hours(nowhere).count() == task_days(nowhere).count() == 0
 
 
 def test_nothing_has_no_hours_and_no_days_but_their_columns(spark: Any) -> None:
-    hours, days = transforms.topic_hours(frame(spark)), transforms.task_days(frame(spark))
+    hours, days = topic_hours(frame(spark)), task_days(frame(spark))
     assert hours.collect() == days.collect() == []
     assert {"hour", "topic", *FIGURES} == set(hours.columns)
     assert {"day", "topic", "task", "errors", *FIGURES} == set(days.columns)
@@ -187,7 +195,7 @@ def test_nothing_has_no_hours_and_no_days_but_their_columns(spark: Any) -> None:
 def test_days_are_those_of_utc_by_topic_and_task(spark: Any) -> None:
     midnight = NINE.replace(hour=0)
     rows = [row(midnight - timedelta(microseconds=1)), row(midnight), row(task="remind"), row(topic="mail")]
-    found = figures(transforms.task_days(frame(spark, *rows, row())))
+    found = figures(task_days(frame(spark, *rows, row())))
     assert [(one["day"], one["topic"], one["task"], one["messages"]) for one in found] == [
         (micros(midnight - 24 * HOUR), "orders", "close", 1),
         (micros(midnight), "mail", "close", 1),
@@ -198,7 +206,7 @@ def test_days_are_those_of_utc_by_topic_and_task(spark: Any) -> None:
 
 def errors_of(spark: Any, rows: Sequence[dict[str, Any]]) -> Any:
     """The errors of the only day of a task: name -> n, the most frequent first; None when nothing died."""
-    (one,) = figures(transforms.task_days(frame(spark, *rows)))
+    (one,) = figures(task_days(frame(spark, *rows)))
     return one["errors"] and [(cell["error"], cell["n"]) for cell in one["errors"]]
 
 
@@ -231,10 +239,10 @@ def test_the_fifty_most_frequent_errors_are_kept_and_of_equal_ones_the_first_by_
 def test_the_session_s_time_zone_changes_no_hour(spark: Any) -> None:
     before = spark.conf.get("spark.sql.session.timeZone")
     rows = frame(spark, row(), row(NINE + 15 * HOUR))
-    wanted = figures(transforms.topic_hours(rows)), figures(transforms.task_days(rows))
+    wanted = figures(topic_hours(rows)), figures(task_days(rows))
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:
-        assert (figures(transforms.topic_hours(rows)), figures(transforms.task_days(rows))) == wanted
+        assert (figures(topic_hours(rows)), figures(task_days(rows))) == wanted
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
 

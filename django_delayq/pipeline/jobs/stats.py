@@ -182,8 +182,8 @@ def _floor(when: datetime, length: timedelta) -> datetime:
 def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> Written:
     # Kept, so that the rows are read once: the cells are few.
     cells = transforms.counted(transforms.settled(given.frame, *given.span.whole(HOUR))).persist()
-    hours = transforms.hours_of(cells).persist()
-    days = _within(transforms.days_of(cells), given.span.whole(DAY)).persist()
+    hours = transforms.topic_hours(cells).persist()
+    days = _within(transforms.task_days(cells), given.span.whole(DAY)).persist()
     try:
         with configured(given.frame.sparkSession, _BATCHES):
             number = hours.count() + days.count()

@@ -132,7 +132,7 @@ class Loader:
     def __init__(self, store: RedisStore, spec: LoadSpec) -> None:
         from ...store.loading import Load
 
-        self._store, self._spec = store, spec
+        self._store = store
         self._load = Load(spec.job, spec.fingerprint, spec.notes)
         self._names = {bytes.fromhex(code): name for code, name in spec.tasks.items()}
         self._records = Records(store.settings.compress_above, spec.due_ms)
