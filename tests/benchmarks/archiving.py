@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from typing import Any
 
 from tests import databases
 
-from . import common
+from . import common, on_database
 from .burst import drain
 from .common import median
 
@@ -23,16 +22,11 @@ _used = 0
 
 
 def main(arguments: list[str]) -> None:
-    """Each database in a process of its own: settings are read once. With --one: the database of the environment."""
-    if "--one" in arguments:
-        measure(common.options([argument for argument in arguments if argument != "--one"], RUNS))
+    """Each kind of database."""
+    own = on_database.arguments_of("archiving", databases.KINDS, arguments)
+    if own is None:
         return
-    for kind in databases.KINDS:
-        if reason := databases.missing(kind):
-            print(f"archiving [{kind}]: left out, {reason}")
-            continue
-        run = [sys.executable, "-m", "tests.databases", kind, sys.executable, "-m", "tests.benchmarks.archiving"]
-        subprocess.run([*run, "--one", *arguments], check=True)
+    measure(common.options(own, RUNS))
 
 
 def measure(options: common.Options) -> None:

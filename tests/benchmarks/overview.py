@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from typing import Any
 
-from tests import databases
-
-from . import common, seed
+from . import common, on_database, seed
 from .common import median
 from .pages import log_in
 
@@ -20,14 +17,10 @@ ROOT = "/admin/django_delayq/dashboard/"
 
 def main(arguments: list[str]) -> None:
     """On PostgreSQL."""
-    if "--one" not in arguments:
-        if reason := databases.missing("postgresql"):
-            print(f"overview: left out, {reason}")
-            return
-        run = [sys.executable, "-m", "tests.databases", "postgresql", sys.executable, "-m", "tests.benchmarks.overview"]
-        subprocess.run([*run, "--one", *arguments], check=True)
+    own = on_database.arguments_of("overview", ("postgresql",), arguments)
+    if own is None:
         return
-    measure(common.options([one for one in arguments if one != "--one"], RUNS))
+    measure(common.options(own, RUNS))
 
 
 def measure(options: common.Options) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from urllib.parse import urlencode
 
 from tests import databases
 
-from . import common, seed
+from . import common, on_database, seed
 from .common import median
 
 ROWS = 2_000_000
@@ -25,16 +24,12 @@ CSV_ROWS = 20_000
 
 
 def main(arguments: list[str]) -> None:
-    """PostgreSQL, or with --one the database of the environment; --seeded: its rows are there already."""
-    if "--one" not in arguments:
-        if reason := databases.missing("postgresql"):
-            print(f"pages: left out, {reason}")
-            return
-        run = [sys.executable, "-m", "tests.databases", "postgresql", sys.executable, "-m", "tests.benchmarks.pages"]
-        subprocess.run([*run, "--one", *arguments], check=True)
+    """On PostgreSQL. --seeded: its rows are there already."""
+    own = on_database.arguments_of("pages", ("postgresql",), arguments)
+    if own is None:
         return
-    own = ("--one", "--seeded")
-    measure(common.options([one for one in arguments if one not in own], RUNS), "--seeded" in arguments)
+    known = common.options([one for one in own if one != "--seeded"], RUNS)
+    measure(known, "--seeded" in own)
 
 
 def measure(options: common.Options, seeded: bool) -> None:

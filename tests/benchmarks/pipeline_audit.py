@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from typing import Any
 from tests import databases
 from tests.servers import launcher
 
-from . import common, seed
+from . import common, on_database, seed
 
 WAITING, DURABLE, ARCHIVED = 250_000, 250_000, 500_000
 MASTER, MEMORY = "local[2]", "1g"
@@ -29,15 +28,11 @@ MOST_S = 60.0
 
 
 def main(arguments: list[str]) -> None:
-    """PostgreSQL, or with --one the database of the environment."""
-    if "--one" not in arguments:
-        if reason := databases.missing("postgresql"):
-            print(f"pipeline_audit: left out, {reason}")
-            return
-        run = [sys.executable, "-m", "tests.databases", "postgresql", sys.executable, "-m"]
-        subprocess.run([*run, "tests.benchmarks.pipeline_audit", "--one", *arguments], check=True)
+    """On PostgreSQL."""
+    own = on_database.arguments_of("pipeline_audit", ("postgresql",), arguments)
+    if own is None:
         return
-    measure(common.options([one for one in arguments if one != "--one"], 1))
+    measure(common.options(own, 1))
 
 
 def measure(options: common.Options) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,7 +16,7 @@ import psutil
 
 from tests import databases
 
-from . import common, seed
+from . import common, on_database, seed
 
 ROWS = 2_000_000
 LEAST_PER_SECOND = 100_000
@@ -27,16 +26,12 @@ WARM_UP = 20_000
 
 
 def main(arguments: list[str]) -> None:
-    """PostgreSQL, or with --one the database of the environment; --seeded: its rows are there already."""
-    if "--one" not in arguments:
-        if reason := databases.missing("postgresql"):
-            print(f"pipeline_export: left out, {reason}")
-            return
-        run = [sys.executable, "-m", "tests.databases", "postgresql", sys.executable, "-m"]
-        subprocess.run([*run, "tests.benchmarks.pipeline_export", "--one", *arguments], check=True)
+    """On PostgreSQL. --seeded: its rows are there already."""
+    own = on_database.arguments_of("pipeline_export", ("postgresql",), arguments)
+    if own is None:
         return
-    own = ("--one", "--seeded")
-    measure(common.options([one for one in arguments if one not in own], 1), "--seeded" in arguments)
+    known = common.options([one for one in own if one != "--seeded"], 1)
+    measure(known, "--seeded" in own)
 
 
 def measure(options: common.Options, seeded: bool) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from typing import Any
 
 from tests import databases
 
-from . import common, seed
+from . import common, on_database, seed
 from .common import median
 from .pipeline_export import peak_memory
 
@@ -30,17 +29,12 @@ BARS = {
 
 
 def main(arguments: list[str]) -> None:
-    """Each kind of database, or with --one that of the environment; --seeded: its rows are there already."""
-    if "--one" in arguments:
-        own = ("--one", "--seeded")
-        measure(common.options([one for one in arguments if one not in own], RUNS), "--seeded" in arguments)
+    """Each kind of database. --seeded: its rows are there already."""
+    own = on_database.arguments_of("pipeline_read", list(dict.fromkeys(kind for kind, _ in BARS)), arguments)
+    if own is None:
         return
-    for kind in dict.fromkeys(kind for kind, _ in BARS):
-        if reason := databases.missing(kind):
-            print(f"pipeline_read: {kind} left out, {reason}")
-            continue
-        run = [sys.executable, "-m", "tests.databases", kind, sys.executable, "-m", "tests.benchmarks.pipeline_read"]
-        subprocess.run([*run, "--one", *arguments], check=True)
+    known = common.options([one for one in own if one != "--seeded"], RUNS)
+    measure(known, "--seeded" in own)
 
 
 def measure(options: common.Options, seeded: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from pyarrow import parquet
 from django_delayq.pipeline.lake import Commit, Lake
 from tests import databases
 
-from . import common, seed
+from . import common, on_database, seed
 from .pipeline_export import MASTER, MEMORY, peak_memory
 from .versus import made_lake
 
@@ -36,15 +35,11 @@ ARCHIVE, SETTLED_AT = "benchmark000", "2026-11-20T00:00:00Z"
 
 
 def main(arguments: list[str]) -> None:
-    """PostgreSQL, or with --one the database of the environment."""
-    if "--one" not in arguments:
-        if reason := databases.missing("postgresql"):
-            print(f"pipeline_stats: left out, {reason}")
-            return
-        run = [sys.executable, "-m", "tests.databases", "postgresql", sys.executable, "-m"]
-        subprocess.run([*run, "tests.benchmarks.pipeline_stats", "--one", *arguments], check=True)
+    """On PostgreSQL."""
+    own = on_database.arguments_of("pipeline_stats", ("postgresql",), arguments)
+    if own is None:
         return
-    measure(common.options([one for one in arguments if one != "--one"], 3))
+    measure(common.options(own, 3))
 
 
 def measure(options: common.Options) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ import psutil
 from django_delayq.pipeline.lake import Lake
 from tests import databases
 
-from . import common, seed
+from . import common, on_database, seed
 from .peers.catalogue import ROOT
 from .versus import watched
 
@@ -50,19 +49,14 @@ class Run(NamedTuple):
 
 
 def main(arguments: list[str]) -> None:
-    """PostgreSQL unless it is told otherwise."""
-    if "--one" not in arguments:
-        kind = "postgresql"
-        if reason := databases.missing(kind):
-            print(f"PostgreSQL is left out: {reason}")
-            kind = "sqlite"
-        run = [sys.executable, "-m", "tests.databases", kind, sys.executable, "-m", "tests.benchmarks.pipeline_stream"]
-        subprocess.run([*run, "--one", *arguments], check=True)
+    """On PostgreSQL; on SQLite where that is not installed."""
+    kind = "sqlite" if databases.missing("postgresql") else "postgresql"
+    own = on_database.arguments_of("pipeline_stream", (kind,), arguments)
+    if own is None:
         return
-    own = ("--one", "--seeded")
-    options = common.options([one for one in arguments if one not in own], 1)
+    options = common.options([one for one in own if one != "--seeded"], 1)
     seed.set_up()
-    if "--seeded" not in arguments:
+    if "--seeded" not in own:
         seed.fill(options.scaled(ROWS, 2_000))
     folder = ROOT / ".bench"
     folder.mkdir(exist_ok=True)
