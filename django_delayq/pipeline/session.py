@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import Refused, SparkMissing
+from .params import SECRET_NAME
 from .private import private_folder
 
 #: Java that Spark 4 runs on.
@@ -25,7 +26,7 @@ FIX = f"Spark needs Java {OLDEST_JAVA} or newer: install a JRE (Debian: openjdk-
 INSTALL = "pip install 'django-delayq[spark]'."
 
 #: What Spark masks wherever it shows its configuration.
-SECRET = r"(?i)secret|password|passwd|token|access[.]?key|credential|dsn|url|uri"
+REDACTED = SECRET_NAME + "|credential|url|uri"
 UTC = ("UTC", "Etc/UTC", "GMT", "+00:00", "Z")
 
 #: Without these the jobs would be wrong, or not run.
@@ -33,7 +34,7 @@ _NEEDED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.redaction.regex": SECRET,
+    "spark.redaction.regex": REDACTED,
 }
 #: Modules whose data sources every session gets.
 _FORMATS = (".sources.archive", ".sources.outbox", ".sources.query", ".sources.queue", ".sinks.queue")
