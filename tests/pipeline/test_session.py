@@ -80,7 +80,7 @@ def test_files_of_a_session_are_for_this_user_only(spark: Any) -> None:
 
 
 def test_secrets_in_the_configuration_are_masked(spark: Any) -> None:
-    assert spark.conf.get("spark.redaction.regex") == session.SECRET
+    assert spark.conf.get("spark.redaction.regex") == session.REDACTED
 
 
 def test_a_session_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
