@@ -103,7 +103,7 @@ def test_the_last_of_two_replacements_in_one_call_runs(hands: Hands) -> None:
 
 
 def test_what_has_ended_in_an_old_partition_is_not_sent_again(hands: Hands, settings: Any) -> None:
-    handles = [crowd.using(durable=True).enqueue(number) for number in range(8)]
+    handles = [crowd.using(durable=True).enqueue(number) for number in range(64)]
     assert any(partition_of("crowd", handle.identity, 2).number for handle in handles)
     hands.work(Partition("crowd", 0))
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 2}}}

@@ -1,6 +1,5 @@
 -- Shared: how each damage is mended. After finish, lanes and follow. Each returns whether the damage was there.
 local MEND = {}
-
 -- In how many lanes the id is, and its due time: that of the lane where its record belongs, else the earliest.
 local function lanes_with(id, record)
   local count, due, right = 0, nil, nil
@@ -28,7 +27,8 @@ end
 local function die(archive, id, record, reason)
   local entry = redis.call('HGET', ATTEMPTS, id)
   redis.call('ZREM', LEASED, id)
-  for _, kept in ipairs({MESSAGES, ATTEMPTS}) do redis.call('HDEL', kept, id) end
+  redis.call('HDEL', MESSAGES, id)
+  redis.call('HDEL', ATTEMPTS, id)
   finish(archive, id, 'dead', record, entry, '{"reason":"' .. reason .. '"}')
   redis.call('HINCRBY', META, 'dead', 1)
   start_follower(id)
