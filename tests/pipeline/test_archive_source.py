@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timezone
@@ -23,7 +24,7 @@ from django_delayq.exceptions import ConfigurationError, DatabaseUnavailable
 from django_delayq.models import ArchivedMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params, Secret
-from django_delayq.pipeline.sources import ranges, rows
+from django_delayq.pipeline.sources import adbc, ranges, rows
 from django_delayq.pipeline.sources.archive import IdRange, RangeReader, encoded, read_archive
 from tests.pipeline.rows import INSTANTS, ODD, make_odd_rows, make_rows
 
@@ -98,6 +99,28 @@ def test_a_column_alone_keeps_its_nulls(reader: str, name: str, database: Databa
     make_odd_rows()
     at = schemas.ARCHIVE.names.index(name)
     assert in_one(database, [name], reader=reader)[name].to_pylist() == [row[at] for row in as_django_reads()]
+
+
+def test_a_column_may_be_empty_for_many_rows_and_then_hold_something(database: Database) -> None:
+    """SQLite has no types: a driver that learns them from the first rows learns nothing here."""
+    nothing = 2 * rows.FIRST
+    names = ["started_at", "lateness_ms", "max_attempts", "replay_of"]
+    values = {"started_at": INSTANTS[4], "lateness_ms": 2.5, "max_attempts": 3, "replay_of": 7}
+    ids = make_rows(
+        nothing + 2, **{name: lambda n, name=name: values[name] if n >= nothing else None for name in names}
+    )
+    found = in_one(database, names).to_pylist()
+    assert len(ids) == len(found)
+    assert found[0] == dict.fromkeys(names)
+    assert found[nothing:] == [values, values]
+
+
+def test_without_adbcs_drivers_the_same_is_read_by_the_cursor(database: Database, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "adbc_driver_postgresql.dbapi", None)
+    monkeypatch.setitem(sys.modules, "adbc_driver_sqlite.dbapi", None)
+    make_odd_rows()
+    assert adbc.driver(connection.vendor) is None
+    assert [tuple(row.values()) for row in in_one(database).to_pylist()] == as_django_reads()
 
 
 # Ranges
@@ -214,6 +237,21 @@ def test_the_projects_options_change_nothing_of_what_is_read(reader: str, databa
     other = msgspec.structs.replace(database, options=OPTIONS[connection.vendor])
     found = in_one(other, reader=reader).to_pylist()
     assert [tuple(row.values()) for row in found] == as_django_reads()
+
+
+def test_the_role_that_the_project_assumes_is_assumed(database: Database) -> None:
+    if connection.vendor != "postgresql":
+        return
+    make_rows(1)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE ROLE delayq_stranger")
+    try:
+        other = msgspec.structs.replace(database, options={"assume_role": "delayq_stranger"})
+        with pytest.raises(Exception, match="permission denied"):
+            in_one(other)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP ROLE delayq_stranger")
 
 
 def test_a_database_that_is_away_is_named_and_its_password_is_not(monkeypatch: Any, parameters: Any) -> None:

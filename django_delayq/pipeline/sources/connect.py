@@ -42,7 +42,7 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
 
     Raises DatabaseUnavailable and ConfigurationError, neither of which names a password.
     """
-    if _backend(database).vendor == "sqlite" and not plain:
+    if backend_of(database).vendor == "sqlite" and not plain:
         with _sqlite(database) as connection:
             yield Connected("sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, _limited)
         return
@@ -71,7 +71,7 @@ def connection_to(database: Database) -> Any:
 
     options = {name: value for name, value in database.options.items() if name not in _FOR_WRITERS}
     entry = {
-        "ENGINE": _backend(database).__module__.removesuffix(".base"),
+        "ENGINE": backend_of(database).__module__.removesuffix(".base"),
         "NAME": database.name,
         "USER": database.user,
         "PASSWORD": database.password.resolve(),
@@ -92,7 +92,7 @@ def mysql_driver() -> None:
         pymysql.install_as_MySQLdb()
 
 
-def _backend(database: Database) -> Any:
+def backend_of(database: Database) -> Any:
     """The class of Django's that connects: the engine's own, or what it is made of where that cannot be loaded."""
     from django.conf import settings
     from django.core.exceptions import ImproperlyConfigured
@@ -124,10 +124,11 @@ def _connect(connection: Any, database: Database) -> None:
             with connection.cursor() as cursor:
                 cursor.execute("SET statement_timeout = 0")
     except Error as error:
-        raise _unavailable(database, error) from None
+        raise unavailable(database, error) from None
 
 
-def _unavailable(database: Database, error: Exception) -> DatabaseUnavailable:
+def unavailable(database: Database, error: Exception) -> DatabaseUnavailable:
+    """The error to raise when no connection can be made: without the password."""
     said = str(error).strip()
     if secret := database.password.resolve():
         said = said.replace(secret, "***")
@@ -146,14 +147,15 @@ def _sqlite(database: Database) -> Iterator[Any]:
 
     patience = max(PATIENCE, float(database.options.get("timeout") or 0))
     try:
-        connection = sqlite3.connect(_address(database.name), uri=True, timeout=patience)
+        connection = sqlite3.connect(address_of(database.name), uri=True, timeout=patience)
     except sqlite3.Error as error:
-        raise _unavailable(database, error) from None
+        raise unavailable(database, error) from None
     with closing(connection):
         yield connection
 
 
-def _address(name: str) -> str:
+def address_of(name: str) -> str:
+    """SQLite's, read-only. Raises ConfigurationError for a database in memory."""
     if ":memory:" in name or "mode=memory" in name:
         raise ConfigurationError("The archive is in the memory of one process, where Spark cannot read it.")
     return name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=ro"
@@ -161,9 +163,9 @@ def _address(name: str) -> str:
 
 def _read_only(database: Database) -> Database:
     """Django takes an address of SQLite's as a name."""
-    if _backend(database).vendor != "sqlite":
+    if backend_of(database).vendor != "sqlite":
         return database
-    return msgspec.structs.replace(database, name=_address(database.name))
+    return msgspec.structs.replace(database, name=address_of(database.name))
 
 
 def _quoted(name: str) -> str:

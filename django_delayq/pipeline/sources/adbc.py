@@ -1,0 +1,109 @@
+"""Reads by ADBC's drivers, which make Arrow of what a database sends, and no Python object of a value.
+
+PostgreSQL: binary COPY, for half the work, there and here, of COPY as text that is parsed. SQLite: a third of the work
+of Python's module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+
+from ..params import Database
+from .connect import PATIENCE, address_of, connection_to, unavailable
+from .ranges import Range
+
+#: Bytes that a batch should have.
+CHUNK = 4 * 1024 * 1024
+_BYTES_OF_BATCH = "adbc.postgresql.batch_size_hint_bytes"
+_ROWS_OF_BATCH = "adbc.sqlite.query.batch_rows"
+
+
+def driver(vendor: str) -> Any:
+    """The module for PostgreSQL or SQLite; None for other databases, and where it is not installed."""
+    name = {"postgresql": "adbc_driver_postgresql", "sqlite": "adbc_driver_sqlite"}.get(vendor)
+    if name is None or (vendor == "postgresql" and not _has_psycopg3()):
+        return None
+    try:
+        return import_module(f"{name}.dbapi")
+    except ImportError:
+        return None
+
+
+def _has_psycopg3() -> bool:
+    """It knows what of a connection's options is for libpq."""
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    return bool(is_psycopg3)
+
+
+def copied(database: Database, table: str, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
+    """From PostgreSQL, as rows.read(). Raises DatabaseUnavailable, and ADBC's errors."""
+    django = connection_to(database)
+    quote = django.ops.quote_name
+    columns = ", ".join(_expression(quote(field.name), field.name) for field in schema)
+    # Numbers of our own: COPY takes no parameters.
+    where = f"WHERE id > {int(ids[0])} AND id <= {int(ids[1])} ORDER BY id"
+    with _open("postgresql", database, _conninfo(django)) as connection, connection.cursor() as cursor:
+        # In one transaction, so that a pool between here and the server keeps to one connection of its own.
+        cursor.execute("SET LOCAL statement_timeout = 0")  # the project's is for its pages; a range may take minutes
+        if role := database.options.get("assume_role"):
+            cursor.execute(f"SET LOCAL ROLE {quote(role)}")
+        cursor.adbc_statement.set_options(**{_BYTES_OF_BATCH: str(CHUNK)})
+        cursor.execute(f"SELECT {columns} FROM {quote(table)} {where}")
+        for batch in cursor.fetch_record_batch():
+            yield batch.cast(schema)
+
+
+@contextmanager
+def sqlite_columns(database: Database, most: int) -> Iterator[Callable[[str], Sequence[pa.Array]]]:
+    """A function: the columns of a statement without parameters that gives so many rows at most.
+
+    Raises DatabaseUnavailable, and ADBC's errors.
+    """
+    with (
+        _open("sqlite", database, address_of(database.name), autocommit=True) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(f"PRAGMA busy_timeout = {int(PATIENCE * 1000)}")
+        # A column has the type of what is in the first batch: so there is only one.
+        cursor.adbc_statement.set_options(**{_ROWS_OF_BATCH: str(most)})
+
+        def columns(sql: str) -> Sequence[pa.Array]:
+            cursor.execute(sql)
+            return [column.combine_chunks() for column in cursor.fetch_arrow_table().columns]
+
+        yield columns
+
+
+@contextmanager
+def _open(vendor: str, database: Database, address: str, **told: Any) -> Iterator[Any]:
+    module = driver(vendor)
+    try:
+        connection = module.connect(address, **told)
+    except module.Error as error:
+        raise unavailable(database, error) from None
+    with closing(connection):
+        yield connection
+
+
+def _expression(quoted: str, name: str) -> str:
+    """Ids as 32 digits without dashes."""
+    return f"encode(uuid_send({quoted}), 'hex') AS {quoted}" if name == "message_id" else quoted
+
+
+def _conninfo(django: Any) -> str:
+    """What Django tells psycopg, as far as it is for libpq."""
+    from psycopg.conninfo import make_conninfo
+    from psycopg.pq import Conninfo
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    told = django.get_connection_params().items()
+    given = {name: value for name, value in told if name in known and value is not None}
+    if "options" in given:  # a short timeout among them would also be for what ADBC asks at the beginning
+        given["options"] += " -c statement_timeout=0"
+    return make_conninfo(**{**given, "client_encoding": "UTF8"})
