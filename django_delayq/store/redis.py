@@ -78,9 +78,27 @@ class RedisStore(Loading, Mending):
         """Send an enqueue; the function that is returned reads its answer and must be called, once."""
         said_since = time.monotonic() - SAY_AGAIN
         unsaid = [code for code in tasks if self._said.get((partition, code), -SAY_AGAIN) < said_since]
+        if unsaid or len(messages) > 1:
+            return self._begin_words(partition, {code: tasks[code] for code in unsaid}, messages)
+        message_id, mode, when, expires, record = messages[0]
+        # With the other modes, and from SQL, an id may well be live: that would be a second round trip.
+        if mode != "raise" or when[:1] == "@":
+            return self._begin_words(partition, {}, messages)
+        answer = self.begin("enqueue_one", partition, (message_id, when, expires, record))
+
+        def read() -> tuple[int, dict[int, str]]:
+            now_us = answer()
+            return (now_us, {}) if now_us else self._begin_words(partition, {}, messages)()
+
+        return read
+
+    def _begin_words(
+        self, partition: Partition, unsaid: Mapping[bytes, str], messages: Sequence[Outgoing]
+    ) -> Callable[[], tuple[int, dict[int, str]]]:
+        """Send an enqueue that has a word for what is not simply new."""
         args: list[Any] = [len(unsaid)]
-        for code in unsaid:
-            args += (code.hex(), tasks[code])
+        for code, name in unsaid.items():
+            args += (code.hex(), name)
         for message in messages:
             args += message
         answer = self.begin("enqueue", partition, args)

@@ -64,7 +64,7 @@ every_file = pytest.mark.parametrize(("name", "text"), list(all_files()))
 
 @every_script
 def test_a_script_is_named_as_the_method_that_calls_it(name: str) -> None:
-    assert hasattr(RedisStore, {"leases": "leased_under"}.get(name, name))
+    assert hasattr(RedisStore, {"leases": "leased_under", "enqueue_one": "enqueue"}.get(name, name))
 
 
 @every_script

@@ -7,12 +7,6 @@ local function accepted(when)
   return assert(tonumber(stamp), 'not a stamp'), tonumber(due)
 end
 
--- '' is never (0), '+1500' counts from the due time, else an instant.
-local function expires_of(expires, due)
-  if expires == '' then return 0 end
-  return string.byte(expires) == 43 and due + tonumber(string.sub(expires, 2)) or tonumber(expires)
-end
-
 -- The word with which an enqueue of `record` ends before it has changed anything; nil or false: it may be stored.
 local function standing(id, existing, record, when, mode)
   local from_sql = string.byte(when) == 64
