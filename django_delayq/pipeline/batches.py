@@ -1,4 +1,4 @@
-"""Writes rows to the lake by Spark, and reads again what was written. Nothing of it counts before it is committed."""
+"""Writes rows to the lake, and reads again by Spark what was written. Nothing of it counts before it is committed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from . import schemas, transforms
+from .copying import tidy
 from .errors import LakeError, Refused
 from .lake import Lake, LakeFile
+from .params import Database
 from .session import configured
+from .sources.archive import read_archive
 from .sources.lake import pattern_of, uri_of
+from .sources.rows import Range
 
+#: Ids for which no further task of Spark is begun: each makes one file per date.
+IDS_OF_PART = 50_000
+MOST_PARTS = 8
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: Times as every reader of Parquet knows them, and not in the old 96 bits.
 _MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
@@ -61,6 +68,19 @@ class Written(msgspec.Struct, frozen=True):
 def content_of(frame: DataFrame) -> Content:
     """In one pass over the rows."""
     return _content(_hashed(frame).agg(*transforms.signature()).collect()[0].asDict())
+
+
+def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Content:
+    """Write the rows of the archive with lo < id <= hi as files by date, while they are read. Returns what SQL held."""
+    content = content_of(archived(spark, database, ids, attempt))
+    tidy(attempt)
+    return content
+
+
+def archived(spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None) -> DataFrame:
+    """These rows, in parts as large as files should be."""
+    parts = min(MOST_PARTS, max(1, (ids[1] - ids[0]) // IDS_OF_PART))
+    return read_archive(spark, database, ids, parts=parts, copy=attempt)
 
 
 def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:

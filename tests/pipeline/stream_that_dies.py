@@ -26,17 +26,17 @@ def _die(*_: Any) -> None:
 
 def _while_it_writes() -> None:
     """Some of the files are there, or parts of them."""
-    write = batches.write
+    copy = batches.copy
 
-    def begun(spark: Any, frame: Any, attempt: Path) -> Any:
+    def begun(spark: Any, database: Any, ids: Any, attempt: Path) -> Any:
         threading.Thread(target=_when_there_are_files, args=(attempt,), daemon=True).start()
-        return write(spark, frame, attempt)
+        return copy(spark, database, ids, attempt)
 
-    batches.write = begun
+    batches.copy = begun
 
 
 def _when_there_are_files(attempt: Path) -> None:
-    while not any(attempt.rglob("*.parquet")):
+    while not any(path.is_file() for path in attempt.rglob("*")):
         time.sleep(0.01)
     _die()
 

@@ -14,7 +14,7 @@ from django.db import connection, connections, transaction
 from pyspark.testing import assertDataFrameEqual
 
 from django_delayq.models import ArchivedMessage, LakeBatch
-from django_delayq.pipeline import jobs
+from django_delayq.pipeline import batches, jobs
 from django_delayq.pipeline.errors import Code, LakeConflict, LakeError, Refused
 from django_delayq.pipeline.jobs import export
 from django_delayq.pipeline.lake import Lake
@@ -172,14 +172,14 @@ def test_of_two_exports_at_once_one_wins_and_the_other_says_so(
     export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch, spark: Any
 ) -> None:
     make_rows(10)
-    verify = export._verify
+    verified = batches.verified
 
     def slow(*arguments: Any) -> Any:
-        monkeypatch.setattr(export, "_verify", verify)
+        monkeypatch.setattr(batches, "verified", verified)
         assert export_now().figures["rows"] == 10  # the other one begins later and ends first
-        return verify(*arguments)
+        return verified(*arguments)
 
-    monkeypatch.setattr(export, "_verify", slow)
+    monkeypatch.setattr(batches, "verified", slow)
     report = export_now()
     assert report.code == Code.REFUSED
     assert "another export was quicker" in report.problems[0]
@@ -191,17 +191,13 @@ def test_of_two_exports_at_once_one_wins_and_the_other_says_so(
 
 def test_a_batch_that_does_not_follow_is_refused(spark: Any, parameters: Any, export_now: Export, lake: str) -> None:
     ids = make_rows(10)
-    params = parameters()
-    frame = read_archive(spark, params.database, (ids[4], ids[9]))
     with pytest.raises(LakeConflict, match=f"up to id 0, and this batch begins after {ids[4]:,}"):
-        export.append(spark, Lake(lake), frame, ids[4], ids[9], bool)
+        export.append(spark, Lake(lake), parameters().database, (ids[4], ids[9]), bool)
     assert not Path(lake, "data").exists()
 
 
 def test_a_batch_without_rows_keeps_the_ids_together(spark: Any, parameters: Any, lake: str) -> None:
-    params = parameters()
-    frame = read_archive(spark, params.database, (0, 7))
-    commit = export.append(spark, Lake(lake), frame, 0, 7, bool)
+    commit = export.append(spark, Lake(lake), parameters().database, (0, 7), bool)
     assert (commit.rows, list(commit.files), Lake(lake).last_id) == (0, [], 7)
     assert read_lake(spark, Lake(lake)).count() == 0
 
@@ -213,39 +209,38 @@ def test_files_that_are_not_what_sql_holds_are_not_committed(
     export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_rows(10, body=lambda n: f"{n}")
-    write = export._write
+    copy = batches.copy
 
     def forge(*arguments: Any) -> Any:
-        content = write(*arguments)
+        content = copy(*arguments)
         (path,) = arguments[3].glob("dt=*/*.parquet")
         table = pq.read_table(path)
         column = table.schema.get_field_index("body")
         pq.write_table(table.set_column(column, "body", [["forged"] * 10]), path)
-        Path(path.parent, f".{path.name}.crc").unlink()
         return content
 
-    monkeypatch.setattr(export, "_write", forge)
+    monkeypatch.setattr(batches, "copy", forge)
     with pytest.raises(LakeError, match="its source holds"):
         export_now()
     assert Lake(lake).commits() == []
     (batch,) = LakeBatch.objects.all()
     assert batch.state == "written"
     assert "not committed" in batch.problem
-    monkeypatch.setattr(export, "_write", write)
+    monkeypatch.setattr(batches, "copy", copy)
     assert export_now(grace=0).figures["rows"] == 10
 
 
-def test_rows_that_a_repeated_task_counted_twice_are_looked_at_again(
+def test_a_source_that_is_counted_otherwise_is_looked_at_again(
     export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_rows(10)
-    write = export.batches.write
+    copy = batches.copy
 
     def twice(*arguments: Any) -> Any:
-        content = write(*arguments)
+        content = copy(*arguments)
         return content + content
 
-    monkeypatch.setattr(export.batches, "write", twice)
+    monkeypatch.setattr(batches, "copy", twice)
     assert export_now().code == Code.DONE
     (commit,) = Lake(lake).commits()
     assert commit.rows == LakeBatch.objects.get().rows == 10
@@ -260,10 +255,9 @@ def test_what_the_database_does_not_show_is_said(export_now: Export, monkeypatch
 
 def test_rows_of_other_columns_are_refused(spark: Any, parameters: Any, lake: str) -> None:
     make_rows(1)
-    params = parameters()
-    frame = read_archive(spark, params.database, (0, 10)).withColumnRenamed("body", "content")
+    frame = read_archive(spark, parameters().database, (0, 10)).withColumnRenamed("body", "content")
     with pytest.raises(Refused, match="Look at: body, content"):
-        export.append(spark, Lake(lake), frame, 0, 10, bool)
+        batches.write(spark, frame, Lake(lake).attempt(0, 10))
 
 
 def test_a_session_in_another_zone_is_refused(spark: Any, export_now: Export, lake: str) -> None:

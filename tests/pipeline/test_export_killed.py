@@ -203,7 +203,7 @@ def after(owner: Any, name: str, calls: int) -> None:
 def watch() -> None:
     """Die as soon as Spark has begun a file."""
     data = Path(sys.argv[2], "data")
-    while not any(data.rglob("*.parquet")):
+    while not any(path.is_file() for path in data.rglob("*")):
         time.sleep(0.001)
     die()
 

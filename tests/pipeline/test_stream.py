@@ -20,7 +20,7 @@ from django_delayq.pipeline.errors import LakeConflict, LakeError, Refused
 from django_delayq.pipeline.jobs import export, stream
 from django_delayq.pipeline.lake import Commit, Lake
 from django_delayq.pipeline.options import StreamOptions
-from django_delayq.pipeline.params import Report, Secret
+from django_delayq.pipeline.params import Database, Report, Secret
 from django_delayq.pipeline.sources.archive import read_archive
 from django_delayq.pipeline.sources.lake import read_lake
 
@@ -92,16 +92,15 @@ def test_a_batch_that_comes_again_adds_nothing(spark: Any, stream_now: Stream, l
 
 
 def test_another_writer_in_the_middle_of_a_batch_is_no_harm(
-    spark: Any, parameters: Any, stream_now: Stream, lake: str, monkeypatch: pytest.MonkeyPatch
+    spark: Any, stream_now: Stream, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = make_rows(5)
     append, calls = stream.append, []
 
     def after_another(*arguments: Any, **settle: Any) -> Any:
-        calls.append(arguments[3:5])
+        calls.append(arguments[3])
         if len(calls) == 1:
-            part = read_archive(spark, parameters().database, (0, ids[1]))
-            append(*arguments[:2], part, 0, ids[1], print, **settle)
+            append(*arguments[:3], (0, ids[1]), print, **settle)
         return append(*arguments, **settle)
 
     monkeypatch.setattr(stream, "append", after_another)
@@ -230,7 +229,8 @@ def test_a_lake_that_went_is_refused(stream_now: Stream, lake: str) -> None:
 def test_a_lake_that_shrinks_while_it_runs_is_refused(tmp_path: Path) -> None:
     lake, options = Lake(tmp_path), StreamOptions()
     lake.commit(Commit(seq=1, kind="append", lo=0, hi=5, rows=0, signature=""))
-    copier = stream._Copier(options, lake, Checkpoint(tmp_path / "_stream"), print)
+    nowhere = Database(engine="django.db.backends.sqlite3", name="nowhere", table="t")
+    copier = stream._Copier(nowhere, options, lake, Checkpoint(tmp_path / "_stream"), print)
     Path(tmp_path, "commits", "000000001.json").unlink()
     with pytest.raises(Refused, match="held the archive up to id 5, and now to 0 only"):
         copier._bring_to(9, None)

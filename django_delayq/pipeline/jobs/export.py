@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from django.db.models import Count, Max, Q
+from django.db.models import Max, Q
 from django.utils.timezone import get_default_timezone, make_aware
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from ...models import ArchivedMessage, OperatorAction
 from .. import batches, compaction, pruning
@@ -19,14 +19,12 @@ from ..errors import Code, LakeConflict, LakeError, Refused
 from ..lake import Commit, Lake, last_id
 from ..ledger import VERIFIED, WRITTEN, Ledger, stored
 from ..options import ExportOptions
-from ..params import Params, Report
+from ..params import Database, Params, Report
 from ..settled import last_settled_id, unseen_writers
 from ..sources.archive import read_archive
+from ..sources.rows import Range
 from . import Tell
 
-#: Rows that one task of Spark reads and sorts, about: it makes one file per date of them.
-ROWS_OF_PART = 50_000
-MOST_PARTS = 8
 #: Rows after a batch among which the one that was archived first is looked for: those of several archivers at a time.
 NEXT_ROWS = 1_000
 #: A prune without an end that began longer before the last commit did not go on after it: it was interrupted.
@@ -52,22 +50,16 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     return work.report
 
 
-def append(  # noqa: PLR0913 - what a batch is made of; the stream calls it too
-    spark: SparkSession,
-    lake: Lake,
-    frame: DataFrame,
-    lo: int,
-    hi: int,
-    tell: Tell,
-    *,
-    settle: float = 60.0,
+def append(
+    spark: SparkSession, lake: Lake, database: Database, ids: Range, tell: Tell, *, settle: float = 60.0
 ) -> Commit:
-    """Write `frame`, which has the rows of the archive with lo < id <= hi, to the lake; verify and commit them.
+    """Write the rows of the archive with lo < id <= hi to the lake; verify and commit them. The stream does it, too.
 
     `lo` has to be the lake's last id. `settle`: as in ExportOptions, for Commit.settled_at. Raises Refused,
     LakeConflict when another writer was quicker (then nothing of this one counts), and LakeError when the files are not
     what SQL holds.
     """
+    lo, hi = ids
     ledger = Ledger(lake)
     there = last_id(ledger.follow())
     if there != lo:
@@ -75,9 +67,12 @@ def append(  # noqa: PLR0913 - what a batch is made of; the stream calls it too
     settled_at = _settled_at(hi, settle)
     attempt = ledger.plan(lo, hi)
     try:
-        source = _write(spark, ledger, frame, attempt)
-        written = _verify(spark, ledger, frame, attempt, source)
-        commit = _commit(ledger, attempt, written, (lo, hi), settled_at)
+        source = batches.copy(spark, database, ids, attempt)
+        ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
+        written = batches.verified(spark, lake, batches.archived(spark, database, ids), attempt, source)
+        content = written.content
+        ledger.enter(attempt, VERIFIED, rows=content.rows, signature=str(content.signature), problem="")
+        commit = _commit(ledger, attempt, written, ids, settled_at)
     except LakeConflict:
         lake.drop(attempt)
         ledger.follow()
@@ -89,30 +84,7 @@ def append(  # noqa: PLR0913 - what a batch is made of; the stream calls it too
     return commit
 
 
-def _write(spark: SparkSession, ledger: Ledger, frame: DataFrame, attempt: Path) -> batches.Content:
-    source = batches.write(spark, frame, attempt)
-    ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
-    return source
-
-
-def _verify(
-    spark: SparkSession, ledger: Ledger, frame: DataFrame, attempt: Path, source: batches.Content
-) -> batches.Written:
-    """The files hold what SQL held."""
-    written = batches.verified(spark, ledger.lake, frame, attempt, source)
-    ledger.enter(
-        attempt,
-        VERIFIED,
-        rows=written.content.rows,
-        signature=str(written.content.signature),
-        problem="",
-    )
-    return written
-
-
-def _commit(
-    ledger: Ledger, attempt: Path, written: batches.Written, ids: tuple[int, int], settled_at: datetime
-) -> Commit:
+def _commit(ledger: Ledger, attempt: Path, written: batches.Written, ids: Range, settled_at: datetime) -> Commit:
     content = written.content
     if content.rows and not ids[0] < content.lowest <= content.highest <= ids[1]:
         raise LakeError(f"{attempt} has the ids {content.lowest} to {content.highest}, outside of {ids}.")
@@ -204,7 +176,7 @@ class _Export:
         self._prune(dry_run=True)
         return self.report
 
-    def _next(self, settled: int) -> tuple[int, int] | None:
+    def _next(self, settled: int) -> Range | None:
         """The ids of the next batch: those of one that was begun, or as many rows as the options say."""
         lo = self.lake.last_id
         begun = self.ledger.pending(lo)
@@ -216,14 +188,9 @@ class _Export:
         hi = full[0] if full else rows.aggregate(last=Max("pk"))["last"]
         return (lo, hi) if hi else None
 
-    def _export(self, ids: tuple[int, int]) -> None:
-        lo, hi = ids
-        found = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=hi).aggregate(rows=Count("pk"))
-        parts = min(MOST_PARTS, max(1, found["rows"] // ROWS_OF_PART))
-        self.tell(f"exporting {found['rows']:,} rows up to id {hi:,}")
-        frame = read_archive(self.spark, self.params.database, ids, parts=parts)
-        commit = append(self.spark, self.lake, frame, lo, hi, self.tell, settle=self.options.settle)
-        row: dict[str, Any] = {"commit": commit.seq, "after_id": lo, "up_to_id": hi, "rows": commit.rows}
+    def _export(self, ids: Range) -> None:
+        commit = append(self.spark, self.lake, self.params.database, ids, self.tell, settle=self.options.settle)
+        row: dict[str, Any] = {"commit": commit.seq, "after_id": ids[0], "up_to_id": ids[1], "rows": commit.rows}
         row |= {"files": len(commit.files), "bytes": sum(file.bytes for file in commit.files)}
         for name in ("rows", "files", "bytes"):
             self.report.figures[name] += row[name]

@@ -15,7 +15,7 @@ from ..errors import LakeConflict, Refused
 from ..lake import Lake
 from ..ledger import Ledger
 from ..options import StreamOptions
-from ..params import Params, Report
+from ..params import Database, Params, Report
 from ..settled import unseen_writers
 from ..sources.archive import ArchiveSource, encoded
 from ..sources.lake import uri_of
@@ -44,7 +44,7 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
         return _foretell(lake, options)
     ledger.follow()
     checkpoint.mark(lake)
-    copier = _Copier(options, lake, checkpoint, tell)
+    copier = _Copier(params.database, options, lake, checkpoint, tell)
     with _ended_by_signals(copier.ending):
         _follow(_start(spark, params, options, copier), copier)
     return _report(copier, time.monotonic() - begun)
@@ -98,8 +98,10 @@ class _EndedError(Exception):
 class _Copier:
     """Takes the batches, in a thread of Spark's, and keeps what became of them."""
 
-    def __init__(self, options: StreamOptions, lake: Lake, checkpoint: Checkpoint, tell: Tell) -> None:
-        self._settle = options.settle
+    def __init__(
+        self, database: Database, options: StreamOptions, lake: Lake, checkpoint: Checkpoint, tell: Tell
+    ) -> None:
+        self._database, self._settle = database, options.settle
         self.lake, self.checkpoint, self._tell = lake, checkpoint, tell
         self.ending = threading.Event()
         self.failure: Exception | None = None
@@ -113,7 +115,8 @@ class _Copier:
         try:
             if self.ending.is_set():
                 raise _EndedError
-            self._bring_to(self.checkpoint.end_of(batch), frame)
+            # The query has a session of its own. The rows are read by the export's own reader, which copies them.
+            self._bring_to(self.checkpoint.end_of(batch), frame.sparkSession)
             self.checkpoint.mark(self.lake)
         except Exception as error:
             self.failure = error  # Spark would give its text only
@@ -121,7 +124,7 @@ class _Copier:
         finally:
             connections.close_all()  # of this thread
 
-    def _bring_to(self, hi: int, frame: Any) -> None:
+    def _bring_to(self, hi: int, spark: Any) -> None:
         for attempt in range(1, TRIES + 1):
             lo = self.lake.last_id
             if lo < self._reached:
@@ -129,17 +132,15 @@ class _Copier:
             if lo >= hi:
                 break
             try:
-                self._append(frame, lo, hi)
+                self._append(spark, lo, hi)
                 break
             except LakeConflict:
                 if attempt == TRIES:
                     raise
         self._reached = hi
 
-    def _append(self, frame: Any, lo: int, hi: int) -> None:
-        rows = frame.where(frame.id > lo)
-        spark = frame.sparkSession  # the query has one of its own
-        commit = append(spark, self.lake, rows, lo, hi, self._tell, settle=self._settle)
+    def _append(self, spark: Any, lo: int, hi: int) -> None:
+        commit = append(spark, self.lake, self._database, (lo, hi), self._tell, settle=self._settle)
         self.batches += 1
         self.rows += commit.rows
         self._tell(f"{self.rows:,} rows in {self.batches} batches, up to id {hi:,}")

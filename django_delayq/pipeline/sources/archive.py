@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from ...exceptions import ConfigurationError
 from .. import schemas
+from ..copying import copied
 from ..params import Database
 from . import ranges, rows
 
@@ -21,19 +23,26 @@ PARTS = 8
 
 
 def read_archive(
-    spark: SparkSession, database: Database, ids: rows.Range, columns: Sequence[str] | None = None, parts: int = PARTS
+    spark: SparkSession,
+    database: Database,
+    ids: rows.Range,
+    columns: Sequence[str] | None = None,
+    parts: int = PARTS,
+    copy: Path | None = None,
 ) -> DataFrame:
     """The rows of the archive with lo < id <= hi; these columns of schemas.ARCHIVE, else all.
 
     Each action reads them anew, `parts` ranges side by side (fewer when there are few rows): take ids that are settled
     (see settled.py), so that each sees the same rows. Ask for the columns that you need: Spark does not tell a Python
-    source. No secret gets into the plan.
+    source. With `copy`, a directory, all columns are written there, too, when an action reads to the end: see
+    copying.py. No secret gets into the plan.
     """
     spark.dataSource.register(ArchiveSource)
     schema = schemas.chosen(schemas.ARCHIVE, list(columns or schemas.ARCHIVE.names))
     reader = spark.read.format(ArchiveSource.name()).schema(schemas.spark_schema(schema))
     lo, hi = ids
-    return reader.options(database=encoded(database), lo=str(lo), hi=str(hi), parts=str(parts)).load()
+    reader = reader.options(database=encoded(database), lo=str(lo), hi=str(hi), parts=str(parts))
+    return (reader if copy is None else reader.option("copy", str(copy))).load()
 
 
 def encoded(database: Database) -> str:
@@ -56,7 +65,8 @@ class ArchiveSource(DataSource):
     - `lo`, `hi`: rows with lo < id <= hi. What is left out is looked up when an action is planned, and may be another
       one for the next action, with rows that are not settled: two looks at one DataFrame may differ then;
     - `parts`: ranges that are read side by side (8), fewer when there are few rows;
-    - `reader`: `auto`, or `cursor` for Django's cursor whatever the database is.
+    - `reader`: `auto`, or `cursor` for Django's cursor whatever the database is;
+    - `copy`: a directory to which the rows, with all columns, are also written as Parquet by UTC date: see copying.py.
 
     Columns: those of `.schema(...)`, else all: Spark does not tell a Python source which ones it needs, and a narrow
     schema is read twice as quickly.
@@ -91,6 +101,7 @@ class RangeReader(DataSourceReader):
         self._lo, self._hi = number_of(options, "lo"), number_of(options, "hi")
         self._parts = max(1, number_of(options, "parts") or PARTS)
         self._reader = options.get("reader", "auto")
+        self._copy = options.get("copy")
 
     @property
     def _table(self) -> str:
@@ -109,7 +120,8 @@ class RangeReader(DataSourceReader):
         """The rows of one range."""
         assert isinstance(partition, IdRange)
         ids = (partition.lo, partition.hi)
-        yield from rows.read(self._database, self._schema, ids, table=self._table, reader=self._reader)
+        found = rows.read(self._database, self._schema, ids, table=self._table, reader=self._reader)
+        yield from copied(found, Path(self._copy), "part-{}-{}".format(*ids)) if self._copy else found
 
 
 def checked(schema: StructType, known: pa.Schema) -> pa.Schema:
