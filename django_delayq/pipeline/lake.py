@@ -1,6 +1,6 @@
 """The lake: plain Parquet files, and commit files that say which of them count.
 
-    LAKE/data/<lo>-<hi>.<attempt>/dt=YYYY-MM-DD/part-*.parquet    written by Spark, one directory per batch and attempt
+    LAKE/data/<lo>-<hi>.<attempt>/dt=YYYY-MM-DD/part-*.parquet    written by executors, a directory per batch and attempt
     LAKE/commits/000000042.json                                   created exclusively: this is the commit
 
 A batch is the rows of the archive with lo < id <= hi. Readers go by the commits and never by a listing of data/: what a
@@ -138,7 +138,7 @@ class Lake:
     # Writing
 
     def attempt(self, lo: int, hi: int, archive: str = "") -> Path:
-        """A directory for the files of one try to write (lo, hi]. Not made yet: Spark insists on doing that."""
+        """A directory for the files of one try to write (lo, hi]. Not made yet: who writes first does that."""
         self._data.mkdir(parents=True, exist_ok=True)
         return self._data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
 

@@ -1,0 +1,98 @@
+"""Rows that are copied to Parquet while they are read: all of them, by date, and no file before it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from django_delayq.pipeline import copying, schemas
+
+SCHEMA = schemas.chosen(schemas.ARCHIVE, ["id", "topic", "finished_at"])
+EVENING = datetime(2026, 11, 18, 23, 59, 59, 999_998, tzinfo=timezone.utc)
+
+
+def batch(*rows: tuple[int, str, datetime]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+
+
+BATCHES = [
+    batch((1, "orders", EVENING), (2, "mail", EVENING + timedelta(microseconds=1))),
+    batch((3, "orders", EVENING + timedelta(microseconds=2)), (4, "orders", EVENING - timedelta(hours=1))),
+]
+
+
+def files(attempt: Path) -> dict[str, list[int]]:
+    """The ids in each file that a reader would find."""
+    found = sorted(attempt.glob("**/*.parquet"))
+    return {str(path.relative_to(attempt)): parquet.ParquetFile(path).read()["id"].to_pylist() for path in found}
+
+
+def test_the_batches_pass_and_their_rows_lie_sorted_under_their_dates(tmp_path: Path) -> None:
+    assert list(copying.copied(iter(BATCHES), tmp_path, "part-0-4")) == BATCHES
+    assert files(tmp_path) == {"dt=2026-11-18/part-0-4.parquet": [2, 4, 1], "dt=2026-11-19/part-0-4.parquet": [3]}
+    table = parquet.ParquetFile(tmp_path / "dt=2026-11-18/part-0-4.parquet").read()
+    assert table.schema.equals(SCHEMA)
+    assert table["finished_at"].to_pylist()[2] == EVENING
+
+
+def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
+    assert list(copying.copied(iter([]), tmp_path / "attempt", "part")) == []
+    assert list(copying.copied(iter([batch()]), tmp_path / "attempt", "part")) == [batch()]
+    assert not (tmp_path / "attempt").exists()
+
+
+def test_many_rows_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "CHUNK", 1)
+    list(copying.copied(iter(BATCHES), tmp_path, "part"))
+    assert files(tmp_path) == {"dt=2026-11-18/part.parquet": [2, 1, 4], "dt=2026-11-19/part.parquet": [3]}
+    assert parquet.ParquetFile(tmp_path / "dt=2026-11-18/part.parquet").num_row_groups == 2
+
+
+def test_until_the_last_batch_is_taken_no_reader_finds_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "CHUNK", 1)
+    reading = copying.copied(iter(BATCHES), tmp_path, "part")
+    next(reading), next(reading)
+    assert files(tmp_path) == {}
+    assert [path.suffix for path in tmp_path.glob("dt=*/*")] == [copying.UNFINISHED]
+    assert list(reading) == []
+    assert len(files(tmp_path)) == 2
+    assert not list(tmp_path.glob(f"**/*{copying.UNFINISHED}"))
+
+
+def test_a_reader_that_fails_or_is_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "CHUNK", 1)
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from BATCHES
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        list(copying.copied(failing(), tmp_path, "part"))
+    left = copying.copied(iter(BATCHES), tmp_path, "part")
+    next(left), next(left)
+    left.close()
+    assert not list(tmp_path.glob("dt=*/*"))
+
+
+def test_the_first_of_two_tries_of_a_task_stays(tmp_path: Path) -> None:
+    one, other = (copying.copied(iter(BATCHES), tmp_path, "part") for _ in range(2))
+    next(one)
+    list(other)
+    before = {path: path.stat().st_ino for path in tmp_path.glob("dt=*/*")}
+    list(one)
+    assert {path: path.stat().st_ino for path in tmp_path.glob("dt=*/*")} == before
+    assert len(before) == 2
+
+
+def test_what_a_killed_task_has_left_is_tidied_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "CHUNK", 1)
+    killed = copying.copied(iter(BATCHES), tmp_path, "part")
+    next(killed), next(killed)  # and no end
+    list(copying.copied(iter(BATCHES), tmp_path, "part"))
+    copying.tidy(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("dt=*/*")) == ["part.parquet", "part.parquet"]
