@@ -1,4 +1,4 @@
-"""Replaces the figures of an hour or a day in SQL: whole, and not by figures of rows of which some were pruned."""
+"""Replaces the figures of hours and days in SQL: each whole, and not by figures of rows of which some were pruned."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from django.db.models import QuerySet
 
 from .conf import get_settings
 from .histogram import Histogram, decode
-from .models import Final
+from .models import Final, TaskDay, TopicHour
 
 #: What only grows when messages come to an hour or a day.
 COUNTS = (*Final.values, "attempts", "retried")
 HISTOGRAMS = ("lateness", "run")
+#: What says which hour, or day, a row is of.
+_SPAN: Mapping[type[Any], str] = {TopicHour: "hour", TaskDay: "day"}
+
+Spans = Mapping[Any, Sequence[Any]]
+"""Hour, or day -> its new rows; none: nothing finished in it."""
 
 
 class Outcome(Enum):
@@ -41,18 +46,27 @@ def replace(old: QuerySet[Any], rows: Sequence[Any], *, fewer: bool = False) -> 
     return outcome
 
 
+def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict[Any, Outcome]:
+    """replace() of several hours, or days, in one transaction: each is replaced or stays by itself."""
+    with transaction.atomic(using=get_settings().database):
+        outcomes = compare_each(model, spans, fewer=fewer)
+        replaced = [span for span, outcome in outcomes.items() if outcome is Outcome.REPLACED]
+        if replaced:
+            replace_all(_stored(model, replaced), [row for span in replaced for row in spans[span]])
+    return outcomes
+
+
 def compare(old: QuerySet[Any], rows: Sequence[Any], *, fewer: bool = False) -> Outcome:
     """What replace() would do. Within its transaction the stored rows are locked."""
-    alias = get_settings().database
-    old = old.using(alias)
-    if transaction.get_connection(alias).in_atomic_block:
-        list(old.select_for_update().order_by("pk").values_list("pk", flat=True))
-    stored = {_group(row): row for row in old}  # read after the lock: another process may have replaced them
-    new = {_group(row): row for row in rows}
-    if stored.keys() == new.keys() and all(_figures(stored[group]) == _figures(new[group]) for group in new):
-        return Outcome.SAME
-    is_whole = all(group in new and _has_all(row, new[group]) for group, row in stored.items())
-    return Outcome.REPLACED if fewer or is_whole else Outcome.KEPT
+    return _outcome(_read(old), rows, fewer)
+
+
+def compare_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict[Any, Outcome]:
+    """What replace_each() would do, in the order of the spans. Locks as compare()."""
+    stored: dict[Any, list[Any]] = {span: [] for span in spans}
+    for row in _read(_stored(model, list(spans))):
+        stored[getattr(row, _SPAN[model])].append(row)
+    return {span: _outcome(stored[span], rows, fewer) for span, rows in spans.items()}
 
 
 def replace_all(old: QuerySet[Any], rows: Sequence[Any]) -> None:
@@ -63,6 +77,27 @@ def replace_all(old: QuerySet[Any], rows: Sequence[Any]) -> None:
         if rows:
             # Another process may have computed the same at the same moment; MariaDB takes Orders and orders for one.
             type(rows[0]).objects.using(alias).bulk_create(rows, ignore_conflicts=True)
+
+
+def _stored(model: type[Any], spans: Sequence[Any]) -> QuerySet[Any]:
+    found: QuerySet[Any] = model._default_manager.filter(**{f"{_SPAN[model]}__in": spans})
+    return found
+
+
+def _read(old: QuerySet[Any]) -> list[Any]:
+    alias = get_settings().database
+    old = old.using(alias)
+    if transaction.get_connection(alias).in_atomic_block:
+        list(old.select_for_update().order_by("pk").values_list("pk", flat=True))
+    return list(old)  # after the lock: another process may have replaced them
+
+
+def _outcome(old: Sequence[Any], rows: Sequence[Any], fewer: bool) -> Outcome:
+    stored, new = ({_group(row): row for row in some} for some in (old, rows))
+    if stored.keys() == new.keys() and all(_figures(stored[group]) == _figures(new[group]) for group in new):
+        return Outcome.SAME
+    is_whole = all(group in new and _has_all(row, new[group]) for group, row in stored.items())
+    return Outcome.REPLACED if fewer or is_whole else Outcome.KEPT
 
 
 def _group(row: Any) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """The lake: plain Parquet files, and commit files that say which of them count.
 
-    LAKE/data/<lo>-<hi>.<attempt>/dt=YYYY-MM-DD/part-*.parquet    written by executors, a directory per batch and attempt
+    LAKE/data/<lo>-<hi>.<attempt>/dt=YYYY-MM-DD/part-*.parquet   written by executors, a directory per batch and attempt
     LAKE/commits/000000042.json                                   created exclusively: this is the commit
 
 A batch is the rows of the archive with lo < id <= hi. Readers go by the commits and never by a listing of data/: what a

@@ -8,6 +8,7 @@ from functools import partial
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.pandas.functions import arrow_udf
 
 from . import cells, schemas
 from .cells import HOURS_AND_DAYS, KEYS, METRICS, READ, SUMS, Unit
@@ -48,12 +49,18 @@ def signature() -> list[Column]:
 
 
 def counted(frame: DataFrame, units: Sequence[Unit] = HOURS_AND_DAYS) -> DataFrame:
-    """Rows of the archive -> cells: what topic_hours() and task_days() are made of, in one pass over the rows."""
+    """Rows of the archive -> what topic_hours() and task_days() are made of, in one pass over the rows."""
     part = partial(cells.cells, units=units)
-    found = frame.select(*READ).mapInArrow(part, schemas.spark_schema(cells.CELLS))
-    keys = (*KEYS, "kind", "bucket", "error")
+    return added_up(frame.select(*READ).mapInArrow(part, schemas.spark_schema(cells.CELLS)))
+
+
+def added_up(found: DataFrame) -> DataFrame:
+    """Cells of parts of the rows -> those of all rows: one for each of their keys and errors."""
+    sums = [F.sum(name).alias(name) for name in ("n", *SUMS)]
     highest = [F.max(f"{metric}_max").alias(f"{metric}_max") for metric in METRICS]
-    return found.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in ("n", *SUMS)), *highest)
+    merged = arrow_udf(cells.merged, "string")  # type: ignore[call-overload]  # told the kind, it warns
+    histograms = [merged(F.collect_list(metric)).alias(metric) for metric in METRICS]
+    return found.groupBy(*KEYS, "error").agg(*sums, *highest, *histograms)
 
 
 def topic_hours(found: DataFrame) -> DataFrame:
@@ -65,33 +72,25 @@ def topic_hours(found: DataFrame) -> DataFrame:
 def task_days(found: DataFrame) -> DataFrame:
     """Of counted(): one row per day (UTC, as the hour above), topic and task, with the columns of TaskDay; `errors` is
     an array of (error, n), the fifty most frequent, null when nothing died."""
-    errors = _errors(found.where((F.col("unit") == "day") & (F.col("kind") == "error")))
+    errors = _errors(found.where((F.col("unit") == "day") & F.col("error").isNotNull()))
     whole = figures(found, "day").join(errors, ["at", "topic", "task"], "left")
     return whole.withColumnRenamed("at", "day")
 
 
 def figures(found: DataFrame, unit: str) -> DataFrame:
-    """Counts, sums and histograms per group."""
-    exact = [F.sum(name).alias(name) for name in SUMS if not name.startswith(METRICS)]
+    """Of counted(): counts, sums and histograms per group."""
+    exact = [name for name in SUMS if not name.startswith(METRICS)]
     sums = [_milliseconds(metric).alias(f"{metric}_sum") for metric in METRICS]
-    highest = [F.max(f"{metric}_max").alias(f"{metric}_max") for metric in METRICS]
-    histograms = [_json(metric).alias(metric) for metric in METRICS]
-    of_unit = found.where(F.col("unit") == unit).groupBy("at", "topic", "task")
-    return of_unit.agg(*exact, *sums, *highest, *histograms)
+    highest = [f"{metric}_max" for metric in METRICS]
+    of_unit = found.where((F.col("unit") == unit) & F.col("error").isNull())
+    return of_unit.select("at", "topic", "task", *exact, *sums, *highest, *METRICS)
 
 
 def _milliseconds(metric: str) -> Column:
     """The sum was made in integers: exact, in whatever order."""
-    high, low = (F.sum(f"{metric}_{half}").cast("decimal(20,0)") for half in ("high", "low"))
+    high, low = (F.col(f"{metric}_{half}").cast("decimal(20,0)") for half in ("high", "low"))
     total = high * F.lit(2**32).cast("decimal(10,0)") + low
     return F.coalesce((total / F.lit(1000)).cast("double"), F.lit(0.0))
-
-
-def _json(metric: str) -> Column:
-    """Of the cells of a group those of one metric, as histogram.encode() writes them."""
-    pairs = F.sort_array(F.collect_list(F.when(F.col("kind") == metric, F.struct("bucket", "n"))))
-    texts = F.transform(pairs, lambda pair: F.concat(F.lit('"'), pair["bucket"], F.lit('":'), pair["n"]))
-    return F.concat(F.lit("{"), F.concat_ws(",", texts), F.lit("}"))
 
 
 def _errors(dead: DataFrame) -> DataFrame:

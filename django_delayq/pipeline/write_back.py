@@ -1,4 +1,4 @@
-"""Writes the figures of hours and days to SQL, from the driver: each whole, in a transaction of its own."""
+"""Writes the figures of hours and days to SQL, from the driver: each whole, some in a transaction."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ from datetime import date, datetime
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from ..archive import instant_of
 from ..conf import get_settings
-from ..figure_rows import Outcome, compare, replace
-from ..histogram import decode, merged, percentile
+from ..figure_rows import Outcome, compare_each, replace_each
+from ..histogram import decode, percentile
 from ..models import TaskDay, TopicHour
 from ..statistics import encode_errors, utc
 
+#: How often a transaction is tried that the database ended.
+TRIES = 5
+#: Rows that one transaction writes, but for those of the hour or day with which there are as many.
+ROWS = 250
+
+Outcomes = Mapping[Any, Outcome]
 Rows = Iterable[Mapping[str, Any]]
 """Of transforms.topic_hours() or task_days(), in the order of their hours or days."""
 
 
 class Chunk(NamedTuple):
-    """The new figures of one hour or day, and the stored ones."""
+    """The new figures of one hour or day."""
 
+    model: type[Any]
+    at: datetime | date
+    """As the model has it."""
     span: datetime | date
-    old: Any
+    """In UTC."""
     rows: Sequence[Any]
     """Empty: nothing finished in it, as far as is known now."""
 
@@ -46,8 +55,8 @@ class Topic:
         """One more hour."""
         self.messages += row.messages
         self.dead += row.dead
-        self.lateness = merged((self.lateness, decode(row.lateness)))
-        self.run = merged((self.run, decode(row.run)))
+        _add(self.lateness, row.lateness)
+        _add(self.run, row.run)
         self.lateness_max = max(self.lateness_max, _or_lowest(row.lateness_max))
         self.run_max = max(self.run_max, _or_lowest(row.run_max))
 
@@ -78,7 +87,7 @@ class Written:
 
     def note(self, chunk: Chunk, outcome: Outcome) -> None:
         """One more."""
-        self.spans[chunk.old.model] += 1
+        self.spans[chunk.model] += 1
         self.outcomes[outcome] += 1
         if outcome is Outcome.KEPT:
             self.kept.append(chunk.span)
@@ -90,55 +99,103 @@ class Written:
 def write_back(
     chunks: Iterable[Chunk], finish: Callable[[], object], *, fewer: bool = False, dry_run: bool = False
 ) -> Written:
-    """Replace the stored figures by these where they differ: see figure_rows.replace(). `finish()` is called in the
-    transaction of the last ones. `dry_run`: only say what would be done."""
+    """Replace the stored figures by these where they differ, some in a transaction: see figure_rows.replace_each().
+    `finish()` is called in the transaction of the last ones. `dry_run`: only say what would be done."""
     written = Written()
-    last: Chunk | None = None
-    put = compare if dry_run else replace
-    for chunk in chunks:
-        if last is not None:
-            written.note(last, put(last.old, last.rows, fewer=fewer))
-        last = chunk
-    with transaction.atomic(using=get_settings().database):
-        if last is not None:
-            written.note(last, put(last.old, last.rows, fewer=fewer))
-        if not dry_run:
-            finish()
+
+    def write(some: Sequence[Chunk], end: Callable[[], object] = bool) -> None:
+        outcomes = _compared(some, fewer) if dry_run else _replaced(some, fewer, end)
+        for chunk in some:
+            written.note(chunk, outcomes[chunk.at])
+
+    last: Sequence[Chunk] = ()
+    for some in _transactions(chunks):
+        if last:
+            write(last)
+        last = some
+    write(last, finish)
     return written
+
+
+def _compared(some: Sequence[Chunk], fewer: bool) -> Outcomes:
+    return compare_each(some[0].model, _spans(some), fewer=fewer) if some else {}
+
+
+def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object]) -> Outcomes:
+    """In a transaction that ends with `end()`; MariaDB, which locks rows that it only passes, may end it instead, when
+    another one waits for it."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            with transaction.atomic(using=get_settings().database):
+                outcomes = replace_each(some[0].model, _spans(some), fewer=fewer) if some else {}
+                end()
+                break
+        except OperationalError:
+            if attempt == TRIES:
+                raise
+    return outcomes
+
+
+def _spans(some: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
+    return {chunk.at: chunk.rows for chunk in some}
 
 
 def hour_chunks(rows: Rows) -> Iterator[Chunk]:
     """Of transforms.topic_hours()."""
     for at, group in groupby(rows, key=lambda row: row["hour"]):
         hour = instant_of(at / 1000)
-        new = [TopicHour(hour=hour, **_fields(row, "hour")) for row in group]
-        yield Chunk(utc(hour), TopicHour.objects.filter(hour=hour), new)
+        yield _hour(utc(hour), [TopicHour(hour=hour, **_fields(row, "hour")) for row in group])
 
 
 def day_chunks(rows: Rows) -> Iterator[Chunk]:
     """Of transforms.task_days()."""
     for at, group in groupby(rows, key=lambda row: row["day"]):
         day = utc(instant_of(at / 1000)).date()
-        new = [TaskDay(day=day, errors=_errors(row), **_fields(row, "day", "errors")) for row in group]
-        yield Chunk(day, TaskDay.objects.filter(day=day), new)
+        yield _day(day, [TaskDay(day=day, errors=_errors(row), **_fields(row, "day", "errors")) for row in group])
 
 
 def with_empty_hours(chunks: Iterable[Chunk], hours: Iterable[datetime]) -> Iterator[Chunk]:
     """Of these hours (UTC) those, too, of which there are no rows any more."""
-    return _with_empty(chunks, hours, lambda at: TopicHour.objects.filter(hour=instant_of(at.timestamp() * 1000)))
+    return _with_empty(chunks, hours, _hour)
 
 
 def with_empty_days(chunks: Iterable[Chunk], days: Iterable[date]) -> Iterator[Chunk]:
     """The same of days."""
-    return _with_empty(chunks, days, lambda day: TaskDay.objects.filter(day=day))
+    return _with_empty(chunks, days, _day)
 
 
-def _with_empty(chunks: Iterable[Chunk], spans: Iterable[Any], stored: Callable[[Any], Any]) -> Iterator[Chunk]:
+def _hour(hour: datetime, rows: Sequence[Any]) -> Chunk:
+    return Chunk(TopicHour, instant_of(hour.timestamp() * 1000), hour, rows)
+
+
+def _day(day: date, rows: Sequence[Any]) -> Chunk:
+    return Chunk(TaskDay, day, day, rows)
+
+
+def _with_empty(
+    chunks: Iterable[Chunk], spans: Iterable[Any], chunk_of: Callable[[Any, Sequence[Any]], Chunk]
+) -> Iterator[Chunk]:
     seen = set()
     for chunk in chunks:
         seen.add(chunk.span)
         yield chunk
-    yield from (Chunk(span, stored(span), []) for span in sorted(set(spans) - seen))
+    yield from (chunk_of(span, []) for span in sorted(set(spans) - seen))
+
+
+def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks of one table whose rows go together, in their order, so that two processes wait for one another at most
+    one way round."""
+    some: list[Chunk] = []
+    rows = 0
+    for chunk in chunks:
+        # Two hours are one in the project's time zone, without USE_TZ, when its clocks are put back.
+        if some and (rows >= ROWS or chunk.model is not some[0].model or chunk.at == some[-1].at):
+            yield some
+            some, rows = [], 0
+        some.append(chunk)
+        rows += max(1, len(chunk.rows))
+    if some:
+        yield some
 
 
 def _fields(row: Mapping[str, Any], *others: str) -> dict[str, Any]:
@@ -147,6 +204,11 @@ def _fields(row: Mapping[str, Any], *others: str) -> dict[str, Any]:
 
 def _errors(row: Mapping[str, Any]) -> str:
     return encode_errors({cell["error"]: cell["n"] for cell in row["errors"] or ()})
+
+
+def _add(counts: dict[int, int], text: str) -> None:
+    for bucket, count in decode(text).items():
+        counts[bucket] = counts.get(bucket, 0) + count
 
 
 def _or_lowest(value: float | None) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,13 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import history
 from django_delayq.figure_rows import Outcome, compare, replace_all
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
-from django_delayq.pipeline.errors import Code, Refused
+from django_delayq.pipeline import write_back
+from django_delayq.pipeline.causes import cause, code_of
+from django_delayq.pipeline.errors import Code, LakeError, Refused
 from django_delayq.pipeline.jobs import export, stats
 from django_delayq.pipeline.lake import Lake
 from django_delayq.pipeline.params import Report
+from django_delayq.pipeline.sources import lake as sources_lake
 from django_delayq.prune import prune
 from django_delayq.statistician import Statistician
 from django_delayq.statistics import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
@@ -274,6 +279,52 @@ def test_the_report_has_a_line_for_each_topic(export_now: Run, stats_now: Run) -
     assert orders["late_p50_ms"] == orders["late_p99_ms"] == pytest.approx(8, rel=0.032)
 
 
+# How the lake is read
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_file_that_an_executor_cannot_read_is_named_in_a_sentence(
+    export_now: Run, stats_now: Run, lake: str, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    make_rows(9, finished_at=NOON)
+    export_now()
+    (path,) = map(Path, Lake(lake).paths())
+    size = path.stat().st_size
+    path.unlink()
+    if gone:
+        monkeypatch.setattr(Lake, "check", lambda self, file: self.root / file.path)
+    else:
+        path.write_bytes(b"\0" * size)
+    with pytest.raises(Exception, match=re.escape(str(path))) as raised:
+        stats_now()
+    found = cause(raised.value)
+    assert (type(found), code_of(found)) == (LakeError, Code.REFUSED)
+    assert re.fullmatch(rf"{re.escape(str(path))} cannot be read: [^\n]+", str(found))
+    assert (by_hour(), LakeBatch.objects.get().counted_at) == ({}, None)
+
+
+def test_files_are_read_in_parts_with_about_as_many_rows_each_in_their_order() -> None:
+    files = [("a", 10), ("b", 20), ("c", 0), ("d", 30), ("e", 30), ("f", 30)]
+    assert sources_lake._parted(files, 4) == [["a", "b"], ["c", "d"], ["e"], ["f"]]
+    assert sources_lake._parted([("a", 1), ("b", 1_000)], 2) == [["a"], ["b"]]
+    assert sources_lake._parted([("a", 0), ("b", 0)], 2) == [["a", "b"], []]
+    assert sources_lake._parted([], 0) == []
+
+
+def test_figures_are_the_same_however_the_rows_lie_in_files(
+    export_now: Run, stats_now: Run, empty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of a few rows, which are read a few rows at a time, in parts and batches that cut hours."""
+    make_every_kind()
+    wanted = computed_by_the_service()
+    export_now(batch=70)
+    forget()
+    for name, value in (("BATCH", 7), ("PARTS", 9)):
+        monkeypatch.setattr(sources_lake, name, value)
+    stats_now()
+    assert all_stored() == wanted
+
+
 # What is refused
 
 
@@ -438,13 +489,17 @@ def test_old_figures_are_shown_where_the_archive_is_empty(counted: None, monkeyp
     assert hours.total.late_max_ms == 512.0
 
 
-def test_an_hour_is_written_in_a_transaction_of_few_statements(counted: None, stats_now: Run) -> None:
+@pytest.mark.parametrize(("most", "statements"), [(250, 2), (2, 2), (1, 4)])
+def test_hours_are_written_in_transactions_of_few_statements(
+    counted: None, stats_now: Run, monkeypatch: pytest.MonkeyPatch, most: int, statements: int
+) -> None:
+    monkeypatch.setattr(write_back, "ROWS", most)
     TopicHour.objects.update(lateness="{}")
     with CaptureQueriesContext(connection) as queries:
         stats_now(everything=True)
     assert TopicHour.objects.filter(lateness="{}").count() == 0
     written = [one["sql"] for one in queries if one["sql"].startswith(("INSERT", "DELETE"))]
-    assert len(written) == 4
+    assert len(written) == statements
 
 
 @pytest.mark.databases

@@ -189,6 +189,38 @@ def test_nothing_has_no_hours_and_no_days_but_their_columns(spark: Any) -> None:
     assert {"day", "topic", "task", "errors", *FIGURES} == set(days.columns)
 
 
+def test_rows_in_many_parts_give_the_figures_of_all(spark: Any) -> None:
+    rows = [row(NINE + HOUR * (n % 3), lateness_ms=n / 7, run_ms=n % 5 or None, state=("acked", "dead")[n % 2],
+                error_class=f"E{n % 4}") for n in range(60)]  # fmt: skip
+    whole, parts = (frame(spark, *rows).repartition(number) for number in (1, 13))
+    assert figures(topic_hours(parts)) == figures(topic_hours(whole))
+    assert figures(task_days(parts)) == figures(task_days(whole))
+
+
+def in_cells(*tables: pa.Table) -> list[dict[str, Any]]:
+    """What an executor makes of them."""
+    batches = (batch for table in tables for batch in table.to_batches())
+    return [one for batch in cells.cells(batches) for one in batch.to_pylist()]
+
+
+def test_texts_may_be_dictionaries_and_another_one_in_each_batch() -> None:
+    rows = [row(topic=topic, task=task, state=state, error_class=error, reason=error)
+            for topic in ("mail", "orders", None) for task in ("a", None) for state, error in (("acked", ""),
+            ("dead", "x"), ("dead", None), ("unheard of", "x"), (None, "x"))]  # fmt: skip
+    plain = [pa.Table.from_pylist(part, schema=schemas.FIGURES) for part in (rows, rows[::-1], rows[7:])]
+    texts = [field.name for field in schemas.FIGURES if pa.types.is_string(field.type)]
+
+    def encoded(table: pa.Table) -> pa.Table:
+        return pa.table({name: table[name].dictionary_encode() if name in texts else table[name]
+                         for name in table.column_names})  # fmt: skip
+
+    found = in_cells(*map(encoded, plain))
+    assert found == in_cells(*plain)
+    of_days = [one for one in found if one["unit"] == "day" and one["error"] is None]
+    assert len(of_days) == 6
+    assert {(one["acked"], one["dead"], one["messages"]) for one in of_days} == {(2, 4, 6), (3, 6, 9), (2, 5, 7)}
+
+
 # Days of tasks
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.utils import timezone as django_timezone
@@ -15,7 +16,7 @@ from ...figure_rows import Outcome
 from ...models import BatchState, LakeBatch, TaskDay, TopicHour
 from ...statistician import SETTLE
 from ...statistics import DAY, HOUR
-from .. import schemas, transforms
+from .. import cells, schemas, transforms
 from ..errors import Refused
 from ..lake import Commit, Lake
 from ..ledger import Ledger, instant
@@ -24,18 +25,15 @@ from ..params import Params, Report
 from ..session import configured
 from ..settled import last_settled_id
 from ..sources.archive import read_archive
-from ..sources.lake import read_files
+from ..sources.lake import mapped_files
 from ..write_back import Written, day_chunks, hour_chunks, with_empty_days, with_empty_hours, write_back
 from . import Tell
 
 #: Rows of TopicHour and TaskDay that one run writes.
 MOST_GROUPS = 1_000_000
-#: How rows go to Python: their columns are short. To measure each batch by its bytes, row by row, takes Spark 2 us a
-#: row, as much as everything else; and a few large batches are quicker than many.
-_BATCHES = {
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-}
+#: How rows of the archive go to Python: their columns are short. To measure each batch by its bytes, row by row, takes
+#: Spark 2 us a row, as much as everything else.
+_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 #: Hours and days that a report names.
 NAMED = 5
 
@@ -59,7 +57,8 @@ class Span(NamedTuple):
 class Input(NamedTuple):
     """What one run computes."""
 
-    frame: DataFrame
+    cells: DataFrame
+    """As transforms.counted()."""
     span: Span
     counted: Mapping[int, int | None] = {}
     """Batches of the lake of which every hour and day is computed: id -> commit."""
@@ -121,8 +120,9 @@ def _of_lake(spark: SparkSession, params: Params, options: StatsOptions, tell: T
         for batch, of_batch in dirty.items()
         if all(dt in dates and _is_whole(span, dt) for dt in of_batch)
     }
-    frame = read_files(spark, lake, wanted, schemas.FIGURES.names)
-    return Input(frame, span, counted, _hours(commits, dates))
+    part = partial(cells.of_span, since=span.since, until=span.until)
+    found = mapped_files(spark, lake, wanted, cells.READ, part, cells.CELLS)
+    return Input(transforms.added_up(found), span, counted, _hours(commits, dates))
 
 
 def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
@@ -130,7 +130,7 @@ def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
     tell(f"reading the archive up to id {highest:,}")
     frame = read_archive(spark, params.database, (0, highest), schemas.FIGURES.names)
     span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
-    return Input(frame, span)
+    return Input(transforms.counted(transforms.settled(frame, *span)), span)
 
 
 def _dirty(ledger: Ledger, commits: Sequence[Commit]) -> dict[LakeBatch, set[str]]:
@@ -181,12 +181,10 @@ def _floor(when: datetime, length: timedelta) -> datetime:
 
 def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> Written:
     # Kept, so that the rows are read once: the cells are few.
-    cells = transforms.counted(transforms.settled(given.frame, *given.span.whole(HOUR))).persist()
-    hours = transforms.topic_hours(cells).persist()
-    days = _within(transforms.task_days(cells), given.span.whole(DAY)).persist()
+    found = _whole(given.cells, given.span.whole(DAY)).persist()
     try:
-        with configured(given.frame.sparkSession, _BATCHES):
-            number = hours.count() + days.count()
+        with configured(found.sparkSession, _BATCHES):
+            number = found.where(F.col("error").isNull()).count()
         if number > MOST_GROUPS:
             raise Refused(
                 f"There are {number:,} hours of topics and days of tasks to write, more than {MOST_GROUPS:,}: do it in "
@@ -195,23 +193,24 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
         tell(f"writing {number:,} rows")
 
         def chunks() -> Iterator[Any]:
-            of_hours = hour_chunks(_ordered(hours, "hour", "topic"))
+            of_hours = hour_chunks(_ordered(transforms.topic_hours(found), "hour", "topic"))
             yield from with_empty_hours(of_hours, [at for at in given.hours if given.span.has(at, HOUR)])
-            of_days = day_chunks(_ordered(days, "day", "topic", "task"))
+            of_days = day_chunks(_ordered(transforms.task_days(found), "day", "topic", "task"))
             begins = {_floor(at, DAY) for at in given.hours}
             yield from with_empty_days(of_days, [at.date() for at in begins if given.span.has(at, DAY)])
 
         finish = _marking(given.counted)
         return write_back(chunks(), finish, fewer=options.fewer, dry_run=params.dry_run)
     finally:
-        for frame in (hours, days, cells):
-            frame.unpersist()
+        found.unpersist()
 
 
-def _within(days: DataFrame, span: Span) -> DataFrame:
-    """Whole days only."""
-    begin = days if span.since is None else days.where(F.col("day") >= F.lit(_microseconds(span.since)))
-    return begin.where(F.col("day") < F.lit(_microseconds(span.until)))
+def _whole(found: DataFrame, span: Span) -> DataFrame:
+    """Of the days those that lie in the span as a whole."""
+    is_inside = F.col("at") < F.lit(_microseconds(span.until))
+    if span.since is not None:
+        is_inside &= F.col("at") >= F.lit(_microseconds(span.since))
+    return found.where((F.col("unit") == "hour") | is_inside)
 
 
 def _microseconds(when: datetime) -> int:
