@@ -55,8 +55,8 @@ class Link:
         return connect(self.settings)
 
     def call(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Any:
-        """Run a script on a partition."""
-        return self.begin(name, partition, args, *more_keys)()
+        """Run a script on a partition. `more_keys`: keys of its slot besides the nine."""
+        return self.begin(name, (*keys.partition_keys(self.prefix, partition), *more_keys), args)()
 
     def read_all(self, reads: Sequence[Read]) -> list[Any]:
         """The answers of scripts and commands that change nothing: one round trip, but on a cluster one for each."""
@@ -88,15 +88,13 @@ class Link:
         all_keys = keys.partition_keys(self.prefix, read.partition)
         return (len(all_keys), *all_keys, *read.args)
 
-    def begin(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Callable[[], Any]:
-        """Send a script call; the function that is returned reads its answer and must be called, once.
+    def begin(self, name: str, script_keys: Sequence[str], args: Iterable[Any]) -> Callable[[], Any]:
+        """Send a call of a script with its keys; the function that is returned reads its answer: call it, once.
 
-        `more_keys`: keys of this partition's slot besides the nine.
         The caller may do other things in between. On a cluster the answer is there before this returns.
         """
         script = load(name)
-        all_keys = (*keys.partition_keys(self.prefix, partition), *more_keys)
-        arguments = (len(all_keys), *all_keys, *args)
+        arguments = (len(script_keys), *script_keys, *args)
         pool = getattr(self.client, "connection_pool", None)  # a cluster's client has one per node
         if pool is None:
             command = ("EVALSHA", script.sha, *arguments)

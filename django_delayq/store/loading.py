@@ -67,7 +67,7 @@ class Loading(Looking):
         for message in messages:
             args += message
         fence = keys.fence_key(self.prefix, partition, load.job)
-        answer = self.begin("load", partition, args, fence)
+        answer = self.begin("load", (*keys.partition_keys(self.prefix, partition), fence), args)
 
         def read() -> Loaded:
             word, *rest = answer()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..conf import Settings
 from ..exceptions import MessageNotFound, MessageRunning
 from .connection import Client
-from .keys import Partition
+from .keys import Partition, lone_keys, partition_keys
 from .lease import Lease
 from .link import BATCH
 from .loading import Loading
@@ -84,7 +84,8 @@ class RedisStore(Loading, Mending):
         # With the other modes, and from SQL, an id may well be live: that would be a second round trip.
         if mode != "raise" or when[:1] == "@":
             return self._begin_words(partition, {}, messages)
-        answer = self.begin("enqueue_one", partition, (message_id, when, expires, record))
+        script_keys = lone_keys(self.prefix, partition, record)
+        answer = self.begin("enqueue_one", script_keys, (message_id, when, expires, record))
 
         def read() -> tuple[int, dict[int, str]]:
             now_us = answer()
@@ -101,7 +102,7 @@ class RedisStore(Loading, Mending):
             args += (code.hex(), name)
         for message in messages:
             args += message
-        answer = self.begin("enqueue", partition, args)
+        answer = self.begin("enqueue", partition_keys(self.prefix, partition), args)
 
         def read() -> tuple[int, dict[int, str]]:
             now_us, *words = answer()

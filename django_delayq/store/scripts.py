@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import NamedTuple
 
-_SHARED = re.compile(r"^-- KEYS: .* Shared: ([a-z, ]+)\.$", re.MULTILINE)
+_KEYS = re.compile(r"^-- KEYS: .*\(shared/([a-z]+)\.lua\).*?(?: Shared: ([a-z, ]+))?\.$", re.MULTILINE)
 
 
 class Script(NamedTuple):
@@ -27,13 +27,15 @@ def shared_text(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def load(name: str) -> Script:
-    """The script of `lua/<name>.lua`, with the shared parts that its header names put before it.
+    """The script of `lua/<name>.lua`, with the shared parts that its header names put before it: first what binds the
+    keys.
 
     Only these: Redis makes their functions anew at every call, and all of them would cost a lone enqueue 9 us of 23.
     """
     own = (files(__package__) / "lua" / f"{name}.lua").read_text(encoding="utf-8")
-    parts = _SHARED.search(own)
-    shared = ["partition", *(parts[1].split(", ") if parts else [])]
+    named = _KEYS.search(own)
+    assert named, f"{name}.lua does not say in its header what its keys are"
+    shared = [named[1], *(named[2].split(", ") if named[2] else [])]
     text = ("".join(map(shared_text, shared)) + own).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest())
 

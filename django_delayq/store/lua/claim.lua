@@ -1,7 +1,7 @@
 -- claim: delayed and due -> leased; delayed and past expires_at -> expired; without a record -> dead.
 -- Guarantee: a message is in one lease at a time, and never before its due time. At most 1 MiB leaves at once.
 --   A pause that has an end is over at that millisecond, and next due is the end while it lasts.
--- KEYS: the partition (shared/partition.lua). Shared: finish, lanes, due.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, due.
 -- ARGV: limit (500 at most), token (16 bytes, new for each claim), ageing in ms per lane, archive (all, dead or none),
 --   finished_limit: with so many entries in the finished stream nothing is claimed until the archiver has caught up.
 -- Returns: now in us, next due in ms or '', wakeups, {id, record, attempts entry, ...}, {id over, ...}, '' or why not.

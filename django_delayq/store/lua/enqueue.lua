@@ -1,7 +1,7 @@
 -- enqueue: nothing -> delayed; for an id that is live, what its on_duplicate says.
 -- Guarantee: each message is stored once, however often the call is repeated. The first write is one that a full Redis
 --   refuses, before anything has changed. A kept message keeps its due time.
--- KEYS: the partition (shared/partition.lua). Shared: times, finish, lanes, lives, accepting.
+-- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, lives, accepting.
 -- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep, replace), when, expires, record for
 --   each. Ids differ. when: also '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time,
 --   or an instant. record: without its stamp.

@@ -2,7 +2,7 @@
 -- Guarantee: each message is stored once, however often the call or the whole load is repeated, also when it has ended
 --   meanwhile: what the fence has passed is skipped. The first write is one that a full Redis refuses, before anything
 --   has changed.
--- KEYS: the partition (shared/partition.lua), then the fence. Shared: times, finish, lanes, lives, accepting, order.
+-- KEYS: the partition (shared/partition.lua), then the fence. Shared: times, finish, wake, lanes, lives, accepting, order.
 -- The fence is a hash: fingerprint, began (ms); new, same, kept; split:<n> -> highest id passed; kept:<id>.
 -- ARGV: split, fingerprint, '1' to note what is kept, number of tasks, then code, name for each; then id, when, expires,
 --   record for each, ids ascending by their bytes. record: '' for an id that is live in another partition.

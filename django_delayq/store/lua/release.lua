@@ -1,6 +1,6 @@
 -- release: leased -> delayed at its old due time, the attempt given back.
 -- Guarantee: only the holder of the lease gives a message back; it loses neither its turn nor an attempt.
--- KEYS: the partition (shared/partition.lua). Shared: finish, lanes, follow, leases.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, follow, leases.
 -- ARGV: id, token for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
 local ids, entries, refused = held(1, 2)

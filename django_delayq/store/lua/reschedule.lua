@@ -1,6 +1,6 @@
 -- reschedule: delayed -> delayed with another due time. An expiry that counts from the due time moves with it.
 -- Guarantee: exactly one of reschedule and claim wins; attempts and arguments stay.
--- KEYS: the partition (shared/partition.lua). Shared: times, lanes.
+-- KEYS: the partition (shared/partition.lua). Shared: times, wake, lanes.
 -- ARGV: id, when ('+ms' or an instant in ms).
 -- Returns: OK and the new due time in ms, or RUNNING or NOT_FOUND.
 local id, when = ARGV[1], ARGV[2]

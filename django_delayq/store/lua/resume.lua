@@ -1,6 +1,6 @@
 -- resume: a partition that is held goes on, and its dispatchers are told.
 -- Guarantee: a full Redis takes it, the counter that a sweep reads too: the first write is one that it accepts.
--- KEYS: the partition (shared/partition.lua). Shared: lanes.
+-- KEYS: the partition (shared/partition.lua). Shared: wake.
 -- ARGV: none.
 -- Returns: how many of the note and its end were there.
 local held = redis.call('HDEL', META, 'paused', 'paused_until')

@@ -1,6 +1,6 @@
 -- stats: changes nothing. O(log n): counts come from the structures themselves.
 -- Guarantee: all figures are of one instant.
--- KEYS: the partition (shared/partition.lua). Shared: finish, lanes, due.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, due.
 -- ARGV: none.
 -- Returns: now in us, waiting, ready, leased, finished stream length, next due in ms or '', {paused and the counters}.
 local waiting, ready = 0, 0

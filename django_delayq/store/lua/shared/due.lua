@@ -1,4 +1,4 @@
--- Shared: which due messages come first. After finish and lanes.
+-- Shared: which due messages come first. After finish and wake.
 
 -- Up to `limit` due ids with their scores and lane numbers: by due time plus `ageing` ms for each step of priority below
 -- the highest. Within one lane that is the due time; across lanes a low message that waits long enough comes first.
