@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timezone
 from enum import Enum
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import QuerySet
 
 from .conf import get_settings
@@ -63,10 +65,20 @@ def compare(old: QuerySet[Any], rows: Sequence[Any], *, fewer: bool = False) -> 
 
 def compare_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict[Any, Outcome]:
     """What replace_each() would do, in the order of the spans. Locks as compare()."""
-    stored: dict[Any, list[Any]] = {span: [] for span in spans}
+    stored = defaultdict(list)
     for row in _read(_stored(model, list(spans))):
-        stored[getattr(row, _SPAN[model])].append(row)
-    return {span: _outcome(stored[span], rows, fewer) for span, rows in spans.items()}
+        stored[stored_as(getattr(row, _SPAN[model]))].append(row)
+    return {span: _outcome(stored[stored_as(span)], rows, fewer) for span, rows in spans.items()}
+
+
+def stored_as(span: date) -> Any:
+    """An hour, or day, as the database has it: equal for two hours that are one there, when clocks are put back in the
+    zone of its times."""
+    if not isinstance(span, datetime):
+        return span
+    if span.tzinfo is not None:  # else instants of several zones are unequal in the hour that comes twice (PEP 495)
+        span = span.astimezone(timezone.utc)
+    return connections[get_settings().database].ops.adapt_datetimefield_value(span)
 
 
 def replace_all(old: QuerySet[Any], rows: Sequence[Any]) -> None:

@@ -1,8 +1,8 @@
 """Histograms that can be added: of lateness and run times, per hour, by Spark, by a worker and by a page alike.
 
 A value in microseconds falls into one of 16 equal parts of its power of two, so a bucket is at most 1/16 as wide as its
-lower end and its middle is off by 3.1 % at most (HdrHistogram's scheme, with 4 significant bits). All of it is integer
-arithmetic: Spark's expression (pipeline/transforms.py) and this module give the same bucket for every value.
+lower end and its middle is off by 3.1 % at most (HdrHistogram's scheme, with 4 significant bits). numpy gives the same
+bucket for every value in pipeline/cells.py.
 """
 
 from __future__ import annotations

@@ -13,18 +13,14 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from . import schemas, transforms
-from .copying import tidy
 from .errors import LakeError, Refused
 from .lake import Lake, LakeFile
 from .params import Database
 from .session import configured
 from .sources.archive import read_archive
 from .sources.lake import pattern_of, uri_of
-from .sources.rows import Range
+from .sources.ranges import Range, parts_of
 
-#: Ids for which no further task of Spark is begun: each makes one file per date.
-IDS_OF_PART = 50_000
-MOST_PARTS = 8
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: Times as every reader of Parquet knows them, and not in the old 96 bits.
 _MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
@@ -72,15 +68,12 @@ def content_of(frame: DataFrame) -> Content:
 
 def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Content:
     """Write the rows of the archive with lo < id <= hi as files by date, while they are read. Returns what SQL held."""
-    content = content_of(archived(spark, database, ids, attempt))
-    tidy(attempt)
-    return content
+    return content_of(archived(spark, database, ids, attempt))
 
 
 def archived(spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None) -> DataFrame:
-    """These rows, in parts as large as files should be."""
-    parts = min(MOST_PARTS, max(1, (ids[1] - ids[0]) // IDS_OF_PART))
-    return read_archive(spark, database, ids, parts=parts, copy=attempt)
+    """These rows, in parts as large as files should be where there are no gaps between the ids."""
+    return read_archive(spark, database, ids, parts=parts_of(ids), copy=attempt)
 
 
 def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:

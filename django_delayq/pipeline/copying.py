@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -41,46 +42,51 @@ def copied(batches: Iterator[pa.RecordBatch], attempt: Path, name: str) -> Itera
         files.finish()
 
 
-def tidy(attempt: Path) -> None:
-    """Remove what killed tasks have left."""
-    for path in attempt.glob(f"dt=*/*{UNFINISHED}"):
-        path.unlink(missing_ok=True)
+def tidy(data: Path, older_than: float) -> None:
+    """Remove what killed tasks have left in the attempts of a lake: what nobody wrote to for so many seconds."""
+    for path in data.glob(f"*/dt=*/.*{UNFINISHED}"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > older_than:
+                path.unlink()
 
 
 class _Files:
-    """One for each date."""
+    """One for each date, or several of a task with many bytes."""
 
     def __init__(self, attempt: Path, name: str) -> None:
-        self._attempt, self._name = attempt, f"{name}.parquet"
-        self._unfinished = f".{name}.{os.urandom(6).hex()}{UNFINISHED}"
-        self._writers: dict[Path, parquet.ParquetWriter] = {}
+        self._attempt, self._name = attempt, name
+        self._own = os.urandom(6).hex()
+        self._pieces = 0
+        self._names: dict[Path, str] = {}
+        """Of the unfinished files."""
 
     def write(self, rows: pa.Table) -> None:
+        """Closed at once: who exports years for the first time has a thousand dates."""
+        piece = f"-{self._pieces}" if self._pieces else ""
+        self._pieces += 1
         for date, of_date in _by_date(rows):
             folder = self._attempt / f"dt={date}"
-            if folder not in self._writers:
-                folder.mkdir(parents=True, exist_ok=True)
-                self._writers[folder] = _writer(folder / self._unfinished, rows.schema)
-            self._writers[folder].write_table(of_date)
+            folder.mkdir(parents=True, exist_ok=True)
+            unfinished = folder / f".{self._name}{piece}.{self._own}{UNFINISHED}"
+            self._names[unfinished] = f"{self._name}{piece}.parquet"
+            _write(of_date, unfinished)
 
     def finish(self) -> None:
         """Give the files their names."""
-        for folder, writer in self._writers.items():
-            writer.close()
+        for unfinished, name in self._names.items():
             with suppress(FileExistsError):
-                os.link(folder / self._unfinished, folder / self._name)
+                os.link(unfinished, unfinished.with_name(name))
 
     def close(self) -> None:
-        for folder, writer in self._writers.items():
-            writer.close()
-            (folder / self._unfinished).unlink(missing_ok=True)
+        for unfinished in self._names:
+            unfinished.unlink(missing_ok=True)
 
 
-def _writer(path: Path, schema: pa.Schema) -> parquet.ParquetWriter:
-    repeated = [name for name in schema.names if name not in _UNIQUE]
+def _write(rows: pa.Table, path: Path) -> None:
+    repeated = [name for name in rows.schema.names if name not in _UNIQUE]
     # Spark's level: with a dictionary only where it helps, a quarter of the bytes less than by default, and no slower.
     compression = {"compression": "zstd", "compression_level": 3, "use_dictionary": repeated}
-    return parquet.ParquetWriter(path, schema, store_schema=False, **compression)
+    parquet.write_table(rows, path, store_schema=False, **compression)
 
 
 def _by_date(rows: pa.Table) -> Iterator[tuple[object, pa.Table]]:

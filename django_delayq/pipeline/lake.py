@@ -90,7 +90,8 @@ class Lake:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
         self._commits = self.root / "commits"
-        self._data = self.root / "data"
+        self.data = self.root / "data"
+        """Its folders are the attempts."""
         self._known: dict[str, Commit] = {}
         """By the name of the file. Commits never change."""
 
@@ -139,8 +140,8 @@ class Lake:
 
     def attempt(self, lo: int, hi: int, archive: str = "") -> Path:
         """A directory for the files of one try to write (lo, hi]. Not made yet: who writes first does that."""
-        self._data.mkdir(parents=True, exist_ok=True)
-        return self._data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
+        self.data.mkdir(parents=True, exist_ok=True)
+        return self.data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
 
     def found_in(self, attempt: Path, rows_of: Iterable[tuple[Path, int]]) -> list[LakeFile]:
         """The files of an attempt, of each of which the rows are known."""
@@ -189,15 +190,16 @@ class Lake:
 
     def persist(self, attempt: Path) -> None:
         """Have the disk keep the files of an attempt: a commit must not outlive in a power failure what it names."""
-        for path in [*attempt.rglob("*"), attempt, self._data]:
-            _sync(path)
+        for path in [*attempt.rglob("*"), attempt, self.data]:
+            with suppress(FileNotFoundError):  # of a second try of a task: it removes its own when it ends
+                _sync(path)
 
     # Tidying up
 
     def abandoned(self, older_than: float) -> Iterator[Path]:
         """Attempts that no commit names and that nothing was written to for so many seconds."""
         named = self._named()
-        for path in sorted(self._data.iterdir()) if self._data.exists() else ():
+        for path in sorted(self.data.iterdir()) if self.data.exists() else ():
             if path.name not in named and _ATTEMPT.match(path.name) and time.time() - _touched(path) > older_than:
                 yield path
 
@@ -244,7 +246,7 @@ class Lake:
             raise LakeError(f"{path} cannot be read as a commit: {error}") from error
         if sum(file.rows for file in commit.files) != commit.rows:
             raise LakeError(f"{path} says {commit.rows:,} rows, but its files add up to another number.")
-        data = self._data.resolve()
+        data = self.data.resolve()
         if any(not (self.root / file.path).resolve().is_relative_to(data) for file in commit.files):
             raise LakeError(f"{path} names a file outside of the lake's data.")
         return commit

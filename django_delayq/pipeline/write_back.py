@@ -13,7 +13,7 @@ from django.db import OperationalError, transaction
 
 from ..archive import instant_of
 from ..conf import get_settings
-from ..figure_rows import Outcome, compare_each, replace_each
+from ..figure_rows import Outcome, compare_each, replace_each, stored_as
 from ..histogram import decode, percentile
 from ..models import TaskDay, TopicHour
 from ..statistics import encode_errors, utc
@@ -186,13 +186,14 @@ def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Chunks of one table whose rows go together, in their order, so that two processes wait for one another at most
     one way round."""
     some: list[Chunk] = []
-    rows = 0
+    rows, places = 0, set[Any]()
     for chunk in chunks:
-        # Two hours are one in the project's time zone, without USE_TZ, when its clocks are put back.
-        if some and (rows >= ROWS or chunk.model is not some[0].model or chunk.at == some[-1].at):
+        place = stored_as(chunk.at)
+        if some and (rows >= ROWS or chunk.model is not some[0].model or place in places):
             yield some
-            some, rows = [], 0
+            some, rows, places = [], 0, set()
         some.append(chunk)
+        places.add(place)
         rows += max(1, len(chunk.rows))
     if some:
         yield some

@@ -103,7 +103,7 @@ def test_a_column_alone_keeps_its_nulls(reader: str, name: str, database: Databa
 
 def test_a_column_may_be_empty_for_many_rows_and_then_hold_something(database: Database) -> None:
     """SQLite has no types: a driver that learns them from the first rows learns nothing here."""
-    nothing = 2 * rows.FIRST
+    nothing = 1_700  # in the middle of the third statement, which begins with more nulls than a driver looks at
     names = ["started_at", "lateness_ms", "max_attempts", "replay_of"]
     values = {"started_at": INSTANTS[4], "lateness_ms": 2.5, "max_attempts": 3, "replay_of": 7}
     ids = make_rows(

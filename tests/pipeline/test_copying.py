@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -46,11 +47,23 @@ def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "attempt").exists()
 
 
-def test_many_rows_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_bytes_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "CHUNK", 1)
     list(copying.copied(iter(BATCHES), tmp_path, "part"))
-    assert files(tmp_path) == {"dt=2026-11-18/part.parquet": [2, 1, 4], "dt=2026-11-19/part.parquet": [3]}
-    assert parquet.ParquetFile(tmp_path / "dt=2026-11-18/part.parquet").num_row_groups == 2
+    assert files(tmp_path) == {
+        "dt=2026-11-18/part-1.parquet": [4], "dt=2026-11-18/part.parquet": [2, 1], "dt=2026-11-19/part-1.parquet": [3],
+    }  # fmt: skip
+
+
+def test_a_thousand_dates_take_no_more_open_files_than_one(tmp_path: Path) -> None:
+    rows = batch(*((day, "orders", EVENING - timedelta(days=day)) for day in range(1_100)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        list(copying.copied(iter([rows]), tmp_path, "part"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(files(tmp_path)) == 1_100
 
 
 def test_until_the_last_batch_is_taken_no_reader_finds_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +73,7 @@ def test_until_the_last_batch_is_taken_no_reader_finds_a_file(tmp_path: Path, mo
     assert files(tmp_path) == {}
     assert [path.suffix for path in tmp_path.glob("dt=*/*")] == [copying.UNFINISHED]
     assert list(reading) == []
-    assert len(files(tmp_path)) == 2
+    assert len(files(tmp_path)) == 3
     assert not list(tmp_path.glob(f"**/*{copying.UNFINISHED}"))
 
 
@@ -91,8 +104,12 @@ def test_the_first_of_two_tries_of_a_task_stays(tmp_path: Path) -> None:
 
 def test_what_a_killed_task_has_left_is_tidied_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "CHUNK", 1)
-    killed = copying.copied(iter(BATCHES), tmp_path, "part")
+    attempt = tmp_path / "0-4.abc"
+    killed = copying.copied(iter(BATCHES), attempt, "part")
     next(killed), next(killed)  # and no end
-    list(copying.copied(iter(BATCHES), tmp_path, "part"))
-    copying.tidy(tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("dt=*/*")) == ["part.parquet", "part.parquet"]
+    list(copying.copied(iter(BATCHES), attempt, "part"))
+    whole = files(attempt)
+    copying.tidy(tmp_path, older_than=60)
+    assert len(list(attempt.glob("dt=*/*"))) == len(whole) + 1
+    copying.tidy(tmp_path, older_than=0)
+    assert (len(list(attempt.glob("dt=*/*"))), files(attempt)) == (len(whole), whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -219,6 +220,23 @@ def test_texts_may_be_dictionaries_and_another_one_in_each_batch() -> None:
     of_days = [one for one in found if one["unit"] == "day" and one["error"] is None]
     assert len(of_days) == 6
     assert {(one["acked"], one["dead"], one["messages"]) for one in of_days} == {(2, 4, 6), (3, 6, 9), (2, 5, 7)}
+
+
+def test_chunks_of_a_few_rows_add_up_to_the_figures_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(NINE + HOUR * (n // 8), attempts=n) for n in range(20)]
+    batches = pa.Table.from_pylist(rows, schema=schemas.FIGURES).to_batches(max_chunksize=3)
+    whole = in_cells(pa.Table.from_batches(batches))
+    monkeypatch.setattr(cells, "ROWS", 5)
+    parts = in_cells(*map(pa.Table.from_batches, [[one] for one in batches]))
+    assert len(parts) > len(whole)
+
+    def total(found: list[dict[str, Any]]) -> dict[Any, int]:
+        sums: Counter[Any] = Counter()
+        for one in found:
+            sums[one["unit"], one["at"]] += one["attempts"]
+        return dict(sums)
+
+    assert total(parts) == total(whole)
 
 
 # Days of tasks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
@@ -120,3 +120,33 @@ def test_two_hours_that_are_one_on_the_project_s_clocks_are_not_in_one_transacti
     chunks = [Chunk(TopicHour, at, NOON + n * HOUR, []) for n in range(2)]
     other, day = Chunk(TopicHour, at + HOUR, HOURS[2], []), Chunk(TaskDay, NOON.date(), NOON.date(), [])
     assert list(_transactions([*chunks, other, day])) == [chunks[:1], [chunks[1], other], [day]]
+    assert list(_transactions([chunks[0], other, chunks[1]])) == [[chunks[0], other], [chunks[1]]]
+
+
+@pytest.fixture
+def in_berlin(transactional_db: None) -> Iterator[None]:
+    """The times of the database's connection are of a zone where clocks are put back."""
+    connection = connections[get_settings().database]
+
+    def be_in(zone: str | None) -> None:
+        connection.close()
+        connection.settings_dict["TIME_ZONE"] = zone
+        for name in ("timezone", "timezone_name"):
+            vars(connection).pop(name, None)
+
+    before = connection.settings_dict["TIME_ZONE"]
+    be_in("Europe/Berlin")
+    yield
+    be_in(before)
+
+
+@pytest.mark.databases
+def test_the_hour_that_comes_twice_is_compared_with_what_is_stored_of_it(in_berlin: None) -> None:
+    hours = [datetime(2026, 10, 25, hour, tzinfo=timezone.utc) for hour in range(3)]
+    for hour in hours:
+        assert replace_each(TopicHour, {hour: [figures(hour, 10)]}) in (
+            {hour: Outcome.REPLACED},
+            {hour: Outcome.SAME},  # where two hours are one
+        )
+    assert compare_each(TopicHour, {hour: [figures(hour, 10)] for hour in hours}) == dict.fromkeys(hours, Outcome.SAME)
+    assert compare_each(TopicHour, {hours[0]: [figures(hours[0], 9)]}) == {hours[0]: Outcome.KEPT}

@@ -14,7 +14,7 @@ from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import SparkSession
 
 from ...models import ArchivedMessage, OperatorAction
-from .. import batches, compaction, pruning
+from .. import batches, compaction, copying, pruning
 from ..errors import Code, LakeConflict, LakeError, Refused
 from ..lake import Commit, Lake, last_id
 from ..ledger import VERIFIED, WRITTEN, Ledger, stored
@@ -65,6 +65,7 @@ def append(
     if there != lo:
         raise LakeConflict(f"The lake has the rows up to id {there:,}, and this batch begins after {lo:,}.")
     settled_at = _settled_at(hi, settle)
+    tell(f"copying the rows up to id {hi:,}")
     attempt = ledger.plan(lo, hi)
     try:
         source = batches.copy(spark, database, ids, attempt)
@@ -144,6 +145,7 @@ class _Export:
         self.report.problems += unseen_writers()
         figures, begun = self.report.figures, time.monotonic()
         figures["swept"] = self.lake.sweep(self.options.grace)
+        copying.tidy(self.lake.data, self.options.grace)
         settled = last_settled_id(self.options.settle)
         while ids := self._next(settled):
             self._export(ids)

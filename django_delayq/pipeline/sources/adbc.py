@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..params import Database
-from .connect import PATIENCE, address_of, connection_to, unavailable
+from .connect import address_of, connection_to, patience_of, unavailable
 from .ranges import Range
 
 #: Bytes that a batch should have.
@@ -69,7 +69,7 @@ def sqlite_columns(database: Database, most: int) -> Iterator[Callable[[str], Se
         _open("sqlite", database, address_of(database.name), autocommit=True) as connection,
         connection.cursor() as cursor,
     ):
-        cursor.execute(f"PRAGMA busy_timeout = {int(PATIENCE * 1000)}")
+        cursor.execute(f"PRAGMA busy_timeout = {int(patience_of(database) * 1000)}")
         # A column has the type of what is in the first batch: so there is only one.
         cursor.adbc_statement.set_options(**{_ROWS_OF_BATCH: str(most)})
 

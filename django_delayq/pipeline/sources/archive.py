@@ -17,9 +17,7 @@ from .. import schemas
 from ..copying import copied
 from ..params import Database
 from . import ranges, rows
-
-#: Ranges of ids that are read side by side, unless it is told.
-PARTS = 8
+from .ranges import PARTS
 
 
 def read_archive(
@@ -102,6 +100,8 @@ class RangeReader(DataSourceReader):
         self._parts = max(1, number_of(options, "parts") or PARTS)
         self._reader = options.get("reader", "auto")
         self._copy = options.get("copy")
+        if self._copy and schema != schemas.ARCHIVE:
+            raise ConfigurationError("The option `copy` writes the columns of the lake: all, in their order.")
 
     @property
     def _table(self) -> str:

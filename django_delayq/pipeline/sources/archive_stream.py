@@ -18,14 +18,12 @@ from ...exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
 from . import ranges, rows
-from .archive import PARTS, IdRange, checked, database_of, number_of
+from .archive import IdRange, checked, database_of, number_of
 from .connect import connected
 from .settling import last_settled
 
 #: Rows in one micro-batch, and seconds after which a row is settled, where the options do not say.
 BATCH, SETTLE = 500_000, 60.0
-#: Ids for which no further range is made: each range becomes a file, and small ones are a nuisance.
-IDS_OF_PART = 50_000
 
 
 class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -46,7 +44,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._after = number_of(options, "after") or 0
         self._batch = number_of(options, "batch") or BATCH
         self._settle = _seconds(options.get("settle", str(SETTLE)))
-        self._parts = max(1, number_of(options, "parts") or PARTS)
+        self._parts = max(1, number_of(options, "parts") or ranges.PARTS)
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - these names are Spark's
@@ -75,7 +73,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Ranges of ids, with about as many rows each."""
         lo, hi = start["id"], end["id"]
-        parts = min(self._parts, max(1, (hi - lo) // IDS_OF_PART))
+        parts = ranges.parts_of((lo, hi), self._parts)
         return [IdRange(*ids) for ids in ranges.edges(self._database, (lo, hi), parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

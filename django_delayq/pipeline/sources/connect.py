@@ -145,13 +145,17 @@ def _sqlite(database: Database) -> Iterator[Any]:
     """Read-only: a wrong path is an error, and never a new, empty database."""
     import sqlite3
 
-    patience = max(PATIENCE, float(database.options.get("timeout") or 0))
     try:
-        connection = sqlite3.connect(address_of(database.name), uri=True, timeout=patience)
+        connection = sqlite3.connect(address_of(database.name), uri=True, timeout=patience_of(database))
     except sqlite3.Error as error:
         raise unavailable(database, error) from None
     with closing(connection):
         yield connection
+
+
+def patience_of(database: Database) -> float:
+    """Seconds that a reader of SQLite waits for a writer."""
+    return max(PATIENCE, float(database.options.get("timeout") or 0))
 
 
 def address_of(name: str) -> str:

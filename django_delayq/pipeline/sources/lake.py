@@ -60,7 +60,7 @@ def mapped_files(
     """
     number = min(len(files), PARTS * spark.sparkContext.defaultParallelism)
     parts = _parted([(str(lake.check(file)), file.rows) for file in files], number)
-    read = partial(_read, parts=parts, schema=schemas.chosen(schemas.ARCHIVE, columns), function=function)
+    read = partial(_read, parts=parts, schema=schemas.chosen(schemas.ARCHIVE, columns), function=function, size=BATCH)
     return spark.range(0, len(parts), numPartitions=max(1, len(parts))).mapInArrow(read, schemas.spark_schema(schema))
 
 
@@ -85,17 +85,21 @@ def _parted(files: Sequence[tuple[str, int]], number: int) -> list[list[str]]:
 
 
 def _read(
-    numbers: Batches, parts: Sequence[Sequence[str]], schema: pa.Schema, function: Callable[[Batches], Batches]
+    numbers: Batches,
+    parts: Sequence[Sequence[str]],
+    schema: pa.Schema,
+    function: Callable[[Batches], Batches],
+    size: int,
 ) -> Batches:
     """On an executor: the parts with these numbers."""
     paths = (path for batch in numbers for number in batch.column(0).to_pylist() for path in parts[number])
-    return function(batch for path in paths for batch in _batches(path, schema))
+    return function(batch for path in paths for batch in _batches(path, schema, size))
 
 
-def _batches(path: str, schema: pa.Schema) -> Batches:
+def _batches(path: str, schema: pa.Schema, size: int) -> Batches:
     texts = [field.name for field in schema if pa.types.is_string(field.type)]
     try:
         with parquet.ParquetFile(path, read_dictionary=texts) as file:
-            yield from file.iter_batches(BATCH, columns=schema.names, use_threads=False)
+            yield from file.iter_batches(size, columns=schema.names, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise LakeError(f"{path} cannot be read: {error}") from None

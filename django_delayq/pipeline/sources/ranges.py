@@ -20,6 +20,10 @@ Range = tuple[int, int]
 SAMPLE = 64
 #: Rows for which no further part is made.
 LEAST = 1_000
+#: Ranges that are read side by side at most, unless it is told.
+PARTS = 8
+#: Ids for which parts_of() makes no further part: each becomes a file per date, and small ones are a nuisance.
+IDS_OF_PART = 50_000
 
 
 class Span(NamedTuple):
@@ -38,6 +42,11 @@ class Span(NamedTuple):
 
 Look = Callable[[int, int], Span | None]
 """The span of the rows with lo < id <= hi; None when there are none."""
+
+
+def parts_of(ids: Range, most: int = PARTS) -> int:
+    """In how many parts a batch of rows is read that are to be written."""
+    return min(most, max(1, (ids[1] - ids[0]) // IDS_OF_PART))
 
 
 def edges(database: Database, ids: Range, parts: int, *, table: str = "") -> list[Range]:

@@ -95,7 +95,7 @@ def _by_statements(
             yield batch
         if len(read) < size:
             return
-        at = read[-1]
+        at = read[-1].as_py() if isinstance(read, pa.Array) else read[-1]
         size = max(1, min(BATCH, 4 * size, CHUNK * len(read) // max(1, batch.nbytes)))
 
 

@@ -1,4 +1,4 @@
--- Put before every script: the keys of one partition and the clock.
+-- Put before every script but that of a lone message (lone.lua): the keys of one partition and the clock.
 -- KEYS: all nine of the partition, in the order of store/keys.py, so that every key a script may touch is declared; for a
 --   bulk load also its fence.
 local HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, FENCE = unpack(KEYS)
