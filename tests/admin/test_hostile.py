@@ -134,7 +134,9 @@ def test_the_live_figures_are_escaped_too(attacked: World, as_user: Callable[...
 
 
 def test_a_spreadsheet_takes_nothing_in_the_csv_for_a_formula(attacked: World, as_user: Callable[..., Client]):
-    ArchivedMessage.objects.update(key=FORMULA, error_class="+1", reason="-1", worker="@SUM(1)", error_message="\t=1")
+    ArchivedMessage.objects.update(
+        key=FORMULA, error_class="+1", reason="-1", worker="@SUM(1)", error_message="\t=1", lateness_ms=1.5
+    )
     answer = as_user(superuser=True).get(address("archive_csv"))
     lines = list(csv.reader(StringIO(answer.getvalue().decode("utf-8-sig"))))
     assert len(lines) == 1 + ArchivedMessage.objects.count()

@@ -1,27 +1,29 @@
-"""Spark with the transforms of the package: LAKE DRIVER_MEMORY. Histograms, and percentiles of these in the end."""
+"""Spark as the job stats uses it: LAKE DRIVER_MEMORY. Histograms, and percentiles of these in the end."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from django_delayq.histogram import decode, percentile
-from django_delayq.pipeline import transforms
+from django_delayq.pipeline import cells, transforms
 from django_delayq.pipeline.cells import HOUR, READ, Unit
 from django_delayq.pipeline.lake import Lake
 from django_delayq.pipeline.session import build_session
-from django_delayq.pipeline.sources.lake import read_lake
+from django_delayq.pipeline.sources.lake import mapped_files
 
 from .answer import SHARES, give
 
 
-def main(lake: str, memory: str) -> None:
-    """On two cores. What the job stats computes, at another grain than its two, which are hour x topic, and day x topic
-    x task."""
+def main(path: str, memory: str) -> None:
+    """On two cores. What the job computes, at another grain than its two, which are hour x topic, and day x topic x
+    task."""
     import pyspark
 
     spark = build_session("local[2]", memory)
-    frame = read_lake(spark, Lake(lake), list(READ))
-    found = transforms.counted(frame, (Unit("hour", HOUR, ("topic", "task"), False),))
+    lake = Lake(path)
+    count = partial(cells.cells, units=(Unit("hour", HOUR, ("topic", "task"), False),))
+    found = transforms.added_up(mapped_files(spark, lake, lake.files(), READ, count, cells.CELLS))
     rows = transforms.figures(found, "hour").select("messages", "attempts", "lateness", "run").collect()
     give(((row[0], row[1], _shares(row[2]), _shares(row[3])) for row in rows), version=pyspark.__version__)
     spark.stop()
