@@ -41,8 +41,8 @@ def _has_psycopg3() -> bool:
     return bool(is_psycopg3)
 
 
-def copied(database: Database, table: str, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
-    """From PostgreSQL, as rows.read(). Raises DatabaseUnavailable, and ADBC's errors."""
+def postgresql_batches(database: Database, table: str, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
+    """As rows.read(). Raises DatabaseUnavailable, and ADBC's errors."""
     django = connection_to(database)
     quote = django.ops.quote_name
     columns = ", ".join(_expression(quote(field.name), field.name) for field in schema)

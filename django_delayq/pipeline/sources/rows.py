@@ -51,7 +51,7 @@ def read(
     vendor = backend_of(database).vendor
     quick = reader == "auto" and adbc.driver(vendor)
     if quick and vendor == "postgresql":
-        yield from adbc.copied(database, table, schema, ids)
+        yield from adbc.postgresql_batches(database, table, schema, ids)
         return
     with connected(database, plain=reader == "cursor") as connection:
         zone = "UTC" if vendor == "postgresql" else database.zone
