@@ -15,7 +15,7 @@ from .raw import round_trip_ms
 
 RATE = 200
 SECONDS = 30
-RUNS = 1
+RUNS = 5
 
 
 class Lateness(NamedTuple):

@@ -87,8 +87,8 @@ HEAD = """# Performance
 Made by a command from measured results; do not edit it. Run it on your machine:
 
 ```sh
-make bench                                          # all workloads, about half an hour
-make bench WORKLOADS="burst precision" PEERS=bullmq # some, and beside a peer
+make bench                                          # all workloads, about an hour
+make bench WORKLOADS="burst precision" PEERS=bullmq # some, and beside a peer: minutes for each
 .venv/bin/python -m tests.benchmarks --help         # --runs, --scale, --json FILE, --huge
 .venv/bin/python -m tests.benchmarks.page FILE      # this page
 ```

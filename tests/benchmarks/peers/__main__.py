@@ -21,7 +21,7 @@ def compare(workload: str, peer: Peer, runs: int | None, scale: float) -> None:
         print(f"{workload} [{peer.name}]: it cannot do this")
         return
     install(peer)
-    wanted = runs or (plan.slow_runs if peer.slow else plan.runs)
+    wanted = runs or plan.runs
     pairs = [(plan.measure(OURS, scale), plan.measure(peer, scale)) for _ in range(wanted)]
     ours, theirs = [one for one, _ in pairs], [other for _, other in pairs]
     mine = {f"ours_{name}": value for name, value in details(ours).items() if name != "ran_twice"}

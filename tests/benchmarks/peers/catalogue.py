@@ -24,8 +24,6 @@ class Peer(NamedTuple):
     """Messages per second that it certainly enqueues with its worker running: for the head start of a burst."""
     bulk: bool = False
     """Whether it can enqueue delayed messages in bulk."""
-    slow: bool = False
-    """Fewer runs: one takes minutes."""
 
     @property
     def folder(self) -> Path:
@@ -81,7 +79,6 @@ _ALL = (
         ("{bin}/rq worker --with-scheduler --quiet -w rq.SimpleWorker -u {url}",) * 2,
         "2 SimpleWorkers (no fork per job), result_ttl=0",
         rate=1_000,
-        slow=True,
     ),
     Peer(
         "arq",
@@ -89,7 +86,6 @@ _ALL = (
         ("{bin}/arq {app}.WorkerSettings",) * 2,
         "2 processes, max_jobs=100, poll_delay=0.1, keep_result=0",
         rate=1_500,
-        slow=True,
     ),
     Peer(
         "saq",
@@ -115,7 +111,6 @@ _ALL = (
         ),
         "2 processes, RedisStreamBroker, ListRedisScheduleSource, schedules read every second",
         rate=1_000,
-        slow=True,
     ),
     Peer(
         "bullmq",
