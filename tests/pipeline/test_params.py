@@ -93,7 +93,7 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """An entry of DATABASES that a test may change."""
     entry: dict[str, Any] = {
         "ENGINE": "django.db.backends.postgresql", "NAME": "shop", "USER": "u", "PASSWORD": "hunter2", "HOST": "h",
-        "PORT": 5432, "OPTIONS": {"sslmode": "verify-full"},
+        "PORT": 5432, "OPTIONS": {"sslmode": "verify-full"}, "TIME_ZONE": None,
     }  # fmt: skip
     monkeypatch.setattr(connections["default"], "settings_dict", entry)
     return entry
