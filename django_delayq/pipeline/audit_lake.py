@@ -182,7 +182,8 @@ class LakeRepair:
         stored = read_archive(self._spark, self._database, (lo, hi))
         frame = before.where(~inside).unionByName(frames.merged(stored, stays))
         attempt = lake.attempt(lo, hi, self._ledger.archive)
-        written = batches.verified(self._spark, lake, frame, attempt, batches.write(self._spark, frame, attempt))
+        source = batches.write(self._spark, frame, attempt)
+        written = batches.verified(self._spark, lake, lambda: frame, attempt, source)
         own = self._own(batch, written, attempt, before.where(~inside), stays)
         hour = F.date_format("finished_at", "yyyy-MM-dd'T'HH:00:00'Z'").alias("hour")
         hours = [row["hour"] for row in before.where(inside).select(hour).distinct().collect()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,13 @@ def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> Written:
     return Written(total(held.values()), files, sorted(hours))
 
 
-def verified(spark: SparkSession, lake: Lake, frame: DataFrame, attempt: Path, source: Content) -> Written:
-    """Read back what was written, of which write() said what the source held. Raises LakeError when it differs."""
+def verified(
+    spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Content
+) -> Written:
+    """Read back what was written, of which write() or copy() said what the source held. `frame()` is the source, made
+    only for a second look: Spark starts a process to plan one. Raises LakeError when it differs."""
     written = read_back(spark, lake, attempt)
-    if written.content != source and written.content != (again := content_of(frame)):
+    if written.content != source and written.content != (again := content_of(frame())):
         # The second look is at the source itself: what was counted while it was written counts repeated tasks twice.
         raise LakeError(f"{attempt} holds {written.content}, its source holds {again}: it is not committed.")
     return written

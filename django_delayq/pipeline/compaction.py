@@ -43,7 +43,7 @@ def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Callable[[str]
     days = F.date_format("finished_at", "yyyy-MM-dd")
     attempt = lake.attempt(min(file.lowest for file in files), max(file.highest for file in files))
     spread = frame.repartition(len({file.dt for file in files}), days)
-    written = batches.verified(spark, lake, frame, attempt, batches.write(spark, spread, attempt))
+    written = batches.verified(spark, lake, lambda: frame, attempt, batches.write(spark, spread, attempt))
     _check_kept(files, written.content)
     lake.persist(attempt)
     try:

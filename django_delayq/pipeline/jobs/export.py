@@ -70,7 +70,7 @@ def append(
     try:
         source = batches.copy(spark, database, ids, attempt)
         ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
-        written = batches.verified(spark, lake, batches.archived(spark, database, ids), attempt, source)
+        written = batches.verified(spark, lake, lambda: batches.archived(spark, database, ids), attempt, source)
         content = written.content
         ledger.enter(attempt, VERIFIED, rows=content.rows, signature=str(content.signature), problem="")
         commit = _commit(ledger, attempt, written, ids, settled_at)
