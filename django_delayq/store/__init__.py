@@ -23,7 +23,7 @@ def get_store() -> RedisStore:
 def _forget(*, setting: str, **kwargs: object) -> None:
     if setting in ("DELAYQ", "CACHES"):
         if get_store.cache_info().currsize:
-            get_store().breaker.stop()  # its thread would go on asking a server that nobody uses any more
+            get_store().stop()  # a thread would go on asking a server that nobody uses any more
         get_store.cache_clear()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -11,14 +12,17 @@ from django.conf import settings as django_settings
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from ..conf import Settings
 from ..exceptions import ConfigurationError
 from .errors import ERRORS, translate
+from .pool import MOST_CONNECTIONS, Pool
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 _ADDRESS = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
+#: Caches whose clear() is FLUSHDB.
+CACHES_ON_REDIS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 Client = Any  # redis.Redis or RedisCluster: they share commands, not a base class
 
 
@@ -44,7 +48,8 @@ def connect(settings: Settings) -> Client:
             return _from_sentinel(where, settings)
         if scheme.endswith("+cluster"):
             return _from_cluster(where, settings)
-        return redis.Redis.from_url(where, **_options(settings, tcp=scheme != "unix"))
+        _check_database(where)
+        return redis.Redis.from_pool(Pool.from_url(where, **_options(settings, tcp=scheme != "unix")))
     except ValueError as error:
         raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: {error}.') from None
 
@@ -56,6 +61,7 @@ def _options(settings: Settings, *, tcp: bool = True) -> dict[str, Any]:
         "socket_timeout": settings.socket_timeout,
         "decode_responses": False,
         "protocol": 2,
+        "max_connections": MOST_CONNECTIONS,
     }
     return options | {"socket_keepalive": True} if tcp else options
 
@@ -72,13 +78,51 @@ def _from_cache_alias(alias: str, settings: Settings) -> Client:
     # A pool of our own with the cache's address and credentials: the cache may retry and decode, we may not.
     address = {k: v for k, v in pool.connection_kwargs.items() if k in _ADDRESS or k.startswith("ssl_")}
     tcp = not issubclass(pool.connection_class, redis.UnixDomainSocketConnection)
-    kwargs = {"connection_class": pool.connection_class, **address, **_options(settings, tcp=tcp)}
     own: redis.ConnectionPool
     if isinstance(pool, SentinelConnectionPool):
-        own = SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **kwargs)
+        from .sentinel import PrimaryPool, Sentinels
+
+        ssl = issubclass(pool.connection_class, SentinelManagedSSLConnection)
+        options = _options(settings)
+        theirs = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+        access = {k: v for k, v in theirs[0].items() if k in _ADDRESS - {"host", "port"} or k.startswith("ssl_")}
+        addresses = [(str(one["host"]), int(one["port"])) for one in theirs]
+        sentinels = Sentinels(addresses, pool.service_name, **options, **access)
+        own = PrimaryPool(sentinels, ssl=ssl, **{**address, **options})
     else:
-        own = redis.ConnectionPool(**kwargs)
-    return redis.Redis(connection_pool=own)
+        own = Pool(connection_class=pool.connection_class, **address, **_options(settings, tcp=tcp))
+    return redis.Redis.from_pool(own)
+
+
+def caches_beside(settings: Settings) -> list[str]:
+    """The caches that lie in our database: their clear() is FLUSHDB, whatever their key prefix."""
+    where = settings.redis
+    if "://" not in where:
+        return [where] if where else []
+    ours = _place(where)
+    return [name for name, entry in django_settings.CACHES.items() if ours and ours in _places(entry)]
+
+
+def _places(entry: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    if entry.get("BACKEND") not in CACHES_ON_REDIS:
+        return []
+    location = entry.get("LOCATION") or ""
+    urls = location.split(",") if isinstance(location, str) else location
+    places = [_place(str(url)) for url in urls if "://" in str(url)]
+    return [place for place in places if place is not None]
+
+
+def _place(url: str) -> tuple[str, int, int] | None:
+    """Host, port and database; None when the URL says it in another way."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss"):
+        return None
+    try:
+        database = dict(parse_qsl(parts.query)).get("db") or parts.path.strip("/") or 0
+        host = "127.0.0.1" if parts.hostname in (None, "localhost") else str(parts.hostname)
+        return host, parts.port or 6379, int(database)
+    except ValueError:
+        return None
 
 
 def url_of(settings: Settings) -> str:
@@ -112,26 +156,50 @@ def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[
     return addresses, options, [part for part in parts.path.split("/") if part]
 
 
+def _check_database(where: str) -> None:
+    """redis-py takes database 0 for a name that is no number."""
+    parts = urlsplit(where)
+    path = unquote(parts.path).strip("/")
+    if parts.scheme != "unix" and path and not path.isdecimal():
+        raise ValueError(f"{path!r} is not the number of a database")
+
+
 def _from_sentinel(where: str, settings: Settings) -> Client:
+    # Here, so that nobody pays for it who has no Sentinel.
+    from .sentinel import PrimaryPool, Sentinels
+
     addresses, options, path = _addresses(where)
     if not path:
         raise ValueError("name the primary, as in redis+sentinel://host:26379/mymaster/0")
-    tls = options.pop("ssl")
-    sentinel_password = options.pop("sentinel_password", None)
-    common = {**_options(settings), **({"ssl": True} if tls else {})}
-    sentinel = Sentinel(addresses, sentinel_kwargs={**common, "password": sentinel_password}, **common)
-    client: Client = sentinel.master_for(path[0], db=int(path[1]) if len(path) > 1 else 0, **options)
-    return client
+    tls = {"ssl": True} if options.pop("ssl") else {}
+    password = options.pop("sentinel_password", None)
+    sentinels = Sentinels(addresses, path[0], **_options(settings), **tls, password=password)
+    database = int(path[1]) if len(path) > 1 else 0
+    pool = PrimaryPool(sentinels, **{**_options(settings), **tls, "db": database, **options})
+    return redis.Redis.from_pool(pool)
 
 
 def _from_cluster(where: str, settings: Settings) -> Client:
+    from .cluster import Watch
+
     addresses, options, _ = _addresses(where)
     nodes = [ClusterNode(host, port) for host, port in addresses]
-    common = _options(settings)
+    watch = Watch()
     try:
-        return RedisCluster(startup_nodes=nodes, **common, **options)
+        client = RedisCluster(startup_nodes=nodes, redis_connect_func=watch.begin, **_options(settings), **options)
     except ERRORS as error:
         raise translate(error, mask(where)) from error
+    watch.follow(client)
+    return client
+
+
+def close(client: Client) -> None:
+    """End the connections, and the threads that watch where they lead."""
+    client.close()
+    pool = getattr(client, "connection_pool", None)  # a cluster's client has one per node
+    watch = getattr(client, "delayq_watch", None) or getattr(pool, "sentinel_manager", None)
+    if watch is not None:
+        watch.close()
 
 
 def mask(where: str) -> str:

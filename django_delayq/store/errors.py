@@ -28,6 +28,7 @@ _NOT_EXECUTED: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("command not allowed when used memory", StoreFull),
     ("READONLY", StoreReadOnly),
     ("read only replica", StoreReadOnly),
+    ("previous master is now a slave", StoreReadOnly),  # what redis-py makes of it behind Sentinel
     ("MISCONF", StoreReadOnly),
     ("NOREPLICAS", StoreReadOnly),
     ("LOADING", StoreLoading),
@@ -45,7 +46,7 @@ _REFUSED: tuple[tuple[type[Exception], type[StoreUnavailable]], ...] = (
     (redis.AuthenticationError, StoreForbidden),
     (redis.exceptions.NoPermissionError, StoreForbidden),
     (redis.exceptions.OutOfMemoryError, StoreFull),
-    (redis.exceptions.ClusterDownError, StoreUnavailable),
+    (redis.exceptions.ClusterError, StoreUnavailable),  # down, or redis-py was sent from node to node too often
     (redis.exceptions.TryAgainError, StoreUnavailable),
     (redis.exceptions.AskError, StoreUnavailable),
 )
@@ -69,7 +70,7 @@ def translate(error: Exception, where: str) -> DelayQError:
         return refusal(f"{(refusal.__doc__ or '').strip()} Redis at {where} said: {text or type(error).__name__}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         if any(word in text for word in _NOT_SENT):
-            return StoreUnavailable(f"Cannot reach Redis at {where}: {text}. Nothing was sent. Is it running?")
+            return StoreUnavailable(f"Cannot reach Redis at {where}: {text}. Nothing was changed. Is it running?")
         return OutcomeUnknown(f"The connection to Redis at {where} broke before the answer came: {text}")
     return StoreError(f"Redis at {where} answered with an error that is not expected: {text}")
 

@@ -8,7 +8,7 @@ import msgspec
 import redis
 
 from ..message import DURABLE, STAMP
-from .errors import ERRORS, translate
+from .errors import ERRORS
 from .keys import Partition, finished_key
 from .link import BATCH
 from .redis import RedisStore
@@ -38,6 +38,8 @@ class Entry(msgspec.Struct, frozen=True):
     """Empty when it was never claimed."""
     detail: bytes
     """JSON: what the worker, or whoever ended it, says."""
+    due_ms: int = 0
+    """When it would have run, of one that ended unrun; else 0: the attempts tell."""
 
     @property
     def stamp(self) -> bytes:
@@ -68,7 +70,7 @@ class FinishedStream:
             self._without_group(error)
             return []
         except ERRORS as error:
-            raise translate(error, self._store.where) from error
+            raise self._store.failed(error) from error
         return list(self._entries(answer[0][1])) if answer else []
 
     def take_over(self) -> Sequence[Entry]:
@@ -84,7 +86,7 @@ class FinishedStream:
             self._without_group(error)
             return []
         except ERRORS as error:
-            raise translate(error, self._store.where) from error
+            raise self._store.failed(error) from error
         return list(self._entries(found))
 
     def remove(self, entries: Sequence[Entry]) -> int:
@@ -96,7 +98,7 @@ class FinishedStream:
         """The stream was deleted, and its group with it."""
         self._grouped = False
         if "NOGROUP" not in str(error) and "no such key" not in str(error):
-            raise translate(error, self._store.where) from error
+            raise self._store.failed(error) from error
 
     def _make_group(self) -> None:
         try:
@@ -123,6 +125,7 @@ class FinishedStream:
                     fields[b"record"],
                     fields[b"attempts"],
                     fields[b"detail"],
+                    int(fields.get(b"due", 0)),
                 )
 
 
@@ -134,4 +137,4 @@ def lengths(store: RedisStore, partitions: Sequence[Partition]) -> Sequence[int]
             pipeline.xlen(finished_key(store.prefix, partition))
         return [int(length) for length in pipeline.execute()]
     except ERRORS as error:
-        raise translate(error, store.where) from error
+        raise store.failed(error) from error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import ERRORS, translate
+from .errors import ERRORS
 from .keys import Partition, wakeups_channel
+from .pool import LISTENING
 from .redis import RedisStore
 
 
@@ -24,7 +25,8 @@ class HintStream:
             pubsub = self._store.client.pubsub(ignore_subscribe_messages=True)
             pubsub.subscribe(wakeups_channel(self._store.prefix))
         except ERRORS as error:
-            raise translate(error, self._store.where) from error
+            raise self._store.failed(error) from error
+        LISTENING.add(pubsub.connection)
         self._pubsub = pubsub
         return True
 
@@ -34,7 +36,7 @@ class HintStream:
             message = self._pubsub.get_message(timeout=seconds)
         except ERRORS as error:
             self.close()
-            raise translate(error, self._store.where) from error
+            raise self._store.failed(error) from error
         return _parse(message["data"]) if message else None
 
     def close(self) -> None:

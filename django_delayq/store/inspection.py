@@ -6,6 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 import redis
+from redis.sentinel import SentinelConnectionPool
 
 from .errors import ERRORS, translate
 from .redis import RedisStore
@@ -25,6 +26,12 @@ class ServerReport(NamedTuple):
     aof: bool
     fsync: str | None
     skew_ms: float
+    replicas: int = 0
+    """How many are connected now."""
+    min_replicas: int | None = None
+    """min-replicas-to-write: with fewer it takes nothing."""
+    sentinel: bool = False
+    """Whether it was found through Sentinel."""
 
 
 def inspect_server(store: RedisStore) -> list[ServerReport]:
@@ -56,7 +63,14 @@ def _report(client: Any) -> ServerReport:
         aof=bool(info.get("aof_enabled")),
         fsync=_config(client, "appendfsync"),
         skew_ms=(seconds + microseconds / 1e6 - (before + after) / 2) * 1000,
+        replicas=int(info.get("connected_slaves", 0)),
+        min_replicas=_number(_config(client, "min-replicas-to-write")),
+        sentinel=isinstance(client.connection_pool, SentinelConnectionPool),
     )
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value is not None and value.isdecimal() else None
 
 
 def _config(client: Any, name: str) -> str | None:

@@ -7,7 +7,7 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:delayed:high/normal/low  | zset   | id -> due_at in ms; one lane per priority                |
 | PREFIX:{topic:p}:leased                   | zset   | id -> lease deadline in ms; this is the lease            |
 | PREFIX:{topic:p}:messages                 | hash   | id -> record (see message.py)                            |
-| PREFIX:{topic:p}:attempts                 | hash   | id -> attempt, crashes, due, first claim, token          |
+| PREFIX:{topic:p}:attempts                 | hash   | id -> attempt, crashes, due, first claim, token, put off |
 | PREFIX:{topic:p}:finished                 | stream | one entry per finished message, until it is archived     |
 | PREFIX:{topic:p}:followers                | hash   | id -> due_at and record to enqueue when its run ends     |
 | PREFIX:{topic:p}:meta                     | hash   | paused, wakeups, counters, task:<code> -> name           |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 from .keys import Partition
 
@@ -30,6 +31,11 @@ class Lease:
         """True once Redis refused to extend it: the run's result will be refused too."""
 
     @property
+    def ended(self) -> bool:
+        """Whether another worker may run the message: Redis said so, or nobody has extended it for its length."""
+        return self.lost or time.monotonic() - self.renewed_at > self.ttr_ms / 1000
+
+    @property
     def attempt(self) -> int:
         """1 for the first run."""
         return int(_COUNTS.unpack_from(self.entry)[0])
@@ -48,6 +54,11 @@ class Lease:
     def first_claimed_at_ms(self) -> int:
         """When the message was claimed for the first time."""
         return int.from_bytes(self.entry[10:16], "big")
+
+    @property
+    def put_off_since_ms(self) -> int:
+        """When a worker whose code cannot run the message met it first; 0: none has since it ran last."""
+        return int.from_bytes(self.entry[32:38], "big")
 
     @property
     def ttr_ms(self) -> int:

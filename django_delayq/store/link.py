@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import redis
 
 from ..conf import Settings
-from ..exceptions import DelayQError
+from ..exceptions import DelayQError, NotReplicated, OutcomeUnknown, TooFewReplicas
 from . import keys
 from .breaker import CircuitBreaker
 from .clock import ServerClock
-from .connection import Client, connect, mask
+from .connection import Client, close, connect, mask
 from .errors import ERRORS, translate
 from .keys import Partition
 from .scripts import Script, load
@@ -23,6 +23,8 @@ from .scripts import Script, load
 BATCH = 500
 #: Seconds for which what is known of Redis' clock is good enough: clocks drift by less than a millisecond in them.
 CLOCK_REFRESH = 60.0
+#: Most seconds that an enqueue waits for replicas (WAIT_REPLICAS), and at most half of SOCKET_TIMEOUT.
+WAIT_TIMEOUT = 1.0
 
 
 class Read(NamedTuple):
@@ -46,7 +48,9 @@ class Link:
         self.prefix = settings.prefix
         self.where = mask(settings.redis)
         self.clock = ServerClock()
-        self.breaker = CircuitBreaker(self.clock_ms)
+        self.breaker = CircuitBreaker(self._probe)
+        self.replicas = CircuitBreaker(self._probe_replicas)
+        """Open: fewer replicas than WAIT_REPLICAS keep up. Only an enqueue minds."""
         self._asked_at = -CLOCK_REFRESH
 
     @cached_property
@@ -69,7 +73,7 @@ class Link:
                 pipeline.execute_command(*(("EVALSHA", script.sha) if script else (read.name,)), *self._arguments(read))
             answers = pipeline.execute(raise_on_error=False)
         except ERRORS as error:
-            raise translate(error, self.where) from error
+            raise self.failed(error) from error
         return [self._read(read, partial(_given, answer)) for read, answer in zip(reads, answers, strict=True)]
 
     def _read(self, read: Read, answer: Callable[[], Any] | None = None) -> Any:
@@ -77,7 +81,7 @@ class Link:
             try:
                 return answer() if answer else self.command(read.name, *read.args)
             except ERRORS as error:
-                raise translate(error, self.where) from error
+                raise self.failed(error) from error
         if answer is None:
             return self.call(read.name, read.partition, read.args)
         return self._scripted(load(read.name), self._arguments(read), answer)
@@ -111,6 +115,73 @@ class Link:
 
         return lambda: self._scripted(script, arguments, read)
 
+    def begin_replicated(self, name: str, script_keys: Sequence[str], args: Iterable[Any]) -> Callable[[], Any]:
+        """begin() for what counts when WAIT_REPLICAS replicas have it, too.
+
+        The function that is returned raises NotReplicated with the answer when they have it not in time; after that
+        this raises TooFewReplicas until they keep up again.
+        """
+        if self.replicas.open:
+            raise TooFewReplicas
+        script = load(name)
+        arguments = (len(script_keys), *script_keys, *args)
+        pool = getattr(self.client, "connection_pool", None) or self._node_pool(script_keys[0])
+        connection = self._send(pool, "EVALSHA", script.sha, *arguments)
+
+        def read() -> Any:
+            try:
+                try:
+                    answer = connection.read_response()
+                except redis.exceptions.NoScriptError:
+                    connection.send_command("EVAL", script.text, *arguments)
+                    answer = connection.read_response()
+                # On the same connection: it is about what this one has written, to this very primary.
+                connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
+                return answer, connection.read_response()
+            finally:
+                pool.release(connection)
+
+        def replicated() -> Any:
+            try:
+                answer, replicas = read()
+            except (redis.exceptions.AskError, redis.exceptions.TryAgainError):  # MovedError is an AskError
+                answer, replicas = self._scripted(script, arguments, partial(self._evalsha, script, arguments)), 0
+            except ERRORS as error:
+                raise self.failed(error) from error
+            if replicas < self.settings.wait_replicas:
+                self.replicas.trip()
+                raise NotReplicated(answer)
+            return answer
+
+        return replicated
+
+    def _evalsha(self, script: Script, arguments: Sequence[Any]) -> Any:
+        return self.client.execute_command("EVALSHA", script.sha, *arguments)
+
+    def _node_pool(self, key: str) -> Any:
+        """The connections to the node of a cluster that has the key."""
+        try:
+            node = self.client.get_node_from_key(key)
+            return self.client.get_redis_connection(node).connection_pool
+        except ERRORS as error:
+            raise self.failed(error) from error
+
+    @property
+    def _wait_ms(self) -> int:
+        return int(1000 * min(WAIT_TIMEOUT, self.settings.socket_timeout / 2))
+
+    def _probe_replicas(self) -> None:
+        """Raise an error unless enough replicas have all that the primary has: one primary of a cluster."""
+        pool = getattr(self.client, "connection_pool", None) or self._node_pool(self.prefix)
+        connection = self._send(pool, "TIME")  # WAIT is about what the primary had at the connection's last command
+        try:
+            connection.read_response()
+            connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
+            if connection.read_response() < self.settings.wait_replicas:
+                raise TooFewReplicas
+        finally:
+            pool.release(connection)
+
     def _send(self, pool: Any, *command: Any) -> Any:
         """A connection that carries the command."""
         try:
@@ -121,7 +192,7 @@ class Link:
                 pool.release(connection)
                 raise
         except ERRORS as error:
-            raise translate(error, self.where) from error
+            raise self.failed(error) from error
         return connection
 
     def _scripted(self, script: Script, arguments: tuple[Any, ...], evalsha: Callable[[], Any]) -> Any:
@@ -131,14 +202,14 @@ class Link:
             # The text itself, not LOAD and EVALSHA again: a flush in between would fail once more.
             return self.command("EVAL", script.text, *arguments)
         except ERRORS as error:
-            raise translate(error, self.where) from error
+            raise self.failed(error) from error
 
     def command(self, *args: Any) -> Any:
         """Run one plain command."""
         try:
             return self.client.execute_command(*args)
         except ERRORS as error:
-            raise translate(error, self.where) from error
+            raise self.failed(error) from error
 
     def clock_ms(self) -> float:
         """Redis' clock."""
@@ -158,15 +229,35 @@ class Link:
             self._asked_at = time.monotonic()
         return int(self.clock.now_ms() * 1000)
 
+    def failed(self, error: Exception) -> DelayQError:
+        """Our exception for redis-py's. Connections that may lead to a server that is out are not used again."""
+        failure = translate(error, self.where)
+        broken = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+        if broken and not isinstance(error, redis.exceptions.MaxConnectionsError) and "client" in self.__dict__:
+            pool = getattr(self.client, "connection_pool", None)  # a cluster's client sees to its nodes itself
+            suspect = getattr(pool, "suspect", None)
+            if suspect is not None:
+                # When nothing was sent, nobody has waited for the answer: those that do may well get theirs.
+                suspect(isinstance(error, redis.TimeoutError) and isinstance(failure, OutcomeUnknown))
+        return failure
+
+    def _probe(self) -> None:
+        """Raise an error unless Redis is back. An old primary that wakes up is not: Sentinels are asked first."""
+        recheck = getattr(getattr(self.client, "connection_pool", None), "recheck", None)
+        if recheck is not None:
+            recheck()
+        self.clock_ms()
+
+    def stop(self) -> None:
+        """End the threads that ask whether Redis is back."""
+        self.breaker.stop()
+        self.replicas.stop()
+
     def close(self) -> None:
         """Close the connections, those to Sentinel too."""
-        self.breaker.stop()
-        if "client" not in self.__dict__:
-            return
-        self.client.close()
-        pool = getattr(self.client, "connection_pool", None)
-        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
-            sentinel.close()
+        self.stop()
+        if "client" in self.__dict__:
+            close(self.client)
 
 
 def _given(answer: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..message import Attempts, Found, State
 from . import keys
-from .errors import ERRORS, translate
+from .errors import ERRORS
 from .keys import Partition
 from .link import BATCH, Read
 from .registry import Registry, used
@@ -57,6 +57,10 @@ class Looking(Registry):
         """The live messages with these ids, None for those that are not live here."""
         answer = self.call("find", partition, ids)
         return [_found(message_id, *item) if item else None for message_id, item in zip(ids, answer, strict=True)]
+
+    def has_follower(self, partition: Partition, message_id: bytes) -> bool:
+        """Whether another message follows the run of this id."""
+        return bool(self.command("HEXISTS", keys.partition_keys(self.prefix, partition)[7], message_id))
 
     def find_all(self, places: Sequence[tuple[Partition, bytes]]) -> Sequence[Found | None]:
         """The live message in each of these places, None where there is none; one round trip (read_all)."""
@@ -131,7 +135,7 @@ class Looking(Registry):
                 pipeline.hmget(keys.meta_key(self.prefix, partition), _SWEPT)
             return [(int(first or 0), sum(int(end or 0) for end in ends)) for first, *ends in pipeline.execute()]
         except ERRORS as error:
-            raise translate(error, self.where) from error
+            raise self.failed(error) from error
 
     def oldest_lease_ms(self, partition: Partition) -> float | None:
         """The deadline that ends first."""

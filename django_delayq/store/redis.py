@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..conf import Settings
-from ..exceptions import MessageNotFound, MessageRunning
+from ..exceptions import MessageNotFound, MessageRunning, NotReplicated
 from .connection import Client
 from .keys import Partition, lone_keys, partition_keys
 from .lease import Lease
@@ -61,6 +61,7 @@ class RedisStore(Loading, Mending):
     def __init__(self, client: Client | None, settings: Settings) -> None:
         super().__init__(client, settings)
         self.partitions = Partitions(self)
+        self._waits = settings.wait_replicas > 0
         self._said: dict[tuple[Partition, bytes], float] = {}
         """When the partition was told the name of a task."""
 
@@ -85,10 +86,16 @@ class RedisStore(Loading, Mending):
         if mode != "raise" or when[:1] == "@":
             return self._begin_words(partition, {}, messages)
         script_keys = lone_keys(self.prefix, partition, record)
-        answer = self.begin("enqueue_one", script_keys, (message_id, when, expires, record))
+        begin = self.begin if not self._waits else self.begin_replicated
+        answer = begin("enqueue_one", script_keys, (message_id, when, expires, record))
 
         def read() -> tuple[int, dict[int, str]]:
-            now_us = answer()
+            try:
+                now_us = answer()
+            except NotReplicated as short:
+                if short.answer:
+                    raise NotReplicated((short.answer, {})) from None
+                now_us = None
             return (now_us, {}) if now_us else self._begin_words(partition, {}, messages)()
 
         return read
@@ -102,10 +109,17 @@ class RedisStore(Loading, Mending):
             args += (code.hex(), name)
         for message in messages:
             args += message
-        answer = self.begin("enqueue", partition_keys(self.prefix, partition), args)
+        # What SQL has accepted is there in any case.
+        waits = self._waits and any(message[2][:1] != "@" for message in messages)
+        begin = self.begin if not waits else self.begin_replicated
+        answer = begin("enqueue", partition_keys(self.prefix, partition), args)
 
         def read() -> tuple[int, dict[int, str]]:
-            now_us, *words = answer()
+            try:
+                now_us, *words = answer()
+            except NotReplicated as short:
+                now_us, *words = short.answer
+                raise NotReplicated((now_us, _words(words))) from None
             for code in unsaid:
                 self._said[partition, code] = time.monotonic()
             return now_us, _words(words)
@@ -144,12 +158,28 @@ class RedisStore(Loading, Mending):
             args += (lease.id, lease.token, "" if delay_ms is None else delay_ms, int(counts), detail)
         return self._fenced("nack", partition, args, [item[0] for item in settled], repeated)
 
-    def release(self, partition: Partition, leases: Sequence[Lease], *, repeated: bool = False) -> Leases:
-        """Leased -> delayed at the old due time, the attempt given back."""
+    def release(
+        self,
+        partition: Partition,
+        leases: Sequence[Lease],
+        *,
+        delays_ms: Sequence[int | None] | None = None,
+        repeated: bool = False,
+    ) -> Leases:
+        """Leased -> delayed at the old due time, or after the delay of each; the attempt given back."""
         args: list[Any] = []
-        for lease in leases:
-            args += (lease.id, lease.token)
+        for lease, delay_ms in zip(leases, delays_ms or [None] * len(leases), strict=True):
+            args += (lease.id, lease.token, "" if delay_ms is None else delay_ms)
         return self._fenced("release", partition, args, leases, repeated)
+
+    def put_off(
+        self, partition: Partition, settled: Sequence[tuple[Lease, int, bytes]], *, repeated: bool = False
+    ) -> Leases:
+        """Leased -> delayed after a delay in ms, the attempt given back: this worker's code cannot run it; detail."""
+        args: list[Any] = []
+        for lease, delay_ms, detail in settled:
+            args += (lease.id, lease.token, delay_ms, detail)
+        return self._fenced("put_off", partition, args, [item[0] for item in settled], repeated)
 
     def extend(self, partition: Partition, leases: Sequence[Lease]) -> Leases:
         """Leased -> leased for another ttr. Returns the leases that another holds now; what is settled is not lost."""
@@ -165,15 +195,23 @@ class RedisStore(Loading, Mending):
         back, dead = self.call("reclaim", partition, args)
         return back, dead
 
-    def cancel(self, partition: Partition, ids: Sequence[bytes], reason: str = "cancelled") -> Sequence[str]:
-        """Delayed -> cancelled. Returns OK, RUNNING or NOT_FOUND for each id."""
-        detail = json.dumps({"reason": reason})
-        answer = self.call("cancel", partition, (self._archive(partition), detail, *ids))
+    def cancel(
+        self, partition: Partition, ids: Sequence[bytes], reason: str = "cancelled", before_us: int | None = None
+    ) -> Sequence[str]:
+        """Delayed -> cancelled. Returns OK, RUNNING or NOT_FOUND for each id.
+
+        What was enqueued after `before_us` stays: NOT_FOUND.
+        """
+        args = (self._archive(partition), json.dumps({"reason": reason}), _or_nothing(before_us), *ids)
+        answer = self.call("cancel", partition, args)
         return [word.decode() for word in answer]
 
-    def reschedule(self, partition: Partition, message_id: bytes, when: str) -> int:
-        """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or MessageRunning."""
-        word, *due = self.call("reschedule", partition, (message_id, when))
+    def reschedule(self, partition: Partition, message_id: bytes, when: str, before_us: int | None = None) -> int:
+        """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or MessageRunning.
+
+        What was enqueued after `before_us` stays: MessageNotFound.
+        """
+        word, *due = self.call("reschedule", partition, (message_id, when, _or_nothing(before_us)))
         if word == b"NOT_FOUND":
             raise MessageNotFound
         if word == b"RUNNING":
@@ -198,13 +236,15 @@ class RedisStore(Loading, Mending):
         args = [part for message_id, stamp_us in lives for part in (message_id, stamp_us.to_bytes(8, "big"))]
         return [word.decode() for word in self.call("lives", partition, args)]
 
-    def bury(self, partition: Partition, message_id: bytes, record: bytes, reason: str | None = "cancelled") -> str:
+    def bury(
+        self, partition: Partition, message_id: bytes, record: bytes, reason: str | None = "cancelled", due_ms: int = 0
+    ) -> str:
         """Nothing -> cancelled for a durable message that is MISSING. Returns OK, LIVE or DONE.
 
         Without a reason it is not told as ended, only refused when it is sent later: SQL gives it a newer stamp.
         """
         detail = json.dumps({"reason": reason}) if reason else ""
-        answer: bytes = self.call("bury", partition, (message_id, record, detail))
+        answer: bytes = self.call("bury", partition, (message_id, record, detail, due_ms))
         return answer.decode()
 
     def archived(self, partition: Partition, group: str, finished: Sequence[tuple[bytes, bytes, bytes]]) -> int:
@@ -247,6 +287,10 @@ class RedisStore(Loading, Mending):
         for lease in lost:
             lease.lost = True
         return lost
+
+
+def _or_nothing(instant_us: int | None) -> int | str:
+    return "" if instant_us is None else instant_us
 
 
 def _words(flat: Sequence[Any]) -> dict[int, str]:

@@ -116,6 +116,10 @@ class Registry(Link):
         """Nobody else is to do it within so much time from now."""
         self.command("SET", keys.turn_key(self.prefix, name), 1, "PX", ms)
 
+    def end_turn(self, name: str) -> None:
+        """It is on whoever comes next."""
+        self.command("EXPIRE", keys.turn_key(self.prefix, name), 0)  # a right that the Redis user has anyway
+
     def add_sample(self, sample: str) -> None:
         """Keep a sample (JSON), and those of a day before it."""
         self.command("XADD", keys.samples_key(self.prefix), "MAXLEN", "~", SAMPLES, "*", "sample", sample)

@@ -37,6 +37,8 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.cancel(PARTITION, [cancelled])
     yield lambda: store.nack(PARTITION, [(claim(store, message_id), 0, False, DETAIL)])
     yield lambda: store.reschedule(PARTITION, message_id, "5")
+    yield lambda: store.put_off(PARTITION, [(claim(store, message_id), 0, DETAIL)])
+    yield lambda: store.reschedule(PARTITION, message_id, "5")
     yield lambda: store.release(PARTITION, store.claim(PARTITION, 1).leases)
     yield lambda: store.extend(PARTITION, [claim(store, message_id)])
     yield lambda: follow(store, message_id)

@@ -106,11 +106,13 @@ class StoreMachine(RuleBasedStateMachine):
         except MessageNotFound:
             assert known is None
         except MessageRunning:
-            assert known is not None and known.token is not None
+            assert known is not None and known.token is not None and known.follower is None
         else:
-            assert known is not None and known.token is None
+            assert known is not None
             assert moved == int(when)
-            known.due = int(when)
+            target = known.follower if known.token is not None else known
+            assert target is not None
+            target.due = int(when)
 
     @rule(message_id=ids, body=bodies)
     def edit(self, message_id: bytes, body: bytes) -> None:
@@ -198,6 +200,13 @@ class StoreMachine(RuleBasedStateMachine):
         self._settle(lease, repeated, lambda again: self.store.release(PARTITION, [lease], repeated=again))
         if mine:
             self._again(lease.id, lease.due_at_ms, attempts=-1)
+
+    @rule(lease=leases, repeated=st.booleans())
+    def put_off(self, lease: Lease, repeated: bool) -> None:
+        mine = self.model.holds(lease)
+        self._settle(lease, repeated, lambda again: self.store.put_off(PARTITION, [(lease, 0, DETAIL)], repeated=again))
+        if mine:
+            self._again(lease.id, self._due(lease.id), attempts=-1)
 
     @rule(lease=leases)
     def extend(self, lease: Lease) -> None:

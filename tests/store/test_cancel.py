@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.message import Priority
+from django_delayq.message import Priority, Record
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
@@ -13,6 +13,7 @@ from tests.store.factories import (
     LATER,
     PARTITION,
     PAST,
+    accepted,
     attempts,
     body_of,
     claim,
@@ -27,6 +28,9 @@ from tests.store.factories import (
     leased,
     live,
     new_id,
+    outgoing,
+    send,
+    stamped,
     waiting,
 )
 
@@ -68,6 +72,42 @@ def test_a_retry_is_cancelled_with_its_attempts(store: RedisStore) -> None:
     assert store.cancel(PARTITION, [lease.id]) == ["OK"]
     assert attempts(store, lease.id) is None
     assert finished(store)[0]["attempts"] == lease.entry + DETAIL + b"\n"
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_cancel_that_is_told_late_leaves_what_came_later(store: RedisStore, runs: bool) -> None:
+    message_id = claim(store).id if runs else enqueue(store, when=LATER)
+    if runs:
+        follow(store, message_id)
+    before = dump(store)
+    raw = before["followers"][message_id][6:] if runs else before["messages"][message_id]
+    stamp = Record.decode(raw).enqueued_at_us
+    assert store.cancel(PARTITION, [message_id], before_us=stamp - 1) == ["RUNNING" if runs else "NOT_FOUND"]
+    assert dump(store) == before
+    store.cancel(PARTITION, [message_id], before_us=stamp)
+    assert ends(store) == [(message_id, "cancelled")]
+
+
+@pytest.mark.parametrize("how", ["waits", "follows", "is purged", "is buried", "expires", "is replaced"])
+def test_the_end_of_what_never_ran_tells_when_it_would_have(store: RedisStore, how: str) -> None:
+    if how == "follows":
+        message_id = claim(store).id
+        send(store, outgoing(message_id, mode="replace", when="7000"))
+    elif how == "is replaced":
+        message_id = new_id()
+        send(store, accepted(message_id, when="7000"))
+        send(store, outgoing(message_id, mode="replace", when=LATER))
+    else:
+        message_id = enqueue(store, when="7000", expires="5" if how == "expires" else "")
+    if how == "is purged":
+        store.purge(PARTITION)
+    elif how == "is buried":
+        store.bury(PARTITION, new_id(), stamped(), due_ms=7000)
+    elif how == "expires":
+        store.claim(PARTITION, 1)
+    elif how != "is replaced":
+        store.cancel(PARTITION, [message_id])
+    assert [entry["due"] for entry in finished(store)] == [b"7000"]
 
 
 def test_a_second_cancel_changes_nothing(store: RedisStore) -> None:

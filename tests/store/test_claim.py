@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_delayq.message import Priority
+from django_delayq.message import HEADER_END, Priority
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.link import BATCH
@@ -31,8 +31,10 @@ from tests.store.factories import (
     enqueue_many,
     finished,
     full,
+    key,
     leased,
     live,
+    nodes,
     outgoing,
     send,
     waiting,
@@ -384,3 +386,56 @@ def test_no_finished_entry_is_written_when_the_archive_is_switched_off(store: Re
     enqueue(store, expires="+1")
     store.claim(PARTITION, 1)
     assert not store.command("EXISTS", keys.finished_key(store.prefix, PARTITION))
+
+
+def test_bodies_that_are_not_handed_out_are_not_read_either(store: RedisStore, server: Server) -> None:
+    """500 bodies of 64 KiB, the default limit of a body: reading all of them held everybody up for 50 ms."""
+
+    def spent_us() -> int:
+        stats = [node.info("commandstats") for node in nodes(server)]
+        return sum(stat[name]["usec"] for stat in stats for name in ("cmdstat_eval", "cmdstat_evalsha") if name in stat)
+
+    def quickest(count: int = 1024 * 1024 // 65_027) -> int:
+        times = []
+        for _ in range(5):
+            before = spent_us()
+            leases = store.claim(PARTITION, 500).leases
+            times.append(spent_us() - before)
+            assert len(leases) == count
+            store.release(PARTITION, leases)
+        return min(times)
+
+    big = b'["%s"]' % (b"x" * 65_000)
+    send(store, *(outgoing(body=big) for _ in range(20)))
+    few = quickest()
+    for _ in range(6):
+        send(store, *(outgoing(body=big) for _ in range(80)))
+    assert quickest() < 4 * few
+    send(store, *(outgoing(when="5") for _ in range(4)))  # what comes first says little of what follows
+    assert quickest(4 + 1024 * 1024 // 65_027) < 4 * few
+
+
+def test_what_fills_a_claim_exactly_leaves_whole(store: RedisStore) -> None:
+    ids = sorted(enqueue(store, body=b'["%s"]' % (b"x" * (256 * 1024 - HEADER_END - 4))) for _ in range(5))
+    assert claimed_ids(store) == ids[:4]
+
+
+def test_what_is_remembered_of_the_runs_counts_too(store: RedisStore) -> None:
+    """Nearly 8 KiB of history each: not many of them leave at once."""
+    ids = enqueue_many(store, 300)
+    for message_id in ids:
+        store.command("HSET", key(store, "attempts"), message_id, bytes(38) + b"x" * 8_000)
+    assert len(store.claim(PARTITION, 500).leases) == 1024 * 1024 // (8_038 + len(dump(store)["messages"][ids[-1]]))
+
+
+def test_one_message_leaves_however_big_it_is(store: RedisStore) -> None:
+    ids = sorted(enqueue(store, body=b'["%s"]' % (b"x" * 1_200_000)) for _ in range(3))
+    assert claimed_ids(store) == ids[:1]
+
+
+def test_missing_records_do_not_end_a_claim(store: RedisStore) -> None:
+    ids = enqueue_many(store, 60)
+    for message_id in ids[:50]:
+        corrupt(store, message_id, None)
+    claimed = store.claim(PARTITION, 500)
+    assert (claimed.over, [lease.id for lease in claimed.leases]) == (ids[:50], ids[50:])

@@ -79,14 +79,14 @@ def test_a_refused_connection_is_unavailable(prefix: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     url = f"redis://:secret@127.0.0.1:{port}/0"
-    with another_store(url, prefix) as store, pytest.raises(StoreUnavailable, match="Nothing was sent") as error:
+    with another_store(url, prefix) as store, pytest.raises(StoreUnavailable, match="Nothing was changed") as error:
         enqueue(store)
     assert f"Cannot reach Redis at redis://:***@127.0.0.1:{port}/0" in str(error.value)
 
 
 def test_a_missing_socket_is_unavailable(prefix: str) -> None:
     nowhere = another_store("unix:///nowhere/redis.sock", prefix)
-    with nowhere as store, pytest.raises(StoreUnavailable, match="Nothing was sent"):
+    with nowhere as store, pytest.raises(StoreUnavailable, match="Nothing was changed"):
         store.stats(PARTITION)
 
 
@@ -297,7 +297,7 @@ def test_connections_that_broke_while_idle_are_made_anew(proxy: Proxy, far: Redi
 def test_a_server_that_went_down_is_unavailable(proxy: Proxy, far: RedisStore) -> None:
     proxy.refuse()
     proxy.cut()
-    with pytest.raises(StoreUnavailable, match="Nothing was sent"):
+    with pytest.raises(StoreUnavailable, match="Nothing was changed"):
         enqueue(far)
 
 

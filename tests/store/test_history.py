@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from django_delayq.message import Attempts
+from django_delayq.message import ATTEMPTS, Attempts
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
@@ -41,7 +41,7 @@ def crash(store: RedisStore, lease: Lease) -> None:
 
 def test_a_new_message_has_no_history(store: RedisStore) -> None:
     lease = claim(store)
-    assert (history(store, lease.id), len(lease.entry)) == ([], 32)
+    assert (history(store, lease.id), len(lease.entry)) == ([], ATTEMPTS.size)
 
 
 def test_each_failed_run_is_a_line_and_the_oldest_comes_first(store: RedisStore) -> None:
@@ -78,12 +78,12 @@ def test_failures_and_crashes_stand_in_their_order(store: RedisStore) -> None:
 
 def test_a_claim_a_release_and_an_extension_keep_it(store: RedisStore) -> None:
     lease = fail(store, claim(store), DETAIL)
-    assert lease.entry[32:] == DETAIL + b"\n"
+    assert lease.entry[ATTEMPTS.size :] == DETAIL + b"\n"
     store.extend(PARTITION, [lease])
     assert history(store, lease.id) == [DETAIL]
     store.release(PARTITION, [lease])
     assert history(store, lease.id) == [DETAIL]
-    assert claim(store, lease.id).entry[32:] == DETAIL + b"\n"
+    assert claim(store, lease.id).entry[ATTEMPTS.size :] == DETAIL + b"\n"
 
 
 def test_a_repeated_nack_is_one_line(store: RedisStore) -> None:
@@ -97,7 +97,7 @@ def test_the_header_of_the_entry_stays_what_it_was(store: RedisStore) -> None:
     lease = fail(store, claim_again(store, claim(store)), DETAIL)
     decoded = Attempts.decode(lease.entry)
     assert (decoded.attempt, decoded.crashes, decoded.token) == (3, 1, lease.token)
-    assert decoded.history == lease.entry[32:]
+    assert decoded.history == lease.entry[ATTEMPTS.size :]
 
 
 @pytest.mark.parametrize("end", ["acked", "dead", "cancelled", "poison"])
@@ -141,7 +141,7 @@ def test_the_newest_8_kib_of_whole_lines_are_kept(store: RedisStore, length: int
 
 def test_what_fits_exactly_is_not_cut(store: RedisStore) -> None:
     lease = fail(store, fail(store, claim(store), line(1, LIMIT - 20)), line(2, 20))
-    assert len(lease.entry) == 32 + LIMIT
+    assert len(lease.entry) == ATTEMPTS.size + LIMIT
     assert len(history(store, lease.id)) == 2
 
 

@@ -114,6 +114,16 @@ def test_ids_that_do_not_ascend_are_an_error(store: RedisStore) -> None:
     assert store.fence(PARTITION, "night") == {}
 
 
+@pytest.mark.parametrize("at", [0, 5, 6, 11, 12, 15])
+def test_the_first_byte_that_differs_decides_which_id_is_higher(store: RedisStore, at: int) -> None:
+    """Whatever comes behind it: scripts compare an id in three parts."""
+    low = b"\x80" * at + b"\x01" + b"\xff" * (15 - at)
+    high = b"\x80" * at + b"\x02" + b"\x00" * (15 - at)
+    with pytest.raises(StoreError, match="do not ascend"):
+        load(store, high, low)
+    assert counts(load(store, low, high))[0] == 2
+
+
 def test_each_split_has_a_mark_of_its_own(store: RedisStore) -> None:
     one, other = ids_of(2)
     load(store, other, split=1)

@@ -295,7 +295,7 @@ def test_of_a_lane_and_a_lease_the_lease_stays(store: RedisStore) -> None:
 
 def test_attempts_without_a_message_go(store: RedisStore) -> None:
     message_id = new_id()
-    store.command("HSET", key(store, "attempts"), message_id, bytes(32))
+    store.command("HSET", key(store, "attempts"), message_id, bytes(38))
     assert mend(store, "attempts", message_id)
     assert attempts(store, message_id) is None
     assert not mend(store, "attempts", message_id)
@@ -305,7 +305,7 @@ def test_attempts_without_a_message_go(store: RedisStore) -> None:
 def test_attempts_of_an_id_in_a_place_stay(store: RedisStore, place: str) -> None:
     message_id = new_id()
     put_into(store, place, message_id)
-    store.command("HSET", key(store, "attempts"), message_id, bytes(32))
+    store.command("HSET", key(store, "attempts"), message_id, bytes(38))
     assert not mend(store, "attempts", message_id) and attempts(store, message_id)
 
 
@@ -374,7 +374,7 @@ def test_that_of_another_life_is_not(store: RedisStore) -> None:
 def test_a_life_that_is_archived_goes(store: RedisStore) -> None:
     message = accepted(when=FAR)
     send(store, message)
-    store.command("HSET", key(store, "attempts"), message[0], bytes(32))
+    store.command("HSET", key(store, "attempts"), message[0], bytes(38))
     assert mend(store, "out", message[0], RAW_STAMP)
     assert look(store, message[0]) == EMPTY and ends(store) == []
     assert not mend(store, "out", message[0], RAW_STAMP)
@@ -388,9 +388,9 @@ def test_one_that_runs_stays(store: RedisStore) -> None:
 
 def test_attempts_come_along_once(store: RedisStore) -> None:
     message_id = enqueue(store)
-    assert mend(store, "tried", message_id, b"\0\3" + bytes(30))
-    assert not mend(store, "tried", message_id, b"\0\4" + bytes(30))
-    assert not mend(store, "tried", new_id(), b"\0\4" + bytes(30))
+    assert mend(store, "tried", message_id, b"\0\3" + bytes(36))
+    assert not mend(store, "tried", message_id, b"\0\4" + bytes(36))
+    assert not mend(store, "tried", new_id(), b"\0\4" + bytes(36))
     entry = attempts(store, message_id)
     assert entry and entry.attempt == 3
 

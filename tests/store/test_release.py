@@ -43,6 +43,17 @@ def test_a_released_message_does_not_lose_its_turn(store: RedisStore) -> None:
     assert [lease.id for lease in store.claim(PARTITION, 2).leases] == [first, second]
 
 
+def test_a_released_message_may_be_put_off(store: RedisStore) -> None:
+    """Each by a time of its own; one without a delay keeps its due time."""
+    first, second = claim(store, when="5000"), claim(store, when="6000")
+    before = store.clock_ms()
+    assert store.release(PARTITION, [first, second], delays_ms=[1500, None]) == []
+    due = waiting(store)
+    assert before + 1500 <= due[first.id] <= store.clock_ms() + 1501
+    assert due[second.id] == 6000
+    assert attempts(store, first.id).attempt == 0
+
+
 def test_the_attempt_is_given_back(store: RedisStore) -> None:
     lease = claim(store)
     store.release(PARTITION, [lease])

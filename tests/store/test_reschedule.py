@@ -24,6 +24,7 @@ from tests.store.factories import (
     follow,
     full,
     new_id,
+    outgoing,
     send,
     waiting,
     wakeups,
@@ -72,11 +73,35 @@ def test_an_unknown_message_is_not_found(store: RedisStore) -> None:
 
 def test_a_running_message_cannot_be_moved(store: RedisStore) -> None:
     lease = claim(store)
-    follow(store, lease.id)
     before = dump(store)
     with pytest.raises(MessageRunning):
         store.reschedule(PARTITION, lease.id, "7000")
     assert dump(store) == before
+
+
+@pytest.mark.parametrize("expires", ["", "+5"])
+def test_of_a_key_that_runs_the_follower_is_moved(store: RedisStore, expires: str) -> None:
+    lease = claim(store)
+    send(store, outgoing(lease.id, mode="replace", when="3000", expires=expires))
+    assert store.reschedule(PARTITION, lease.id, "7000") == 7000
+    raw = dump(store)["followers"][lease.id]
+    assert (int.from_bytes(raw[:6], "big"), Record.decode(raw[6:]).expires_at_ms) == (7000, 7005 if expires else 0)
+    store.ack(PARTITION, [(lease, DETAIL)])
+    assert waiting(store) == {lease.id: 7000}
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_move_that_is_told_late_leaves_what_came_later(store: RedisStore, runs: bool) -> None:
+    message_id = claim(store).id if runs else enqueue(store, when=LATER)
+    if runs:
+        follow(store, message_id)
+    before = dump(store)
+    raw = before["followers"][message_id][6:] if runs else before["messages"][message_id]
+    stamp = Record.decode(raw).enqueued_at_us
+    with pytest.raises(MessageNotFound):
+        store.reschedule(PARTITION, message_id, "7000", stamp - 1)
+    assert dump(store) == before
+    assert store.reschedule(PARTITION, message_id, "7000", stamp) == 7000
 
 
 def test_a_second_reschedule_to_an_instant_changes_nothing(store: RedisStore) -> None:

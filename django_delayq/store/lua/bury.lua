@@ -2,9 +2,9 @@
 -- Guarantee: a message that is live or has ended is not touched; what is sent later under this stamp is DONE. With ''
 --   for the detail it is not told as ended: its row in the outbox lives on under a newer stamp.
 -- KEYS: the partition (shared/partition.lua). Shared: finish, lives.
--- ARGV: id, record (with its stamp), detail (JSON or '').
+-- ARGV: id, record (with its stamp), detail (JSON or ''), when it would have run (ms).
 -- Returns: OK, LIVE or DONE.
-local id, record, detail = ARGV[1], ARGV[2], ARGV[3]
+local id, record, detail, due = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local word = known(id, redis.call('HGET', MESSAGES, id), string.sub(record, 1, 8))
 if word then return word end
 redis.call('HDEL', META, 'done:') -- nobody has this field: the first write has to be one that a full Redis accepts
@@ -12,7 +12,7 @@ if detail == '' then
   redis.call('HSET', META, 'done:' .. id, string.sub(record, 1, 8))
   return 'OK'
 end
-finish('all', id, 'cancelled', record, '', detail)
+finish('all', id, 'cancelled', record, '', detail, due)
 redis.call('HINCRBY', META, 'enqueued', 1) -- it never was: ended and live make what was enqueued
 redis.call('HINCRBY', META, 'cancelled', 1)
 return 'OK'

@@ -1,7 +1,7 @@
 -- claim: delayed and due -> leased; delayed and past expires_at -> expired; without a record -> dead.
 -- Guarantee: a message is in one lease at a time, and never before its due time. At most 1 MiB leaves at once.
 --   A pause that has an end is over at that millisecond, and next due is the end while it lasts.
--- KEYS: the partition (shared/partition.lua). Shared: finish, wake, due.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, due, read.
 -- ARGV: limit (500 at most), token (16 bytes, new for each claim), ageing in ms per lane, archive (all, dead or none),
 --   finished_limit: with so many entries in the finished stream nothing is claimed until the archiver has caught up.
 -- Returns: now in us, next due in ms or '', wakeups, {id, record, attempts entry, ...}, {id over, ...}, '' or why not.
@@ -17,13 +17,11 @@ if held then return {NOW_US, till or '', tonumber(meta[1] or 0), {}, {}, held} e
 local ids, scores, lanes = pick(limit, ageing)
 if #ids == 0 then return {NOW_US, next_due(), tonumber(meta[1] or 0), {}, {}, ''} end
 
-local records, olds = redis.call('HMGET', MESSAGES, unpack(ids)), redis.call('HMGET', ATTEMPTS, unpack(ids))
-local claimed, leases, entries, taken, over, bytes = {}, {}, {}, {{}, {}, {}}, {}, 0
-local first_claim = struct.pack('>I6', NOW)
-for i, id in ipairs(ids) do
-  local record, old = records[i], olds[i]
-  bytes = bytes + #(record or '')
-  if i > 1 and bytes > 1048576 then break end
+local records, olds = read(ids, 1048576)
+local claimed, leases, entries, taken, over = {}, {}, {}, {{}, {}, {}}, {}
+local first_claim, never = struct.pack('>I6', NOW), string.rep('\0', 6)
+for i, record in ipairs(records) do
+  local id, old = ids[i], olds[i]
   local members = taken[lanes[i]]
   members[#members + 1] = id
   local whole = record and #record >= 23
@@ -33,7 +31,7 @@ for i, id in ipairs(ids) do
   else
     local attempt, crashes = struct.unpack('>I2I2', old or '\0\0\0\0')
     local entry = struct.pack('>I2I2I6', math.min(attempt + 1, 65535), crashes, scores[i])
-      .. (old and string.sub(old, 11, 16) or first_claim) .. token .. (old and string.sub(old, 33) or '')
+      .. (old and string.sub(old, 11, 16) or first_claim) .. token .. (old and string.sub(old, 33) or never)
     local n = #leases
     leases[n + 1], leases[n + 2] = NOW + (whole and struct.unpack('>I4', record, 16) or 60000), id
     entries[n + 1], entries[n + 2] = id, entry
@@ -47,4 +45,4 @@ if #leases > 0 then
   redis.call('ZADD', LEASED, unpack(leases))
   redis.call('HSET', ATTEMPTS, unpack(entries))
 end
-return {NOW_US, next_due(), tonumber(meta[1] or 0), claimed, close(over, ids, records, olds, archive), ''}
+return {NOW_US, next_due(), tonumber(meta[1] or 0), claimed, close(over, ids, records, olds, archive, scores), ''}

@@ -2,12 +2,12 @@
 -- Guarantee: each message is stored once, however often the call is repeated. The first write is one that a full Redis
 --   refuses, before anything has changed. A kept message keeps its due time.
 -- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, lives, accepting.
--- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep, replace), when, expires, record for
---   each. Ids differ. when: also '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time,
---   or an instant. record: without its stamp.
+-- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep, replace; adopt: only what is live), when,
+--   expires, record for each. Ids differ. when: also '@stamp:due' for what SQL has accepted. expires: '' never, '+ms'
+--   after the due time, or an instant. record: without its stamp.
 -- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
---   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on); of what SQL has
---   accepted also ADOPTED:stamp (the same content was there, and is this message from now on), OLDER, DONE (ended).
+--   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on); of what SQL has accepted also
+--   ADOPTED:stamp (the same content was there, and is this message from now on), OLDER, DONE (ended), GONE (not live).
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
@@ -32,7 +32,7 @@ for i, id in ipairs(ids) do
     put(records, id, record)
     move(moves, lane_of(record), due, id)
   end
-  if old and durable(old) and not durable(record) then put(superseded, id, old) end
+  if old and durable(old) and not durable(record) then put(superseded, i, {id, old, '', planned(id, old, word)}) end
   if word then put(reply, i - 1, word) end
 end
 
@@ -44,7 +44,7 @@ for i = 1, #replaced, 2 do
   redis.call('HDEL', ATTEMPTS, replaced[i + 1])
 end
 park(moves)
-for i = 1, #superseded, 2 do supersede(superseded[i], superseded[i + 1], '') end
+for i = 2, #superseded, 2 do supersede(unpack(superseded[i])) end
 for at = 2, 2 * tasks, 2 do redis.call('HSET', META, 'task:' .. ARGV[at], ARGV[at + 1]) end
 if #records > 0 then redis.call('HINCRBY', META, 'enqueued', (#records - #replaced) / 2) end
 return reply

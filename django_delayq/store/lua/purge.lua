@@ -5,13 +5,14 @@
 -- Returns: {id purged, ...}.
 local limit, archive, detail = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 for _, lane in ipairs(LANES) do
-  local ids = redis.call('ZRANGEBYSCORE', lane, '-inf', '+inf', 'LIMIT', 0, limit)
+  local found, ids, dues = redis.call('ZRANGEBYSCORE', lane, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, limit), {}, {}
+  for at = 1, #found, 2 do ids[#ids + 1], dues[#dues + 1] = found[at], found[at + 1] end
   if #ids > 0 then
     local records, entries = redis.call('HMGET', MESSAGES, unpack(ids)), redis.call('HMGET', ATTEMPTS, unpack(ids))
     redis.call('ZREM', lane, unpack(ids))
     redis.call('HDEL', MESSAGES, unpack(ids))
     redis.call('HDEL', ATTEMPTS, unpack(ids))
-    for i, id in ipairs(ids) do finish(archive, id, 'cancelled', records[i], entries[i], detail) end
+    for i, id in ipairs(ids) do finish(archive, id, 'cancelled', records[i], entries[i], detail, dues[i]) end
     redis.call('HINCRBY', META, 'cancelled', #ids)
     return ids
   end

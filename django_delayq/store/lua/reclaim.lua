@@ -14,7 +14,7 @@ redis.call('ZREM', LEASED, unpack(ids))
 
 local again = {}
 for i, id in ipairs(ids) do
-  local entry, record = entries[i] or string.rep('\0', 32), records[i]
+  local entry, record = entries[i] or string.rep('\0', 38), records[i]
   local attempt, crashes = struct.unpack('>I2I2', entry)
   crashes = crashes + 1
   entry = struct.pack('>I2I2', attempt, crashes) .. string.sub(entry, 5, 16) .. string.rep('\0', 16) .. string.sub(entry, 33)

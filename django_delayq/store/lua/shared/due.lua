@@ -32,14 +32,14 @@ local function next_due()
 end
 
 -- Ends the due messages at `places` that may not run: past their expires_at, or without a record. Returns their ids.
-local function close(places, ids, records, entries, archive)
+local function close(places, ids, records, entries, archive, scores)
   local closed = {}
   for n, i in ipairs(places) do
     local state, reason = 'expired', '{"reason":"expired"}'
     if not records[i] then state, reason = 'dead', '{"reason":"body_missing"}' end
     redis.call('HDEL', MESSAGES, ids[i])
     redis.call('HDEL', ATTEMPTS, ids[i])
-    finish(archive, ids[i], state, records[i], entries[i], reason)
+    finish(archive, ids[i], state, records[i], entries[i], reason, scores[i])
     redis.call('HINCRBY', META, state, 1)
     closed[n] = ids[i]
   end

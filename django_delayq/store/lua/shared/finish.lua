@@ -7,8 +7,8 @@ end
 
 -- One entry of the finished stream is one row of the archive to come. `archive`: of all, dead or none of the messages.
 -- The end of a durable one is always told, and remembered until it is archived, so that nobody sends it again: of two
--- lives of an id the newer, which is the one that SQL holds.
-local function finish(archive, id, state, record, attempts, detail)
+-- lives of an id the newer, which is the one that SQL holds. `due`, of what ends unrun: when it would have run.
+local function finish(archive, id, state, record, attempts, detail, due)
   if durable(record) then
     local newest = redis.call('HGET', META, 'done:' .. id)
     if not newest or struct.unpack('>I8', newest) < struct.unpack('>I8', record) then
@@ -17,11 +17,16 @@ local function finish(archive, id, state, record, attempts, detail)
   elseif archive == 'none' or archive == 'dead' and state ~= 'dead' then
     return
   end
-  redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW, 'record', record or '',
-    'attempts', attempts or '', 'detail', detail)
+  if due then
+    redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW, 'record', record or '',
+      'attempts', attempts or '', 'detail', detail, 'due', due)
+  else
+    redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW, 'record', record or '',
+      'attempts', attempts or '', 'detail', detail)
+  end
 end
 
 -- Ends a durable message that one which is not durable replaces: its row in the outbox has to be closed.
-local function supersede(id, record, attempts)
-  finish('none', id, 'cancelled', record, attempts, '{"reason":"replaced"}')
+local function supersede(id, record, attempts, due)
+  finish('none', id, 'cancelled', record, attempts, '{"reason":"replaced"}', due)
 end
