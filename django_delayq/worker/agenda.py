@@ -7,6 +7,10 @@ import itertools
 
 from ..store.keys import Partition
 
+#: The heap is made anew when it holds so many entries for each partition. Those that are planned anew stay in it until
+#: they come to its top: with something far-future waiting, that would be one for each claim until then.
+HEAP_PER_TURN = 4
+
 
 class Turn:
     """What the dispatcher knows of one partition."""
@@ -52,6 +56,13 @@ class Agenda:
         turn.due_ms = due_ms
         if due_ms is not None:
             heapq.heappush(self._heap, (due_ms, next(self._order), turn))
+            if len(self._heap) > HEAP_PER_TURN * len(self.turns):
+                self._forget_old_plans()
+
+    def _forget_old_plans(self) -> None:
+        planned = [(turn.due_ms, turn) for turn in self.turns.values() if turn.due_ms is not None]
+        self._heap = [(due_ms, next(self._order), turn) for due_ms, turn in planned]
+        heapq.heapify(self._heap)
 
     def next_due_ms(self) -> float | None:
         """The earliest time to look anywhere."""

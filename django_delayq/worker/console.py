@@ -12,21 +12,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import signals
-from ..signals import Event
+from ..signals import Event, Topic
 from ..times import in_words
+from ..words import on_one_line
 
 logger = logging.getLogger("delayq.worker")
 
 #: Lines per second for successes; what is above appears only in the summary.
 LINES_PER_SECOND = 50
+#: Of what is put off, one line per task is a warning in so many seconds: a crowd of them is one mistake, met again and
+#: again.
+WARN_AGAIN = 60.0
 SUMMARY_INTERVAL = 60.0
+#: Most characters of a traceback: an exception may carry a whole document.
+MAX_TRACEBACK = 16_000
 SAMPLES = 2_000
 
 _MARKS = {
-    "acked": "✓", "retried": "↻", "snoozed": "z", "dead": "✗",
+    "acked": "✓", "retried": "↻", "snoozed": "z", "put_off": "…", "dead": "✗",
     "released": "←", "reclaimed": "←", "expired": "⌛", "lease_lost": "!",
 }  # fmt: skip
 _LEVELS = {"dead": logging.ERROR, "retried": logging.WARNING, "lease_lost": logging.WARNING}
+_LIMITED = ("acked", "released")
 
 
 class Console:
@@ -37,6 +44,7 @@ class Console:
         self._lateness: list[float] = []
         self._window = 0.0
         self._lines = 0
+        self._warned_at: dict[str, float] = {}
         self._summary_at = time.monotonic() + SUMMARY_INTERVAL
         # Signals hold their receivers weakly; these functions live as long as the console.
         self._receivers = [self._connect(name) for name in _MARKS]
@@ -47,7 +55,7 @@ class Console:
             getattr(signals, name).disconnect(receiver)
 
     def _connect(self, name: str) -> Any:
-        def receive(sender: str, events: Sequence[Event], **kwargs: Any) -> None:
+        def receive(sender: Topic, events: Sequence[Event], **kwargs: Any) -> None:
             self._take(name, sender, events)
 
         getattr(signals, name).connect(receive)
@@ -58,14 +66,24 @@ class Console:
         for event in events[: self._allowed(name, len(events))]:
             if name == "acked":
                 self._lateness.append(event.lateness_ms)
-            level = _LEVELS.get(name, logging.INFO)
-            logger.log(level, _line(name, topic, event), extra={"delayq": _fields(name, topic, event)})
+            level = self._put_off_level(event) if name == "put_off" else _LEVELS.get(name, logging.INFO)
+            if logger.isEnabledFor(level):
+                text, values = _text(name, topic, event)
+                fields = _fields(name, topic, event)
+                logger.log(level, text, *values, exc_info=event.error, extra={"delayq": fields})
+
+    def _put_off_level(self, event: Event) -> int:
+        now, what = time.monotonic(), f"{event.task} {event.reason}"
+        if now - self._warned_at.get(what, -WARN_AGAIN) < WARN_AGAIN:
+            return logging.DEBUG
+        self._warned_at[what] = now
+        return logging.WARNING
 
     def _allowed(self, name: str, wanted: int) -> int:
         now = time.monotonic()
         if now - self._window >= 1.0:
             self._window, self._lines = now, 0
-        allowed = min(wanted, max(0, LINES_PER_SECOND - self._lines)) if name in ("acked", "released") else wanted
+        allowed = min(wanted, max(0, LINES_PER_SECOND - self._lines)) if name in _LIMITED else wanted
         self._lines += allowed
         return allowed
 
@@ -74,6 +92,7 @@ class Console:
         if time.monotonic() < self._summary_at:
             return
         self._summary_at = time.monotonic() + SUMMARY_INTERVAL
+        self._warned_at.clear()
         if self.counts:
             logger.info("· %.0f s: %s%s", SUMMARY_INTERVAL, self.totals(), self._percentiles())
             self.counts.clear()
@@ -81,7 +100,9 @@ class Console:
 
     def totals(self) -> str:
         """Counts in words."""
-        return " ".join(f"{count:,} {name}" for name, count in self.counts.items() if count) or "nothing to do"
+        counts = list(self.counts.items())  # at once: the settler's thread adds names
+        said = (f"{count:,} {_spoken(name)}" for name, count in counts if count)
+        return " ".join(said) or "nothing to do"
 
     def _percentiles(self) -> str:
         if len(self._lateness) < 2:
@@ -90,22 +111,24 @@ class Console:
         return f" · late p50 {cuts[49]:.0f} p99 {cuts[98]:.0f} ms"
 
 
-def _line(name: str, topic: str, event: Event) -> str:
-    parts = [_MARKS[name], f"{_clean(event.task) or topic:<24}", f"{event.id[:4]}…{event.id[-4:]}"]
-    if event.key:
-        parts.append(_clean(event.key))
+def _spoken(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _text(name: str, topic: str, event: Event) -> tuple[str, list[Any]]:
+    """What a record says, and the values in it. Records of one text are one group (Sentry, for example), so whatever
+    differs from message to message is a value; the ids are in the fields."""
+    text, values = f"{on_one_line(event.task) or topic} {_spoken(name)}".replace("%", "%%"), list[Any]()
     if name == "acked":
-        parts.append(f"late {in_words(event.lateness_ms / 1000)}  ran {in_words(event.run_ms / 1000)}")
-    else:
-        parts.append(f"{name}, attempt {event.attempt}: {_clean(event.reason)}" if event.reason else name)
+        text += ", late %s, ran %s"
+        values += [in_words(event.lateness_ms / 1000), in_words(event.run_ms / 1000)]
+    elif event.reason:
+        text += ", attempt %d: %s"
+        values += [event.attempt, on_one_line(event.reason, 2_000)]
     if event.delay_ms is not None:
-        parts.append(f"→ again in {in_words(event.delay_ms / 1000)}")
-    return "  ".join(parts)
-
-
-def _clean(text: str) -> str:
-    """One line without control characters: what a message holds must not write log lines of its own."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:300])
+        text += " → again in %s"
+        values += [in_words(event.delay_ms / 1000)]
+    return text, values
 
 
 def _fields(name: str, topic: str, event: Event) -> dict[str, Any]:
@@ -114,14 +137,41 @@ def _fields(name: str, topic: str, event: Event) -> dict[str, Any]:
     return {**fields, "delay_ms": event.delay_ms, "error": event.reason or None}
 
 
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The end of it. What cannot be shown must not cost the line."""
+    try:
+        return formatter.formatException(record.exc_info)[-MAX_TRACEBACK:]  # type: ignore[arg-type]
+    except Exception as error:
+        return f"its traceback cannot be shown ({type(error).__name__})"
+
+
 class PrettyFormatter(logging.Formatter):
     """`10:02:03.120 ✓ shop.tasks.close_order ...` for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The line, and below it the traceback, indented: nothing in it looks like a line of ours."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = f"{clock}.{int(record.msecs):03d} {record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        event = getattr(record, "delayq", None)
+        text = _pretty(event) if event else on_one_line(record.getMessage(), 10_000)
+        text = f"{clock}.{int(record.msecs):03d} {text}"
+        if not record.exc_info:
+            return text
+        lines = _traceback(self, record).split("\n")
+        return "\n".join([text, *(f"    {on_one_line(line, 10_000)}" for line in lines)])
+
+
+def _pretty(event: dict[str, Any]) -> str:
+    parts = [_MARKS[event["event"]], f"{on_one_line(event['task']) or event['topic']:<24}", event["id"]]
+    if event["key"]:
+        parts.append(on_one_line(event["key"]))
+    if event["event"] == "acked":
+        parts.append(f"late {in_words(event['late_ms'] / 1000)}  ran {in_words(event['run_ms'] / 1000)}")
+    else:
+        name, error = _spoken(event["event"]), event["error"]
+        parts.append(f"{name}, attempt {event['attempt']}: {on_one_line(error)}" if error else name)
+    if event["delay_ms"] is not None:
+        parts.append(f"→ again in {in_words(event['delay_ms'] / 1000)}")
+    return "  ".join(parts)
 
 
 class FieldFormatter(logging.Formatter):
@@ -138,7 +188,7 @@ class FieldFormatter(logging.Formatter):
         event = getattr(record, "delayq", None)
         fields |= {k: v for k, v in event.items() if v is not None} if event else {"message": record.getMessage()}
         if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
+            fields["exception"] = _traceback(self, record)
         if self._as_json:
             return _json(fields)
         return " ".join(f"{name}={_logfmt(value)}" for name, value in fields.items())

@@ -6,16 +6,17 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 
 from .. import signals, tasks
-from ..exceptions import DelayQError, OutcomeUnknown
+from ..exceptions import DelayQError, OutcomeUnknown, StoreError
 from ..signals import Event
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.link import BATCH
 from .agenda import Agenda, Turn
+from .catch_up import CatchUp
 from .event_loop import EventLoop
 from .pool import Pool
 from .quarantine import Quarantine
@@ -28,8 +29,12 @@ logger = logging.getLogger("delayq.worker")
 KICK = 0.002
 #: A message that has waited in the buffer for so many seconds is given back: well within the shortest lease (1 s).
 BUFFER_SECONDS = 0.5
+#: Seconds until the next look at a partition that answers with an error.
+DAMAGED_S = 5
 #: A quick loop must not wake at 0.99 ms before the due time and turn round once more for nothing.
 WAKE_MARGIN = 0.0001
+#: How often to look whether a partition that waits for the archiver may go on.
+UNARCHIVED_LOOK_MS = 1_000
 
 
 class Dispatcher(Service):
@@ -38,9 +43,7 @@ class Dispatcher(Service):
     name = "dispatcher"
     reports_outages = True
 
-    def __init__(
-        self, shared: Shared, pool: Pool, event_loop: EventLoop, release: Callable[[Sequence[Lease]], None]
-    ) -> None:
+    def __init__(self, shared: Shared, pool: Pool, event_loop: EventLoop, release: Callable[..., None]) -> None:
         super().__init__()
         self._shared = shared
         self._store = shared.store
@@ -49,13 +52,18 @@ class Dispatcher(Service):
         self._event_loop = event_loop
         self._release = release
         self.agenda = Agenda({name: topic.weight for name, topic in shared.settings.topics.items()})
-        self.quarantine = Quarantine(shared, self._feed, release)
+        self.quarantine = Quarantine(shared, self._feed, partial(release, later=True))
         self._hints: deque[tuple[Partition | None, float]] = deque()
         self._sweep_at = 0.0
         self._partitions_at = 0.0
         self._unanswered: list[tuple[Partition, bytes]] = []
         self._down_since = 0.0
-        self.claimed = 0
+        self._catch_up = CatchUp(shared.before_claims, self.sleeper.wake)
+        self._is_behind = True
+        """Others may have said something that Redis has not heard: at the start, and after an outage."""
+        self._taken = 0
+        self.returned: Callable[[], int] = lambda: 0
+        """How many claimed messages have been given back unrun."""
         self.limit: int | None = None
         """Claim no more than so many in all (--max-messages)."""
         self.quiet = False
@@ -85,11 +93,17 @@ class Dispatcher(Service):
         except DelayQError:
             self._down_since = self._down_since or time.monotonic()
             self._hints.append((None, 0))  # whatever happened meanwhile: look everywhere
+            self._is_behind, self._sweep_at = True, 0.0
             raise
         if self._down_since:
             logger.warning("Redis is back after %.1f s", time.monotonic() - self._down_since)
             self._down_since = 0.0
         return pause
+
+    @property
+    def claimed(self) -> int:
+        """How many messages were claimed to run."""
+        return self._taken - self.returned()
 
     @property
     def connected(self) -> bool:
@@ -103,12 +117,19 @@ class Dispatcher(Service):
         self._take_hints()
         self._sweep()
         self._give_back()
-        waiting = self.quarantine.busy() or self._serve()
+        if self._is_behind:  # and Redis has just answered the sweep
+            self._is_behind = False
+            self._catch_up.begin()
+        if self._catch_up.holds:
+            return 0.1
+        waiting = self.quarantine.step() or self._serve()
         if self._pool.stuck:
             self._pool.kick()
             return KICK
+        if self.quarantine.keeps:  # nobody tells when the last neighbour is settled
+            return 0.005
         if waiting:
-            # The pool wakes us when there is room. The bound is for the age of what is buffered, and for quarantine.
+            # The pool wakes us when there is room. The bound is for the age of what is buffered.
             return 0.02
         return self._until_next()
 
@@ -119,8 +140,11 @@ class Dispatcher(Service):
             return False
         now_ms = self._clock.now_ms() if self._clock.known else float("inf")
         turns = self.agenda.due(now_ms)
-        waiting, before = False, self.claimed
+        waiting, before = False, self._taken
         for turn in turns:
+            if self.quiet or self.quarantine.keeps:  # told meanwhile, or an earlier turn has brought a suspect
+                waiting = True
+                break
             room = self._room(turn.partition.topic)
             if room <= 0:
                 waiting = True
@@ -128,7 +152,8 @@ class Dispatcher(Service):
             # Several topics are due: each gets a part, the rest of its backlog comes in the next round.
             self._claim(turn, max(1, room // len(turns)))
         head = self.agenda.next_due_ms()
-        self.nothing_due = not waiting and self.claimed == before and (head is None or head > self._clock.now_ms())
+        found = waiting or self._taken != before or self.quarantine.owes
+        self.nothing_due = not found and (head is None or head > self._clock.now_ms())
         return waiting
 
     def _claim(self, turn: Turn, limit: int) -> None:
@@ -138,9 +163,18 @@ class Dispatcher(Service):
         except OutcomeUnknown:
             self._unanswered.append((turn.partition, token))
             raise
+        except StoreError as error:
+            if not error.is_bug:
+                raise
+            # Only this partition is damaged: the others go on.
+            logger.error("%s cannot be claimed from, next try in %d s: %s", turn.partition, DAMAGED_S, error)
+            self.agenda.plan(turn, self._clock.now_ms() + DAMAGED_S * 1000)
+            return
         self._clock.sync(claimed.now_us)
         turn.wakeups = claimed.wakeups
-        self.agenda.plan(turn, claimed.next_due_ms)
+        # Nobody says that there is room again when the archiver knows another limit, or the stream was emptied by hand.
+        again_ms = self._clock.now_ms() + UNARCHIVED_LOOK_MS if claimed.unarchived else None
+        self.agenda.plan(turn, again_ms or claimed.next_due_ms)
         self._hand_out(claimed.leases)
         self._say_unarchived(turn.partition, claimed.unarchived)
         if claimed.over:
@@ -163,20 +197,31 @@ class Dispatcher(Service):
         if not leases:
             return
         self._shared.held.update(leases)
-        self.claimed += len(leases)
+        self._taken += len(leases)
         self._feed(self.quarantine.admit(leases))
 
     def _feed(self, leases: list[Lease]) -> None:
-        coroutines = [lease for lease in leases if _is_async(lease)] if self._has_coroutines else []
-        if coroutines:
-            self._event_loop.feed(coroutines)
-            asynchronous = set(coroutines)
-            leases = [lease for lease in leases if lease not in asynchronous]
+        if self._has_coroutines and leases:
+            leases = self._feed_coroutines(leases)
         if leases:
             self._pool.feed(leases)
 
+    def _feed_coroutines(self, leases: list[Lease]) -> list[Lease]:
+        """Hand those of one partition that are coroutines to the event loop; returns the others."""
+        coroutines = [lease for lease in leases if _is_async(lease)]
+        asynchronous = set(coroutines)
+        others = [lease for lease in leases if lease not in asynchronous]
+        # using(topic=...) sends a message to a topic that declares other tasks. The next claim knows of it.
+        kinds = self._kinds.setdefault(leases[0].partition.topic, {False})
+        kinds.update({True} if coroutines else (), {False} if others else ())
+        if coroutines:
+            room = self._event_loop.free
+            self._event_loop.feed(coroutines[:room])
+            self._release(coroutines[room:])
+        return others
+
     def _room(self, topic: str) -> int:
-        """How many messages of the topic may be claimed now. What it holds is known by the tasks declared for it."""
+        """How many messages of the topic may be claimed now, by the kinds of tasks that it is known to hold."""
         kinds = self._kinds.get(topic, {False})
         room = min(self._event_loop.room() if kind else self._pool.room() for kind in kinds)
         if self.limit is not None:
@@ -185,7 +230,7 @@ class Dispatcher(Service):
 
     @cached_property
     def _kinds(self) -> dict[str, set[bool]]:
-        """Topic -> whether it has `async def` tasks, `def` tasks, or both."""
+        """Topic -> whether it has `async def` tasks (True), `def` tasks (False), or both: declared for it, or met."""
         kinds: dict[str, set[bool]] = {}
         for task in tasks.by_name.values():
             kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from ..store.lease import Lease
+from .connections import close_all
+from .last_words import say_failure
+
+logger = logging.getLogger("delayq.worker")
 
 #: Room for an eighth of all coroutines is worth a claim at once; less than that after so many seconds.
 REFILL = 8
 PATIENCE = 0.02
+#: A loop that has not heard for so many seconds that it shall cancel something is blocked: a coroutine does not await.
+BLOCKED = 10.0
+#: Seconds for what is abandoned to run its finally blocks.
+LAST_SECONDS = 1.0
 
 
 class EventLoop:
     """Up to `size` coroutines at a time. The dispatcher feeds it and asks for its room."""
 
-    def __init__(self, size: int, run: Callable[[Lease], Awaitable[None]], on_room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        size: int,
+        run: Callable[[Lease], Awaitable[None]],
+        on_room: Callable[[], None],
+        at_end: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         self.size = size
         self._run = run
         self._on_room = on_room
+        self._at_end = at_end
+        """Awaited when the loop ends, after all coroutines."""
+        self._stopping = False
+        self._asked_at = 0.0
+        """When it was asked to cancel something, until it has heard."""
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
@@ -39,10 +60,15 @@ class EventLoop:
 
     def room(self) -> int:
         """How many more messages it takes. A nearly full loop waits a little: claiming one at a time costs too much."""
-        free = self.size - (self._fed - self._ended)
+        free = self.free
         worth = free > 0 and (free >= self.size // REFILL or time.monotonic() - self._fed_at > PATIENCE)
         self._wanted = not worth
         return free if worth else 0
+
+    @property
+    def free(self) -> int:
+        """How many more coroutines may start."""
+        return max(0, self.size - (self._fed - self._ended))
 
     def feed(self, leases: list[Lease]) -> None:
         """Start a coroutine for each lease; one hop into the loop for all."""
@@ -55,27 +81,54 @@ class EventLoop:
         """What runs now."""
         return list(self._tasks)
 
+    @property
+    def blocked(self) -> bool:
+        """Whether a coroutine keeps the loop from doing anything else."""
+        asked_at = self._asked_at
+        return bool(asked_at) and time.monotonic() - asked_at > BLOCKED
+
     def cancel(self, lease: Lease) -> None:
         """Cancel the coroutine of a lease, if it still runs."""
         if (task := self._tasks.get(lease)) is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(task.cancel)
+            self._asked_at = self._asked_at or time.monotonic()
+            self._loop.call_soon_threadsafe(self._cancel, task)
 
     def stop(self) -> None:
         """End the loop; what still runs is abandoned."""
+        self._stopping = True
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(1.0)  # a coroutine that blocks the loop keeps it: the process ends soon
+            self._thread.join(2 * LAST_SECONDS)  # a coroutine that blocks the loop keeps it: the process ends soon
 
     def _serve(self) -> None:
         try:
-            self._loop.run_forever()
-            if self._tasks:  # abandoned: end them here, so that their finally blocks run
-                tasks = list(self._tasks.values())
-                for task in tasks:
-                    task.cancel()
-                self._loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+            while not self._stopping:
+                self._guard(self._loop.run_forever)
+            self._guard(lambda: self._loop.run_until_complete(self._end()))
         finally:
             self._loop.close()
+            close_all()
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """The loop outlives what asyncio does not keep to one task: SystemExit and KeyboardInterrupt."""
+        try:
+            run()
+        except BaseException as error:
+            say_failure(logger, error, "something that a coroutine has started failed; the event loop goes on")
+
+    async def _end(self) -> None:
+        """What still runs is abandoned: end it here, so that its finally blocks run."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=LAST_SECONDS)
+        if self._at_end is not None:
+            await asyncio.wait({asyncio.ensure_future(self._at_end())}, timeout=LAST_SECONDS / 2)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        self._asked_at = 0.0
+        task.cancel()
 
     def _begin(self, leases: list[Lease]) -> None:
         for lease in leases:

@@ -4,37 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import traceback as tracebacks
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
 from functools import partial
+from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections
 
-from .. import signals, tasks
+from .. import __version__, signals, tasks
 from ..context import running
-from ..exceptions import ConfigurationError, DelayQError, InvalidArguments, Reject, Retry, Snooze, UndecodableMessage
-from ..message import Body, Record, decode_body
+from ..exceptions import DelayQError, InvalidArguments, NewerRecord, Reject, Retry, Snooze, UndecodableMessage
+from ..message import VERSION, Body, Record, decode_body
+from ..store.keys import Partition
 from ..store.lease import Lease
 from ..tasks import DelayedTask
 from ..times import duration_ms
+from .connections import close_all, close_broken
+from .last_words import say_failure
 from .outcome import Outcome, Result
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
 
-#: How long a message of an unknown task waits before the next worker may try. Many tries fit into the grace.
-UNKNOWN_TASK_DELAY_MS = 5_000
+#: How long a message that this code cannot run waits before the next worker may try: at first, and at most (seconds).
+#: Many tries fit into the grace, and a crowd of such messages keeps nobody busy.
+PUT_OFF_FIRST = 5.0
+PUT_OFF_MOST = 15.0
+#: What a log line says of this worker, beside what it says of the message.
+HERE = f"this worker: django-delayq {__version__}, records of version {VERSION}"
 #: Seconds for which an exactly_once task waits for its database, or for a worker that was started with one.
 NO_DATABASE_DELAY = 5.0
+#: How long a message waits that the worker itself failed at.
+FAILURE_DELAY_MS = 5_000
 #: Most characters of an error's message and of its traceback that are kept.
 MAX_REASON = 2_000
 MAX_CLASS_NAME = 200
 MAX_TRACEBACK = 16_000
 #: Coroutines share one database connection per loop, whose age is looked at not more often than this (seconds).
 ASYNC_CONNECTION_CHECK = 1.0
+
+
+class UnknownTask(DelayQError):
+    """No task of this name is declared here."""
+
+
+#: Why a message cannot run, as one word for the archive.
+_REASONS: dict[type[DelayQError], str] = {
+    UnknownTask: "unknown_task",
+    InvalidArguments: "bad_args",
+    UndecodableMessage: "undecodable",
+    NewerRecord: "undecodable",
+}
+#: What another version of the code may run.
+_ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
 
 
 class Resolved(NamedTuple):
@@ -53,26 +79,42 @@ class Executor:
         self._clock = shared.clock
         self._settle = settle
         self._connections_checked_at = 0.0
+        self._look: asyncio.Future[None] | None = None
+        self._names: dict[tuple[Partition, bytes], str] = {}
+        """Of tasks that are not declared here."""
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
-        resolved, outcome = self._begin(lease)
-        if resolved is not None:
-            outcome = self._end(lease, resolved, self._perform(lease, resolved))
+        try:
+            resolved, outcome = self._begin(lease)
+            if resolved is not None:
+                # In a context of its own: what a task activates (a language, a time zone) ends with it.
+                error = copy_context().run(self._perform, lease, resolved)
+                outcome = self._end(lease, resolved, error)
+        except BaseException as error:
+            outcome = self._fail(lease, error)
         self._settle(outcome)
 
     async def run_async(self, lease: Lease) -> None:
         """Run an `async def` task on this loop. A cancelled one has failed."""
-        resolved, outcome = self._begin(lease)
-        if resolved is not None:
-            outcome = self._end(lease, resolved, await self._perform_async(lease, resolved))
+        try:
+            resolved, outcome = self._begin(lease)
+            if resolved is not None:
+                outcome = self._end(lease, resolved, await self._perform_async(lease, resolved))
+        except BaseException as error:
+            outcome = self._fail(lease, error)
         self._settle(outcome)
+
+    async def close_connections(self) -> None:
+        """Close the database connections of the thread that coroutines use, if there was any coroutine."""
+        if self._connections_checked_at:
+            await sync_to_async(close_all)()
 
     # Steps
 
     def _begin(self, lease: Lease) -> tuple[Resolved | None, Any]:
         now = time.monotonic()
-        if now - lease.renewed_at > lease.ttr_ms / 1000:  # this process stood still: another worker has it by now
+        if lease.ended:  # this process stood still, or Redis was away: another worker has it by now
             return None, Outcome(lease, None, Result.RELEASED, now)
         try:
             resolved = self._resolve(lease)
@@ -88,27 +130,25 @@ class Executor:
         record = Record.decode(lease.record)
         task = tasks.by_code.get(record.task_code)
         if task is None:
-            raise ConfigurationError("unknown task")
+            raise UnknownTask
         body = decode_body(record.flags, record.body)
         task.definition.check_arguments(body.args, body.kwargs)
         return Resolved(task, body)
 
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
-        token = running.set(lease)
+        running.set(lease)
+        close_broken()
         try:
-            close_old_connections()
-            run = partial(resolved.task.definition.func, *resolved.body.args, **resolved.body.kwargs)
             if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, run)
+                self._perform_once(lease, partial(_call, resolved))
             else:
-                run()
+                _call(resolved)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
             return None
         finally:
-            running.reset(token)
-            _close_old_connections()
+            close_broken()
 
     def _perform_once(self, lease: Lease, run: Callable[[], object]) -> None:
         perform_once = self._shared.perform_once
@@ -125,13 +165,20 @@ class Executor:
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)  # a coroutine task has a context of its own
         try:
-            if time.monotonic() - self._connections_checked_at > ASYNC_CONNECTION_CHECK:
-                self._connections_checked_at = time.monotonic()
-                await sync_to_async(close_old_connections)()
-            await resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
+            self._look_at_connections()
+            result = await resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
+            if result is not None:
+                _refuse_unrun(resolved.task.name, result)
         except BaseException as error:
             return error
         return None
+
+    def _look_at_connections(self) -> None:
+        """Now and then, and without waiting: the one thread for all may be busy for long with somebody else's query."""
+        now = time.monotonic()
+        if now - self._connections_checked_at > ASYNC_CONNECTION_CHECK and (not self._look or self._look.done()):
+            self._connections_checked_at = now
+            self._look = asyncio.ensure_future(sync_to_async(close_broken)())
 
     def _end(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
         if error is None:
@@ -145,8 +192,9 @@ class Executor:
         if isinstance(error, Reject):
             outcome.reason = _message(error)
             return outcome
+        outcome.error = None if isinstance(error, Snooze) else error
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
-        outcome.traceback = _storable("".join(tracebacks.format_exception(error)))[-MAX_TRACEBACK:]
+        outcome.traceback = _traceback(error)
         failures = lease.attempt - lease.crashes
         attempts = resolved.body.max_attempts or task.max_attempts
         worth = isinstance(error, Retry | asyncio.CancelledError | SystemExit | KeyboardInterrupt)
@@ -163,26 +211,64 @@ class Executor:
             outcome.error_message = f"{outcome.error_message}{also}"[:MAX_REASON]
         return outcome
 
+    def _fail(self, lease: Lease, error: BaseException) -> Outcome:
+        """The worker itself failed at this message: one attempt, so that it is neither held nor tried for ever."""
+        say_failure(logger, error, "the worker failed at a message of %s", lease.partition)
+        outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), "failed")
+        outcome.error_class, outcome.error_message = _class_name(error), _message(error)
+        if lease.attempt - lease.crashes < self._settings.max_attempts:
+            outcome.result, outcome.delay_ms = Result.RETRIED, FAILURE_DELAY_MS
+        return outcome
+
     def _unrunnable(self, lease: Lease, error: DelayQError) -> Outcome:
-        """Dead at once, but a task that nobody here knows may be known to a newer worker."""
-        outcome = Outcome(lease, None, Result.DEAD, time.monotonic())
-        if isinstance(error, ConfigurationError):
-            waited_s = (self._clock.now_ms() - lease.first_claimed_at_ms) / 1000
-            outcome.reason = "unknown_task"
-            if waited_s < self._settings.unknown_task_grace:
-                outcome.result, outcome.delay_ms = Result.SNOOZED, UNKNOWN_TASK_DELAY_MS
-        elif isinstance(error, InvalidArguments | UndecodableMessage):
-            outcome.reason = "bad_args" if isinstance(error, InvalidArguments) else "undecodable"
+        """Dead at once if it is damaged. What only does not fit the code here may fit that of another worker."""
+        outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), _REASONS.get(type(error), ""))
+        outcome.task_name = self._task_name(lease)
+        wait = self._wait_for_another(lease) if isinstance(error, _ANOTHER_MAY) else 0.0
+        if wait > 0:
+            outcome.result, outcome.delay_ms = Result.PUT_OFF, math.ceil(wait * 1000)
+            version = Record.version_of(lease.record)
+            outcome.reason = f"{outcome.reason}: {_message(error)} The record: version {version}; {HERE}."
+        elif not isinstance(error, UnknownTask):
             outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         return outcome
 
+    def _wait_for_another(self, lease: Lease) -> float:
+        """Seconds until the next worker may try; none are left when the grace since the first such meeting is over."""
+        since_ms = lease.put_off_since_ms
+        waited = max(0.0, (self._clock.now_ms() - since_ms) / 1000) if since_ms else 0.0
+        return min(self._settings.unknown_task_grace - waited, max(PUT_OFF_FIRST, min(PUT_OFF_MOST, waited / 4)))
 
-def _close_old_connections() -> None:
-    """After a task: a connection that cannot even be closed says nothing about the task that has run."""
-    try:
-        close_old_connections()
-    except Exception:
-        logger.exception("a database connection could not be closed")
+    def _task_name(self, lease: Lease) -> str:
+        """For a message that cannot run here: its producer told the partition the name."""
+        code = lease.record[19:23]
+        if (task := tasks.by_code.get(code)) is not None:
+            return task.name
+        known = self._names.get((lease.partition, code))
+        if known is not None or len(code) < 4:
+            return known or ""
+        try:
+            name = self._shared.store.task_name(lease.partition, code)
+        except DelayQError:
+            return ""
+        if not name.startswith("code:"):
+            self._names[lease.partition, code] = name
+        return name
+
+
+def _call(resolved: Resolved) -> None:
+    result = resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
+    if result is not None:
+        _refuse_unrun(resolved.task.name, result)
+
+
+def _refuse_unrun(name: str, result: object) -> None:
+    """A call that gives something that would still have to run has done nothing, and must not be acked."""
+    if isgenerator(result) or isasyncgen(result) or isawaitable(result):
+        if isinstance(result, Generator | Coroutine):
+            result.close()  # or Python warns of it later
+        kind = type(result).__name__
+        raise TypeError(f"Nothing has run: {name} returned a {kind}, which nobody awaits or iterates over.")
 
 
 def _storable(text: str) -> str:
@@ -195,6 +281,13 @@ def _message(error: BaseException) -> str:
         return _storable(str(error))[:MAX_REASON]
     except Exception:
         return "its message cannot be shown"
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return _storable("".join(tracebacks.format_exception(error)))[-MAX_TRACEBACK:]
+    except Exception:  # of a SyntaxError with bytes for its line, for example
+        return "its traceback cannot be shown"
 
 
 def _class_name(error: BaseException) -> str:

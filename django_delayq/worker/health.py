@@ -12,7 +12,7 @@ from ..exceptions import ConfigurationError
 
 
 class Health:
-    """/healthz: the process is able to work. /readyz: it reaches Redis and is not stopping. Bodies are JSON figures."""
+    """/healthz: the process is able to work. /readyz: it claims messages. Bodies are JSON figures."""
 
     def __init__(self, port: int, healthy: Callable[[], bool], ready: Callable[[], bool], figures: Callable[[], Any]):
         checks = {"/healthz": healthy, "/readyz": ready}

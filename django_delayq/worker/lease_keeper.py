@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import time
 from collections.abc import Callable
 
 from .. import signals, tasks
+from ..exceptions import StoreError
 from ..signals import Event
 from ..store.keys import Partition
 from ..store.lease import Lease
@@ -24,13 +26,13 @@ class LeaseKeeper(Service):
     name = "lease-keeper"
     interval = 0.25
 
-    def __init__(self, shared: Shared, on_overrun: Callable[[Lease], None]) -> None:
+    def __init__(self, shared: Shared, on_overrun: Callable[[Lease], None], runs: Callable[[Lease], bool]) -> None:
         super().__init__()
         self._store = shared.store
         self._held = shared.held
         self._on_overrun = on_overrun
+        self._runs = runs
         self._given_up: set[Lease] = set()
-        self._overrun: set[Lease] = set()
 
     def run_once(self) -> float:
         """Extend what needs it."""
@@ -38,21 +40,31 @@ class LeaseKeeper(Service):
         now = time.monotonic()
         held = list(self._held)  # one C call under the GIL: other threads add and remove
         self._given_up.intersection_update(held)
-        self._overrun.intersection_update(held)
         for lease in held:
-            if lease.lost or self._runs_too_long(lease, now):
+            if self._runs_too_long(lease, now) or lease.lost:
                 continue
             if now - lease.renewed_at >= lease.ttr_ms / 3000:
                 due.setdefault(lease.partition, []).append(lease)
+        self._extend_all(due, now)
+        return self.interval
+
+    def _extend_all(self, due: dict[Partition, list[Lease]], now: float) -> None:
+        failed: StoreError | None = None
         for partition, leases in due.items():
             for at in range(0, len(leases), BATCH):
-                self._extend(partition, leases[at : at + BATCH], now)
-        return self.interval
+                try:
+                    self._extend(partition, leases[at : at + BATCH], now)
+                except StoreError as error:
+                    if not error.is_bug:
+                        raise  # Redis is away: all others would fail too
+                    failed = error
+        if failed is not None:
+            raise failed
 
     @property
     def overrun(self) -> int:
-        """How many threads run a message for longer than they may; coroutines are cancelled instead."""
-        return len(self._overrun)
+        """How many messages run for longer than they may."""
+        return sum(map(self._runs, list(self._given_up)))
 
     def gave_up(self, lease: Lease) -> bool:
         """Whether the message runs for longer than it may and its lease is left to end."""
@@ -75,14 +87,21 @@ class LeaseKeeper(Service):
         if task is None or now - lease.started_at < task.max_runtime_s:
             return False
         if lease not in self._given_up:
+            if not self._runs(lease):  # its task has ended in time; the result waits for Redis
+                return False
             self._given_up.add(lease)
             logger.error(
                 "task %s has run for %.0f s, more than its max_runtime; its lease is given up and it will run again",
                 task.name,
                 now - lease.started_at,
             )
-            if not task.definition.is_async:
-                self._overrun.add(lease)
-                faulthandler.dump_traceback(all_threads=True)  # where it hangs
             self._on_overrun(lease)
+            if not task.definition.is_async:
+                _show_threads()
         return True
+
+
+def _show_threads() -> None:
+    """What hangs, and where."""
+    with contextlib.suppress(Exception):  # stderr may be something that is no file
+        faulthandler.dump_traceback(all_threads=True)

@@ -27,7 +27,9 @@ class Result(Enum):
     RETRIED = "retried"
     """It failed and has attempts left."""
     SNOOZED = "snoozed"
-    """It asked for another time, or nobody here knows its task yet. Does not count."""
+    """It asked for another time. Does not count."""
+    PUT_OFF = "put off"
+    """The code of this worker cannot run it, that of another may. Does not count."""
     RELEASED = "released"
     """It was not run: given back with its attempt."""
     DEAD = "dead"
@@ -38,8 +40,8 @@ class Outcome:
     """The end of one run, on its way to the settler."""
 
     __slots__ = (
-        "delay_ms", "ended_at", "error_class", "error_message", "lease", "reason", "repeated", "result", "task",
-        "traceback",
+        "delay_ms", "ended_at", "error", "error_class", "error_message", "lease", "reason", "repeated", "result",
+        "task", "task_name", "traceback",
     )  # fmt: skip
 
     def __init__(
@@ -47,10 +49,14 @@ class Outcome:
     ) -> None:
         self.lease = lease
         self.task = task
+        self.task_name = ""
+        """Of a task that is not declared here, if anybody has told its name."""
         self.result = result
         self.ended_at = ended_at
         self.reason = reason
         """One word for the archive, or what Reject said."""
+        self.error: BaseException | None = None
+        """What the task raised, until it has been told. It holds the frames of the task, and they what it worked on."""
         self.error_class = ""
         """Full name of the exception's class."""
         self.error_message = ""
@@ -95,13 +101,14 @@ class Outcome:
         lease = self.lease
         return Event(
             id=lease.id.hex(),
-            task=self.task.name if self.task else "",
+            task=self.task.name if self.task else self.task_name,
             key=self._key(),
             attempt=lease.attempt,
             lateness_ms=clock.at_ms(lease.started_at or self.ended_at) - lease.due_at_ms,
             run_ms=self.run_ms,
             delay_ms=self.delay_ms,
             reason=self.text,
+            error=self.error,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -10,6 +11,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from ..store.lease import Lease
+from .connections import close_all, make_caches
+from .last_words import say_failure
+
+logger = logging.getLogger("delayq.worker")
 
 #: Seconds of work that may wait in the buffer beside what runs. Enough to outlast a round trip to Redis, so that quick
 #: tasks never starve; short enough that a message of another topic, or another worker, does not wait behind it.
@@ -130,23 +135,36 @@ class Pool:
             self._wake.put(True)
 
     def _work(self, slot: Slot) -> None:
-        buffer, run = self._buffer, self._run
-        while self._wake.get():
-            slot.idle = False
-            while True:
+        make_caches()
+        try:
+            going_on = True
+            while going_on:
                 try:
-                    lease = buffer.popleft()
-                except IndexError:
-                    break
-                slot.begun = begun = time.monotonic()
-                slot.lease = lease
-                run(lease)
+                    going_on = self._wake.get() and self._empty_buffer(slot)
+                except BaseException as error:  # no message may cost the others a thread
+                    say_failure(logger, error, "a thread of the pool failed; it goes on")
                 slot.lease = None
-                took = time.monotonic() - begun
-                # A race between two threads loses a sample; a lock would cost more than the sample is worth.
-                self._mean_s += (took - self._mean_s) * 0.05 if self._mean_s else took
-                if len(buffer) <= self._low_water:
-                    self._low_water = -1
-                    self._on_room()
-            slot.idle = True
-            self._on_room()
+                slot.idle = True
+                self._on_room()
+        finally:
+            close_all()
+
+    def _empty_buffer(self, slot: Slot) -> bool:
+        """Run until the buffer is empty. Returns True."""
+        buffer, run = self._buffer, self._run
+        slot.idle = False
+        while True:
+            try:
+                lease = buffer.popleft()
+            except IndexError:
+                return True
+            slot.begun = begun = time.monotonic()
+            slot.lease = lease
+            run(lease)
+            slot.lease = None
+            took = time.monotonic() - begun
+            # A race between two threads loses a sample; a lock would cost more than the sample is worth.
+            self._mean_s += (took - self._mean_s) * 0.05 if self._mean_s else took
+            if len(buffer) <= self._low_water:
+                self._low_water = -1
+                self._on_room()

@@ -10,6 +10,14 @@ from .shared import Shared
 
 #: How long everything else in the process gets to finish before a suspect runs beside it after all (seconds).
 PATIENCE = 5.0
+#: How long a suspect may keep the process to itself (seconds). What crashes mostly does so soon; what still runs then
+#: is long, or hangs, and other work goes on beside it.
+ALONE = 5.0
+#: How long no other suspect runs beside it (seconds). Of two that run when the process dies, both would be dead.
+UNMATCHED = 60.0
+#: For how long a suspect that is given back stays away (ms, any number between): many that were claimed together do
+#: not come together.
+AWAY_MS = (500, 1500)
 _NO_CRASHES = b"\0\0"
 
 
@@ -18,40 +26,69 @@ class Quarantine:
 
     When a process dies, everything it held counts a crash, the culprit and its neighbours alike. Alone in a process
     the culprit is known, and no neighbour can reach its last crash through somebody else.
+
+    One suspect is kept at a time, the others are given back: another process may take them, or this one a moment later.
+    After a suspect the process does other work for at least as long as the suspect kept it, so that many of them take
+    no more than half of its time.
     """
 
     def __init__(
-        self, shared: Shared, feed: Callable[[list[Lease]], None], release: Callable[[Sequence[Lease]], None]
+        self, shared: Shared, feed: Callable[[list[Lease]], None], give_back: Callable[[Sequence[Lease]], None]
     ) -> None:
         self._held = shared.held
         self._last_chance = shared.settings.poison_limit - 1
         self._feed = feed
-        self._release = release
+        self._give_back = give_back
         self._suspect: Lease | None = None
         self._since = 0.0
+        """When it was claimed, and later when it began to run."""
+        self._claimed_at = 0.0
         self._runs = False
+        self._shares = False
+        """It has run alone for long enough: other work goes on beside it."""
+        self._rest_until = 0.0
+        self._owed_until = 0.0
 
     def admit(self, leases: list[Lease]) -> list[Lease]:
-        """The leases that may run at once. Of the suspects among them one is kept, the others are given back."""
+        """The leases that may run at once. Of the suspects among them one is kept at the most."""
         suspects = [lease for lease in leases if lease.entry[2:4] != _NO_CRASHES and self._is_suspect(lease)]
         if not suspects:
             return leases
-        self._release(suspects[1:])
-        self._suspect, self._since, self._runs = suspects[0], time.monotonic(), False
         chosen = set(suspects)
+        now = time.monotonic()
+        if self._suspect is None and now >= self._rest_until:
+            self._suspect, self._runs, self._shares = suspects.pop(0), False, False
+            self._since = self._claimed_at = now
+        if suspects:
+            self._owed_until = now + AWAY_MS[1] / 1000
+            self._give_back(suspects)
         return [lease for lease in leases if lease not in chosen]
 
-    def busy(self) -> bool:
-        """Whether a suspect waits or runs: nothing more may be claimed meanwhile."""
+    @property
+    def keeps(self) -> bool:
+        """Whether a suspect has the process to itself, or waits for that: nothing more may be claimed."""
+        return self._suspect is not None and not self._shares
+
+    @property
+    def owes(self) -> bool:
+        """Whether suspects that were due and given back may still be away."""
+        return time.monotonic() < self._owed_until
+
+    def step(self) -> bool:
+        """Let the suspect go on: from waiting to running, from alone to beside others, to its end. Returns `keeps`."""
         if self._suspect is None:
             return False
+        now = time.monotonic()
         if self._runs:
-            if self._suspect not in self._held:
-                self._suspect = None
-        elif len(self._held) == 1 or time.monotonic() - self._since > PATIENCE:
-            self._runs = True
+            self._watch(self._suspect, now)
+        elif self._suspect.ended:  # this process stood still: another one has it by now
+            self._give_back([self._suspect])
+            self._end(now)
+        elif now - self._since > PATIENCE or not self._others_run(self._suspect):
+            self._runs, self._since = True, now
+            self._suspect.claimed_at = now  # it has not waited in the pool's buffer so far
             self._feed([self._suspect])
-        return self._suspect is not None
+        return self.keeps
 
     def take_back(self) -> list[Lease]:
         """The suspect that has not run yet, to release it."""
@@ -59,6 +96,28 @@ class Quarantine:
             return []
         suspect, self._suspect = self._suspect, None
         return [suspect]
+
+    def _watch(self, suspect: Lease, now: float) -> None:
+        ran = now - self._since
+        # A lease that has ended takes the suspicion along: the crash is counted already, and a dead letter crashes no
+        # more. What hangs keeps its thread, and nothing else.
+        if suspect not in self._held or suspect.ended or ran > UNMATCHED:
+            self._end(now)
+        elif ran > ALONE and not self._shares:
+            self._shares = True
+            self._rest(now)
+
+    def _end(self, now: float) -> None:
+        if not self._shares:
+            self._rest(now)
+        self._suspect = None
+
+    def _rest(self, now: float) -> None:
+        self._rest_until = now + (now - self._claimed_at)
+
+    def _others_run(self, suspect: Lease) -> bool:
+        """Whether something would suffer if the process died. What hangs has lost its lease already."""
+        return any(lease is not suspect and not lease.ended for lease in list(self._held))
 
     def _is_suspect(self, lease: Lease) -> bool:
         return 0 < self._last_chance <= lease.crashes

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 
 from .. import signals
+from ..exceptions import StoreError
 from ..signals import Event
 from ..store.keys import Partition
 from ..store.link import BATCH
+from ..words import counted
 from .agenda import Agenda
 from .service import Service
 from .shared import Shared
@@ -33,19 +35,26 @@ class Reclaimer(Service):
 
     def run_once(self) -> float:
         """Reclaim in every partition."""
-        more = False
+        more, failed = False, None
         for partition in list(self._agenda.turns):
-            ends = self._store.oldest_lease_ms(partition)
-            if ends is not None and ends <= self._clock.now_ms():
-                more = self._reclaim(partition) or more
+            try:
+                ends = self._store.oldest_lease_ms(partition)
+                if ends is not None and ends <= self._clock.now_ms():
+                    more = self._reclaim(partition) or more
+            except StoreError as error:
+                if not error.is_bug:
+                    raise
+                failed = error  # only this partition is damaged
+        if failed is not None:
+            raise failed
         return 0.0 if more else self.interval
 
     def _reclaim(self, partition: Partition) -> bool:
         back, dead = self._store.reclaim(partition)
         if back:
-            logger.warning("%d messages of %s are sent back: their worker vanished", len(back), partition)
+            logger.warning("%s of %s sent back: the worker vanished", counted(len(back), "message"), partition)
             signals.report(signals.reclaimed, partition.topic, [Event(i.hex(), reason="lease ended") for i in back])
         if dead:
-            logger.error("%d messages of %s are dead: they crashed too many workers", len(dead), partition)
+            logger.error("%s of %s dead after too many crashed workers", counted(len(dead), "message"), partition)
             signals.report(signals.dead, partition.topic, [Event(i.hex(), reason="poison") for i in dead])
         return len(back) + len(dead) >= BATCH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import logging
@@ -18,12 +19,15 @@ from typing import Any, NoReturn
 from .console import Console
 from .health import Health
 from .reloader import Reloader
-from .service import Service
+from .service import Service, Sleeper
 from .supervisor import STOP_SIGNALS
 from .worker import Worker
 
 logger = logging.getLogger("delayq.worker")
 
+#: Seconds after its drain in which a process may join threads, and in which it may then run its atexit handlers.
+JOIN_SECONDS = 1.0
+ATEXIT_SECONDS = 10.0
 #: Seconds within which two signals are one: a terminal, or systemd, tells the supervisor's children too.
 SAME_SIGNAL = 0.5
 
@@ -42,7 +46,7 @@ class ExitCode(IntEnum):
     ABANDONED = 4
     """Some tasks outlived the shutdown timeout; their messages run again."""
     STUCK = 6
-    """Every thread ran a task beyond its max_runtime."""
+    """Every thread, or every coroutine, ran a task beyond its max_runtime, or one coroutine blocked all others."""
     START_ANEW = -1
     """Not for the shell: the code has changed, and the command calls start_anew()."""
 
@@ -54,7 +58,7 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
 
     def changed() -> None:
         restart.append(True)
-        worker.progress.set()
+        worker.progress.wake()
 
     with (
         contextlib.closing(Console()) as console,
@@ -66,7 +70,6 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
         worker.start()
         while not (stop_requested or restart or worker.finished or worker.stuck):
             worker.progress.wait(0.2 if not worker.options.burst else 0.005)
-            worker.progress.clear()
             console.summarise()
         code = _drain(worker, console)
     return ExitCode.START_ANEW if restart and not stop_requested else code
@@ -75,7 +78,7 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
 def run_services(services: Sequence[Service], burst: bool, health_port: int | None = None) -> int:
     """Host services without a worker until a signal, or with `burst` until they have no work. Returns the exit code."""
     stop_requested: list[float] = []
-    progress = threading.Event()
+    progress = Sleeper()
 
     def has_work() -> bool:
         return any(service.has_work for service in services)
@@ -98,14 +101,14 @@ def run_services(services: Sequence[Service], burst: bool, health_port: int | No
     return ExitCode.OK
 
 
-def _request(requested: list[float], number: int, progress: threading.Event) -> None:
+def _request(requested: list[float], number: int, progress: Sleeper) -> None:
     now = time.monotonic()
     if requested and now - requested[0] > SAME_SIGNAL:
         # The second signal means it: no drain, no atexit handlers that could wait.
         os.write(2, b"stopped at once; what was running runs again when its lease ends\n")
         os._exit(128 + number)
     requested.append(now)
-    progress.set()
+    progress.wake()
 
 
 def _drain(worker: Worker, console: Console) -> int:
@@ -153,6 +156,33 @@ def _health(
         yield
     finally:
         health.stop()
+
+
+def make_sure_to_end(code: int) -> None:
+    """From now on the process ends soon, whatever still runs in it.
+
+    Python joins every thread that is no daemon: those of sync_to_async and of a task's own ThreadPoolExecutor, busy
+    with what has outlived the shutdown timeout. A call that hangs would keep the process for ever.
+    """
+    joined = threading.Event()
+    atexit.register(joined.set)  # the last one that is registered is called first, when all threads are joined
+    threading.Thread(target=_end_late, args=(code, joined), name="delayq-end", daemon=True).start()
+
+
+def _end_late(code: int, joined: threading.Event) -> None:
+    if joined.wait(JOIN_SECONDS):
+        Sleeper().wait(ATEXIT_SECONDS)
+    flush = threading.Thread(target=_flush, daemon=True)  # what hangs may hold a lock of the log
+    flush.start()
+    flush.join(JOIN_SECONDS)
+    os._exit(code)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def start_anew() -> NoReturn:

@@ -8,6 +8,8 @@ import threading
 from typing import Any
 
 from ..exceptions import DelayQError
+from .connections import close_all, close_broken
+from .last_words import say_failure
 
 logger = logging.getLogger("delayq.worker")
 
@@ -70,7 +72,7 @@ class Service:
 
     def start(self) -> None:
         """Begin the loop in a thread."""
-        self._thread = threading.Thread(target=self._loop, name=f"delayq-{self.name}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"delayq-{self.name}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -86,6 +88,12 @@ class Service:
     def _told_to_stop(self) -> bool:
         return self.stopping
 
+    def _work(self) -> None:
+        try:
+            self._loop()
+        finally:
+            close_all()
+
     def _loop(self) -> None:
         failures = 0
         while not self.stopping:
@@ -99,8 +107,9 @@ class Service:
                 pause = min(1.0, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
                 level = logging.WARNING if failures == 1 and self.reports_outages else logging.DEBUG
                 logger.log(level, "%s: %s", self.name, error)
-            except Exception:
+            except BaseException as error:  # also what a receiver of signals raises to end "the program"
                 failures += 1
                 pause = min(5.0, 0.1 * 2 ** min(failures, 10))
-                logger.exception("%s failed; it tries again in %.1f s", self.name, pause)
+                say_failure(logger, error, "%s failed; it tries again in %.1f s", self.name, pause)
+            close_broken()  # receivers of signals may use the database
             self.sleeper.wait(pause)

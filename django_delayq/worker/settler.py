@@ -11,10 +11,11 @@ from typing import TypeVar
 from django.dispatch import Signal
 
 from .. import signals
-from ..exceptions import DelayQError, OutcomeUnknown
+from ..exceptions import DelayQError, OutcomeUnknown, StoreError
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.link import BATCH
+from ..words import counted
 from .outcome import Events, Outcome, Result
 from .service import Service, Sleeper
 from .shared import Shared
@@ -32,6 +33,7 @@ _SIGNALS: dict[Result, Signal] = {
     Result.ACKED: signals.acked,
     Result.RETRIED: signals.retried,
     Result.SNOOZED: signals.snoozed,
+    Result.PUT_OFF: signals.put_off,
     Result.RELEASED: signals.released,
     Result.DEAD: signals.dead,
 }
@@ -76,13 +78,25 @@ class Settler(Service):
             while self._waiting:
                 batch.append(self._waiting.popleft())
             self._last_batch = len(batch)
-            for partition, outcomes in _by_partition(batch):
-                self._settle(partition, outcomes)
+            try:
+                for partition, outcomes in _by_partition(batch):
+                    self._settle(partition, outcomes)
+            except BaseException:  # a receiver of signals that means to end the program, for example
+                self._keep_the_rest(batch)
+                raise
         finally:
             self.busy = False
         if self._again:
             return 0.1
         return 0.0 if self._waiting else self.interval
+
+    def _keep_the_rest(self, batch: list[Outcome]) -> None:
+        """What is not settled yet is not forgotten."""
+        kept = set(self._again)
+        for outcome in batch:
+            if outcome.lease in self._held and outcome not in kept:
+                outcome.repeated = True
+                self._again.append(outcome)
 
     def _gather(self) -> None:
         """Let a batch grow when outcomes come quickly."""
@@ -101,17 +115,26 @@ class Settler(Service):
         try:
             lost = getattr(self, call)(partition, chunk, any(outcome.repeated for outcome in chunk))
         except DelayQError as error:
-            self._keep(chunk, error)
+            if len(chunk) == 1 or not (isinstance(error, StoreError) and error.is_bug):
+                return self._keep(chunk, error)
+            self._settle_one_by_one(call, partition, chunk)
         except Exception:
             if len(chunk) == 1:
                 logger.exception("a result cannot be written; its message runs again when its lease ends")
                 return self._done(chunk)
-            for outcome in chunk:  # one of them is the culprit, the others must not suffer
-                outcome.repeated = True
-                self._settle_chunk(call, partition, [outcome])
+            self._settle_one_by_one(call, partition, chunk)
         else:
-            self._report(partition.topic, chunk, lost)
+            try:
+                self._report(partition.topic, chunk, lost)
+            finally:
+                self._done(chunk)
         return None
+
+    def _settle_one_by_one(self, call: str, partition: Partition, chunk: list[Outcome]) -> None:
+        """One of them is the culprit, the others must not suffer."""
+        for outcome in chunk:
+            outcome.repeated = True
+            self._settle_chunk(call, partition, [outcome])
 
     def _ack(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
         return self._store.ack(partition, [(o.lease, self._detail(o)) for o in chunk], repeated=repeated)
@@ -120,8 +143,13 @@ class Settler(Service):
         rows = [(o.lease, o.delay_ms, o.result is Result.RETRIED, self._detail(o)) for o in chunk]
         return self._store.nack(partition, rows, repeated=repeated)
 
+    def _put_off(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
+        rows = [(o.lease, o.delay_ms or 0, self._detail(o)) for o in chunk]
+        return self._store.put_off(partition, rows, repeated=repeated)
+
     def _release(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
-        return self._store.release(partition, [o.lease for o in chunk], repeated=repeated)
+        delays_ms = [o.delay_ms for o in chunk]
+        return self._store.release(partition, [o.lease for o in chunk], delays_ms=delays_ms, repeated=repeated)
 
     def _keep(self, chunk: list[Outcome], error: DelayQError) -> None:
         """Try again until the lease has ended. The keeper extends it: Redis was away for a whole lease then."""
@@ -132,7 +160,8 @@ class Settler(Service):
             ended = now > outcome.lease.renewed_at + outcome.lease.ttr_ms / 1000
             (given_up if ended else self._again).append(outcome)
         if given_up:
-            logger.error("%d results could not be stored before their leases ended: %s", len(given_up), error)
+            results = counted(len(given_up), "result")
+            logger.error("%s not stored before the lease ended: %s", results, error)
             self._done(given_up)
 
     def _report(self, topic: str, chunk: list[Outcome], lost: list[Lease]) -> None:
@@ -143,10 +172,12 @@ class Settler(Service):
         for signal, outcomes in groups.items():
             signals.report(signal, topic, Events(outcomes, self._clock))
         if lost:
-            logger.warning("%d results of topic %s were refused: their leases had ended", len(lost), topic)
-        self._done(chunk)
+            results = counted(len(lost), "result")
+            logger.warning("%s of topic %s refused: the lease had ended", results, topic)
 
     def _done(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            outcome.error = None
         self._held.difference_update([outcome.lease for outcome in outcomes])
         self._on_settled(outcomes)
 
@@ -154,7 +185,7 @@ class Settler(Service):
         return outcome.detail(self._worker, self._clock)
 
 
-_CALLS = {Result.ACKED: "_ack", Result.RELEASED: "_release"}
+_CALLS = {Result.ACKED: "_ack", Result.RELEASED: "_release", Result.PUT_OFF: "_put_off"}
 
 
 def _by_call(outcomes: list[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:

@@ -8,8 +8,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import django
+from django.conf import settings as django_settings
 
 from .. import __version__, tasks
 from ..conf import get_settings
@@ -18,6 +20,7 @@ from ..store.inspection import ServerReport, inspect_server
 from ..store.redis import RedisStore
 from ..times import in_words, now_ms
 from ..topics import topic_stats
+from ..words import on_one_line
 from .heartbeat import DEAD_AFTER
 from .service import Sleeper
 
@@ -76,6 +79,30 @@ def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerRe
             sleeper.wait(min(0.5, until - time.monotonic()))
 
 
+def port_here(where: str) -> int | None:
+    """The port of this machine that DELAYQ["REDIS"] names, for a server to be started there; None: another place.
+
+    Raises ConfigurationError when somebody listens there already.
+    """
+    if "://" not in where:  # an entry of CACHES, or nothing
+        location = django_settings.CACHES.get(where, {}).get("LOCATION")
+        where = location if isinstance(location, str) else ""
+    url = urlsplit(where)
+    if url.scheme != "redis" or url.hostname not in ("127.0.0.1", "localhost") or url.password:
+        return None
+    port = url.port or 6379
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise ConfigurationError(
+                f"--embedded: somebody listens on port {port} already, where DELAYQ['REDIS'] points. Is it a Redis? "
+                "Then leave --embedded out."
+            ) from None
+    return port
+
+
 def banner(store: RedisStore, reports: list[ServerReport], topics: tuple[str, ...], say: Say) -> None:
     """Who works where on what, and what waits."""
     where = f"{socket.gethostname()}:{os.getpid()}"
@@ -92,8 +119,9 @@ def banner(store: RedisStore, reports: list[ServerReport], topics: tuple[str, ..
     stats = [topic_stats(name) for name in topics]
     for stat in stats:
         if stat.paused:
-            reason = f', "{stat.paused["reason"]}"' if stat.paused.get("reason") else ""
-            say(f"  paused    {stat.topic} (by {stat.paused.get('by') or 'unknown'}{reason})")
+            who, why = (on_one_line(str(stat.paused.get(name) or "")) for name in ("by", "reason"))
+            reason = f', "{why}"' if why else ""
+            say(f"  paused    {stat.topic} (by {who or 'unknown'}{reason})")
     heads = [stat.next_due_at for stat in stats if stat.next_due_at is not None]
     head = f" · next due in {in_words(max(0.0, min(heads).timestamp() - time.time()))}" if heads else ""
     waiting, due = sum(stat.delayed for stat in stats), sum(stat.backlog for stat in stats)

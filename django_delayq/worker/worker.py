@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,9 +25,10 @@ from .lease_keeper import LeaseKeeper
 from .listener import Listener
 from .outcome import Outcome, Result
 from .pool import Pool
+from .quarantine import AWAY_MS
 from .reclaimer import Reclaimer
 from .sampler import Sampler
-from .service import Service
+from .service import Service, Sleeper
 from .settler import Settler
 from .shared import PerformOnce, Shared
 
@@ -59,28 +60,33 @@ class Worker:
         options: WorkerOptions,
         *,
         perform_once: PerformOnce | None = None,
+        before_claims: Callable[[float], None] | None = None,
         sql_services: Callable[[Worker], Sequence[Service]] = lambda worker: (),
     ) -> None:
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
-        self.shared = Shared(store, settings, name, options.topics, perform_once)
+        self.shared = Shared(store, settings, name, options.topics, perform_once, before_claims)
         self.options = options
         self.settled: Counter[Result] = Counter()
         self.settler = Settler(self.shared, self._on_settled)
         self.executor = Executor(self.shared, self.settler.put)
         self.pool = Pool(options.concurrency, self.executor.run, self._on_room)
-        self.event_loop = EventLoop(options.async_concurrency, self.executor.run_async, self._on_room)
+        self.event_loop = EventLoop(
+            options.async_concurrency, self.executor.run_async, self._on_room, self.executor.close_connections
+        )
         self.dispatcher = Dispatcher(self.shared, self.pool, self.event_loop, self.release)
         self.dispatcher.limit = options.max_messages
+        self.dispatcher.returned = lambda: self.settled[Result.RELEASED]
         self.dispatcher.on_finished = self.on_finished
-        self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel)
+        self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel, self.runs)
         self.listener = Listener(self.shared, self._on_hint)
         self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
         self.heartbeat = Heartbeat(self.shared, self.figures, self.dispatcher.set_quiet)
         self.sampler = Sampler(store)
         self.sql_services = tuple(sql_services(self))
         """Archiver, relay, reconciler: they know models, which this package does not."""
-        self.progress = threading.Event()
-        """Something changed that the thread that waits for the end should look at."""
+        self.progress = Sleeper()
+        """Something changed that the thread that waits for the end should look at. Signal handlers say so too, in the
+        middle of whatever that thread does: the lock inside a threading.Event would wait for itself then."""
         self.draining = False
         self._started_at = time.time()
 
@@ -110,7 +116,6 @@ class Worker:
         self.release([*self.pool.take_back(), *self.dispatcher.quarantine.take_back()])
         while not self.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
-            self.progress.clear()
         left = [lease for lease in list(self.shared.held) if not lease.lost]
         # What has overrun its max_runtime counts as a crash when its lease ends: given back unpunished it would hang
         # the next worker, and the next, for ever.
@@ -118,21 +123,28 @@ class Worker:
         self._finish()
         return len(left)
 
-    def release(self, leases: Sequence[Lease]) -> None:
-        """Give messages back unrun, their attempt with them."""
+    def release(self, leases: Sequence[Lease], later: bool = False) -> None:
+        """Give messages back unrun, their attempt with them: due at once, or in a second or so."""
         now = time.monotonic()
         for lease in leases:
-            self.settler.put(Outcome(lease, None, Result.RELEASED, now))
+            outcome = Outcome(lease, None, Result.RELEASED, now)
+            outcome.delay_ms = random.randint(*AWAY_MS) if later else None
+            self.settler.put(outcome)
+
+    def runs(self, lease: Lease) -> bool:
+        """Whether its task runs now: it is neither buffered nor does its result wait to be settled."""
+        return lease in self.pool.running or lease in self.event_loop.running
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is claimed and everything is settled."""
-        return not self.shared.held and self.settler.idle
+        """Whether nothing is claimed and everything is settled. What hangs and has lost its lease is not waited for."""
+        hang = self.lease_keeper.gave_up
+        return all(hang(lease) and lease.ended for lease in list(self.shared.held)) and self.settler.idle
 
     @property
     def ready(self) -> bool:
-        """Whether it reaches Redis and claims."""
-        return self.dispatcher.connected and not self.draining
+        """Whether it reaches Redis and claims: not while it stops, nor while a suspect has the process to itself."""
+        return self.dispatcher.connected and not self.dispatcher.quarantine.keeps and not self.draining
 
     @property
     def finished(self) -> bool:
@@ -144,8 +156,14 @@ class Worker:
 
     @property
     def stuck(self) -> bool:
-        """Whether every thread runs a task that has overrun its max_runtime: this process can do nothing more."""
-        return self.lease_keeper.overrun >= self.options.concurrency
+        """Whether every thread, or every coroutine, has overrun its max_runtime, or one coroutine blocks all others:
+        this process can do no more."""
+        hang, options = self.lease_keeper.gave_up, self.options
+        return (
+            sum(map(hang, self.pool.running)) >= options.concurrency
+            or sum(map(hang, self.event_loop.running)) >= options.async_concurrency
+            or self.event_loop.blocked
+        )
 
     def figures(self) -> dict[str, Any]:
         """For heartbeats and the health port."""
@@ -158,9 +176,10 @@ class Worker:
             "running": len(self.pool.running) + len(self.event_loop.running),
             "in_flight": len(self.shared.held),
             "started_ms": int(self._started_at * 1000),
+            "overrun": self.lease_keeper.overrun,
             "draining": self.draining,
             "quiet": self.dispatcher.quiet,
-            "settled": {result.value: count for result, count in self.settled.items()},
+            "settled": {result.value: count for result, count in list(self.settled.items())},
             **{service.name: service.figures for service in self.sql_services},
         }
 
@@ -168,7 +187,6 @@ class Worker:
         deadline = time.monotonic() + 2.0
         while not self.settler.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
-            self.progress.clear()
         for service in self.services:
             service.stop()
         for service in self.sql_services:  # a transaction that is open may end
@@ -198,4 +216,4 @@ class Worker:
         self.settled.update(outcome.result for outcome in outcomes)
         self.on_finished()
         if self.draining or self.options.burst or self.options.max_messages is not None:
-            self.progress.set()
+            self.progress.wake()

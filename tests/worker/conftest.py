@@ -23,8 +23,8 @@ from django_delayq.worker.worker import Worker, WorkerOptions
 from tests.worker.moving import LONG_AGO
 
 NAMES = (
-    "enqueued", "started", "acked", "retried", "snoozed", "released", "dead", "reclaimed", "expired", "lease_lost",
-    "cancelled", "rescheduled", "topic_paused", "topic_resumed",
+    "enqueued", "started", "acked", "retried", "snoozed", "put_off", "released", "dead", "reclaimed", "expired",
+    "lease_lost", "cancelled", "rescheduled", "topic_paused", "topic_resumed",
 )  # fmt: skip
 
 

@@ -45,6 +45,23 @@ def steal(store: RedisStore, lease: Lease) -> Lease:
     return other
 
 
+def crash(store: RedisStore, times: int, *handles: Handle) -> None:
+    """As if workers that ran all that is due of one topic had been killed so often; it is due again."""
+    for _ in range(times):
+        leases = store.claim(Partition(handles[0].topic, 0), 500).leases
+        assert {lease.id.hex() for lease in leases} == {handle.id for handle in handles}
+        for lease in leases:
+            end_lease(store, lease)
+        store.reclaim(leases[0].partition)
+        for handle in handles:
+            make_due(store, handle)
+
+
+def unformattable() -> SyntaxError:
+    """An error whose traceback cannot be shown: its line is bytes. Template compilers have made such."""
+    return SyntaxError("bad expression", ("invoice.html", 3, 7, b"{{ total | }}"))
+
+
 def pass_time(lease: Lease, seconds: float) -> None:
     """As if the lease had been taken so many seconds earlier, by the worker's own clock."""
     lease.claimed_at -= seconds

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq.store.keys import Partition
-from django_delayq.worker.agenda import Agenda
+from django_delayq.worker.agenda import HEAP_PER_TURN, Agenda
 
 A, B, C = Partition("a", 0), Partition("b", 0), Partition("c", 0)
 
@@ -92,6 +92,21 @@ def test_old_plans_do_not_pile_up() -> None:
     assert made._heap == []
 
 
+def test_old_plans_do_not_pile_up_behind_what_is_far_away() -> None:
+    """One message is due tomorrow, in another partition one in an hour; others run at once, one after the other."""
+    made = agenda(A, B)
+    made.plan(made.turns[A], 86_400_000)
+    made.plan(made.turns[B], 3_600_000)
+    for _ in range(10_000):
+        made.look(A, 0)
+        (turn,) = made.due(0)
+        made.plan(turn, 86_400_000)
+    assert len(made._heap) <= HEAP_PER_TURN * 2
+    assert made.next_due_ms() == 3_600_000
+    assert names(made, 3_600_000) == [B]
+    assert names(made, 86_400_000) == [A]
+
+
 def serve(weights: dict[str, int], rounds: int = 600) -> Counter[str]:
     """Who is served when all are always due and there is room for one."""
     made = agenda(A, B, C, weights=weights)
@@ -136,6 +151,7 @@ def test_every_look_is_taken_when_due(looks: list[tuple[Partition, int]], now: i
     made = agenda(A, B, C)
     for partition, due in looks:
         made.look(partition, due)
+        assert len(made._heap) <= HEAP_PER_TURN * 3
     first = {partition: min(d for p, d in looks if p == partition) for partition, _ in looks}
     assert sorted(names(made, now)) == sorted(partition for partition, due in first.items() if due <= now)
     assert made.next_due_ms() == min((due for due in first.values() if due > now), default=None)

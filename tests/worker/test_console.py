@@ -34,6 +34,13 @@ def event(**fields: Any) -> Event:
     return Event(**({"id": ID, "task": "shop.close_order", "attempt": 1} | fields))
 
 
+def raised(text: str) -> ValueError:
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        return error
+
+
 def line(caplog: pytest.LogCaptureFixture, formatter: logging.Formatter) -> str:
     """The newest record as the formatter writes it."""
     return formatter.format(caplog.records[-1])
@@ -41,7 +48,9 @@ def line(caplog: pytest.LogCaptureFixture, formatter: logging.Formatter) -> str:
 
 def test_success_tells_lateness_and_run_time(console: Console, caplog: pytest.LogCaptureFixture) -> None:
     tell("acked", event(key="order:5", lateness_ms=2.4, run_ms=2400))
-    assert caplog.messages == ["✓  shop.close_order          0193…cc33  order:5  late 2 ms  ran 2.4 s"]
+    assert caplog.messages == ["shop.close_order acked, late 2 ms, ran 2.4 s"]
+    said = line(caplog, PrettyFormatter()).split(" ", 1)[1]
+    assert said == f"✓  shop.close_order          {ID}  order:5  late 2 ms  ran 2.4 s"
     assert caplog.records[0].levelno == logging.INFO
 
 
@@ -54,17 +63,68 @@ def test_success_tells_lateness_and_run_time(console: Console, caplog: pytest.Lo
         ("released", {}, "← released", 20),
         ("reclaimed", {"reason": "lease ended"}, "← reclaimed, attempt 1: lease ended", 20),
         ("expired", {}, "⌛ expired", 20),
-        ("lease_lost", {}, "! lease_lost", 30),
+        ("lease_lost", {}, "! lease lost", 30),
+        ("put_off", {"reason": "old: x", "delay_ms": 5000}, "… put off, attempt 1: old: x → again in 5 s", 30),
     ],
 )  # fmt: skip
 def test_every_end_has_a_line(
     console: Console, caplog: pytest.LogCaptureFixture, name: str, fields: Any, text: str, level: int
 ) -> None:
     tell(name, event(**fields))
-    said = caplog.messages[0].split()
-    assert [word for word in said if word not in ("shop.close_order", "0193…cc33")] == text.split()
+    said = line(caplog, PrettyFormatter()).split()[1:]
+    assert [word for word in said if word not in ("shop.close_order", ID)] == text.split()
+    shown, _, again = text[2:].partition(" → ")
+    assert caplog.messages == [f"shop.close_order {shown}" + (f" → {again}" if again else "")]
     assert caplog.records[0].levelno == level
     assert console.counts == {name: 1}
+
+
+def test_failed_attempt_has_its_traceback_in_one_record(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+    tell("retried", event(reason="ValueError: order 5", delay_ms=7000, error=raised("order 5")))
+    tell("dead", event(reason="ValueError: order 5", error=raised("order 5")))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    for formatter in (PrettyFormatter(), FieldFormatter(False), FieldFormatter(True)):
+        assert "in raised" in line(caplog, formatter)
+        assert "ValueError: order 5" in line(caplog, formatter)
+
+
+@pytest.mark.parametrize("formatter", [PrettyFormatter(), FieldFormatter(False), FieldFormatter(True)])
+def test_whatever_was_raised_has_its_line(
+    console: Console, caplog: pytest.LogCaptureFixture, formatter: logging.Formatter
+) -> None:
+    tell("dead", event(reason="x", error=raised("x" * 1_000_000)))
+    assert len(line(caplog, formatter)) < 2 * module.MAX_TRACEBACK
+    unspeakable = SyntaxError("bytes", ("file", 1, 1, b"text"))  # traceback cannot format it
+    exc_info = (SyntaxError, unspeakable, None)
+    told = formatter.format(logging.LogRecord("delayq", 40, __file__, 1, "x", (), exc_info))
+    assert "its traceback cannot be shown (TypeError)" in told
+
+
+def test_records_of_one_kind_of_failure_have_one_text(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+    """So that what collects errors sees one group; ids, keys and what differs from message to message are beside it."""
+    for number in range(3):
+        key, reason = f"order:{number}", f"ValueError: order {number}"
+        tell("dead", event(id=f"{number:032x}", key=key, reason=reason, attempt=number))
+    assert {record.msg for record in caplog.records} == {"shop.close_order dead, attempt %d: %s"}
+    assert [record.delayq["id"] for record in caplog.records] == [f"{number:032x}" for number in range(3)]  # type: ignore[attr-defined]
+
+
+def test_percent_sign_is_no_placeholder(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+    tell("dead", event(task="100%d", reason="5 % s"))
+    assert caplog.messages == ["100%d dead, attempt 1: 5 % s"]
+
+
+def test_crowd_that_is_put_off_is_one_warning_a_minute(
+    console: Console, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    tell("put_off", *[event(task="shop.new", reason="unknown_task: x")] * 100)
+    tell("put_off", event(task="shop.new", reason="bad_args: y"))
+    now[0] += module.WARN_AGAIN
+    tell("put_off", event(task="shop.new", reason="unknown_task: x"))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
+    assert console.counts["put_off"] == 102
 
 
 def test_topic_stands_for_a_task_that_is_unknown(console: Console, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,6 +217,7 @@ def test_other_records_are_written_too(formatter: logging.Formatter) -> None:
     except ValueError as error:
         exc_info = (ValueError, error, error.__traceback__)
     said = formatter.format(logging.LogRecord("delayq", 30, __file__, 1, "Redis is %s", ("back",), exc_info))
+    said = said.replace("\\n", "\n")
     assert "Redis is back" in said
     assert "ValueError: x" in said
 
@@ -170,6 +231,12 @@ def test_messages_cannot_write_lines_or_colours_of_their_own(
     said = line(caplog, formatter)
     assert said.isprintable(), said
     assert said.encode()
+
+
+def test_traceback_cannot_look_like_lines_of_ours(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+    tell("dead", event(reason="x", error=raised("a\r\n12:00:00.000 ✓ fake \x1b[2J")))
+    _, *below = line(caplog, PrettyFormatter()).split("\n")
+    assert all(one.startswith("    ") and one.isprintable() for one in below)
 
 
 @pytest.mark.parametrize("nasty", ["\x1b[31m", "\x9b31m", "\u2028", "\r", "\t"])

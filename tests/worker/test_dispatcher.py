@@ -12,7 +12,7 @@ import pytest
 
 from django_delayq import pause_topic, purge_topic, resume_topic, topic_stats
 from django_delayq.exceptions import DelayQError
-from django_delayq.store.keys import Partition
+from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from django_delayq.tasks import Handle
@@ -22,7 +22,7 @@ from django_delayq.worker.shared import Shared
 from tests.faults import lost_answers, scripts_run
 from tests.tasks import crowd, noop, record, remind
 from tests.worker.conftest import Heard
-from tests.worker.moving import LONG_AGO, counters, end_lease
+from tests.worker.moving import LONG_AGO, counters, crash, end_lease, eventually
 
 DEFAULT = Partition("default", 0)
 
@@ -39,6 +39,8 @@ class Takes:
 
     def room(self) -> int:
         return max(0, self.size - len(self.fed))
+
+    free = property(room)
 
     def feed(self, leases: Sequence[Lease]) -> None:
         self.fed += leases
@@ -210,6 +212,56 @@ def test_topic_of_both_kinds_needs_room_for_both(dispatcher: Dispatcher, corouti
     assert len(coroutines.fed) == 2
 
 
+def test_coroutines_sent_to_a_topic_of_other_tasks_keep_to_the_room_of_the_event_loop(
+    dispatcher: Dispatcher, pool: Takes, coroutines: Takes, released: list[Lease]
+) -> None:
+    coroutines.size = 2
+    remind.using(due_at=LONG_AGO, topic="crowd").enqueue_many([(n,) for n in range(30)])
+    for _ in range(4):
+        dispatcher.run_once()
+    assert (len(coroutines.fed), pool.fed) == (2, [])
+    too_many = len(released)
+    assert too_many
+    dispatcher._store.release(Partition("crowd", 0), released)
+    dispatcher.hint(None, 0)
+    for _ in range(4):
+        dispatcher.run_once()
+    assert (len(coroutines.fed), len(released)) == (2, too_many)  # it knows now what the topic holds
+    coroutines.size = 30
+    settle_down(dispatcher)
+    assert len(coroutines.fed) == 30
+
+
+def test_tasks_sent_to_a_topic_of_coroutines_keep_to_the_room_of_the_threads(
+    dispatcher: Dispatcher, pool: Takes, released: list[Lease]
+) -> None:
+    pool.size = 3
+    crowd.using(due_at=LONG_AGO, topic="waits-async").enqueue_many([(n,) for n in range(2)])
+    settle_down(dispatcher)
+    crowd.using(due_at=LONG_AGO, topic="waits-async").enqueue_many([(n,) for n in range(30)])
+    dispatcher.hint(None, 0)
+    for _ in range(4):
+        dispatcher.run_once()
+    assert len(pool.fed) == 3
+
+
+def test_partition_that_waits_for_the_archiver_is_looked_at_again_within_a_second(
+    dispatcher: Dispatcher, pool: Takes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody says that there is room: an archiver with another limit does not know that we wait."""
+    store, now_ms = dispatcher._store, dispatcher._clock.now_ms
+    settings = store.settings
+    monkeypatch.setattr(store, "settings", replace(settings, finished_limit=0))
+    due(2)
+    settle_down(dispatcher)
+    assert pool.fed == []
+    assert 0.5 < dispatcher.run_once() <= module.UNARCHIVED_LOOK_MS / 1000
+    monkeypatch.setattr(store, "settings", settings)
+    monkeypatch.setattr(dispatcher._clock, "now_ms", lambda: now_ms() + module.UNARCHIVED_LOOK_MS)
+    settle_down(dispatcher)
+    assert len(pool.fed) == 2
+
+
 def test_full_event_loop_does_not_stop_the_threads(dispatcher: Dispatcher, pool: Takes, coroutines: Takes) -> None:
     from tests.tasks import wait_async
 
@@ -239,6 +291,59 @@ def test_limit_of_messages(dispatcher: Dispatcher, pool: Takes) -> None:
     for _ in range(5):
         dispatcher.run_once()
     assert len(pool.fed) == dispatcher.claimed == 5
+
+
+def test_limit_counts_what_is_run_and_not_what_is_given_back(dispatcher: Dispatcher, pool: Takes) -> None:
+    dispatcher.limit = 5
+    dispatcher.returned = lambda: 3
+    due(20)
+    for _ in range(5):
+        dispatcher.run_once()
+    assert (len(pool.fed), dispatcher.claimed) == (8, 5)
+
+
+def test_round_ends_at_a_suspect_and_the_next_one_has_its_turn_later(
+    dispatcher: Dispatcher, pool: Takes, coroutines: Takes, shared: Shared, delayq: RedisStore
+) -> None:
+    """Both would be claimed in one round, and the first would be forgotten: held, extended for ever, never run."""
+    first, second = record.using(due_at=LONG_AGO).enqueue(1), remind.using(due_at=LONG_AGO).enqueue(2)
+    for handle in (first, second):
+        crash(delayq, 2, handle)
+    dispatcher.run_once()
+    assert (len(shared.held), dispatcher.quarantine.keeps) == (1, True)
+    for _ in range(3):
+        dispatcher.run_once()
+    assert {*pool.fed, *coroutines.fed} == shared.held
+    shared.held.clear()
+
+    def both_ran() -> bool:
+        dispatcher.run_once()
+        return {lease.id.hex() for lease in (*pool.fed, *coroutines.fed)} == {first.id, second.id}
+
+    eventually(both_ran)
+
+
+def test_nothing_is_claimed_beside_a_suspect(dispatcher: Dispatcher, pool: Takes, delayq: RedisStore) -> None:
+    suspect = record.using(due_at=LONG_AGO).enqueue(1)
+    crash(delayq, 2, suspect)
+    dispatcher.run_once()
+    due(3)
+    dispatcher.hint(DEFAULT, 0)
+    for _ in range(3):
+        dispatcher.run_once()
+    assert [lease.id.hex() for lease in pool.fed] == [suspect.id]
+
+
+def test_partition_that_is_damaged_does_not_hold_up_the_others(
+    dispatcher: Dispatcher, pool: Takes, delayq: RedisStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error that is no outage would come again in every round, before the others have had their turns."""
+    due(3)
+    delayq.command("SET", leased_key(delayq.prefix, Partition("crowd", 0)), "no zset")
+    crowd.using(due_at=LONG_AGO).enqueue(1)
+    settle_down(dispatcher)
+    assert len(pool.fed) == 3
+    assert "crowd:0 cannot be claimed from, next try in 5 s: " in caplog.text
 
 
 def test_paused_topic_costs_nothing_and_goes_on_when_resumed(

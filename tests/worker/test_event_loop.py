@@ -12,6 +12,7 @@ import pytest
 
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
+from django_delayq.worker import event_loop as module
 from django_delayq.worker.event_loop import EventLoop
 from tests.worker.moving import eventually
 
@@ -134,3 +135,106 @@ def test_nothing_is_left_open(work: Work) -> None:
             loop._thread.join(5)  # type: ignore[union-attr]
         del loop
         gc.collect()
+
+
+def test_loop_outlives_the_end_of_the_program(work: Work) -> None:
+    """asyncio lets SystemExit of any task out of the loop, also of one that a coroutine has started by the way."""
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def run(item: Lease) -> None:
+        background.append(asyncio.ensure_future(leave()))
+        await asyncio.sleep(0.01)
+        work.ran.append(item)
+
+    background: list[asyncio.Future[None]] = []
+    loop = EventLoop(4, run, work.room.set)
+    loop.start()
+    items = leases(2)
+    for item in items:
+        loop.feed([item])
+        eventually(lambda item=item: item in work.ran)
+    loop.stop()
+    assert work.ran == items
+    assert not loop._thread.is_alive()  # type: ignore[union-attr]
+
+
+def test_loop_that_a_coroutine_blocks_is_noticed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCKED", 0.05)
+    begun = threading.Event()
+
+    async def run(item: Lease) -> None:
+        if item is blocking:
+            begun.set()
+            work.free.wait(10)
+        else:
+            await asyncio.sleep(10)
+
+    loop = EventLoop(4, run, work.room.set)
+    loop.start()
+    blocking, sleeping = leases(2)
+    loop.feed([sleeping])
+    eventually(lambda: loop.running == [sleeping])
+    loop.feed([blocking])
+    assert begun.wait(5)
+    assert not loop.blocked
+    loop.cancel(sleeping)
+    eventually(lambda: loop.blocked)
+    work.free.set()
+    eventually(lambda: not loop.blocked and loop.running == [])
+    loop.stop()
+
+
+def test_cancellation_that_is_swallowed_costs_a_place_and_no_more(work: Work) -> None:
+    async def run(item: Lease) -> None:
+        while item is stubborn and not work.free.is_set():
+            try:
+                await asyncio.sleep(10 if not work.cancelled else 0.001)
+            except asyncio.CancelledError:
+                work.cancelled.append(item)
+        work.ran.append(item)
+
+    loop = EventLoop(2, run, work.room.set)
+    loop.start()
+    stubborn, *others = leases(4)
+    loop.feed([stubborn])
+    eventually(lambda: loop.running == [stubborn])
+    loop.cancel(stubborn)
+    eventually(lambda: work.cancelled == [stubborn])
+    for other in others:
+        loop.feed([other])
+        eventually(lambda other=other: other in work.ran)
+    assert not loop.blocked
+    work.free.set()
+    eventually(lambda: loop.running == [])
+    loop.stop()
+
+
+def test_what_is_abandoned_runs_its_finally_blocks_before_the_end(work: Work) -> None:
+    """Also what a coroutine has started beside itself."""
+    ends: list[str] = []
+
+    async def beside() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ends.append("beside")
+
+    async def run(item: Lease) -> None:
+        background = asyncio.ensure_future(beside())
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ends.append("coroutine")
+            assert background
+
+    async def at_end() -> None:
+        ends.append("end")
+
+    loop = EventLoop(1, run, work.room.set, at_end)
+    loop.start()
+    loop.feed(leases(1))
+    eventually(lambda: loop.running)
+    loop.stop()
+    assert (sorted(ends), ends[-1]) == (["beside", "coroutine", "end"], "end")

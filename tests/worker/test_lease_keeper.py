@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from django_delayq.exceptions import StoreError
 from django_delayq.store.keys import leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
@@ -14,7 +15,7 @@ from django_delayq.worker import lease_keeper as module
 from django_delayq.worker.lease_keeper import LeaseKeeper
 from django_delayq.worker.shared import Shared
 from tests.faults import scripts_run
-from tests.tasks import act, hang, hang_async, noop
+from tests.tasks import act, hang, hang_async, noop, record
 from tests.worker.conftest import Heard
 from tests.worker.moving import pass_time, steal
 
@@ -27,9 +28,15 @@ def overruns() -> list[Lease]:
 
 
 @pytest.fixture
-def keeper(shared: Shared, overruns: list[Lease], monkeypatch: pytest.MonkeyPatch) -> LeaseKeeper:
+def ended() -> set[Lease]:
+    """Leases whose tasks do not run any more: their results wait to be settled."""
+    return set()
+
+
+@pytest.fixture
+def keeper(shared: Shared, overruns: list[Lease], ended: set[Lease], monkeypatch: pytest.MonkeyPatch) -> LeaseKeeper:
     monkeypatch.setattr(module.faulthandler, "dump_traceback", lambda **kwargs: None)
-    return LeaseKeeper(shared, overruns.append)
+    return LeaseKeeper(shared, overruns.append, lambda lease: lease not in ended)
 
 
 def deadline(store: RedisStore, lease: Lease) -> float:
@@ -140,20 +147,62 @@ def test_overrun_of_a_thread_shows_where_it_hangs(
     assert "task tests.tasks.hang has run for 2 s, more than its max_runtime" in caplog.text
 
 
-def test_overrun_ends_with_its_task(keeper: LeaseKeeper, claim: Claim, shared: Shared) -> None:
+def test_overrun_ends_with_its_task(keeper: LeaseKeeper, claim: Claim, ended: set[Lease]) -> None:
     lease = started(claim(hang), 1.5)
     keeper.run_once()
     assert keeper.overrun == 1
-    shared.held.discard(lease)
-    keeper.run_once()
+    ended.add(lease)
     assert keeper.overrun == 0
 
 
-def test_coroutine_holds_no_thread(keeper: LeaseKeeper, claim: Claim) -> None:
-    """Coroutines are cancelled; only threads that hang make a worker useless."""
-    started(claim(hang_async), 1.5)
+def test_result_that_waits_for_redis_is_no_overrun(
+    keeper: LeaseKeeper, claim: Claim, overruns: list[Lease], ended: set[Lease], delayq: RedisStore
+) -> None:
+    """Its task ended long ago, in time: its lease is kept until it is settled."""
+    lease = started(claim(hang), 1.5)
+    ended.add(lease)
     keeper.run_once()
-    assert keeper.overrun == 0
+    assert (overruns, keeper.overrun, keeper.gave_up(lease)) == ([], 0, False)
+    assert deadline(delayq, lease) > delayq.clock_ms()
+    assert time.monotonic() - lease.renewed_at < 1
+
+
+def test_overrun_is_noticed_also_when_the_lease_is_lost(
+    keeper: LeaseKeeper, claim: Claim, overruns: list[Lease]
+) -> None:
+    """Redis was away for a whole lease: the task may hang all the same."""
+    lease = started(claim(hang_async), 1.5)
+    lease.lost = True
+    keeper.run_once()
+    assert overruns == [lease]
+
+
+def test_stderr_that_is_no_file_does_not_hold_up_the_other_leases(
+    keeper: LeaseKeeper, claim: Claim, overruns: list[Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_file(**kwargs: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'fileno'")
+
+    monkeypatch.setattr(module.faulthandler, "dump_traceback", no_file)
+    other = claim(noop)
+    pass_time(other, 30)
+    lease = started(claim(hang), 1.5)
+    keeper.run_once()
+    assert overruns == [lease]
+    assert time.monotonic() - other.renewed_at < 5
+
+
+def test_partition_that_is_damaged_does_not_cost_the_others_their_leases(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore
+) -> None:
+    leases = [claim(task) for task in (noop, act, record, hang)]
+    for lease in leases:
+        pass_time(lease, 30)
+    damaged = leases[1]
+    delayq.command("SET", leased_key(delayq.prefix, damaged.partition), "no zset")
+    with pytest.raises(StoreError):
+        keeper.run_once()
+    assert [time.monotonic() - lease.renewed_at < 5 for lease in leases] == [True, False, True, True]
 
 
 def test_unknown_task_has_no_max_runtime(keeper: LeaseKeeper, claim: Claim, overruns: list[Lease]) -> None:

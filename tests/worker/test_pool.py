@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 
 import pytest
+from django.core.cache import caches
 
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.worker import pool as module
 from django_delayq.worker.pool import Pool
-from tests.worker.moving import eventually
+from tests.worker.moving import eventually, unformattable
 
 
 def lease(number: int = 0) -> Lease:
@@ -200,3 +202,47 @@ def test_stop_lets_the_threads_finish(make: Callable[[int], Pool], work: Work) -
         slot.thread.join(5)  # type: ignore[union-attr]
         assert not slot.thread.is_alive()  # type: ignore[union-attr]
     assert len(work.ran) == 1
+
+
+def test_thread_outlives_whatever_a_run_raises(work: Work, capfd: pytest.CaptureFixture[str]) -> None:
+    """The executor raises nothing; if it did, no message may cost the others a thread."""
+    errors = [SystemExit(1), unformattable(), KeyboardInterrupt(), ValueError("x")]
+
+    def run(item: Lease) -> None:
+        if errors:
+            raise errors.pop()
+        work.run(item)
+
+    pool = Pool(1, run, work.room.set)
+    pool.start()
+    for number in range(5):
+        pool.feed([lease(number)])
+        eventually(lambda: not pool.buffered and pool.slots[0].idle)
+        assert pool.running == []
+    assert len(work.ran) == 1
+    pool.stop()
+    pool.slots[0].thread.join(5)  # type: ignore[union-attr]
+    assert not pool.slots[0].thread.is_alive()  # type: ignore[union-attr]
+
+
+def test_threads_close_their_database_connections_when_they_end(
+    make: Callable[[int], Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(module, "close_all", lambda: closed.append(threading.current_thread().name))
+    pool = make(2)
+    pool.stop()
+    for slot in pool.slots:
+        slot.thread.join(5)  # type: ignore[union-attr]
+    assert sorted(closed) == ["delayq-pool-0", "delayq-pool-1"]
+
+
+def test_tasks_of_a_thread_share_its_caches(work: Work) -> None:
+    """Each task has a context of its own, in which Django would make them anew, with new connections."""
+    found: list[object] = []
+    pool = Pool(1, lambda item: copy_context().run(lambda: found.append(caches["default"])), work.room.set)
+    pool.start()
+    pool.feed([lease(1), lease(2)])
+    eventually(lambda: len(found) == 2)
+    pool.stop()
+    assert found[0] is found[1]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_delayq.store.keys import Partition
+from django_delayq.exceptions import StoreError
+from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.agenda import Agenda
@@ -37,7 +38,7 @@ def test_message_whose_lease_ended_comes_back(
     again = delayq.claim(lease.partition, 1).leases[0]
     assert (again.id, again.attempt, again.crashes) == (lease.id, 2, 1)
     assert [(event.id, event.reason) for event in heard["reclaimed"]] == [(lease.id.hex(), "lease ended")]
-    assert "1 messages of default:0 are sent back: their worker vanished" in caplog.text
+    assert "1 message of default:0 sent back: the worker vanished" in caplog.text
 
 
 def test_living_lease_is_left_alone(reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard) -> None:
@@ -61,7 +62,7 @@ def test_message_that_crashes_workers_is_dead(
             (lease,) = delayq.claim(lease.partition, 1).leases
     assert len(heard["reclaimed"]) == 2
     assert [(event.id, event.reason) for event in heard["dead"]] == [(lease.id.hex(), "poison")]
-    assert "1 messages of default:0 are dead: they crashed too many workers" in caplog.text
+    assert "1 message of default:0 dead after too many crashed workers" in caplog.text
 
 
 def test_every_partition_is_looked_at(reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard) -> None:
@@ -69,6 +70,17 @@ def test_every_partition_is_looked_at(reclaimer: Reclaimer, claim: Claim, delayq
         end_lease(delayq, claim(task))
     reclaimer.run_once()
     assert len(heard["reclaimed"]) == 2
+
+
+def test_partition_that_is_damaged_does_not_hold_up_the_others(
+    reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard
+) -> None:
+    fine = claim(act)
+    end_lease(delayq, fine)
+    delayq.command("SET", leased_key(delayq.prefix, Partition("default", 0)), "no zset")
+    with pytest.raises(StoreError):
+        reclaimer.run_once()
+    assert [event.id for event in heard["reclaimed"]] == [fine.id.hex()]
 
 
 def test_many_are_taken_back_without_a_pause(reclaimer: Reclaimer, delayq: RedisStore, heard: Heard) -> None:

@@ -18,6 +18,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text("x = 1\n")
     os.utime(path, (1, 1))
     monkeypatch.setattr(module, "iter_all_python_module_files", lambda: [path, tmp_path / "gone.py"])
+    monkeypatch.setattr(module, "_IMPORTS", "import module")
+    monkeypatch.syspath_prepend(tmp_path)
     return path
 
 
@@ -68,3 +70,46 @@ def test_file_that_vanishes_and_comes_back(reloader: Reloader, files: Path, chan
     os.utime(files, (5, 5))
     reloader.run_once()
     assert changes == [True]
+
+
+@pytest.mark.parametrize("code", ["import no_such_module", "1 / 0", "raise SystemExit(3)"])
+def test_code_that_cannot_be_imported_changes_nothing(
+    reloader: Reloader, files: Path, changes: list[bool], caplog: pytest.LogCaptureFixture, code: str
+) -> None:
+    files.write_text(code)
+    reloader.run_once()
+    assert changes == []
+    assert "cannot be imported; the old code goes on" in caplog.text
+    files.write_text("x = 2\n")
+    os.utime(files, (3, 3))
+    reloader.run_once()
+    assert changes == [True]
+
+
+def test_new_module_that_was_missing_is_noticed(
+    reloader: Reloader, files: Path, changes: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is imported is looked at, and a new file is not."""
+    files.write_text("import added_later")
+    reloader.run_once()
+    (files.parent / "added_later.py").write_text("")
+    reloader.run_once()
+    assert changes == []
+    monkeypatch.setattr(module, "TRY_AGAIN", -1.0)
+    reloader.run_once()
+    reloader.run_once()
+    assert changes == [True]
+
+
+def test_code_that_stays_broken_is_told_once(
+    reloader: Reloader, files: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TRY_AGAIN", -1.0)
+    files.write_text("import no_such_module")
+    for _ in range(3):
+        reloader.run_once()
+    assert caplog.text.count("the old code goes on") == 1
+
+
+def test_tasks_of_the_project_are_imported_too() -> None:
+    assert module.import_error() == ""

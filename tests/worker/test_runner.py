@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,6 +122,28 @@ def test_second_signal_ends_at_once(worker: Any, monkeypatch: pytest.MonkeyPatch
     now[0] += 1
     runner._request(requested, signal.SIGTERM, made)
     assert ends == [143]
+
+
+def test_signal_in_the_middle_of_anything_holds_up_nothing(worker: Any) -> None:
+    """A handler runs between two lines of the main thread, perhaps those of the very wait that it is to end."""
+    made, requested, main = worker().progress, [time.monotonic() + 3600], threading.main_thread().ident
+    assert main is not None
+    old = signal.signal(signal.SIGUSR1, lambda number, frame: runner._request(requested, number, made))
+    told = threading.Event()
+
+    def tell() -> None:
+        while not told.wait(0.00005):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    try:
+        while len(requested) < 3_000:
+            made.wait(0.00005)
+    finally:
+        told.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, old)
 
 
 def test_changed_code_drains_and_asks_to_start_anew(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -9,9 +10,10 @@ import time
 import pytest
 
 from django_delayq.exceptions import StoreUnavailable
+from django_delayq.worker import last_words
 from django_delayq.worker import service as module
 from django_delayq.worker.service import Service, Sleeper
-from tests.worker.moving import eventually
+from tests.worker.moving import eventually, unformattable
 
 
 class Steps(Service):
@@ -19,7 +21,7 @@ class Steps(Service):
 
     name = "steps"
 
-    def __init__(self, *steps: float | Exception) -> None:
+    def __init__(self, *steps: float | BaseException) -> None:
         super().__init__()
         self.steps = list(steps)
         self.slept: list[float] = []
@@ -28,7 +30,7 @@ class Steps(Service):
     def run_once(self) -> float:
         step = self.steps.pop(0)
         self.stopping = not self.steps
-        if isinstance(step, Exception):
+        if isinstance(step, BaseException):
             raise step
         return step
 
@@ -78,6 +80,33 @@ def test_bug_ends_neither_the_thread_nor_the_log(caplog: pytest.LogCaptureFixtur
     assert slept == pytest.approx([0.2, 0.4, 3.0])
     assert "steps failed; it tries again in 0.2 s" in caplog.text
     assert "ValueError: a bug" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), unformattable()])
+def test_thread_outlives_whatever_is_raised(error: BaseException, capfd: pytest.CaptureFixture[str]) -> None:
+    """A receiver of signals may raise what is meant to end a program."""
+    assert Steps(error, 3.0).finish() == pytest.approx([0.2, 3.0])
+
+
+def test_log_that_fails_does_not_end_the_thread(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr(last_words.logging.Logger, "error", fail)
+    assert Steps(ValueError("a bug"), 3.0).finish() == pytest.approx([0.2, 3.0])
+    assert "steps failed; it tries again in 0.2 s: ValueError" in capfd.readouterr().err
+
+
+def test_database_connections_are_looked_at_after_each_run_and_closed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[str] = []
+    monkeypatch.setattr(module, "close_broken", lambda: did.append("look"))
+    monkeypatch.setattr(module, "close_all", lambda: did.append("close"))
+    Steps(0.0, ValueError("a bug"), 3.0).finish()
+    assert did == ["look", "look", "look", "close"]
 
 
 class Idle(Service):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from django_delayq import State, topic_stats
+from django_delayq import State, signals, topic_stats
 from django_delayq.conf import parse_settings
-from django_delayq.exceptions import OutcomeUnknown, StoreUnavailable
+from django_delayq.exceptions import OutcomeUnknown, StoreError, StoreUnavailable
+from django_delayq.signals import Event
 from django_delayq.store.connection import connect
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
@@ -101,6 +104,7 @@ def test_archive_learns_why_it_died(settler: Settler, claim: Claim, delayq: Redi
         (Result.RETRIED, 60_000, State.DELAYED, 1),
         (Result.RETRIED, 0, State.READY, 1),
         (Result.SNOOZED, 60_000, State.DELAYED, 0),
+        (Result.PUT_OFF, 60_000, State.DELAYED, 0),
         (Result.RELEASED, None, State.READY, 0),
     ],
 )
@@ -148,15 +152,47 @@ def test_whatever_waits_leaves_together(settler: Settler, shared: Shared, delayq
 def test_each_partition_and_kind_gets_a_call(settler: Settler, claim: Claim, delayq: RedisStore, heard: Heard) -> None:
     for result in Result:
         for task in (noop, act):
-            settler.put(
-                outcome(claim(task), result, delay_ms=5 if result in (Result.RETRIED, Result.SNOOZED) else None)
-            )
+            settler.put(outcome(claim(task), result, delay_ms=None if result in (Result.DEAD, Result.ACKED) else 5))
     before = scripts_run(delayq)
     settler.run_once()
-    assert scripts_run(delayq) - before <= 2 * 3 * 2
+    assert scripts_run(delayq) - before <= 2 * 4 * 2
     assert {name: len(heard[name]) for name in heard.names() if name != "enqueued"} == {
-        "acked": 2, "retried": 2, "snoozed": 2, "released": 2, "dead": 2,
+        "acked": 2, "retried": 2, "snoozed": 2, "put_off": 2, "released": 2, "dead": 2,
     }  # fmt: skip
+
+
+def test_what_a_task_raised_is_forgotten_once_it_is_told(
+    settler: Settler, claim: Claim, settled: list[Outcome]
+) -> None:
+    """It holds the frames of the task, and so whatever the task worked on."""
+
+    class Big:
+        pass
+
+    def fail() -> None:
+        big = Big()
+        seen.append(weakref.ref(big))
+        raise ValueError(big)
+
+    seen, told = list[weakref.ref[Big]](), list[str]()
+
+    def receive(sender: str, events: Sequence[Event], **kwargs: Any) -> None:
+        told.extend(type(event.error).__name__ for event in events)
+
+    signals.retried.connect(receive)
+    made = outcome(claim(noop), Result.RETRIED, delay_ms=5)
+    try:
+        fail()
+    except ValueError as error:
+        made.error = error
+    gc.disable()
+    try:
+        settler.put(made)
+        settler.run_once()
+        assert (told, settled, seen[0]()) == (["ValueError"], [made], None)
+    finally:
+        gc.enable()
+        signals.retried.disconnect(receive)
 
 
 def test_thread_settles_what_is_put(settler: Settler, claim: Claim) -> None:
@@ -191,7 +227,7 @@ def test_result_of_a_lost_lease_is_refused_and_said(
     settler.put(outcome(lease))
     settler.run_once()
     assert heard.names() == ["enqueued", "lease_lost"]
-    assert "1 results of topic default were refused" in caplog.text
+    assert "1 result of topic default refused" in caplog.text
     assert (lease.lost, shared.held) == (True, set())
     assert delayq.ack(other.partition, [(other, b"{}")]) == []
 
@@ -209,8 +245,6 @@ def test_lost_lease_in_a_batch_does_not_take_the_others(
 
 
 def test_receiver_that_fails_changes_nothing(settler: Settler, claim: Claim, settled: list[Outcome]) -> None:
-    from django_delayq import signals
-
     def fail(**kwargs: Any) -> None:
         raise ValueError("a receiver's bug")
 
@@ -224,7 +258,53 @@ def test_receiver_that_fails_changes_nothing(settler: Settler, claim: Claim, set
     assert counters("default")["acked"] == 1
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_receiver_that_ends_the_program_leaves_nothing_behind(
+    settler: Settler, claim: Claim, shared: Shared, settled: list[Outcome], error: BaseException
+) -> None:
+    """What it interrupts is settled in the next round, and nothing is held that is settled."""
+
+    def leave(**kwargs: Any) -> None:
+        raise error
+
+    for task in (noop, act, record):
+        settler.put(outcome(claim(task)))
+    signals.acked.connect(leave)
+    try:
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                settler.run_once()
+    finally:
+        signals.acked.disconnect(leave)
+    settler.run_once()
+    assert (settler.idle, shared.held, len(settled)) == (True, set(), 3)
+    assert [counters(topic)["acked"] for topic in ("default", "modes")] == [2, 1]
+
+
 # Faults
+
+
+def test_message_that_redis_cannot_settle_does_not_take_the_others(
+    settler: Settler, claim: Claim, shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is no outage: of a batch only the culprit waits, until its lease has ended."""
+    leases = [claim(noop) for _ in range(3)]
+    ack = shared.store.ack
+
+    def refuse(partition: Any, rows: Any, **kwargs: Any) -> Any:
+        if any(lease is leases[1] for lease, _ in rows):
+            raise StoreError("WRONGTYPE")
+        return ack(partition, rows, **kwargs)
+
+    monkeypatch.setattr(shared.store, "ack", refuse)
+    for lease in leases:
+        settler.put(outcome(lease))
+    settler.run_once()
+    assert shared.held == {leases[1]}
+    assert counters("default")["acked"] == 2
+    pass_time(leases[1], 61)
+    settler.run_once()
+    assert shared.held == set()
 
 
 @pytest.mark.parametrize("result", list(Result))
@@ -232,7 +312,7 @@ def test_settling_whose_answer_is_lost_is_repeated(
     settler: Settler, claim: Claim, shared: Shared, heard: Heard, result: Result
 ) -> None:
     """The second call finds that the first one has done it, which is no lost lease."""
-    delay_ms = 60_000 if result in (Result.RETRIED, Result.SNOOZED) else None
+    delay_ms = 60_000 if result in (Result.RETRIED, Result.SNOOZED, Result.PUT_OFF) else None
     settler.put(outcome(claim(noop), result, delay_ms=delay_ms))
     before = counters("default")
     with lost_answers() as lost:
@@ -244,8 +324,8 @@ def test_settling_whose_answer_is_lost_is_repeated(
     assert settler.idle
     assert shared.held == set()
     assert counters("default") == after
-    assert after != before or result is Result.RELEASED
-    assert [name for name in heard.names() if name != "enqueued"] == [result.value]
+    assert after != before or result in (Result.RELEASED, Result.PUT_OFF)
+    assert [name for name in heard.names() if name != "enqueued"] == [result.name.lower()]
 
 
 def test_repeated_settling_of_a_lost_lease_is_refused(
@@ -320,4 +400,4 @@ def test_results_are_given_up_when_the_lease_has_ended(
     pass_time(lease, 61)
     settler.run_once()
     assert (shared.held, len(settled)) == (set(), 1)
-    assert "1 results could not be stored before their leases ended" in caplog.text
+    assert "1 result not stored before the lease ended" in caplog.text

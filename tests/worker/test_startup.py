@@ -173,6 +173,12 @@ def test_banner_tells_what_waits(delayq: RedisStore) -> None:
     assert "1 waiting · 0 due · 0 running · next due in 3 d" in lines(delayq, "orders")
 
 
+def test_what_was_typed_for_a_pause_is_one_line(delayq: RedisStore) -> None:
+    pause_topic("orders", by="o\nps", reason="down\r\n  paused    mail (by root) \x1b[2J")
+    (said,) = [line for line in lines(delayq).split("\n") if "mail (by root)" in line]
+    assert said.isprintable() and "o\\nps" in said
+
+
 def test_banner_tells_what_is_paused(delayq: RedisStore) -> None:
     pause_topic("orders", by="ops", reason="SMTP is down")
     assert 'paused    orders (by ops, "SMTP is down")' in lines(delayq)

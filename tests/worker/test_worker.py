@@ -19,7 +19,7 @@ from tests import tasks
 from tests.faults import unreachable
 from tests.tasks import act, act_async, entered, gate, hang, hang_async, noop, record, remind, seen, wait, wait_async
 from tests.worker.conftest import Heard
-from tests.worker.moving import LONG_AGO, counters, eventually
+from tests.worker.moving import LONG_AGO, counters, crash, eventually
 
 Work = Callable[..., Worker]
 
@@ -195,6 +195,32 @@ def test_max_messages_is_the_end(work: Work, delayq: RedisStore) -> None:
     eventually(lambda: worker.finished)
     assert len(seen) == 20
     assert topic_stats("default").backlog == 30
+
+
+def test_max_messages_counts_what_is_run_and_not_what_is_given_back(work: Work, delayq: RedisStore) -> None:
+    """It has claimed more than one thread can run, and gives the rest back."""
+    worker = work(concurrency=1, max_messages=5)
+    worker.pool._mean_s = 0.001
+    wait.using(due_at=LONG_AGO).enqueue_many([()] * 8)
+    eventually(lambda: worker.settled[Result.RELEASED] == 4)
+    gate.set()
+    eventually(lambda: worker.finished)
+    assert counters("waits")["acked"] == 5
+
+
+def test_burst_does_not_wait_for_what_hangs(work: Work, delayq: RedisStore) -> None:
+    crash(delayq, 2, hang.using(due_at=LONG_AGO).enqueue())
+    worker = work(burst=True, shutdown_timeout=60)
+    eventually(lambda: worker.lease_keeper.overrun == 1)
+    eventually(lambda: worker.finished)
+
+
+def test_burst_waits_for_suspects_that_are_given_back(work: Work, delayq: RedisStore) -> None:
+    handles = record.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(3)])
+    crash(delayq, 2, *handles)
+    worker = work(burst=True)
+    eventually(lambda: worker.finished)
+    assert sorted(seen) == [0, 1, 2]
 
 
 def test_without_burst_it_is_never_finished(work: Work, delayq: RedisStore) -> None:
