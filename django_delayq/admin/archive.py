@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from .. import operations, tasks
 from ..browse import ArchivePage, page_of
 from ..exceptions import InvalidMessage
-from ..models import ArchivedMessage, Final
+from ..models import ArchivedMessage, Final, UnarchivableEntry
 from . import csv_export
 from .archive_form import ArchiveForm, query_of
 from .forms import ArgumentsForm
@@ -42,6 +42,7 @@ def archive(request: HttpRequest) -> HttpResponse:
         except InvalidMessage as error:
             form.add_error(None, str(error))
     context: dict[str, Any] = {"form": form, "found": found, "now": timezone.now()}
+    context["unarchivable"] = UnarchivableEntry.objects.exists()
     if found:
         context |= {"links": _links(request, found), **_matching(form), "can_select": _can_select(request)}
         context |= {"sought_newer": bool(after and not before), "here": request.GET.urlencode()}

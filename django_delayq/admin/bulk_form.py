@@ -43,7 +43,7 @@ class BulkForm(forms.Form):
         required=False,
         max_length=1000,
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text=gettext_lazy("For those who look at it later. A dry run needs none."),
+        help_text=gettext_lazy("Required, for those who look at it later. Only a dry run needs none."),
     )
     word = forms.CharField(required=False, max_length=100, widget=forms.TextInput(attrs={"autocomplete": "off"}))
 

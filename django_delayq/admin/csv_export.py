@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
 from io import StringIO
@@ -31,7 +32,9 @@ ROWS = 200
 #: Excel reads UTF-8 only behind this mark, and takes "é" for two characters without it. Other programs skip it:
 #: Python's name for it is "utf-8-sig".
 _BYTE_ORDER_MARK = "\ufeff"
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+#: Where a spreadsheet takes text for a formula: at its beginning, and behind what it takes for the end of a cell. Where
+#: people write a decimal comma that is a semicolon, and then our quotes are in the middle of a cell and mean nothing.
+_FORMULA = re.compile(r"(?s)(?:^|(?<=;)|(?<=.[\t\r\n]))(?=[ \xa0\x22]*[=+\-@\t\r\n＝＋－＠])")
 
 
 def response(request: HttpRequest, selection: Selection, payload: bool) -> StreamingHttpResponse:
@@ -58,15 +61,14 @@ def written(rows: Iterable[ArchivedMessage], columns: Sequence[str]) -> Iterator
 
 
 def cell(value: Any) -> Any:
-    """As it stands in the file. Text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """As it stands in the file. An apostrophe stands before what a spreadsheet would take for a formula."""
     if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, datetime):
         return (value if timezone.is_naive(value) else timezone.localtime(value)).isoformat()
     if isinstance(value, UUID):
         return value.hex
-    text = str(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return _FORMULA.sub("'", str(value))
 
 
 async def _awaited(parts: Iterator[bytes]) -> AsyncIterator[bytes]:

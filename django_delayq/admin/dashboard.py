@@ -21,6 +21,7 @@ from . import (  # noqa: F401 - their pages
     schedule,
     statistics,
     topic,
+    unarchivable,
     workers,
 )
 from .pages import urls

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from .. import tasks
 from ..dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, DeadLetters, Group, grouped
 from ..exceptions import InvalidName
+from ..models import Final, UnarchivableEntry
 from ..selection import Selection
 from .archive_form import query_of
 from .pages import page, show
@@ -45,6 +46,7 @@ def dead_letters(request: HttpRequest) -> HttpResponse:
         "dead_letters.html",
         _("Dead letters"),
         found=found,
+        unarchivable=UnarchivableEntry.objects.filter(state=Final.DEAD).exists(),
         totals=[_total(found, window) for window in WINDOWS],
         rows=list(_rows(found)),
         older=Number(count=found.older, is_partial=found.is_older_partial, query=query_of(found.older_selection())),

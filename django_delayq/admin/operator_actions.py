@@ -17,7 +17,7 @@ from .pages import page, show, url
 #: What operations.py, bulk.py, replay.py and prune.py record.
 ACTIONS = (
     "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "run now", "reschedule", "edit", "schedule",
-    "quiet", "unquiet", "cancel bulk",
+    "quiet", "unquiet", "cancel bulk", "move", "archive again",
 )  # fmt: skip
 
 #: What the words of operations.py and bulk.py begin with, and what they name there.

@@ -61,6 +61,7 @@ def context_of(now: Overview) -> dict[str, Any]:
         "topics": now.topics,
         "paused": [(topic.topic, pause_of(topic.paused)) for topic in now.topics if topic.paused],
         "unserved": [topic for topic in now.topics if topic.unserved],
+        "can_be_served": any(topic.unserved and topic.declared for topic in now.topics),
         "held": [topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)],
         "runs_of_each": sql_figures.RUNS,
         "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),

@@ -47,6 +47,8 @@ _UNDER = {
     "topic": "changelist",
     "message": "changelist",
     "archived": "archive",
+    "unarchivable": "archive",
+    "unarchivable_entry": "archive",
     "bulk": "bulk_list",
     "bulk_new": "bulk_list",
 }

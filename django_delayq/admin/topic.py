@@ -7,7 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from .. import figures, operations, recent_actions, topics
+from .. import figures, operations, recent_actions, tasks, topics
 from ..exceptions import InvalidMessage, UnknownTopic
 from ..obstacles import Pause, pause_of
 from ..outbox_list import CAP, count_outbox, list_outbox
@@ -62,6 +62,7 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         "topic.html",
         _("Topic %(topic)s") % {"topic": topic},
         stats=stats,
+        declared=topic in tasks.known_topics(),
         now=timezone.now(),
         pause=pause,
         figures=next((one for one in figures.overview().topics if one.topic == topic), None),

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from django_delayq.identity import key_id, new_id
 from django_delayq.models import ArchivedMessage
+from tests.sql.hands import stored
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 
@@ -25,6 +26,7 @@ def make(**values: Any) -> ArchivedMessage:
     } | values  # fmt: skip
     key = fields.get("key")
     fields.setdefault("message_id", UUID(bytes=key_id(fields["topic"], key) if key else new_id()))
+    fields = {name: stored(value) if isinstance(value, datetime) else value for name, value in fields.items()}
     row: ArchivedMessage = ArchivedMessage.objects.create(**fields)
     return row
 

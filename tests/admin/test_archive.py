@@ -153,12 +153,12 @@ def test_an_empty_archive_says_so(as_user: AsUser) -> None:
     assert "No message matches" in client.get(address("archive"), {"state": "dead"}).content.decode()
 
 
-def test_a_page_takes_six_queries(as_user: AsUser, django_assert_max_num_queries: Any) -> None:
+def test_a_page_takes_seven_queries(as_user: AsUser, django_assert_max_num_queries: Any) -> None:
     row = make_dead()
     client = as_user(*EVERYTHING)
-    # On SQLite a list takes four and not two: it has no LIMIT inside UNION.
+    # On SQLite a list takes four and not two: it has no LIMIT inside UNION. One looks for unarchivable entries.
     for there in (address("archive"), address("archive") + "?period=24h", address("archived", pk=row.pk)):
-        with django_assert_max_num_queries(6):
+        with django_assert_max_num_queries(7):
             client.get(there)
 
 
@@ -200,3 +200,18 @@ def test_without_anything_to_select_there_is_no_box_for_all(as_user: AsUser, bro
     page.goto(address("archive"))
     assert page.get_by_label("Select all on this page").count() == 1
     assert not page.get_by_label("Select all on this page").is_visible()
+
+
+def test_a_usual_screen_shows_every_column(browser_page: Callable[..., Any], as_user: AsUser, live_site: str) -> None:
+    make_dead(
+        task="shop.orders.tasks.close_unpaid_order_after_reminder",
+        error_class="shop.payments.errors.PaymentProviderUnavailable",
+        key="order:2026:1042:reminder",
+        lateness_ms=170_000.0,
+        run_ms=123_456.0,
+    )
+    page = browser_page(as_user(*EVERYTHING), width=1280)
+    page.goto(live_site + address("archive"))
+    assert page.get_by_role("columnheader", name="Ran").is_visible()
+    hidden = page.locator(".delayq-scroll").evaluate("box => box.scrollWidth - box.clientWidth")
+    assert hidden == 0

@@ -155,6 +155,7 @@ def test_a_window_stays_the_one_that_was_looked_at(operator: Client) -> None:
     operation = order(operator, "kind=discard&open=on&period=1h")
     stored = Selection.decode(operation.selection).since
     assert stored is not None
+    since = since if timezone.is_aware(since) else timezone.make_aware(since)
     assert abs(stored - since) < timedelta(seconds=20)
 
 

@@ -135,3 +135,19 @@ def test_it_is_streamed_under_asgi_too(new_user: Callable[..., Any]) -> None:
         return b"".join([part async for part in answer.streaming_content])
 
     assert len(lines(apart(lambda: asyncio.run(content())))) == 5  # a browser's loop may run in this thread
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("x;=cmd|'/C calc'!A0", "x;'=cmd|'/C calc'!A0"),
+        ('x; "=1"', 'x;\' "=1"'),
+        (";=1", ";'=1"),
+        ("Traceback\n=1", "Traceback\n'=1"),
+        ("\ta\t@SUM(A1)", "'\ta\t'@SUM(A1)"),
+        (" =1", "' =1"),
+        ("a;b=1, -1 [1,-2]", "a;b=1, -1 [1,-2]"),
+    ],
+)
+def test_no_part_of_a_text_is_a_formula_where_a_semicolon_ends_the_cell(text: str, written: str) -> None:
+    assert csv_export.cell(text) == written

@@ -191,4 +191,4 @@ def test_the_page_takes_few_queries(as_user: AsUser) -> None:
     client.get(address("dead_letters"))
     with CaptureQueriesContext(connection) as queries:
         client.get(address("dead_letters"))
-    assert len(queries) <= 8, [query["sql"][:90] for query in queries]
+    assert len(queries) <= 9, [query["sql"][:90] for query in queries]

@@ -174,7 +174,7 @@ def test_a_message_that_cannot_be_decoded_is_found(find: Callable[..., Any], han
     assert find(handle.id).url == address("message", topic="orders", message_id=handle.id)
 
 
-def test_all_topics_are_searched_in_one_round_trip_and_two_queries(
+def test_all_topics_are_searched_in_one_round_trip_and_three_queries(
     hands: Hands, django_assert_max_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for task in (close_order, noop, crowd):
@@ -190,7 +190,7 @@ def test_all_topics_are_searched_in_one_round_trip_and_two_queries(
         type(hands.store), "read_all", lambda store, reads: asked.append(len(reads)) or read_all(store, reads)
     )
     monkeypatch.setattr(type(hands.store), "call", None)
-    with django_assert_max_num_queries(2):
+    with django_assert_max_num_queries(3):  # one of them for the topics of the outbox, of which there are none
         hits = lookup.by_key("a")
     assert {(hit.topic, hit.state) for hit in hits} == {("crowd", "ready"), ("default", "acked"), ("orders", "acked")}
     assert len(asked) == 1

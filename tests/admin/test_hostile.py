@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from io import StringIO
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 from django.test import Client
-from django.utils import timezone
 
 from django_delayq import pause_topic
 from django_delayq.admin import pages
@@ -61,7 +60,8 @@ def attacked(world: World) -> World:
     )
     figures = {"host": hostile("host"), "version": hostile("version"), "topics": [hostile("topic")]}
     heartbeat(world.hands.store, hostile("worker"), **figures)
-    pause_topic("orders", by=hostile("operator"), reason=hostile("pause"), until=timezone.now() + timedelta(hours=1))
+    until = datetime.now(tz=timezone.utc) + timedelta(hours=1)
+    pause_topic("orders", by=hostile("operator"), reason=hostile("pause"), until=until)
     return world
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from types import ModuleType
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.test import Client
-from django.utils import timezone
 
 from django_delayq import bulk, operations, tasks
 from django_delayq.admin import pages
@@ -40,6 +39,7 @@ STAFF = {
 NEEDED = {
     "operations.pause": {"pause_topic"},
     "operations.resume": {"pause_topic"},
+    "operations.move": {"bulk_operate", "cancel_message"},
     "operations.cancel": {"cancel_message"},
     "operations.run_now": {"cancel_message"},
     "operations.reschedule": {"cancel_message"},
@@ -47,6 +47,7 @@ NEEDED = {
     "operations.schedule": {"edit_message", "view_payload"},
     "operations.replay_one": {"replay_message"},
     "operations.discard_one": {"discard_message"},
+    "operations.archive_again": {"replay_message"},
     "operations.quiet": {"pause_topic"},
     "operations.unquiet": {"pause_topic"},
     "bulk.start": {"bulk_operate", "replay_message"},
@@ -57,15 +58,17 @@ NEEDED = {
 CALLS: dict[str, Callable[[Any, World], Any]] = {
     "operations.pause": lambda user, world: operations.pause(user, "orders", reason="a test"),
     "operations.resume": lambda user, world: operations.resume(user, "orders"),
+    "operations.move": lambda user, world: operations.move(user, "orders", "default"),
     "operations.cancel": lambda user, world: operations.cancel(user, "orders", world.waiting.id),
     "operations.run_now": lambda user, world: operations.run_now(user, "orders", world.waiting.id),
     "operations.reschedule": lambda user, world: operations.reschedule(
-        user, "orders", world.waiting.id, timezone.now() + timedelta(days=2)
+        user, "orders", world.waiting.id, datetime.now(tz=timezone.utc) + timedelta(days=2)
     ),
     "operations.edit": lambda user, world: operations.edit(user, "orders", world.waiting.id, ([7], {})),
     "operations.schedule": lambda user, world: operations.schedule(user, "tests.tasks.noop", ([], {}), delay=60),
     "operations.replay_one": lambda user, world: operations.replay_one(user, world.dead),
     "operations.discard_one": lambda user, world: operations.discard_one(user, world.dead, reason="a test"),
+    "operations.archive_again": lambda user, world: operations.archive_again(user, world.aside),
     "operations.quiet": lambda user, world: operations.quiet(user, WORKER),
     "operations.unquiet": lambda user, world: (get_store().quiet(WORKER), operations.unquiet(user, WORKER)),
     "bulk.start": lambda user, world: bulk.start(user, "replay", Selection(topic="modes"), reason="a test"),
@@ -216,6 +219,12 @@ def test_a_bulk_operation_needs_the_permission_of_what_it_does(kind: str, world:
     assert bulk.start(new_user("bulk_operate", own), kind, selection, reason="a test").pk
 
 
+def test_to_archive_all_again_is_a_bulk_operation(world: World, new_user: Callable[..., User]):
+    with pytest.raises(NotPermitted, match="bulk_operate"):
+        operations.archive_again(new_user("replay_message"))
+    assert operations.archive_again(new_user("replay_message", "bulk_operate")).count == 1
+
+
 def test_other_arguments_need_more_than_a_replay(world: World, new_user: Callable[..., User]):
     with pytest.raises(NotPermitted, match="edit_message"):
         operations.replay_one(new_user("replay_message"), world.dead, arguments=(["return"], {}))
@@ -232,6 +241,7 @@ SECRET = "4111-1111"
 def secrets_everywhere(world: World) -> list[str]:
     """The addresses of all pages, after a secret went into everything that a producer or a worker may write of a
     message besides its key."""
+    world.aside = world.put_aside(SECRET, headers={"card": SECRET})
     waiting = close_order.using(delay=DAY, headers={"card": SECRET}).enqueue(1042, reason=SECRET)
     line = {"worker": "w", "started_ms": 1e12, "ended_ms": 1e12, "outcome": "retried", "error": f"ValueError: {SECRET}"}
     body = json.dumps({"args": [SECRET], "kwargs": {}})
@@ -254,7 +264,9 @@ def test_what_messages_carry_is_shown_only_to_those_who_may_see_it(
         return [path for path, answer in answers.items() if SECRET.encode() in answer.getvalue()]
 
     assert showing(as_user(*(ALL - {"view_payload"}))) == []
-    assert len(showing(as_user("view_dashboard", "view_payload"))) >= 3  # the message, the archived one, the CSV
+    assert (
+        len(showing(as_user("view_dashboard", "view_payload"))) >= 4
+    )  # the message, the archived one, the CSV, the entry aside
 
 
 # Looking changes nothing

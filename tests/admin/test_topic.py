@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import InvalidMessage, recent_actions, topics
+from django_delayq import InvalidMessage, figures, recent_actions, topics
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.outbox_list import count_outbox, list_outbox
 from django_delayq.store.keys import Partition
@@ -20,8 +23,9 @@ from django_delayq.store.redis import RedisStore
 from tests.admin.browser import address
 from tests.admin.world import MODES
 from tests.faults import unreachable
-from tests.sql.hands import DAY, PAST, Hands
+from tests.sql.hands import DAY, PAST, Hands, lose_redis
 from tests.tasks import act, close_order, crowd, noop
+from tests.undeclared import leave
 
 HOSTILE = "</code><script>alert(1)</script>\u202e"
 AsUser = Callable[..., Client]
@@ -355,3 +359,67 @@ def test_only_the_newest_records_are_looked_at(page: Callable[..., str], monkeyp
         OperatorAction.objects.create(action="pause", operator="ada", reason=f"{name}-one", selection=f"topic {ORDERS}")
     html = page()
     assert "old-one" not in html and html.index("new-one") < html.index("middle-one")
+
+
+# Topics that no code declares
+
+
+def test_the_page_of_a_topic_that_no_code_declares_shows_what_waits_and_what_to_do(
+    page: Callable[..., str], as_user: AsUser, hands: Hands
+) -> None:
+    handle, _ = leave("jobs", 1, 2, key=None)
+    html = page("jobs")
+    assert handle.id in shown_ids(html) and len(shown_ids(html)) == 2
+    assert 'id="delayq-undeclared"' in html and "python manage.py delayq_move jobs --to" in html
+    assert "No worker serves this topic" in html
+    assert "delayq-undeclared" not in page(ORDERS)
+    overview = as_user("view_dashboard").get(address("changelist")).content.decode()
+    assert f'href="{address("topic", topic="jobs")}"' in overview
+    assert overview.count("not declared") == 2
+    assert "(2 waiting, not declared)" in overview and "Start one with" not in overview, "none would serve it"
+
+
+def test_its_messages_have_their_pages_and_can_be_cancelled(as_user: AsUser, hands: Hands) -> None:
+    (handle,) = leave("jobs", 1, key="k")
+    client = as_user("view_dashboard", "cancel_message")
+    there = address("message", topic="jobs", message_id=handle.id)
+    assert client.get(there).status_code == 200
+    for query in (handle.id, "k"):
+        assert client.get(address("find"), {"q": query}).headers["Location"] == there
+    client.post(address("message_cancel", topic="jobs", message_id=handle.id), {"reason": "why"})
+    assert topics.topic_stats("jobs").delayed == 0
+
+
+def test_a_topic_that_only_the_outbox_knows_is_on_the_overview_and_has_a_page(
+    page: Callable[..., str], as_user: AsUser, hands: Hands
+) -> None:
+    leave("jobs", 1, durable=True, delay=3 * DAY)
+    lose_redis(hands.store)
+    overview = as_user("view_dashboard").get(address("changelist")).content.decode()
+    assert f'href="{address("topic", topic="jobs")}"' in overview
+    assert len(shown_ids(page("jobs", **{"in": "database"}))) == 1
+
+
+def test_a_topic_of_which_nothing_is_left_leaves_the_overview(as_user: AsUser, hands: Hands) -> None:
+    leave("jobs", 1)
+    client = as_user("view_dashboard")
+    assert address("topic", topic="jobs") in client.get(address("changelist")).content.decode()
+    topics.move_topic("jobs", ORDERS)
+    figures.forget()
+    assert address("topic", topic="jobs") not in client.get(address("changelist")).content.decode()
+
+
+def test_a_move_is_among_what_was_done_to_the_topic(page: Callable[..., str], hands: Hands) -> None:
+    leave("jobs", 1)
+    call_command("delayq_move", "jobs", "--to", ORDERS, "--by", "the-operator", stdout=StringIO())
+    assert "the-operator" in page("jobs")
+
+
+def test_what_another_process_declares_and_a_worker_serves_is_as_it_should_be(
+    page: Callable[..., str], as_user: AsUser, hands: Hands
+) -> None:
+    leave("jobs", 1)
+    beat = {"at_ms": int(hands.store.clock_ms()), "topics": ["jobs"]}
+    hands.store.beat("host:1:jobs", json.dumps(beat))
+    assert "delayq-undeclared" not in page("jobs")
+    assert "not declared" not in as_user("view_dashboard").get(address("changelist")).content.decode()

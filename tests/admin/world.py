@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_delayq import bulk
+from django_delayq import bulk, unarchivable
 from django_delayq.handle import Handle
-from django_delayq.models import ArchivedMessage
+from django_delayq.models import ArchivedMessage, UnarchivableEntry
 from django_delayq.selection import Selection
+from django_delayq.store.finished import GROUP, FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from tests.sql.hands import DAY, ORDERS, Hands
@@ -40,7 +41,8 @@ def heartbeat(store: RedisStore, name: str = WORKER, **figures: Any) -> None:
 
 @dataclass
 class World:
-    """A message that waits, one that was acked, dead letters, a bulk operation, and the heartbeat of a worker."""
+    """A message that waits, one that was acked, dead letters, one that the archive has refused, a bulk operation, and
+    the heartbeat of a worker."""
 
     hands: Hands
     arguments_of: dict[str, Any] = field(default_factory=dict)
@@ -52,10 +54,20 @@ class World:
         self.hands.work(ORDERS)
         self.acked: int = self.hands.archive()[-1].pk
         self.dead: int = self.die().pk
+        self.aside: int = self.put_aside()
         selection = Selection(open=True, topic="modes")
         self.bulk: int = bulk.start(Root(), "replay", selection, reason="it was mended").pk
         heartbeat(self.hands.store)
         self.arguments_of |= {"topic": "orders", "message_id": self.waiting.id, "pk": self.dead, "worker": WORKER}
+
+    def put_aside(self, *arguments: Any, **options: Any) -> int:
+        """A message that has ended, and that the archive has refused."""
+        act.using(delay=0, **options).enqueue(*(arguments or ("unworthy",)))
+        self.hands.work(MODES)
+        (entry,) = FinishedStream(self.hands.store, MODES, "test").read()
+        unarchivable.put_aside(entry, ValueError(f"no row for {arguments}"), "default")
+        self.hands.store.archived(MODES, GROUP, [(entry.entry, entry.id, entry.stamp)])
+        return UnarchivableEntry.objects.latest("pk").pk
 
     def die(self) -> ArchivedMessage:
         """One more dead letter."""
@@ -71,6 +83,8 @@ class World:
         given = {name: self.arguments_of[name] for name in names}
         if "pk" in given and page.name.startswith("bulk"):
             given["pk"] = self.bulk
+        if "pk" in given and page.name.startswith("unarchivable"):
+            given["pk"] = self.aside
         return given
 
 
