@@ -24,7 +24,7 @@ from .exceptions import (
 from .handle import Handle
 from .message import Message, Priority, State
 from .tasks import DelayedTask, delayed_task
-from .topics import Page, TopicStats, list_messages, pause_topic, purge_topic, resume_topic, topic_stats
+from .topics import Page, TopicStats, list_messages, move_topic, pause_topic, purge_topic, resume_topic, topic_stats
 
 __version__ = "0.1.0"
 
@@ -34,7 +34,7 @@ __all__ = [
     # Inside a task
     "current_message", "Retry", "Snooze", "Reject",
     # Topics
-    "list_messages", "pause_topic", "purge_topic", "resume_topic", "topic_stats",
+    "list_messages", "move_topic", "pause_topic", "purge_topic", "resume_topic", "topic_stats",
     # Types
     "DelayedTask", "Handle", "Message", "Page", "Priority", "State", "TopicStats",
     # Errors

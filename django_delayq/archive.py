@@ -37,6 +37,8 @@ COLUMNS = (
     "run_ms", "worker", "error_class", "error_message", "traceback", "replay_of",
 )  # fmt: skip
 Row = tuple[Any, ...]
+#: The body of a message and its arguments as the archive shows them.
+Content = tuple[Body, str]
 
 _IGNORE = "ON CONFLICT (message_id, enqueued_at) DO NOTHING"
 _REDACTION_FAILED = '{"args":[],"kwargs":{},"redaction":"failed"}'
@@ -68,17 +70,18 @@ def wanted(entry: Entry, settings: Settings) -> bool:
     return archive == "all" or (archive == "dead" and entry.state == "dead")
 
 
-def row_of(entry: Entry, connection: BaseDatabaseWrapper) -> Row:
+def row_of(entry: Entry, connection: BaseDatabaseWrapper, content: Content | None = None) -> Row:
     """The values of COLUMNS, as the database takes them. A record that cannot be read becomes a row that says so.
 
+    `content` is that of an entry whose record was cut to its header, because arguments are redacted.
     Raises StoreError when the name of a task that is unknown here has to be asked for, and ValueError or OverflowError
     for times that no calendar has.
     """
     instant = _adapter(connection)
     attempts = Attempts.decode(entry.attempts) if len(entry.attempts) >= ATTEMPTS.size else _NEVER_CLAIMED
-    detail = _detail(entry.detail)
-    record, body, arguments = _content(entry)
-    due_ms = attempts.due_at_ms or entry.at_ms
+    detail = detail_of(entry.detail)
+    record, body, arguments = content_of(entry) if content is None else (_header(entry), *content)
+    due_ms = entry.due_ms or attempts.due_at_ms or entry.at_ms
     started_ms = detail.started_ms or None
     return (
         entry.id.hex(),
@@ -102,22 +105,29 @@ def row_of(entry: Entry, connection: BaseDatabaseWrapper) -> Row:
         instant(entry.at_ms),
         None if started_ms is None else round(started_ms - due_ms, 3),
         detail.run_ms,
-        detail.worker[:200],
-        detail.error[:200],
+        _without_nul(detail.worker)[:200],
+        _without_nul(detail.error)[:200],
         _without_nul(detail.message),
         _without_nul(detail.traceback),
         body.replay_of,
     )
 
 
-def _content(entry: Entry) -> tuple[Record, Body, str]:
-    """Record, body and arguments as far as they can be read."""
+def content_of(entry: Entry) -> tuple[Record, Body, str]:
+    """Record, body and arguments as far as they can be read. The arguments are redacted where DELAYQ says so."""
     try:
         record = Record.decode(entry.record)
         body = decode_body(record.flags, record.body)
         return record, body, _arguments(entry.partition, record.task_code, body)
     except UndecodableMessage:
         return _damaged(entry), Body(), _unreadable(entry.record)
+
+
+def _header(entry: Entry) -> Record:
+    try:
+        return Record.decode(entry.record)
+    except UndecodableMessage:
+        return _damaged(entry)
 
 
 def insert(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> None:
@@ -163,7 +173,8 @@ def _adapter(connection: BaseDatabaseWrapper) -> Callable[[float], Any]:
     return lambda milliseconds: adapt(instant_of(milliseconds))
 
 
-def _detail(raw: bytes) -> Detail:
+def detail_of(raw: bytes) -> Detail:
+    """What whoever ended a message says of it, as far as it can be read."""
     try:
         return _decode_detail(raw)
     except (msgspec.MsgspecError, UnicodeError):

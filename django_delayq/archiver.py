@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +18,11 @@ from django.db import (
 )  # fmt: skip
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from . import archive, outbox
+from . import archive, outbox, unarchivable
 from .conf import get_settings
+from .database import may_pass
 from .exceptions import ArchiveUnavailable, DelayQError
 from .identity import new_id
-from .message import HEADER_END
-from .models import UnarchivableEntry
 from .store.finished import Entry, FinishedStream, lengths
 from .store.keys import Partition
 from .store.redis import RedisStore
@@ -183,12 +180,14 @@ class Archiver(Service):
 def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[Entry]:
     """Insert the rows of the entries and close the outbox rows of the durable ones, in one transaction.
 
-    Returns the entries whose outbox row somebody has locked: they are taken over and closed later (TAKE_OVER_AFTER_MS).
-    With `search`, a batch that fails is split until the bad entry is alone; that becomes an UnarchivableEntry.
+    Returns the entries that have to wait, because somebody has locked their rows: they are taken over and tried again
+    later (TAKE_OVER_AFTER_MS). With `search`, a batch that fails is split until the bad entry is alone; when that is to
+    blame, it becomes an UnarchivableEntry.
     Raises ArchiveUnavailable: nothing was committed of what failed, and all of it may be tried again.
     """
     connection = connections[get_settings().database]
     try:
+        connection.close_if_unusable_or_obsolete()
         return _store(entries, connection)
     except DelayQError:
         raise
@@ -197,15 +196,12 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[En
         if not answers or not (search or _is_about_data(error)):
             raise ArchiveUnavailable(error, answers) from error
         if len(entries) == 1:
-            if not _takes_rows(connection):
-                raise ArchiveUnavailable(error, answers) from error
-            return _put_aside(entries[0], error, connection)
+            return _store_alone(entries[0], error, connection)
         middle = len(entries) // 2
         return [*store_entries(entries[:middle], True), *store_entries(entries[middle:], True)]
 
 
 def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[Entry]:
-    connection.close_if_unusable_or_obsolete()
     settings = get_settings()
     rows = [archive.row_of(entry, connection) for entry in entries if archive.wanted(entry, settings)]
     with transaction.atomic(using=connection.alias):
@@ -234,38 +230,57 @@ def _answers(connection: BaseDatabaseWrapper) -> bool:
     return usable
 
 
-def _takes_rows(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a row that is surely good is taken. If not, the table is to blame (a migration is missing)."""
-    good = Entry(b"", Partition("probe", 0), new_id(), "acked", 1, b"", b"", b"{}")
+def _store_alone(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> Sequence[Entry]:
+    """Store one entry that the database has refused. Only when it is itself to blame it is put aside."""
     try:
-        with transaction.atomic(using=connection.alias):
-            archive.insert([archive.row_of(good, connection)], connection)
-            transaction.set_rollback(True, using=connection.alias)
-    except Error:
-        return False
-    return True
+        refused = _rehearse(entry, connection)
+    except Error:  # a good row is not taken either: a lock, or a migration is missing
+        raise ArchiveUnavailable(error, _answers(connection)) from error
+    if refused is not None and not may_pass(refused):
+        return _put_aside(entry, refused, connection)
+    try:
+        return _store([entry], connection)
+    except DelayQError:
+        raise
+    except Exception as again:
+        if not _answers(connection):
+            raise ArchiveUnavailable(again, False) from again
+        logger.warning("message %s is archived later: %s", entry.id.hex(), again)
+        return [entry]
+
+
+def _rehearse(entry: Entry, connection: BaseDatabaseWrapper) -> Exception | None:
+    """What the database has against this entry while it takes a row that is surely good. Changes nothing.
+
+    Both in one transaction: it holds the locks of the good row, so what it then meets is no lock of the table that
+    came in between. Raises Error when the good row is not taken.
+    """
+    good = Entry(b"", Partition("probe", 0), new_id(), "acked", 1, b"", b"", b"{}")
+    refused: Exception | None = None
+    with transaction.atomic(using=connection.alias):
+        archive.insert([archive.row_of(good, connection)], connection)
+        try:
+            _store([entry], connection)
+        except DelayQError:
+            raise
+        except Exception as error:
+            refused = error
+        transaction.set_rollback(True, using=connection.alias)
+    return refused
 
 
 def _put_aside(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> Sequence[Entry]:
-    """Keep what the archive refuses where people find it, in letters that every database takes."""
-    # Where arguments are redacted they are left out here too: nobody could tell which parts of them may be shown.
-    record = entry.record[:HEADER_END] if get_settings().redact else entry.record
-    fields = {"record": record, "attempts": entry.attempts, "detail": entry.detail}
-    content = json.dumps({name: base64.b64encode(value[:25_000]).decode() for name, value in fields.items()})
-    row = UnarchivableEntry(
-        entry=entry.entry.decode(),
-        topic=entry.partition.topic,
-        partition=entry.partition.number,
-        state=entry.state,
-        message_id=entry.id.hex(),
-        error=repr(error).encode("ascii", "backslashreplace").decode()[:2_000].replace("\0", ""),
-        content=content,
-    )
+    """Keep what the archive refuses where people find it."""
     try:
         with transaction.atomic(using=connection.alias):
-            UnarchivableEntry.objects.using(connection.alias).bulk_create([row], ignore_conflicts=True)
+            unarchivable.put_aside(entry, error, connection.alias)
             left = outbox.close([entry], connection.alias)
     except Error as refused:
         raise ArchiveUnavailable(refused, _answers(connection)) from refused
-    logger.error("message %s of %s cannot be archived; see UnarchivableEntry: %s", entry.id.hex(), row, error)
+    logger.error(
+        "message %s of %s cannot be archived; it is on the page of unarchivable entries: %s",
+        entry.id.hex(),
+        entry.partition.topic,
+        error,
+    )
     return left

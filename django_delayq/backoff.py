@@ -34,17 +34,17 @@ def constant(seconds: float) -> Backoff:
     return lambda failures: seconds
 
 
-def ladder(steps: Sequence[float]) -> Backoff:
+def ladder(steps: Sequence[timedelta | float]) -> Backoff:
     """One wait per failure, the last one for all that follow.
 
     >>> [ladder([0, 120, 600])(n) for n in (1, 2, 3, 9)]
     [0, 120, 600, 600]
     """
-    waits = tuple(steps)
+    waits = [step.total_seconds() if isinstance(step, timedelta) else step for step in steps]
     return lambda failures: waits[min(failures, len(waits)) - 1]
 
 
-def as_backoff(value: Backoff | Sequence[float] | timedelta | float) -> Backoff:
+def as_backoff(value: Backoff | Sequence[timedelta | float] | timedelta | float) -> Backoff:
     """A number or timedelta is a constant, a sequence a ladder, a function stays itself."""
     if callable(value):
         return value

@@ -23,6 +23,7 @@ from .argument_search import Sought
 from .browse_edges import LAST_ID, Edge, edge_of, stepped, text_of
 from .exceptions import InvalidMessage
 from .models import ArchivedMessage, Final
+from .models.functions import Octets
 from .selection import Rows, Selection
 
 #: What the list shows. Bodies, headers and tracebacks stay in the database.
@@ -41,6 +42,8 @@ PERIOD_ROWS, FEW_ROWS, SEARCHED_ROWS = 60_000, 100_000, 50_000
 RARE = 5_000
 #: Bodies that are read at most: one may have 60 KB and more.
 CANDIDATES = 300
+#: Bytes of bodies in one window that is searched, as far as those of its first rows tell.
+SEARCHED_BYTES, SAMPLE = 64 * 1024 * 1024, 200
 
 _RARE, _COMMON = -1, 1
 
@@ -222,13 +225,23 @@ class _Times(_Walk):
         """When the last row of this window finished; None when nothing lies beyond. OFFSET, but only of this many
         entries of an index: ids would not do, for rows of any id may have finished in the period."""
         scope = Selection(since=self.selection.since, until=self.selection.until).rows()
-        count = SEARCHED_ROWS if self.selection.argument else FEW_ROWS if self.few else PERIOD_ROWS
+        count = self._searchable(scope, edge) if self.selection.argument else FEW_ROWS if self.few else PERIOD_ROWS
         if self.few:
             scope = scope.exclude(state=Final.ACKED)
         mark = Value(_COMMON) if self.few or self.selection.argument else self.mark()
         ends = self._from(scope, edge).order_by(*self.order("finished_at")).annotate(mark=mark)
         end, mark = next(iter(ends.values_list("finished_at", "mark")[count : count + 1]), (None, _COMMON))
         return None if mark == _RARE else end
+
+    def _searchable(self, scope: Rows, edge: Edge | None) -> int:
+        """How many rows from the edge on may be searched: fewer where the database would read much for each."""
+        first = self._from(scope, edge).order_by(*self.order("finished_at"))[:SAMPLE]
+        total = 0
+        for number, size in enumerate(first.values_list(Octets("body"), flat=True), 1):
+            total += size
+            if total > SEARCHED_BYTES:
+                return number
+        return SEARCHED_ROWS if not total else min(SEARCHED_ROWS, max(SAMPLE, SAMPLE * SEARCHED_BYTES // total))
 
     def _searched(self, rows: Rows, end: datetime | None, size: int) -> _Found:
         sought = Sought(self.selection.argument, self.selection.value)

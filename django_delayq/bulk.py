@@ -12,10 +12,10 @@ from django.utils import timezone
 
 from .conf import get_settings
 from .exceptions import InvalidMessage
+from .existing import check_existing
 from .models import ArchivedMessage, BulkKind, BulkOperation, BulkStatus, OperatorAction
 from .operations import User, clean, recorded, require
 from .selection import Selection
-from .tasks import check_topic
 
 #: What each kind needs beside bulk_operate.
 PERMISSIONS = {
@@ -120,7 +120,7 @@ def check(kind: str, selection: Selection, reason: str, delay: float, rate: floa
     if selection.argument:
         raise InvalidMessage("A search for an argument cannot be a bulk operation: narrow it down by other filters.")
     if kind == BulkKind.PURGE:
-        check_topic(selection.topic)
+        check_existing(selection.topic)
         if selection != Selection(topic=selection.topic):
             raise InvalidMessage("purge is about all that waits in one topic.")
     elif selection.is_everything:

@@ -10,10 +10,12 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, register
 from django.utils.module_loading import import_string
 
-from .conf import get_settings
+from .conf import Settings, get_settings
 from .exceptions import ConfigurationError, DelayQError
 from .store import get_store
+from .store.connection import caches_beside
 from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
+from .unserved import Unserved, unserved_topics
 
 
 @register("delayq")
@@ -35,7 +37,46 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
         )
     if settings.redact and (problem := _import_problem(settings.redact)):
         found.append(Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004"))
-    return found
+    return found + _caches(settings)
+
+
+def _caches(settings: Settings) -> list[CheckMessage]:
+    """Caches whose clear() deletes all messages."""
+    names = caches_beside(settings)
+    if not names:
+        return []
+    listed = ", ".join(repr(name) for name in names)
+    message = f"cache.clear() of CACHES {listed} is FLUSHDB on DELAYQ's database: it deletes all messages that wait."
+    hint = (
+        "Give DELAYQ a Redis of its own, or at least another database number: "
+        'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/1"}.'
+    )
+    return [checks.Warning(message, hint=hint, id="delayq.W005")]
+
+
+@register("delayq")
+def check_database(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """The outbox is where transactions are."""
+    if check_settings() or get_settings().database == "default":
+        return []
+    name = get_settings().database
+    message = f'DELAYQ["DATABASE"] is {name!r}: a durable message cannot be enqueued in a transaction of another alias.'
+    hint = f"Open those transactions with transaction.atomic(using={name!r}), or silence this check."
+    return [checks.Warning(message, hint=hint, id="delayq.W006")]
+
+
+@register("delayq", deploy=True)
+def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """Whoever has several databases knows which transaction a message waits for."""
+    if check_settings() or len(django_settings.DATABASES) < 2:
+        return []
+    name = get_settings().database
+    message = (
+        f"There are {len(django_settings.DATABASES)} databases. A message waits for the transaction that is open; if "
+        f'several are, for that of DELAYQ["DATABASE"], {name!r}. Durable messages need it to be that one.'
+    )
+    hint = "using(database=...) names another one. Silence this check when that is what you want (docs/durability.md)."
+    return [checks.Warning(message, hint=hint, id="delayq.W007")]
 
 
 def _import_problem(path: str) -> str:
@@ -48,18 +89,59 @@ def _import_problem(path: str) -> str:
 @register("delayq", deploy=True)
 def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Redis keeps what it is given."""
-    if check_settings():
+    if any(message.is_serious() for message in check_settings()):
         return []
     try:
         reports = inspect_server(get_store())
     except DelayQError as error:
-        return [Error(str(error), id="delayq.E010")]
-    return check_reports(reports)
+        return [_unreachable(error)]
+    return [*check_reports(reports, get_settings().wait_replicas), *_unserved()]
 
 
-def check_reports(reports: Sequence[ServerReport]) -> list[CheckMessage]:
+def _unserved() -> list[CheckMessage]:
+    """What waits where nobody looks for it."""
+    try:
+        found = unserved_topics(get_store())
+    except DelayQError as error:
+        return [_unreachable(error)]
+    return [_unserved_warning(one) for one in found]
+
+
+def _unreachable(error: DelayQError) -> CheckMessage:
+    return Error(str(error), id="delayq.E010")
+
+
+def _unserved_warning(one: Unserved) -> CheckMessage:
+    if one.declared:
+        hint = f"Start a worker for it: manage.py run_delayq --topics {one.topic}."
+        return checks.Warning(f"Topic {one}.", hint=hint, id="delayq.W022")
+    hint = (
+        "Import the module of its tasks where every process does (AppConfig.ready), or move what waits: "
+        f"manage.py delayq_move {one.topic} --to another-topic."
+    )
+    return checks.Warning(f"Topic {one}.", hint=hint, id="delayq.W021")
+
+
+def check_reports(reports: Sequence[ServerReport], wait_replicas: int = 0) -> list[CheckMessage]:
     """The findings about servers that have been looked at."""
-    return [finding for report in reports for finding in (*_memory(report), *_safety(report))]
+    found = [finding for report in reports for finding in (*_memory(report), *_safety(report), *_replicas(report))]
+    fewest = min((report.replicas for report in reports), default=0)
+    if fewest < wait_replicas:
+        message = f'DELAYQ["WAIT_REPLICAS"] is {wait_replicas}, and Redis has {fewest}: all messages go to the outbox.'
+        hint = "Let no more replicas be waited for than there are while one of them is restarted."
+        found.append(checks.Warning(message, hint=hint, id="delayq.W017"))
+    return found
+
+
+def _replicas(report: ServerReport) -> list[CheckMessage]:
+    if report.min_replicas != 0 or not (report.replicas or report.sentinel):
+        return []
+    message = (
+        "Redis has replicas, and its min-replicas-to-write is 0: a primary that is cut off takes messages, and they "
+        "are lost when a replica has taken over."
+    )
+    hint = "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 10, and in redis.conf of every node."
+    return [checks.Warning(message, hint=hint, id="delayq.W016")]
 
 
 def _memory(report: ServerReport) -> list[CheckMessage]:

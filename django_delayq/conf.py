@@ -46,9 +46,9 @@ class Settings:
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     """Topics by name. A topic that only tasks name needs no entry."""
     database: str = "default"
-    """The database alias of the archive and the outbox; the one whose transaction an enqueue waits for."""
+    """The database alias of the archive and the outbox. Of several open transactions its own is waited for."""
     after_commit: bool = True
-    """Send when the surrounding transaction commits."""
+    """Enqueue, cancel and reschedule when the surrounding transaction commits."""
     ttr: float = 60.0
     """Length of a lease in seconds, 1 to 86,400. A living worker extends it."""
     max_runtime: float = 3600.0
@@ -58,7 +58,7 @@ class Settings:
     poison_limit: int = 3
     """Crashes (leases that ended without a word) after which a message is dead."""
     unknown_task_grace: float = 600.0
-    """Seconds during which a message of an unknown task waits for a worker that knows it (a rolling deploy)."""
+    """Seconds for which a message that the code here cannot run waits for a worker that can (a rolling deploy)."""
     body_limit: int = 64 * 1024
     """Most bytes of JSON per message, at most 1 MiB."""
     compress_above: int = 1024
@@ -72,7 +72,9 @@ class Settings:
     horizon: float = 3600.0
     """How long before its due time a durable message is brought to Redis, 1 minute to 10 years."""
     on_redis_error: str = "spill"
-    """What an enqueue does when Redis cannot take the message: spill (into the outbox) or raise."""
+    """When Redis cannot take a message, a cancel or a move: spill (into the outbox) or raise."""
+    wait_replicas: int = 0
+    """Replicas that must have a message before its enqueue returns, 0 to 10; else the outbox keeps it as well."""
     reconcile_after: float = 10.0
     """Seconds after which it is looked whether Redis still has a durable message that was sent to it."""
     priority_ageing: float = 60.0
@@ -100,6 +102,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "compress_above": (0, 1024 * 1024),
     "finished_limit": (500, 100_000_000),
     "horizon": (60, 10 * 366 * 86_400),
+    "wait_replicas": (0, 10),
     "reconcile_after": (1, 86_400),
     "priority_ageing": (0, 86_400),
     "sweep_interval": (0.05, 60),

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar
 from typing import Any
 
+from . import tasks
 from .exceptions import DelayQError, UndecodableMessage
 from .message import ATTEMPTS, Attempts, Found, Message, State
 from .store.lease import Lease
-from .tasks import by_code
 from .viewing import view
 
 #: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody asks.
 running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
+
+
+class MessageFilter(logging.Filter):
+    """For handlers in LOGGING: every record says which message runs: `delayq_id`, `delayq_task`, `delayq_attempt`.
+
+    They are empty outside a task that a worker runs.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Never leaves a record out."""
+        lease = running.get()
+        task = tasks.by_code.get(lease.record[19:23]) if lease else None
+        record.delayq_id = lease.id.hex() if lease else ""
+        record.delayq_task = task.name if task else ""
+        record.delayq_attempt = lease.attempt if lease else ""
+        return True
 
 
 class CurrentMessage(Message, frozen=True, kw_only=True):
@@ -24,7 +41,7 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
     @property
     def lease_lost(self) -> bool:
         """True once the lease has ended: another worker may run the message, so a long task should stop here."""
-        return bool(self.lease.lost)
+        return bool(self.lease.ended)
 
 
 def current_message() -> CurrentMessage:
@@ -32,7 +49,7 @@ def current_message() -> CurrentMessage:
     lease = running.get()
     if lease is None:
         raise DelayQError("current_message() is known only while a worker runs a task.")
-    task = by_code.get(lease.record[19:23])
+    task = tasks.by_code.get(lease.record[19:23])
     if task is None or len(lease.entry) < ATTEMPTS.size:
         raise UndecodableMessage
     attempts = Attempts.decode(lease.entry)

@@ -26,6 +26,10 @@ class ConfigurationError(DelayQError, ImproperlyConfigured):
     """The DELAYQ setting or a task's declaration is wrong."""
 
 
+class InvalidTask(ConfigurationError):
+    """A task is a function of a module: def or async def."""
+
+
 class DuplicateTask(ConfigurationError):
     """Two tasks have the same name."""
 
@@ -108,11 +112,20 @@ class UndecodableMessage(DelayQError):
     """The stored record is not one that this version can read."""
 
 
+class NewerRecord(UndecodableMessage):
+    """The stored record was written by a newer version. A worker of that version can read it."""
+
+
 # Redis
 
 
 class StoreError(DelayQError):
     """Redis could not do what was asked. Raised itself for an answer that nobody expects: a bug, or a wrong server."""
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether Redis is there and refuses this very call: the next one may well succeed."""
+        return type(self) is StoreError
 
 
 class StoreUnavailable(StoreError):
@@ -131,12 +144,25 @@ class StoreLoading(StoreUnavailable):
     """Redis is still loading its data set. Call again in a moment."""
 
 
+class TooFewReplicas(StoreUnavailable):
+    """Redis has fewer replicas that keep up than DELAYQ['WAIT_REPLICAS']: nothing was sent."""
+
+
 class StoreForbidden(StoreUnavailable):
     """The Redis user may not run this command or touch this key. See docs/operations.md for the ACL it needs."""
 
 
 class OutcomeUnknown(StoreError):
     """The connection broke before the answer came: the call may or may not have been executed."""
+
+
+class NotReplicated(OutcomeUnknown):
+    """The messages are stored, but too few replicas have them (WAIT_REPLICAS): a failover may lose them."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+        """What the call answered."""
 
 
 class EnqueueUnknown(OutcomeUnknown):

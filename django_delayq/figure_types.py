@@ -41,11 +41,18 @@ class TopicFigures:
     """Living workers that serve the topic and are not told to be quiet."""
     quiet_workers: int = 0
     """Living workers that would serve it, but are told to be quiet."""
+    declared: bool = True
+    """Whether the code of this process declares it."""
 
     @property
     def waiting(self) -> int:
         """All that is to be run: in Redis, leased or not, and in the outbox."""
         return self.ready + self.delayed + self.leased + self.outbox
+
+    @property
+    def is_past(self) -> bool:
+        """Nothing is left of it: no code here declares it, no worker serves it, and there is nothing to do about it."""
+        return not (self.declared or self.workers or self.waiting or self.unarchived or self.dead_letters)
 
     @property
     def without_worker(self) -> bool:
@@ -150,6 +157,8 @@ class Overview:
     """Whether there are more open dead letters than are counted."""
     outbox_capped: bool = False
     """Whether there are more waiting rows in the outbox than are counted."""
+    unarchivable: bool = False
+    """Whether the archive has refused messages, which are put aside."""
     stale: bool = False
     """Whether Redis could not be read: then everything is as it was at `at`."""
     problem: str = ""

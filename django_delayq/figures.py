@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error
 from django.utils.timezone import get_current_timezone
@@ -44,6 +44,8 @@ __all__ = [
 KEPT, KEPT_AFTER_FAILURE = 1.0, 5.0
 #: The same for the database: fifty times as long as its queries took, within these bounds.
 SQL_KEPT, SQL_SHARE, SQL_KEPT_AT_MOST = 5.0, 50.0, 60.0
+#: Seconds that a request waits for another one that reads what nobody has read before.
+FIRST_WAIT = 2.0
 #: Seconds after which a worker without a heartbeat is taken for dead: two and a half beats.
 ALIVE_FOR = 25.0
 #: Samples that the chart begins with: three hours.
@@ -62,7 +64,8 @@ def overview() -> Overview:
     with _lock:
         if _reader is None or _reader.store is not get_store():
             _reader = _Reader(get_store())
-        return _reader.overview()
+        reader = _reader
+    return reader.overview()
 
 
 def workers() -> Sequence[WorkerFigures]:
@@ -80,11 +83,12 @@ def forget() -> None:
 
 def problem_of(error: StoreError) -> str:
     """Why Redis could not be read. What the error says of sending is left out: nothing was to be sent."""
-    return str(error).removesuffix(" Nothing was sent. Is it running?")
+    return str(error).removesuffix(" Nothing was changed. Is it running?")
 
 
 class _Reader:
-    """Reads, and keeps what it has read."""
+    """Reads, and keeps what it has read. While one thread reads, the others are given what is kept: a slow query or a
+    frozen Redis holds up one request, and what the other side says stays new."""
 
     def __init__(self, store: RedisStore) -> None:
         self.store = store
@@ -92,22 +96,54 @@ class _Reader:
         self._last = Overview(
             at=datetime.now(tz=timezone.utc), topics=(), minutes=(), hours=(), lateness=(), samples=(), workers=()
         )
+        self._reading, self._reading_sql, self._composing = threading.Lock(), threading.Lock(), threading.Lock()
         self._until = self._sql_until = 0.0
+        self._seen: _Seen | None = None
+        self._problem = ""
         self._sql: SqlFigures | None = None
         self._sql_problem = ""
+        self._sql_asked = False
+        """Whether the database has answered, be it with an error."""
 
     def overview(self) -> Overview:
         """What is kept, or read anew."""
-        if time.monotonic() >= self._until:
+        if self._is_mine(self._reading, "_until", self._seen is not None or bool(self._problem)):
             try:
-                self._last = self._read()
-                self._until = time.monotonic() + KEPT
-            except StoreError as error:
-                self._last = replace(self._last, problem=problem_of(error), stale=True)
-                self._until = time.monotonic() + KEPT_AFTER_FAILURE
+                self._read()
+            finally:
+                self._reading.release()
+        # Without Redis nothing of it would be new.
+        if self._seen and not self._problem and self._is_mine(self._reading_sql, "_sql_until", self._sql_asked):
+            try:
+                self._read_sql(self._seen)
+            finally:
+                self._reading_sql.release()
+        if self._seen and not self._sql_asked:  # another thread still waits for it
+            return replace(self._last, problem=self._last.problem or "The database has not answered yet.")
         return self._last
 
-    def _read(self) -> Overview:
+    def _is_mine(self, lock: threading.Lock, until: str, is_kept: bool) -> bool:
+        """Whether it is due, and this thread is to read it: then it holds the lock. Where nothing is kept, others wait
+        a moment."""
+        if time.monotonic() < getattr(self, until):
+            return False
+        if not (lock.acquire(blocking=False) if is_kept else lock.acquire(timeout=FIRST_WAIT)):
+            return False
+        if time.monotonic() < getattr(self, until):  # somebody else has just read it
+            lock.release()
+            return False
+        return True
+
+    def _read(self) -> None:
+        try:
+            self._seen, self._problem = self._look(), ""
+            self._until = time.monotonic() + KEPT
+        except StoreError as error:
+            self._problem = problem_of(error)
+            self._until = time.monotonic() + KEPT_AFTER_FAILURE
+        self._compose()
+
+    def _look(self) -> _Seen:
         if self._used is None:
             self._used = self.store.used_partitions()
         partitions = self._partitions(self._used)
@@ -116,8 +152,7 @@ class _Reader:
         snapshot = self.store.snapshot(partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES)
         self._used = snapshot.used
         at_ms = max([part.now_ms for part in snapshot.stats.values()], default=now_ms)
-        sql = self._database({partition.topic for partition in partitions}, int(hours[-1]))
-        return _overview(snapshot, sql, at_ms, (minutes, hours), self._sql_problem)
+        return _Seen(snapshot, at_ms, (minutes, hours), frozenset(partition.topic for partition in partitions))
 
     def _partitions(self, used: Iterable[Partition]) -> list[Partition]:
         """Of topics that were used, and of those that tasks declare."""
@@ -125,17 +160,32 @@ class _Reader:
         new = (Partition(name, n) for name in declared for n in range(self.store.partitions.configured(name)))
         return sorted({*used, *new})
 
-    def _database(self, topics: set[str], until_ms: int) -> SqlFigures | None:
+    def _read_sql(self, seen: _Seen) -> None:
         began = time.monotonic()
-        if began >= self._sql_until:
-            try:
-                self._sql, self._sql_problem = sql_figures.read(sorted(topics), until_ms), ""
-            except Error as error:
-                self._sql_problem = sql_figures.problem_of(error)
-            took = time.monotonic() - began
-            keep = SQL_KEPT if self._sql_problem else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
-            self._sql_until = began + took + keep
-        return self._sql
+        try:
+            self._sql, self._sql_problem = sql_figures.read(sorted(seen.topics), int(seen.bounds[1][-1])), ""
+        except Error as error:
+            self._sql_problem = sql_figures.problem_of(error)
+        took = time.monotonic() - began
+        keep = SQL_KEPT if self._sql_problem else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
+        self._sql_asked, self._sql_until = True, began + took + keep
+        self._compose()
+
+    def _compose(self) -> None:
+        with self._composing:
+            if self._seen:
+                self._last = _overview(self._seen, self._sql, self._sql_problem)
+            if self._problem:
+                self._last = replace(self._last, problem=self._problem, stale=True)
+
+
+class _Seen(NamedTuple):
+    """What Redis has said."""
+
+    snapshot: Snapshot
+    at_ms: float
+    bounds: tuple[list[float], list[float]]
+    topics: frozenset[str]
 
 
 _lock = threading.Lock()
@@ -145,20 +195,18 @@ _reader: _Reader | None = None
 # From what was read to what is shown
 
 
-def _overview(
-    snapshot: Snapshot,
-    sql: SqlFigures | None,
-    at_ms: float,
-    bounds: tuple[list[float], list[float]],
-    problem: str,
-) -> Overview:
+def _overview(seen: _Seen, sql: SqlFigures | None, problem: str) -> Overview:
+    snapshot, at_ms, bounds, _ = seen
     living = _workers(snapshot, at_ms)
     sums = [sum(column) for column in zip(*snapshot.forecast.values(), strict=True)] or [0] * sum(map(len, bounds))
     outbox = sql.outbox_minutes if sql else {}
+    # Of some only the outbox knows: no code declares them, and nothing of them was ever near its time.
+    names = {partition.topic for partition in snapshot.stats} | (sql.outbox.keys() if sql else set())
+    topics = [_topic(name, snapshot, sql, living, at_ms) for name in sorted(names)]
     split = len(bounds[0])
     return Overview(
         at=from_ms(at_ms),
-        topics=[_topic(name, snapshot, sql, living, at_ms) for name in sorted({p.topic for p in snapshot.stats})],
+        topics=[topic for topic in topics if not topic.is_past],
         minutes=_due(bounds[0], sums[:split], outbox, _MINUTE_MS),
         hours=_due(bounds[1], sums[split:], outbox, 60 * _MINUTE_MS),
         lateness=_histogram(sql),
@@ -167,6 +215,7 @@ def _overview(
         forecast=sql.forecast if sql else None,
         dead_capped=sum(sql.dead_letters.values()) >= sql_figures.DEAD_CAP if sql else False,
         outbox_capped=sum(sql.outbox.values()) >= sql_figures.OUTBOX_CAP if sql else False,
+        unarchivable=sql.unarchivable if sql else False,
         problem=problem,
     )
 
@@ -196,6 +245,7 @@ def _topic(
         dead_letters=sql.dead_letters[name] if sql else 0,
         workers=sum(name in one.topics and one.serves for one in living),
         quiet_workers=sum(name in one.topics and one.keeps_quiet for one in living),
+        declared=name in tasks.known_topics(),
     )
 
 

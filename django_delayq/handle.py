@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, overload
 
 from asgiref.sync import sync_to_async
 
@@ -15,13 +15,31 @@ from .options import Duration, when
 from .times import from_ms
 
 
+class Manner(NamedTuple):
+    """How a message is cancelled or rescheduled. None: what DELAYQ says."""
+
+    missing_ok: bool = False
+    """Return False or None, instead of raising, when nothing waits."""
+    after_commit: bool | None = None
+    """False acts at once, whatever the open transaction does."""
+    database: str | None = None
+    """Alias of the transaction to wait for."""
+    on_redis_error: str | None = None
+    """spill: what Redis cannot be told is kept in the outbox. raise: it is an error."""
+
+
+DEFAULT = Manner()
+
+
 class Producer(Protocol):
     """What a task needs of producer.py, which stands above this module and introduces itself with connect()."""
 
     def send(self, calls: Iterable[Any]) -> list[Handle]: ...
     def send_one(self, call: Any) -> Handle: ...
-    def cancel(self, topic: str, key: str | None, message_id: Any) -> None: ...
-    def reschedule(self, topic: str, key: str | None, message_id: Any, when: str) -> datetime: ...
+    def cancel(self, topic: str, key: str | None, message_id: Any, manner: Manner) -> bool: ...
+    def reschedule(
+        self, topic: str, key: str | None, message_id: Any, when: str, manner: Manner
+    ) -> datetime | None: ...
     def get(self, topic: str, key: str | None, message_id: Any) -> Message | None: ...
 
 
@@ -40,7 +58,7 @@ def producer() -> Producer:
     return _producer[0]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Handle:
     """What enqueue returns: names the message, already before the transaction commits."""
 
@@ -51,9 +69,15 @@ class Handle:
     outcome: str = ""
     """Empty until it is sent; then `stored`, `kept` (the live one stays), `replaced` or `follows` (the running one).
 
-    `outbox`: the database has it, and the relay sends it when Redis is back, or its due time is near.
+    `outbox`: the database has it, and the relay sends it when Redis is back, or its due time is near. What a commit
+    could not do: `duplicate` (another has the key), `unknown` (the answer was lost) or `failed` (nobody has it).
     """
     due_ms: int | None = None
+
+    def __repr__(self) -> str:
+        key = f", key={self.key!r}" if self.key else ""
+        due = f", due_at={self.due_at.isoformat()}" if self.due_at else ""
+        return f"Handle(id={self.id!r}, topic={self.topic!r}, task={self.task!r}{key}, outcome={self.outcome!r}{due})"
 
     @property
     def id(self) -> str:
@@ -69,22 +93,78 @@ class Handle:
         """The live message, or None when it is finished or not yet sent."""
         return producer().get(self.topic, None, self.identity)
 
-    def cancel(self) -> None:
-        """Take it back. Raises MessageNotFound or MessageRunning."""
-        producer().cancel(self.topic, None, self.identity)
+    def cancel(self, *, missing_ok: bool = False, after_commit: bool | None = None) -> bool:
+        """Take it back, as DelayedTask.cancel() does."""
+        return producer().cancel(self.topic, None, self.identity, Manner(missing_ok, after_commit))
 
     async def aget(self) -> Message | None:
         """get() for async code."""
         return await sync_to_async(self.get, thread_sensitive=True)()
 
-    async def acancel(self) -> None:
+    async def acancel(self, *, missing_ok: bool = False, after_commit: bool | None = None) -> bool:
         """cancel() for async code."""
-        await sync_to_async(self.cancel, thread_sensitive=True)()
+        call = sync_to_async(self.cancel, thread_sensitive=True)
+        return await call(missing_ok=missing_ok, after_commit=after_commit)
 
-    async def areschedule(self, *, delay: Duration | None = None, due_at: datetime | None = None) -> datetime:
+    @overload
+    def reschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: Literal[False] = False,
+        after_commit: bool | None = None,
+    ) -> datetime: ...
+    @overload
+    def reschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool,
+        after_commit: bool | None = None,
+    ) -> datetime | None: ...
+    def reschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+    ) -> datetime | None:
+        """Give it another due time, which is returned, as DelayedTask.reschedule() does."""
+        manner = Manner(missing_ok, after_commit)
+        return producer().reschedule(self.topic, None, self.identity, when(delay, due_at), manner)
+
+    @overload
+    async def areschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: Literal[False] = False,
+        after_commit: bool | None = None,
+    ) -> datetime: ...
+    @overload
+    async def areschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool,
+        after_commit: bool | None = None,
+    ) -> datetime | None: ...
+    async def areschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+    ) -> datetime | None:
         """reschedule() for async code."""
-        return await sync_to_async(self.reschedule, thread_sensitive=True)(delay=delay, due_at=due_at)
-
-    def reschedule(self, *, delay: Duration | None = None, due_at: datetime | None = None) -> datetime:
-        """Give it another due time, which is returned. Raises MessageNotFound or MessageRunning."""
-        return producer().reschedule(self.topic, None, self.identity, when(delay, due_at))
+        call: Any = sync_to_async(self.reschedule, thread_sensitive=True)
+        moved: datetime | None = await call(
+            delay=delay, due_at=due_at, missing_ok=missing_ok, after_commit=after_commit
+        )
+        return moved

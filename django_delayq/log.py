@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import signals
-from .signals import Event
+from .signals import Event, Topic
+from .words import on_one_line
 
 logger = logging.getLogger("delayq")
 
@@ -31,10 +32,11 @@ def connect() -> None:
 
 
 def _receiver(name: str, level: int) -> Any:
-    def receive(sender: str, events: Sequence[Event], **kwargs: Any) -> None:
+    def receive(sender: Topic, events: Sequence[Event], **kwargs: Any) -> None:
         ids = ", ".join(event.id for event in events[:5] if event.id)
         more = f" and {len(events) - 5} more" if len(events) > 5 else ""
-        reasons = {event.reason for event in events if event.reason}
+        # What an operator has typed is one line here, whatever it is.
+        reasons = {on_one_line(event.reason) for event in events if event.reason}
         logger.log(level, "%s: topic %s %s%s %s", name, sender, ids, more, "; ".join(sorted(reasons)))
 
     return receive

@@ -9,9 +9,10 @@ from uuid import UUID
 
 from django.db.models import Q, Subquery
 
-from . import producer, tasks
+from . import producer
 from .conf import get_settings
 from .exceptions import UndecodableMessage
+from .existing import check_existing, every_topic
 from .identity import key_id, parse_id
 from .message import Message, State
 from .models import ArchivedMessage, OutboxMessage, OutboxStatus
@@ -50,24 +51,24 @@ class Live:
 
 
 def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> Hit | None:
-    """The message with this id, in any known topic unless one is given.
+    """The message with this id, in any topic unless one is given.
 
     Without `redis` only SQL is asked: the archive and what waits in the outbox. Raises InvalidMessage, UnknownTopic,
     or StoreUnavailable when Redis is to be asked and cannot.
     """
     identity = parse_id(message_id)
-    lives = _lives(dict.fromkeys(_topics(topic), identity), redis)
+    lives = _lives(dict.fromkeys(_topics(topic, redis), identity), redis)
     row = None if lives else archived(message_id)
     return next(iter(lives.values())) if lives else _archived_hit(row) if row else None
 
 
 def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[Hit]:
-    """The message with this key in each known topic, or in the one that is given; the live ones first.
+    """The message with this key in each topic, or in the one that is given; the live ones first.
 
     `redis` as in by_id(). Raises InvalidKey, UnknownTopic or StoreUnavailable.
     """
     checked = check_key(key) or ""
-    identities = {name: key_id(name, checked) for name in _topics(topic)}
+    identities = {name: key_id(name, checked) for name in _topics(topic, redis)}
     lives = _lives(identities, redis)
     rows = _newest_rows([identity for name, identity in identities.items() if name not in lives])
     return [*lives.values(), *map(_archived_hit, rows)]
@@ -102,8 +103,11 @@ def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
     return list(rows.filter(wanted).order_by("topic"))
 
 
-def _topics(topic: str) -> Sequence[str]:
-    return [tasks.check_topic(topic)] if topic else sorted(tasks.known_topics())
+def _topics(topic: str, redis: bool) -> Sequence[str]:
+    """Also those that no code declares: their messages are there all the same."""
+    if topic:
+        return [check_existing(topic) if redis else topic]
+    return every_topic(redis=redis)
 
 
 def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, Hit]:
@@ -126,7 +130,7 @@ def _in_redis(identities: Mapping[str, bytes]) -> dict[str, Hit]:
 
 def _kept_hit(row: OutboxMessage | None, redis: bool) -> Hit | None:
     """Of a row whose message is not in Redis, as far as that could be asked."""
-    if row is None:
+    if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
         return None
     if row.status == OutboxStatus.SENT:  # it has ended and is not archived yet, or Redis has lost it
         found = live(row.topic, row.message_id.hex) if redis else None

@@ -21,19 +21,21 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from enum import IntEnum
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from django.db.models import TextChoices
 
-from .exceptions import BodyTooLarge, InvalidMessage, UndecodableMessage, UnserialisableArguments
+from .exceptions import BodyTooLarge, InvalidMessage, NewerRecord, UndecodableMessage, UnserialisableArguments
 
 VERSION = 1
 STAMP = struct.Struct(">Q6s")
 HEADER = struct.Struct(">BI4s")
-ATTEMPTS = struct.Struct(">HH6s6s16s")
+ATTEMPTS = struct.Struct(">HH6s6s16s6s")
 HEADER_END = STAMP.size + HEADER.size
 
 PRIORITY_BITS = 0b0011
@@ -51,7 +53,7 @@ class State(TextChoices):
     """Where a message is. Membership in a Redis structure is the state; the last four are rows of the archive.
 
     - -> delayed by enqueue; delayed -> delayed by reschedule; delayed and due (ready) -> leased by claim;
-    leased -> acked by ack, -> delayed or dead by nack, -> delayed by release, -> delayed or dead by reclaim;
+    leased -> acked by ack, -> delayed or dead by nack, -> delayed by release or put_off, -> delayed or dead by reclaim;
     delayed -> cancelled by cancel, -> expired by claim.
     """
 
@@ -138,6 +140,8 @@ class Attempts(msgspec.Struct, frozen=True):
     """Names the newest lease."""
     history: bytes = b""
     """One line of JSON per run that has ended, the newest 8 KiB of them."""
+    put_off_since_ms: int = 0
+    """When a worker whose code cannot run it met it first, since it ran last; 0: none has."""
 
     @property
     def runs(self) -> list[dict[str, Any]]:
@@ -147,9 +151,10 @@ class Attempts(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, raw: bytes) -> Attempts:
         """From the bytes in the `attempts` hash."""
-        attempt, crashes, due, first, token = ATTEMPTS.unpack_from(raw)
-        due_at_ms, first_claimed_at_ms = int.from_bytes(due, "big"), int.from_bytes(first, "big")
-        return cls(attempt, crashes, due_at_ms, first_claimed_at_ms, token, raw[ATTEMPTS.size :])
+        attempt, crashes, due, first, token, put_off = ATTEMPTS.unpack_from(raw)
+        due_at_ms, first_claimed_at_ms, put_off_since_ms = (int.from_bytes(at, "big") for at in (due, first, put_off))
+        history = raw[ATTEMPTS.size :]
+        return cls(attempt, crashes, due_at_ms, first_claimed_at_ms, token, history, put_off_since_ms)
 
 
 def runs_of(history: bytes) -> list[dict[str, Any]]:
@@ -176,6 +181,11 @@ class Record(msgspec.Struct, frozen=True):
         """The lane."""
         return Priority(self.flags & PRIORITY_BITS)
 
+    @staticmethod
+    def version_of(raw: bytes) -> int:
+        """The version of a record that has a header."""
+        return (raw[STAMP.size] & VERSION_BITS) >> 4
+
     @classmethod
     def decode(cls, raw: bytes) -> Record:
         """From the bytes in the `messages` hash. Raises UndecodableMessage."""
@@ -183,9 +193,11 @@ class Record(msgspec.Struct, frozen=True):
             raise UndecodableMessage(f"The record has {len(raw)} bytes, its header alone has {HEADER_END}.")
         enqueued_at_us, expires_at = STAMP.unpack_from(raw)
         flags, ttr_ms, code = HEADER.unpack_from(raw, STAMP.size)
-        version = (flags & VERSION_BITS) >> 4
+        version = cls.version_of(raw)
+        if version > VERSION:
+            raise NewerRecord(f"The record has version {version}, django-delayq here reads version {VERSION}.")
         if version != VERSION:
-            raise UndecodableMessage(f"The record has version {version}, this worker reads {VERSION}.")
+            raise UndecodableMessage(f"The record has version {version}, django-delayq here reads version {VERSION}.")
         return cls(enqueued_at_us, int.from_bytes(expires_at, "big"), flags, ttr_ms, code, raw[HEADER_END:])
 
 
@@ -252,6 +264,14 @@ def decode_body(flags: int, raw: bytes) -> Body:
         raise UndecodableMessage(f"The body is not the JSON we write: {error}.") from None
 
 
+#: Values that can be shown. The repr of others may do anything: that of a QuerySet runs its query.
+_SHOWN = (float, bytes, date, time, timedelta, Decimal, UUID)
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80} " if isinstance(value, _SHOWN) else ""
+
+
 _SCALARS = frozenset({str, int, bool, type(None)})
 
 
@@ -267,7 +287,7 @@ def check_json(value: Any, depth: int = 0) -> None:
         value = value.values()
     elif kind is not list and kind is not tuple:
         raise UnserialisableArguments(
-            f"An argument is {value!r:.80} of type {kind.__name__}. {UnserialisableArguments.__doc__} "
+            f"An argument is {_shown(value)}of type {kind.__name__}. {UnserialisableArguments.__doc__} "
             "Pass a primary key or an ISO string and load the rest in the task."
         )
     for item in value:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Protocol
@@ -13,14 +13,18 @@ from typing import Any, Protocol
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from . import producer, replay, tasks, topics
+from . import moving, producer, replay, tasks, topics, unarchivable
 from .conf import get_settings
 from .exceptions import InvalidMessage, MessageNotFound, NotPermitted, OutcomeUnknown
-from .handle import Handle
+from .handle import Handle, Manner
 from .identity import parse_id
-from .models import ArchivedMessage, OperatorAction
+from .models import ArchivedMessage, OperatorAction, UnarchivableEntry
+from .moving import Moved
 from .options import when
 from .store import get_store
+
+#: Operators see at once what has become of what they do, also where each request is a transaction.
+_AT_ONCE = Manner(after_commit=False, on_redis_error="raise")
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -57,6 +61,23 @@ def resume(user: User, topic: str, *, reason: str = "") -> None:
         topics.resume_topic(topic)
 
 
+def move(
+    user: User, topic: str, to: str, *, reason: str = "", progress: Callable[[Moved], object] = lambda so_far: None
+) -> Moved:
+    """Move all that waits in a topic to another one. Raises UnknownTopic, or InvalidMessage while somebody does it."""
+    require(user, "bulk_operate", "cancel_message")
+    with recorded(user, "move", f"topic {topic}, to topic {to}", reason) as action:
+
+        def look(so_far: Moved) -> None:
+            action.count = so_far.moved
+            action.save(using=get_settings().database, update_fields=["count"])
+            progress(so_far)
+
+        done = moving.move_topic(topic, to, look)
+        action.count = done.moved
+    return done
+
+
 # Waiting messages
 
 
@@ -65,7 +86,7 @@ def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None
     require(user, "cancel_message")
     message_id = parse_id(message_id).hex()
     with recorded(user, "cancel", f"message {message_id} of {topic}", reason):
-        producer.cancel(topic, None, message_id)
+        producer.cancel(topic, None, message_id, _AT_ONCE)
 
 
 def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
@@ -73,7 +94,7 @@ def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> Non
     require(user, "cancel_message")
     message_id = parse_id(message_id).hex()
     with recorded(user, "run now", f"message {message_id} of {topic}", reason):
-        producer.reschedule(topic, None, message_id, "+0")
+        producer.reschedule(topic, None, message_id, "+0", _AT_ONCE)
 
 
 def reschedule(user: User, topic: str, message_id: str, due_at: datetime, *, reason: str = "") -> datetime:
@@ -82,7 +103,7 @@ def reschedule(user: User, topic: str, message_id: str, due_at: datetime, *, rea
     message_id = parse_id(message_id).hex()
     words = f"message {message_id} of {topic} to {due_at.isoformat(' ', 'seconds')}"
     with recorded(user, "reschedule", words, reason):
-        return producer.reschedule(topic, None, message_id, when(None, due_at))
+        return producer.reschedule(topic, None, message_id, when(None, due_at), _AT_ONCE) or due_at
 
 
 def edit(user: User, topic: str, message_id: str, arguments: Arguments, *, reason: str = "") -> None:
@@ -134,6 +155,24 @@ def discard_one(user: User, pk: int, *, reason: str) -> None:
     rows, words = _dead_letter(pk)
     with _one(pk, "discarded", words) as options:
         replay.discard(rows, by=user.get_username(), reason=clean(reason), **options)
+
+
+# What the archive refused
+
+
+def archive_again(user: User, pk: int | None = None, *, reason: str = "") -> unarchivable.ArchivedAgain:
+    """Try once more to archive one unarchivable entry, or the oldest MOST_AT_ONCE of all. Raises MessageNotFound and
+    DatabaseUnavailable."""
+    require(user, "replay_message", *(("bulk_operate",) if pk is None else ()))
+    rows: QuerySet[UnarchivableEntry] = UnarchivableEntry.objects.using(get_settings().database)
+    if pk is None:
+        oldest = rows.order_by("pk").values_list("pk", flat=True)[: unarchivable.MOST_AT_ONCE]
+        rows = rows.filter(pk__in=list(oldest))
+    else:
+        rows = rows.filter(pk=pk)
+        if not rows.exists():
+            raise MessageNotFound(f"There is no unarchivable entry {pk}: it was archived again, or never there.")
+    return unarchivable.archive_again(rows, by=user.get_username(), reason=clean(reason))
 
 
 # Workers

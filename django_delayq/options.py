@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -47,9 +49,9 @@ class TaskOptions(SharedOptions, total=False):
 
     max_runtime: Duration | None
     """How long one run may take before its lease is given up, 1 s to 7 days."""
-    backoff: Backoff | Sequence[float] | Duration
+    backoff: Backoff | Sequence[Duration] | Duration
     """Wait between attempts: a function of the failure number, a ladder of seconds, or one wait."""
-    retry_for: tuple[type[Exception], ...]
+    retry_for: type[Exception] | Sequence[type[Exception]]
     """Exceptions worth another attempt; others are dead at once. Default every Exception."""
     exactly_once: bool
     """Run in a transaction of DELAYQ["DATABASE"] that also says that it ran: what it writes there happens once."""
@@ -70,6 +72,10 @@ class CallOptions(SharedOptions, total=False):
     """Alias of the database whose transaction to wait for."""
     after_commit: bool | None
     """False sends at once, whatever the transaction does."""
+
+
+_OF_TASK = frozenset(TaskOptions.__annotations__)
+_OF_CALL = frozenset(CallOptions.__annotations__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,31 +106,64 @@ class Options:
     @classmethod
     def declared(cls, options: TaskOptions) -> Options:
         """What @delayed_task was given. Raises InvalidMessage and its subclasses."""
-        for name in ("key", "id", "due_at"):
-            if name in options:
-                raise InvalidMessage(f"{name} is of one message, not of every one: give it to using().")
-        return cls()._with(options)
+        return cls()._with(options, _OF_TASK)
 
     def changed(self, changes: CallOptions) -> Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
-        for name in ("max_runtime", "backoff", "retry_for", "exactly_once"):
-            if name in changes:
-                raise InvalidMessage(
-                    f"{name} is of the task, it does not travel with a message: give it to @delayed_task."
-                )
-        return self._with(changes)
+        return self._with(changes, _OF_CALL)
 
-    def _with(self, changes: Mapping[str, Any]) -> Options:
-        if "delay" in changes and changes.get("due_at") is not None:
+    def _with(self, changes: Mapping[str, Any], known: frozenset[str]) -> Options:
+        if "delay" in changes and changes.get("due_at") is not None and "due_at" in known:
             raise InvalidMessage("Give delay or due_at, not both.")
         values: dict[str, Any] = {}
         for name, value in changes.items():
-            if name not in _CHECKS:
-                raise InvalidMessage(f"{name!r} is not an option. Options are: {', '.join(_CHECKS)}.")
+            if name not in known:
+                raise InvalidMessage(_refusal(name, known))
             if value is not None or name in ("key", "expires"):
                 target, check = _CHECKS[name]
                 values[target] = check(value)
         return replace(self, **values)
+
+
+#: What other queues call it.
+_ELSEWHERE = {
+    "countdown": "delay (a timedelta or seconds)",
+    "defer_by": "delay (a timedelta or seconds)",
+    "eta": "due_at (an aware datetime)",
+    "run_after": "due_at (an aware datetime)",
+    "run_at": "due_at (an aware datetime)",
+    "scheduled_for": "due_at (an aware datetime)",
+    "queue": "topic",
+    "queue_name": "topic",
+    "retries": "max_attempts, which counts the first run too (retries=3 is max_attempts=4)",
+    "max_retries": "max_attempts, which counts the first run too (max_retries=3 is max_attempts=4)",
+    "retry_backoff": "backoff",
+    "retry_delay": "backoff",
+    "default_retry_delay": "backoff",
+    "autoretry_for": "retry_for",
+    "timeout": "max_runtime",
+    "time_limit": "max_runtime",
+    "visibility_timeout": "ttr",
+    "unique_key": "key",
+    "task_id": "key, or id",
+    "job_id": "key, or id",
+}
+
+
+def _refusal(name: str, known: frozenset[str]) -> str:
+    """Why this option cannot be given there, and what may have been meant."""
+    if known is _OF_TASK and name in _OF_CALL:
+        return f"{name} is of one message, not of every one: give it to using()."
+    if known is _OF_CALL and name in (*_OF_TASK, "name"):
+        return f"{name} is of the task, it does not travel with a message: give it to @delayed_task."
+    here, there = ("@delayed_task", "using()") if known is _OF_TASK else ("using()", "@delayed_task")
+    if name in _ELSEWHERE:
+        word = _ELSEWHERE[name]
+        where = "" if re.split(r"\W", word)[0] in known else f" of {there}"
+        return f"{here} has no option {name!r}: here it is {word}{where}."
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"{here} has no option {name!r}. {hint}Its options are: {', '.join(sorted(known))}."
 
 
 def _between(low: int, high: int, name: str) -> Callable[[Any], int]:

@@ -7,27 +7,31 @@ row of that stamp. Redis knows which lives are LIVE and which are DONE and not y
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 from uuid import UUID
 
-from django.db import connections
+from django.db import OperationalError, ProgrammingError, connections
 
+from . import archive
 from .conf import get_settings
-from .exceptions import DelayQError
+from .exceptions import ConfigurationError, DelayQError, StoreUnavailable
 from .handle import Handle
 from .message import DURABLE, STAMP
 from .models import OutboxMessage, OutboxStatus
 from .outgoing import Item
 from .store import get_store
 from .store.finished import Entry
-from .store.keys import Partition
+from .store.keys import Partition, partition_of
 from .store.redis import Outgoing
 
 STATEMENT_BYTES = 1024 * 1024
 #: Microseconds from the insert to the send after which a row is looked at once more: somebody may have cancelled it.
 LATE_US = 1_000_000
 #: Times that an insert is tried while rows of its id come and go.
-RACES = 3
+RACES = 5
 
 
 def stamped(row: OutboxMessage) -> Outgoing:
@@ -69,6 +73,11 @@ def place(row: OutboxMessage) -> Partition:
     return get_store().partitions.place(row.topic, row.message_id.bytes, True)
 
 
+#: What another life of an id writes into the row.
+_CONTENT = tuple(f.name for f in OutboxMessage._meta.local_fields if f.name not in ("id", "message_id"))
+#: What a call that is repeated under its id takes from the row of the first.
+_LIFE = ("enqueued_at_us", "due_at_ms", "expires_at_ms", "status")
+
 # Accepting
 
 
@@ -82,7 +91,8 @@ def accept(items: Sequence[Item]) -> tuple[list[Item], list[Handle]]:
     status: str = OutboxStatus.WAITING if store.breaker.open else OutboxStatus.SENT
     # A microsecond apart: two messages with one key, in one call, are two lives.
     rows = [row_of(item, now_us + index, status) for index, item in enumerate(items)]
-    refused = _insert(rows, items)
+    with migrated():
+        refused = _insert(rows, items)
     to_send: list[Item] = []
     for item, row in zip(items, rows, strict=True):
         if item.handle.outcome == "kept":
@@ -94,14 +104,19 @@ def accept(items: Sequence[Item]) -> tuple[list[Item], list[Handle]]:
     return to_send, refused
 
 
-def spill(items: Sequence[Item]) -> list[Handle]:
-    """Keep what Redis could not take. Returns the handles of those that are refused as duplicates."""
+def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Handle]:
+    """Keep what Redis could not take, or may have taken; the relay sends it after `wait_ms`.
+
+    Returns the handles of refused duplicates.
+    """
     now_us = get_store().now_us()
     fresh = [item for item in items if not item.template.durable]
     rows = [row_of(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
-    for row in rows:
-        row.relay_at_ms = now_us // 1000
-    refused = _insert(rows, fresh)
+    for item, row in zip(fresh, rows, strict=True):
+        row.relay_at_ms = now_us // 1000 + wait_ms
+        row.told = unknown or item.template.fixed  # of a key Redis may hold another message
+    with migrated():
+        refused = _insert(rows, fresh)
     put_back([item for item in items if item.template.durable])
     for item, row in zip(fresh, rows, strict=True):
         if item.handle.outcome != "kept":
@@ -132,9 +147,10 @@ def _stamp(item: Item) -> int:
 def put_back(items: Sequence[Item]) -> None:
     """Leave durable messages that could not be sent to the relay."""
     if items:
-        ids = [UUID(bytes=item.message[0]) for item in items]
-        rows = OutboxMessage.objects.filter(message_id__in=ids, status=OutboxStatus.SENT)
-        rows.update(status=OutboxStatus.WAITING, relay_at_ms=get_store().now_us() // 1000)
+        # With their stamps: by now another life of a key may have the row.
+        ids, stamps = [UUID(bytes=item.message[0]) for item in items], [_stamp(item) for item in items]
+        rows = OutboxMessage.objects.filter(message_id__in=ids, enqueued_at_us__in=stamps, status=OutboxStatus.SENT)
+        rows.update(status=OutboxStatus.WAITING, told=True, relay_at_ms=get_store().now_us() // 1000)
     for item in items:
         item.handle.outcome = "outbox"
 
@@ -170,7 +186,8 @@ def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Handle
     for part in _parts([row for row, item in zip(rows, items, strict=True) if not item.template.fixed]):
         using.bulk_create(part)
     refused: list[Handle] = []
-    for row, item in zip(rows, items, strict=True):
+    # In one order, so that two calls with the same keys wait for each other instead of deadlocking.
+    for row, item in sorted(zip(rows, items, strict=True), key=lambda pair: pair[0].message_id):
         if item.template.fixed and not _insert_given(row, item.template.may_exist):
             item.handle.outcome = "kept"
             if row.on_duplicate == "raise":
@@ -195,33 +212,73 @@ def _parts(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
 def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
     """Insert a row whose id may be there. False when another message with it is live."""
     rows = OutboxMessage.objects.using(get_settings().database)
-    for _ in range(RACES if row.on_duplicate != "replace" else 0):
+    for attempt in range(RACES):
         rows.bulk_create([row], ignore_conflicts=True)
-        there = rows.filter(message_id=row.message_id).first()
+        there = _there(row, lock=attempt > 0)
         if there is None:  # closed between the two statements
             continue
         if there.enqueued_at_us == row.enqueued_at_us:
             return True
-        if may_exist and bytes(there.record) == bytes(row.record):  # the same call again, under its id
-            for name in ("enqueued_at_us", "due_at_ms", "expires_at_ms", "status"):
-                setattr(row, name, getattr(there, name))
+        # A word about a move does not tell whether there is something to move.
+        is_live = there.status != OutboxStatus.CANCELLED and bool(there.record)
+        if is_live and may_exist and bytes(there.record) == bytes(row.record):  # the same call again, under its id
+            _copy(row, {name: getattr(there, name) for name in _LIFE})
             return True
-        if not is_done(there):
+        if is_live and row.on_duplicate != "replace" and not is_done(there):
             return False
-        break
-    _upsert(row)
+        if _take_over(row, there):
+            return True
+    if row.on_duplicate != "replace":
+        return False  # a live one was there each time
+    raise StoreUnavailable("Others replace this key all the time: it was not enqueued. Try again.")
+
+
+def _there(row: OutboxMessage, *, lock: bool) -> OutboxMessage | None:
+    """The row with this id. Locked it is the newest, also where the snapshot of the transaction shows an older state
+    (REPEATABLE READ of MariaDB and MySQL)."""
+    alias = get_settings().database
+    rows = OutboxMessage.objects.using(alias).filter(message_id=row.message_id)
+    if lock and connections[alias].in_atomic_block:
+        rows = rows.select_for_update()
+    there: OutboxMessage | None = rows.first()
+    return there
+
+
+def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
+    """Write the row over another life of its id. False when somebody has changed that one meanwhile."""
+    rows = OutboxMessage.objects.using(get_settings().database)
+    # Clocks of hosts differ by a little: what comes later is newer all the same.
+    stamp_us = max(row.enqueued_at_us, there.enqueued_at_us + 1)
+    changes = {name: getattr(row, name) for name in _CONTENT} | {"enqueued_at_us": stamp_us}
+    if there.status == OutboxStatus.CANCELLED:
+        # Unless Redis has obeyed, what is cancelled may be there still.
+        changes["on_duplicate"] = "replace" if there.changed_at_us else row.on_duplicate
+        if there.record:
+            entry = cancelled_entry(there, there.reason or "cancelled")
+            archive.archive_all([entry] if archive.wanted(entry, get_settings()) else [])
+    elif not there.record:
+        changes |= {"moved_to_ms": there.due_at_ms, "changed_at_us": there.changed_at_us}
+    if (there.told or there.status != OutboxStatus.WAITING) and not (_is_far(row) and is_done(there)):
+        # However far it is from due: Redis has to hear that the life before is over. From the caller or from the relay.
+        if row.status == OutboxStatus.WAITING and not row.told and not get_store().breaker.open:
+            changes["status"] = OutboxStatus.SENT
+            changes["relay_at_ms"] = now_ms() + int(get_settings().reconcile_after * 1000)
+        elif row.status == OutboxStatus.WAITING:
+            changes["relay_at_ms"] = now_ms()
+        changes["told"] = True
+    if not rows.filter(pk=there.pk, enqueued_at_us=there.enqueued_at_us, status=there.status).update(**changes):
+        return False
+    _copy(row, changes)
     return True
 
 
-def _upsert(row: OutboxMessage) -> None:
-    alias = get_settings().database
-    rows = OutboxMessage.objects.using(alias)
-    # Clocks of hosts differ by a little: what comes later is newer all the same.
-    before = rows.filter(message_id=row.message_id).values_list("enqueued_at_us", flat=True).first()
-    row.enqueued_at_us = max(row.enqueued_at_us, (before or 0) + 1)
-    targets = ["message_id"] if connections[alias].features.supports_update_conflicts_with_target else None
-    names = [field.name for field in OutboxMessage._meta.local_fields if field.name not in ("id", "message_id")]
-    rows.bulk_create([row], update_conflicts=True, unique_fields=targets, update_fields=names)
+def _copy(row: OutboxMessage, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(row, name, value)
+
+
+def _is_far(row: OutboxMessage) -> bool:
+    return relay_at_ms(row.due_at_ms) > now_ms()
 
 
 def is_done(row: OutboxMessage) -> bool:
@@ -232,10 +289,34 @@ def is_done(row: OutboxMessage) -> bool:
         return False
 
 
-def adopt(identity: bytes, word: str) -> None:
+def adopt(item: Item, word: str) -> None:
     """Redis had stored the message before, under the stamp in `word`: from now on the row is about that life."""
-    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity))
+    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=item.message[0]), enqueued_at_us=_stamp(item))
     rows.update(enqueued_at_us=stamp_of(word), status=OutboxStatus.SENT)
+
+
+def cancelled_entry(row: OutboxMessage, reason: str) -> Entry:
+    """How the archive hears of a row that nobody sends any more."""
+    detail = json.dumps({"reason": reason}).encode()
+    # Not place(), which asks Redis: it may be away, and no part of the topic has the message.
+    partition = partition_of(row.topic, row.message_id.bytes, get_store().partitions.configured(row.topic))
+    identity, record = row.message_id.bytes, record_of(row)
+    return Entry(b"", partition, identity, "cancelled", now_ms(), record, b"", detail, row.due_at_ms)
+
+
+@contextmanager
+def migrated() -> Iterator[None]:
+    """Around statements on the outbox. Raises ConfigurationError when it is not there, and says what to do."""
+    try:
+        yield
+    except (ProgrammingError, OperationalError) as error:
+        text, table = str(error), OutboxMessage._meta.db_table
+        if table in text and any(words in text for words in ("no such table", "does not exist", "doesn't exist")):
+            alias = get_settings().database
+            raise ConfigurationError(
+                f"The database {alias!r} has no table {table}: run manage.py migrate --database {alias}."
+            ) from error
+        raise
 
 
 def stamp_of(word: str) -> int:

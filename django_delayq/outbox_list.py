@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .exceptions import InvalidMessage, UndecodableMessage
+from .existing import check_existing
 from .message import Found, Message, State
 from .models import OutboxMessage, OutboxStatus
 from .outbox import record_of
 from .store import get_store
 from .store.link import BATCH
-from .tasks import check_topic
 from .topics import Page
 from .viewing import bare, view
 
@@ -21,7 +21,7 @@ def list_outbox(topic: str, *, cursor: str | None = None, limit: int = 100) -> P
 
     Raises UnknownTopic, and InvalidMessage for a cursor that is not ours.
     """
-    rows = OutboxMessage.objects.filter(topic=check_topic(topic), status=OutboxStatus.WAITING)
+    rows = OutboxMessage.objects.filter(topic=check_existing(topic), status=OutboxStatus.WAITING)
     limit = max(1, min(limit, BATCH))
     page: list[OutboxMessage] = []
     if cursor is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +11,11 @@ from django.db import transaction
 
 from . import archive, outbox
 from .conf import get_settings
-from .exceptions import DelayQError, MessageChanged, MessageRunning
+from .exceptions import DelayQError, MessageChanged
 from .message import EXPIRES_WITH_DUE, STAMP, Found, State
 from .models import OutboxMessage, OutboxStatus
 from .store import get_store
-from .store.finished import Entry
-from .store.keys import Partition, partition_of
+from .store.keys import Partition
 from .store.link import BATCH
 from .store.redis import Outgoing
 
@@ -33,48 +31,35 @@ def find(topic: str, identity: bytes) -> OutboxMessage | None:
 def get(topic: str, identity: bytes, *, only_waiting: bool = False) -> tuple[str, Found] | None:
     """Name of the task and the message, when it is live and only here. `only_waiting` asks nothing of Redis."""
     row = find(topic, identity)
-    if row is None or (row.status == OutboxStatus.SENT and (only_waiting or outbox.is_done(row))):
+    if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
+        return None
+    if row.status == OutboxStatus.SENT and (only_waiting or outbox.is_done(row)):
         return None
     state = State("ready" if row.due_at_ms <= get_store().now_us() // 1000 else "delayed")
     return row.task, Found(identity, state, row.due_at_ms, outbox.record_of(row), None)
 
 
-def cancel(topic: str, identity: bytes, *, only_waiting: bool = False) -> bool:
-    """Take back a message that is only here, or that Redis has lost. False when there is none.
-
-    `only_waiting` asks nothing of Redis. Raises MessageRunning.
-    """
-    with transaction.atomic(using=get_settings().database):
-        row = _lock(topic, identity)
-        if row is None:
-            return False
-        if row.status == OutboxStatus.WAITING:
-            end([row])
-            return True
-        if only_waiting:
-            return False
-        partition, store = outbox.place(row), get_store()
-        # The relay may have sent it between our look into Redis and the lock.
-        answer = store.cancel(partition, [identity])[0]
-        if answer == "NOT_FOUND":
-            answer = store.bury(partition, identity, outbox.record_of(row))
-        if answer in ("RUNNING", "LIVE"):
-            raise MessageRunning
-        return answer == "OK"
+def is_cancelled(topic: str, identity: bytes) -> bool:
+    """Whether it is cancelled here, whatever Redis has yet to hear of that."""
+    row = find(topic, identity)
+    return row is not None and row.status == OutboxStatus.CANCELLED
 
 
-def reschedule(topic: str, identity: bytes, when: str, *, only_waiting: bool = False) -> int | None:
+def is_unsettled(row: OutboxMessage) -> bool:
+    """Whether Redis may have something of the message that SQL does not know, or has yet to hear something of it."""
+    return row.status != OutboxStatus.SENT and (row.told or row.status != OutboxStatus.WAITING)
+
+
+def reschedule(topic: str, identity: bytes, when: str) -> int | None:
     """Move a message that is only here, or that Redis has lost. Returns its new due time in ms; None: there is none.
 
-    `only_waiting` asks nothing of Redis. Raises MessageRunning.
+    Raises MessageRunning.
     """
     with transaction.atomic(using=get_settings().database):
-        row = _lock(topic, identity)
-        if row is None:
+        row = lock(topic, identity)
+        if row is None or row.status == OutboxStatus.CANCELLED:
             return None
         if row.status == OutboxStatus.SENT:
-            if only_waiting:
-                return None
             partition, word = outbox.standing(row)
             if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
                 due_ms = get_store().reschedule(partition, identity, when)
@@ -82,17 +67,18 @@ def reschedule(topic: str, identity: bytes, when: str, *, only_waiting: bool = F
                 return due_ms
             if word == "DONE" or archive.is_archived(identity, row.enqueued_at_us):  # an exactly_once task has run
                 return None
-            _begin_anew(row, partition)
-        _move(row, _due_ms(when))
+            begin_anew(row, partition)
+        move(row, due_ms_of(when))
         row.relay_at_ms = max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
         row.save(using=row._state.db)
         return row.due_at_ms
 
 
-def _begin_anew(row: OutboxMessage, partition: Partition) -> None:
+def begin_anew(row: OutboxMessage, partition: Partition) -> None:
     """Another life for a message that Redis does not have: the relay sends it, and nobody the one before."""
     first = outbox.record_of(row)
     row.enqueued_at_us += 1
+    row.told = True  # Redis remembers the life before as ended
     row.status, row.relay_at_ms = OutboxStatus.WAITING, max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
     # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
     transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
@@ -114,20 +100,22 @@ def reschedule_unsent(topic: str, identity: bytes, when: str) -> tuple[int, Outg
     row = find(topic, identity)
     if row is None:
         return None
-    _move(row, _due_ms(when))
-    far = outbox.relay_at_ms(row.due_at_ms) > outbox.now_ms()
+    move(row, due_ms_of(when))
+    # One that replaces what Redis has is sent however far it is.
+    far = outbox.relay_at_ms(row.due_at_ms) > outbox.now_ms() and not row.told
     if far:
         row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.relay_at_ms(row.due_at_ms)
     row.save(using=row._state.db)
     return row.due_at_ms, None if far else outbox.stamped(row)
 
 
-def follow(topic: str, identity: bytes, due_ms: int) -> None:
-    """Redis has moved the message: what SQL holds under its id moves too, be it the same or one that waits for it."""
+def follow(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None) -> None:
+    """Redis has moved the message: what SQL holds under its id moves too, be it the same or one that waits for it; with
+    `stamp_us` only that life."""
     row = find(topic, identity)
-    if row is None:
+    if row is None or stamp_us not in (None, row.enqueued_at_us):
         return
-    _move(row, due_ms)
+    move(row, due_ms)
     changes = {"due_at_ms": row.due_at_ms, "expires_at_ms": row.expires_at_ms}
     if row.status == OutboxStatus.WAITING:
         changes["relay_at_ms"] = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
@@ -141,18 +129,20 @@ def edit(topic: str, identity: bytes, change: Callable[[bytes], bytes], *, only_
     `only_waiting` asks nothing of Redis. Raises MessageChanged and what `change` raises.
     """
     with transaction.atomic(using=get_settings().database):
-        row = _lock(topic, identity)
-        if row is None:
+        row = lock(topic, identity)
+        if row is None or row.status == OutboxStatus.CANCELLED:
             return False
-        if row.status == OutboxStatus.SENT:
+        if row.status == OutboxStatus.SENT or is_unsettled(row):
             if only_waiting:
                 return False
+            if is_unsettled(row):  # until the relay has brought both together
+                raise MessageChanged
             partition, word = outbox.standing(row)
             if word == "DONE" or archive.is_archived(identity, row.enqueued_at_us):
                 return False
             if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
                 raise MessageChanged
-            _begin_anew(row, partition)
+            begin_anew(row, partition)
         row.record = change(outbox.record_of(row))[STAMP.size :]
         row.save(using=row._state.db)
         return True
@@ -169,7 +159,7 @@ def withdraw(topic: str, identity: bytes) -> None:
     """End a message that this transaction has written and not yet sent."""
     row = find(topic, identity)
     if row is not None:
-        end([row])
+        take_back([row], "cancelled")
 
 
 def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[str]]:
@@ -180,7 +170,7 @@ def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[
         size = int(min(BATCH, most))
         with transaction.atomic(using=get_settings().database):
             rows = list(waiting.filter(id__lte=newest).select_for_update().order_by("due_at_ms", "id")[:size])
-            end(rows, reason)
+            take_back(rows, reason)
         most -= len(rows)
         if rows:
             yield [row.message_id.hex for row in rows]
@@ -188,31 +178,44 @@ def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[
             return
 
 
+def take_back(rows: Sequence[OutboxMessage], reason: str) -> None:
+    """End waiting rows, in the caller's transaction; of what Redis may have, the relay tells Redis first."""
+    end([row for row in rows if not row.told], reason)
+    for row in rows:
+        if row.told:
+            mark(row, OutboxStatus.CANCELLED, reason)
+
+
+def mark(row: OutboxMessage, status: str, reason: str = "", *, in_ms: int = 0) -> None:
+    """Note that Redis has to hear of it, from the relay in so many ms unless somebody is quicker."""
+    row.status, row.reason = status, reason[:200]
+    row.changed_at_us = get_store().now_us()
+    row.relay_at_ms = outbox.now_ms() + in_ms
+    row.save(using=row._state.db)
+
+
 def end(rows: Sequence[OutboxMessage], reason: str = "cancelled") -> None:
     """Make these rows ones of the archive: nobody will send them. Two statements, in the caller's transaction."""
-    archive.archive_all([_cancelled(row, reason) for row in rows])
+    settings = get_settings()
+    entries = [outbox.cancelled_entry(row, reason) for row in rows]
+    archive.archive_all([entry for entry in entries if archive.wanted(entry, settings)])
     OutboxMessage.objects.filter(pk__in=[row.pk for row in rows]).delete()
 
 
-def _lock(topic: str, identity: bytes) -> OutboxMessage | None:
+def lock(topic: str, identity: bytes) -> OutboxMessage | None:
+    """The row of a message, locked until the end of the transaction."""
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
     row: OutboxMessage | None = rows.select_for_update().first()
     return row
 
 
-def _move(row: OutboxMessage, due_ms: int) -> None:
+def move(row: OutboxMessage, due_ms: int) -> None:
+    """Give the row another due time; an expiry that counts from it moves too."""
     if row.expires_at_ms and bytes(row.record)[0] & EXPIRES_WITH_DUE:
         row.expires_at_ms = max(row.expires_at_ms + due_ms - row.due_at_ms, 1)
     row.due_at_ms = due_ms
 
 
-def _cancelled(row: OutboxMessage, reason: str) -> Entry:
-    detail = json.dumps({"reason": reason}).encode()
-    # Not outbox.place(), which asks Redis: it may be away, and no part of the topic has the message.
-    partition = partition_of(row.topic, row.message_id.bytes, get_store().partitions.configured(row.topic))
-    record = outbox.record_of(row)
-    return Entry(b"", partition, row.message_id.bytes, "cancelled", outbox.now_ms(), record, b"", detail)
-
-
-def _due_ms(when: str) -> int:
+def due_ms_of(when: str) -> int:
+    """The instant, by what is known here of Redis' clock."""
     return outbox.now_ms() + int(when) if when[0] == "+" else int(when)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from . import tasks
 from .conf import Settings, get_settings
-from .exceptions import InvalidMessage
+from .exceptions import BodyTooLarge, InvalidMessage, UnserialisableArguments
 from .handle import Handle
 from .identity import key_id, new_id, new_ids
 from .message import (
@@ -79,7 +79,10 @@ class Template:
     def item(self, call: Call, fresh_id: bytes) -> Item:
         """The message of one call. Raises InvalidMessage and its subclasses."""
         self.task.definition.check_arguments(call.args, call.kwargs)
-        body = encode_body(self._content(call.args, call.kwargs), self.settings.body_limit)
+        try:
+            body = encode_body(self._content(call.args, call.kwargs), self.settings.body_limit)
+        except UnserialisableArguments as error:
+            raise self._which(call, error) from None
         if len(body) <= self.settings.compress_above:
             record = self.header + body
         else:
@@ -88,6 +91,17 @@ class Template:
         when, expires = self.when_expires
         handle = Handle(identity, self.topic, self.name, self.key)
         return Item(handle, (identity, self.mode, when, expires, record), self)
+
+    def _which(self, call: Call, error: UnserialisableArguments) -> UnserialisableArguments:
+        """The same error, with the task and the parameter that it is about."""
+        for name, value in self.task.definition.signature.bind(*call.args, **call.kwargs).arguments.items():
+            try:
+                encode_body((value,), self.settings.body_limit)
+            except UnserialisableArguments as problem:
+                return UnserialisableArguments(f"{self.name}, {name}: {problem}")
+            except BodyTooLarge:
+                continue
+        return UnserialisableArguments(f"{self.name}: {error}")
 
     def _content(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body | Sequence[Any]:
         extra = self.extra

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
 from uuid import UUID
 
-from django.core.exceptions import SynchronousOnlyOperation
-from django.db import Error, connections
-
-from . import outbox_lookup, pending
-from .conf import get_settings
-from .exceptions import (
-    DelayQError,
-    InvalidMessage,
-    MessageChanged,
-    MessageNotFound,
-    MessageRunning,
-    OutcomeUnknown,
-    StoreUnavailable,
-)
+from . import outbox_lookup, pending, postponed
+from .changes import Target, cancel, edit, reschedule
+from .duplicates import split_live
+from .exceptions import DelayQError, OutcomeUnknown, StoreUnavailable
 from .handle import Handle
-from .identity import key_id, parse_id
 from .message import Message
 from .naming import task_name
-from .options import check_key
-from .outgoing import Item, build, build_one, edited
-from .sending import Sender, named, refuse, store_one
-from .signals import Event, cancelled, report, rescheduled
+from .outgoing import build, build_one
+from .sending import Sender, refuse, store_one
 from .store import get_store
 from .store.link import BATCH
-from .tasks import Call, check_topic
-from .times import from_ms
+from .tasks import Call
+from .transactions import awaited, awaited_by_durable
 from .viewing import view
 
-logger = logging.getLogger("delayq")
+__all__ = ["cancel", "edit", "get", "reschedule", "send", "send_one"]
 
 # Public calls
 
@@ -53,9 +36,18 @@ def send(calls: Iterable[Call]) -> list[Handle]:
         with Sender() as sender:
             for chunk in _chunks(calls):
                 items = build(chunk)
+                alias = _awaited(chunk[0])
                 handles += [item.handle for item in items]
+                if alias is not None:
+                    items, live = split_live(items)
+                    sender.duplicates += live
+                    pending.give_way(item for item in items if item.template.durable)
                 items = sender.accept(items)
-                if items and not _put_off(chunk[0], items):
+                if items and alias is not None:
+                    pending.add(alias, items)
+                elif items:
+                    if postponed.unsaid:
+                        postponed.catch_up((item.template.topic, item.message[0]) for item in items)
                     sender.store(items)
     except DelayQError as error:
         error.enqueued = tuple(handle for handle in handles if handle.outcome)
@@ -69,86 +61,25 @@ def send_one(call: Call) -> Handle:
     if call.task.options.durable:
         return send([call])[0]
     item = build_one(call)
-    if not _put_off(call, [item]):
+    alias = _awaited(call)
+    if alias is None:
+        if postponed.unsaid:
+            postponed.catch_up([(item.template.topic, item.message[0])])
         store_one(item)
+    else:
+        refuse(split_live([item])[1])
+        pending.add(alias, [item])
     return item.handle
-
-
-def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> None:
-    """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
-    identity = _identity(topic, key, message_id)
-    found = _withdraw(topic, identity)
-    try:
-        if _cancel_in_redis(topic, identity):
-            found = True
-            # Another one with its key may wait behind it.
-            _tell_outbox(partial(outbox_lookup.cancel, topic, identity, only_waiting=True))
-        else:
-            found = outbox_lookup.cancel(topic, identity) or found
-    except MessageRunning:
-        raise MessageRunning(f"{named(key, identity)}: a worker holds it, so it can no longer be cancelled.") from None
-    except (StoreUnavailable, OutcomeUnknown):
-        found = outbox_lookup.cancel(topic, identity, only_waiting=True) or found
-        if not found:
-            raise
-    if not found:
-        raise _not_live(topic, key, identity)
-    report(cancelled, topic, [Event(identity.hex(), key=key)])
-
-
-def reschedule(topic: str, key: str | None, message_id: str | UUID | bytes | None, when: str) -> datetime:
-    """Give a waiting message another due time. Raises MessageNotFound or MessageRunning."""
-    identity = _identity(topic, key, message_id)
-    due_ms, counts = _move_pending(topic, identity, when)
-    try:
-        if not counts:  # what is live already is what counts
-            due_ms = _reschedule_in_redis(topic, identity, when) or due_ms
-        if due_ms is None:
-            due_ms = outbox_lookup.reschedule(topic, identity, when)
-    except (StoreUnavailable, OutcomeUnknown):
-        due_ms = due_ms or outbox_lookup.reschedule(topic, identity, when, only_waiting=True)
-        if due_ms is None:
-            raise
-    except MessageRunning:
-        raise MessageRunning(f"{named(key, identity)}: a worker holds it, it can no longer be moved.") from None
-    if due_ms is None:
-        raise _not_live(topic, key, identity)
-    report(rescheduled, topic, [Event(identity.hex(), key=key)])
-    return from_ms(due_ms)
-
-
-def edit(topic: str, message_id: str | UUID | bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Give a waiting message other arguments. Raises MessageNotFound, MessageRunning, MessageChanged, InvalidMessage.
-
-    What an open transaction has yet to send is refused too.
-    """
-    identity = _identity(topic, None, message_id)
-    if pending.find(topic, identity):
-        raise InvalidMessage("This message is sent when the open transaction commits: edit it after that.")
-
-    def change(record: bytes) -> bytes:
-        return edited(record, args, kwargs)
-
-    try:
-        found = _edit_in_redis(topic, identity, change) or outbox_lookup.edit(topic, identity, change)
-    except (StoreUnavailable, OutcomeUnknown):
-        if not outbox_lookup.edit(topic, identity, change, only_waiting=True):
-            raise
-        found = True
-    except MessageRunning:
-        raise MessageRunning(f"{named(None, identity)}: a worker holds it, it can no longer be edited.") from None
-    if not found:
-        raise _not_live(topic, None, identity)
 
 
 def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> Message | None:
     """The live message, or None."""
-    identity = _identity(topic, key, message_id)
+    identity = Target.of(topic, key, message_id).identity
     try:
         message = _get_from_redis(topic, identity)
     except (StoreUnavailable, OutcomeUnknown):
         kept = outbox_lookup.get(topic, identity, only_waiting=True)
-        if kept is None:
+        if kept is None and not outbox_lookup.is_cancelled(topic, identity):
             raise
     else:
         if message is not None:
@@ -176,15 +107,12 @@ def _destination(call: Call) -> tuple[str, str | None, bool | None, bool]:
     return options.topic, options.database, options.after_commit, options.durable
 
 
-def _put_off(call: Call, items: list[Item]) -> bool:
-    """Put the items into the batch of the transaction that is open, if there is one to wait for."""
-    options, settings = call.task.options, get_settings()
-    database = options.database or settings.database
-    wait = options.durable or (settings.after_commit if options.after_commit is None else options.after_commit)
-    if not wait or not connections[database].in_atomic_block:
-        return False
-    pending.put_off(database, items)
-    return True
+def _awaited(call: Call) -> str | None:
+    """Alias of the transaction that the message waits for. Raises InvalidMessage."""
+    options = call.task.options
+    if options.durable:
+        return awaited_by_durable(options.database)
+    return awaited(options.database, options.after_commit)
 
 
 # Finding
@@ -197,96 +125,3 @@ def _get_from_redis(topic: str, identity: bytes) -> Message | None:
         if found is not None:
             return view(topic, task_name(partition, found.record[19:23]), found.state, found)
     return None
-
-
-def _cancel_in_redis(topic: str, identity: bytes) -> bool:
-    store = get_store()
-    for partition in store.partitions.candidates(topic, identity):
-        answer = store.cancel(partition, [identity])[0]
-        if answer == "RUNNING":
-            raise MessageRunning
-        if answer == "OK":
-            return True
-    return False
-
-
-def _reschedule_in_redis(topic: str, identity: bytes, when: str) -> int | None:
-    store = get_store()
-    for partition in store.partitions.candidates(topic, identity):
-        try:
-            due_ms = store.reschedule(partition, identity, when)
-        except MessageNotFound:
-            continue
-        _tell_outbox(partial(outbox_lookup.follow, topic, identity, due_ms))
-        return due_ms
-    return None
-
-
-def _edit_in_redis(topic: str, identity: bytes, change: Callable[[bytes], bytes]) -> bool:
-    store = get_store()
-    for partition in store.partitions.candidates(topic, identity):
-        found = store.find(partition, [identity])[0]
-        if found is None:
-            continue
-        after = change(found.record)
-        word = store.edit(partition, identity, found.record, after)
-        if word == "RUNNING":
-            raise MessageRunning
-        if word == "CHANGED":
-            raise MessageChanged
-        if word == "OK":
-            _tell_outbox(partial(outbox_lookup.follow_edit, topic, identity, after))
-            return True
-    return False
-
-
-def _tell_outbox(change: Callable[[], object]) -> None:
-    """Do the same to what the outbox holds. Redis has obeyed already, so nothing that goes wrong here is an error."""
-    try:
-        change()
-    except (Error, SynchronousOnlyOperation) as error:
-        logger.warning("Redis has obeyed, but the outbox could not be looked at: %s", error)
-
-
-def _withdraw(topic: str, identity: bytes) -> bool:
-    """Forget what an open transaction would send at its commit."""
-    found = False
-    while place := pending.find(topic, identity):
-        database, item = place
-        pending.replace(database, item, None)
-        if item.template.durable:
-            outbox_lookup.withdraw(topic, identity)
-        found = True
-    return found
-
-
-def _move_pending(topic: str, identity: bytes, when: str) -> tuple[int | None, bool]:
-    """Give another due time to what an open transaction would send at its commit.
-
-    Returns it, and whether that message is the one that counts then, whatever is live now.
-    """
-    place = pending.find(topic, identity)
-    if place is None:
-        return None, False
-    database, item = place
-    if item.template.durable:
-        moved = outbox_lookup.reschedule_unsent(topic, identity, when)
-        if moved is None:
-            return None, False
-        pending.replace(database, item, item._replace(message=moved[1]) if moved[1] else None)
-        return moved[0], True
-    _, mode, _, expires, record = item.message
-    pending.replace(database, item, item._replace(message=(identity, mode, when, expires, record)))
-    due_ms = get_store().now_us() // 1000 + int(when) if when[0] == "+" else int(when)
-    return due_ms, mode == "replace"
-
-
-def _not_live(topic: str, key: str | None, identity: bytes) -> MessageNotFound:
-    return MessageNotFound(f"{named(key, identity)} is not live in topic {topic!r}: never sent, finished or cancelled.")
-
-
-def _identity(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> bytes:
-    check_topic(topic)
-    if (key is None) == (message_id is None):
-        raise InvalidMessage("Give either key or id.")
-    return key_id(topic, check_key(key) or "") if message_id is None else parse_id(message_id)

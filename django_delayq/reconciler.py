@@ -11,7 +11,7 @@ from django.db import connections, transaction
 
 from . import outbox, relay
 from .conf import get_settings
-from .database import reached
+from .database import reached, write_first
 from .models import OutboxMessage, OutboxStatus
 from .store.keys import Partition
 from .store.link import BATCH
@@ -87,6 +87,7 @@ class Reconciler(Service):
         restored = 0
         for at in range(0, len(missing), BATCH):
             with transaction.atomic(using=connection.alias):
+                write_first(connection, OutboxMessage)
                 rows = OutboxMessage.objects.filter(pk__in=missing[at : at + BATCH], status=OutboxStatus.SENT)
                 if connection.features.has_select_for_update_skip_locked:
                     rows = rows.select_for_update(skip_locked=True)

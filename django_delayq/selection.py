@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
@@ -15,6 +15,9 @@ from .exceptions import InvalidKey, InvalidMessage
 from .identity import key_id, parse_id
 from .models import ArchivedMessage, Final
 from .options import check_key
+
+#: What every zone's calendar has, in ms.
+_FIRST_MS, _LAST_MS = (datetime(*day, tzinfo=timezone.utc).timestamp() * 1000 for day in ((1, 1, 2), (9999, 12, 30)))
 
 Rows = QuerySet[ArchivedMessage]
 
@@ -117,5 +120,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def _as_stored(when: datetime | None) -> datetime | None:
-    """Naive where the project has no time zones (USE_TZ)."""
-    return when and instant_of(when.timestamp() * 1000)
+    """Naive where the project has no time zones (USE_TZ). What lies beyond the calendar of UTC is its end."""
+    if when is None:
+        return None
+    try:
+        return instant_of(when.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return instant_of(_FIRST_MS if when.year < 5000 else _LAST_MS)

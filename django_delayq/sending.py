@@ -9,8 +9,17 @@ from contextlib import suppress
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error, connections
 
-from . import outbox, signals
-from .exceptions import DelayQError, DuplicateMessage, EnqueueUnknown, OutcomeUnknown, StoreUnavailable
+from . import outbox, replicated, signals
+from .exceptions import (
+    ConfigurationError,
+    DelayQError,
+    DuplicateMessage,
+    EnqueueUnknown,
+    NotReplicated,
+    OutcomeUnknown,
+    StoreUnavailable,
+    TooFewReplicas,
+)
 from .handle import Handle
 from .outgoing import Item
 from .signals import Event
@@ -19,6 +28,9 @@ from .store.keys import Partition
 from .store.link import BATCH
 
 logger = logging.getLogger("delayq")
+
+#: Script calls of one bulk that wait for their answers at the same time, each on a connection of its own.
+MOST_ON_ITS_WAY = 32
 
 Answer = Callable[[], tuple[int, dict[int, str]]]
 
@@ -29,6 +41,8 @@ class Sender:
     def __init__(self) -> None:
         self.duplicates: list[Handle] = []
         """What is to be refused in the end."""
+        self.failed: list[tuple[DelayQError, list[Item]]] = []
+        """What neither Redis nor the outbox has, and why."""
         self._on_its_way: dict[Partition, tuple[Answer, list[Item]]] = {}
 
     def __enter__(self) -> Sender:
@@ -54,18 +68,22 @@ class Sender:
     def store(self, items: list[Item]) -> None:
         """Send the items, one script call per partition and 500. Raises what went wrong with the chunk before."""
         self.finish()
-        items = outbox.still_open(items)
+        items = _still_open(items)
         if get_store().breaker.open:
             items = self._spill(items, StoreUnavailable())
+        errors: list[DelayQError] = []
         try:
             for partition, batch in _batches(items):
-                if partition in self._on_its_way:
-                    self.finish()  # a repeated id: the order counts
+                if partition in self._on_its_way or len(self._on_its_way) == MOST_ON_ITS_WAY:
+                    self.finish()  # a repeated id: the order counts; or each holds a connection
                 self._on_its_way[partition] = _begin(partition, batch), batch
         except (StoreUnavailable, OutcomeUnknown) as error:
             began = {id(item) for _, batch in self._on_its_way.values() for item in batch}
-            if self._spill([item for item in items if not item.handle.outcome and id(item) not in began], error):
-                raise
+            begun_not = [item for item in items if not item.handle.outcome and id(item) not in began]
+            failed = {id(item) for _, batch in self.failed for item in batch}
+            errors = self._failed([item for item in begun_not if id(item) not in failed], error)
+        if errors:
+            raise errors[0]
 
     def finish(self) -> None:
         """Wait for all answers. Raises the first error after all were read."""
@@ -83,12 +101,15 @@ class Sender:
 
     def _failed(self, batch: list[Item], error: DelayQError) -> list[DelayQError]:
         """Leave a batch to the outbox. Returns what to raise once all answers are read."""
-        if not isinstance(error, StoreUnavailable | OutcomeUnknown):
-            return [error]
-        try:
-            return [error] if self._spill(batch, error) else []
-        except DelayQError as refused:  # the database failed too
-            return [refused]
+        left = batch
+        if isinstance(error, StoreUnavailable | OutcomeUnknown):
+            try:
+                left = self._spill(batch, error)
+            except DelayQError as refused:  # the database failed too
+                error = refused
+        if left:
+            self.failed.append((error, left))
+        return [error] if left else []
 
     def _spill(self, items: list[Item], error: DelayQError) -> list[Item]:
         """Leave to the outbox what Redis could not take. Returns what may not be left there."""
@@ -97,11 +118,36 @@ class Sender:
         return left
 
 
-def store_items(items: list[Item]) -> None:
-    """Send the items. Raises DuplicateMessage after all were sent."""
-    with Sender() as sender:
-        sender.store(items)
-    refuse(sender.duplicates)
+def store_committed(items: list[Item]) -> None:
+    """Send the items of a transaction that stands. What goes wrong is told by handle.outcome, a signal and the log:
+    an error that a commit hook raises makes Django drop the hooks of others."""
+    sender = Sender()
+    try:
+        with sender:
+            sender.store(items)
+    except DelayQError as caught:
+        told = {id(item) for _, left in sender.failed for item in left}
+        sender.failed.append((caught, [item for item in items if not item.handle.outcome and id(item) not in told]))
+    for handle in sender.duplicates:
+        handle.outcome = "duplicate"
+    _tell_refused(sender.duplicates, "duplicate", logging.WARNING, "another message with its key is live")
+    for error, left in sender.failed:
+        unknown = isinstance(error, OutcomeUnknown)
+        for item in left:
+            # Of a durable one SQL has the row, whatever happened here: the reconciler sends it.
+            item.handle.outcome = "outbox" if item.template.durable else "unknown" if unknown else "failed"
+        lost = [item.handle for item in left if not item.template.durable]
+        _tell_refused(lost, f"{type(error).__name__}: {error}", logging.ERROR, str(error))
+
+
+def _tell_refused(handles: Sequence[Handle], reason: str, level: int, why: str) -> None:
+    """A commit has not done what it was to do."""
+    if not handles:
+        return
+    logger.log(level, "at the commit, %s not enqueued: %s", _names(handles), why)
+    for topic in dict.fromkeys(handle.topic for handle in handles):
+        events = [Event(one.id, one.task, one.key, reason=reason) for one in handles if one.topic == topic]
+        signals.report(signals.refused, topic, events, action="enqueue")
 
 
 def store_one(item: Item) -> None:
@@ -138,15 +184,36 @@ def _spill(items: Sequence[Item], error: DelayQError) -> tuple[list[Handle], lis
     """
     store = get_store()
     spilled = [item for item in items if _may_spill(item)]
-    if spilled:
-        if not store.breaker.open:
-            logger.warning("%d messages wait in the outbox until Redis takes them: %s", len(spilled), error)
-            store.breaker.trip()
-        try:
-            return outbox.spill(spilled), [item for item in items if not _may_spill(item)]
-        except (Error, SynchronousOnlyOperation) as failed:
-            raise error from failed
-    return [], list(items)
+    if not spilled:
+        return [], list(items)
+    is_first = not store.breaker.open and not isinstance(error, TooFewReplicas)
+    if is_first:
+        store.breaker.trip()
+    try:
+        refused = outbox.spill(spilled, unknown=isinstance(error, OutcomeUnknown))
+    except (Error, SynchronousOnlyOperation, ConfigurationError) as failed:
+        raise unkept(error, failed) from failed
+    if is_first:
+        verb = "message waits" if len(spilled) == 1 else "messages wait"
+        logger.warning("%d %s in the outbox until Redis takes them: %s", len(spilled), verb, error)
+    return refused, [item for item in items if not _may_spill(item)]
+
+
+def unkept(error: DelayQError, failed: Exception) -> DelayQError:
+    """The same error, with why the outbox could not help."""
+    why = str(failed).strip() or type(failed).__name__
+    if isinstance(error, EnqueueUnknown):
+        return EnqueueUnknown(f"{error} The outbox could not keep it either: {why}", ids=error.ids)
+    return type(error)(f"{error} The outbox could not keep it either: {why}")
+
+
+def _still_open(items: list[Item]) -> list[Item]:
+    """outbox.still_open(). Without an answer of the database what it has is left to the reconciler."""
+    try:
+        return outbox.still_open(items)
+    except Error as error:
+        logger.warning("durable messages are sent by the reconciler: the outbox could not be looked at: %s", error)
+        return [item for item in items if not item.template.durable]
 
 
 def _announce(items: Sequence[Item]) -> None:
@@ -160,11 +227,15 @@ def _announce(items: Sequence[Item]) -> None:
 def refuse(duplicates: Sequence[Handle]) -> None:
     """Raise DuplicateMessage that names them, if there are any."""
     if duplicates:
-        names = ", ".join(named(handle.key, handle.identity) for handle in duplicates[:10])
         raise DuplicateMessage(
-            f'{names}: already live. Pass on_duplicate="keep" or "replace", or cancel it first.',
+            f'{_names(duplicates)}: already live. Pass on_duplicate="keep" or "replace", or cancel it first.',
             keys=[handle.key or handle.id for handle in duplicates],
         )
+
+
+def _names(handles: Sequence[Handle]) -> str:
+    names = ", ".join(named(handle.key, handle.identity) for handle in handles[:10])
+    return f"{names} and {len(handles) - 10:,} more" if len(handles) > 10 else names
 
 
 def _batches(items: list[Item]) -> Iterator[tuple[Partition, list[Item]]]:
@@ -198,8 +269,11 @@ def _begin(partition: Partition, batch: list[Item]) -> Answer:
 
 def _complete(answer: Answer, batch: list[Item]) -> list[Handle]:
     """Read the answer and complete the handles of a batch. Returns those that were duplicates."""
+    short: NotReplicated | None = None
     try:
         now_us, words = answer()
+    except NotReplicated as error:
+        short, (now_us, words) = error, error.answer
     except OutcomeUnknown as error:
         raise _unknown(batch, error) from error
     now_ms = -(-now_us // 1000)
@@ -207,7 +281,21 @@ def _complete(answer: Answer, batch: list[Item]) -> list[Handle]:
         when = message[2]
         due_ms = now_ms + int(when) if when[0] == "+" else int(when.rpartition(":")[2])
         handle.outcome, handle.due_ms = "stored", due_ms
-    return [batch[index].handle for index, word in words.items() if _settle_word(batch[index], word)]
+    duplicates = [batch[index].handle for index, word in words.items() if _settle_word(batch[index], word)]
+    if short:
+        _secure([item for item in batch if item.handle.outcome != "kept" and not item.template.durable], short)
+    return duplicates
+
+
+def _secure(stored: list[Item], error: NotReplicated) -> None:
+    """Have the outbox answer, too, for what too few replicas have."""
+    kept = [item for item in stored if _may_spill(item)]
+    try:
+        replicated.secure(kept)
+    except (Error, SynchronousOnlyOperation) as failed:
+        raise _unknown(stored, error) from failed
+    if len(kept) < len(stored):
+        raise _unknown(stored, error) from error
 
 
 def _unknown(batch: list[Item], error: OutcomeUnknown) -> EnqueueUnknown:
@@ -237,7 +325,7 @@ def _tell_row(item: Item, word: str) -> None:
         if word in ("DUPLICATE", "OLDER"):  # another message has the key: the relay sees to it
             outbox.put_back([item])
         elif word.startswith("ADOPTED"):
-            outbox.adopt(item.message[0], word)
+            outbox.adopt(item, word)
     except Error as error:
         logger.warning("the outbox row of message %s could not be brought up to date: %s", item.handle.id, error)
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from .conf import get_settings
 from .forecasts import KeptForecast, newest_forecast
-from .models import ArchivedMessage, OutboxMessage, OutboxStatus
+from .models import ArchivedMessage, OutboxMessage, OutboxStatus, UnarchivableEntry
 
 #: Open dead letters that are counted, the newest of all topics.
 DEAD_CAP = 50_000
@@ -60,6 +60,8 @@ class SqlFigures(NamedTuple):
     """Of the newest acked runs of each topic that are not older than RUNS_SINCE, sorted."""
     forecast: KeptForecast | None
     """The newest."""
+    unarchivable: bool
+    """Whether there are any."""
 
 
 def read(topics: Iterable[str], until_ms: int) -> SqlFigures:
@@ -85,7 +87,7 @@ def read(topics: Iterable[str], until_ms: int) -> SqlFigures:
         if minute is not None:
             minutes[int(minute)] += count
     lateness_ms = {topic: sorted(values) for topic, values in late.items()}
-    return SqlFigures(dead, outbox, minutes, lateness_ms, newest_forecast())
+    return SqlFigures(dead, outbox, minutes, lateness_ms, newest_forecast(), UnarchivableEntry.objects.exists())
 
 
 def problem_of(error: Error) -> str:

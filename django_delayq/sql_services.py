@@ -16,6 +16,7 @@ from .reconciler import Reconciler
 from .relay import Relay
 from .statistician import Statistician
 from .store.redis import RedisStore
+from .unserved import UnservedWatch
 from .worker.service import Service
 from .worker.worker import Worker
 
@@ -34,7 +35,8 @@ def beside(worker: Worker) -> Sequence[Service]:
 
     bulk = BulkRunner(store, name, tasks_run=tasks_run)
     statistician = Statistician(store, tasks_run=tasks_run)
-    return Archiver(store, name, tasks_run=tasks_run), Relay(store), Reconciler(store), bulk, statistician
+    archiver = Archiver(store, name, tasks_run=tasks_run)
+    return archiver, Relay(store), Reconciler(store), bulk, statistician, UnservedWatch(store)
 
 
 def alone(store: RedisStore, name: str) -> Sequence[Service]:
@@ -45,6 +47,7 @@ def alone(store: RedisStore, name: str) -> Sequence[Service]:
         Reconciler(store),
         BulkRunner(store, name),
         Statistician(store),
+        UnservedWatch(store),
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, timedelta, timezone
+from functools import reduce
+from operator import or_
 from typing import Any
 
-from django.db.models import Max
+from django.db.models import Max, Q
 
 from . import statistics
 from .archive import instant_of
@@ -28,10 +30,28 @@ SHARE = 50.0
 REST = 4.0
 #: An hour, or a day, is computed once more when it has been over for so long: archivers may lag.
 SETTLE = timedelta(minutes=5)
+#: After so long it looks whether rows have come with smaller ids than those it had seen: of an open transaction.
+COMMITTED = timedelta(minutes=3)
 #: Rows of the archive in which a new process looks for late ones.
 LATE = 100_000
 #: How far back what is missing, or late, is made up for.
 RECENT = timedelta(hours=48)
+
+
+class _Look:
+    """Rows of the archive that were looked at together: those with ids after `after`, up to `upto`."""
+
+    def __init__(self, at: datetime, after: int, upto: int) -> None:
+        self.at, self.after, self.upto = at, after, upto
+        self._count = self._counted()
+
+    def has_grown(self) -> bool:
+        """Whether a transaction that was open then has brought rows."""
+        return self._counted() > self._count
+
+    def _counted(self) -> int:
+        count: int = ArchivedMessage.objects.filter(pk__gt=self.after, pk__lte=self.upto).count()
+        return count
 
 
 class Stopped(Exception):
@@ -51,6 +71,8 @@ class Statistician(Service):
         self._page_began_at = self._worked = 0.0
         self._seen: int | None = None
         """Rows of the archive up to this id are not late; None before the first look."""
+        self._looks: list[_Look] = []
+        """Those of the last COMMITTED."""
         self._day_at = 0.0
         """When the present day may be computed again."""
         self.computed = 0
@@ -76,11 +98,15 @@ class Statistician(Service):
 
     def _turn(self, now: datetime) -> None:
         newest = ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-        late = self._late(now, newest)
+        look = _Look(now, max(0, newest - LATE) if self._seen is None else self._seen, newest)
+        due = [one for one in self._looks if one.at <= now - COMMITTED]
+        late = self._late(now, [look, *(one for one in due if one.has_grown())])
         self._compute({*self._hours(now), *late}, statistics.compute_hour)
         days = self._days(now)
         self._compute({*days, *map(statistics.day_of, late)}, statistics.compute_day)
-        self._seen = newest  # not before: what a failure has left undone is found again
+        # Not before: what a failure has left undone is found again.
+        self._seen = newest
+        self._looks = [*(one for one in self._looks if one not in due), look]
         if statistics.day_of(now) in days:
             self._day_at = time.monotonic() + DAY_LOOK
 
@@ -114,11 +140,11 @@ class Statistician(Service):
     def _is_due(self, begin: datetime, span: timedelta, computed: datetime | None) -> bool:
         return self._finished_in(begin, span) if computed is None else computed < begin + span + SETTLE
 
-    def _late(self, now: datetime, newest: int) -> set[datetime]:
+    def _late(self, now: datetime, looks: Sequence[_Look]) -> set[datetime]:
         """Recent hours that had settled when rows of them came: the archiver had been away."""
-        seen = max(0, newest - LATE) if self._seen is None else self._seen
         settled = _instant(statistics.hour_of(now - SETTLE))
-        rows = ArchivedMessage.objects.filter(pk__gt=seen, pk__lte=newest, finished_at__lt=settled)
+        within = reduce(or_, (Q(pk__gt=look.after, pk__lte=look.upto) for look in looks))
+        rows = ArchivedMessage.objects.filter(within, finished_at__lt=settled)
         if self._seen is None:
             rows = rows.filter(finished_at__gte=_instant(now - RECENT))
         return {statistics.hour_of(when) for when in rows.values_list("finished_at", flat=True).iterator()}

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 from uuid import UUID
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 
 from .conf import DEFAULT_TOPIC, get_settings
-from .exceptions import DuplicateTask, InvalidArguments, InvalidMessage, InvalidName, UnknownTopic
-from .handle import Handle, producer
+from .declaration import check_function, fingerprint, name_of, place_of, signature_of
+from .exceptions import DuplicateTask, InvalidArguments, InvalidTask, UnknownTopic
+from .handle import Handle, Manner, producer
 from .identity import task_code
 from .message import Message
 from .options import CallOptions, Duration, Options, TaskOptions, when
@@ -42,13 +43,13 @@ class Definition:
 
     @cached_property
     def is_async(self) -> bool:
-        """Whether it is an `async def`."""
-        return inspect.iscoroutinefunction(self.func)
+        """Whether it is an `async def`, or marked as one (asgiref.sync.markcoroutinefunction)."""
+        return iscoroutinefunction(self.func)
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """Of the function."""
-        return inspect.signature(self.func)
+        """What a call takes."""
+        return signature_of(self.func)
 
     @cached_property
     def _positional(self) -> range:
@@ -66,7 +67,24 @@ class Definition:
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidArguments(f"{self.name}{self.signature} cannot be called so: {error}.") from None
+            words = f"{self.name}{self.signature} cannot be called so: {error}."
+            raise InvalidArguments(f"{words}{self._hint(args, kwargs)}") from None
+
+    def _hint(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """What may have been meant."""
+        if options := sorted(kwargs.keys() & CallOptions.__annotations__.keys() - self.signature.parameters.keys()):
+            given = ", ".join(f"{name}=..." for name in options)
+            return f" Options of the message go to using(): task.using({given}).enqueue(...)."
+        if not hasattr(self.func, "__wrapped__"):
+            return ""
+        try:
+            inspect.signature(self.func, follow_wrapped=False).bind(*args, **kwargs)
+        except (TypeError, ValueError):
+            return ""
+        return (
+            " If its decorator gives it the rest, the decorator has to say what a call takes: by the parameters of "
+            "its own function, or by a __signature__."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +107,18 @@ class DelayedTask(Generic[P, R]):
         self.options = options
         self.template: Any = None
         """What outgoing.py has worked out for this copy."""
-        self.__wrapped__ = definition.func
-        self.__doc__ = definition.func.__doc__
+        func = definition.func
+        self.__wrapped__, self.__doc__ = func, func.__doc__
+        self.__module__, self.__qualname__ = func.__module__, func.__qualname__
+        if definition.is_async:
+            markcoroutinefunction(self)
+
+    def __reduce__(self) -> Any:
+        """By name: what is pickled or copied is this task in the process that reads it, with the same options."""
+        declared = self.definition.options
+        names = (one.name for one in fields(declared))
+        changes = {name: mine for name in names if (mine := getattr(self.options, name)) != getattr(declared, name)}
+        return _restored, (self.__module__, self.name, changes)
 
     def __repr__(self) -> str:
         return f"<delayed task {self.name} of topic {self.options.topic}>"
@@ -120,7 +148,8 @@ class DelayedTask(Generic[P, R]):
         """Store a message that calls the task with these arguments, and return its handle.
 
         Inside a transaction it is sent when that commits. Raises InvalidMessage (nothing was sent), DuplicateMessage,
-        StoreUnavailable (nothing was sent) or EnqueueUnknown; inside a transaction the last three come at the commit.
+        StoreUnavailable (nothing was sent) or EnqueueUnknown. Nothing is raised out of a commit: what is found only
+        then is told by `handle.outcome`, the signal `refused` and the log.
         """
         return producer().send_one(Call(self, args, kwargs))
 
@@ -136,10 +165,45 @@ class DelayedTask(Generic[P, R]):
         """
         return producer().send(self._call(element) for element in calls)
 
-    def cancel(self, *, key: str | None = None, id: str | UUID | None = None) -> None:  # noqa: A002
-        """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
-        producer().cancel(self.options.topic, key, id)
+    def cancel(
+        self,
+        *,
+        key: str | None = None,
+        id: str | UUID | None = None,  # noqa: A002
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+    ) -> bool:
+        """Take a waiting message back. Returns True; with `missing_ok` also False: nothing waits that could be.
 
+        Inside a transaction it takes effect when that commits, in the order of the calls, and not at all when it rolls
+        back; `after_commit=False` acts at once. Raises MessageNotFound or MessageRunning, unless `missing_ok`; what is
+        found only at the commit is logged and sent as the signal `refused`. While Redis is away nobody can know what
+        waits there: what is said is kept in the outbox, and Redis hears of it when it is back.
+        """
+        return producer().cancel(self.options.topic, key, id, self._manner(missing_ok, after_commit))
+
+    @overload
+    def reschedule(
+        self,
+        *,
+        key: str | None = None,
+        id: str | UUID | None = None,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: Literal[False] = False,
+        after_commit: bool | None = None,
+    ) -> datetime: ...
+    @overload
+    def reschedule(
+        self,
+        *,
+        key: str | None = None,
+        id: str | UUID | None = None,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool,
+        after_commit: bool | None = None,
+    ) -> datetime | None: ...
     def reschedule(
         self,
         *,
@@ -147,25 +211,81 @@ class DelayedTask(Generic[P, R]):
         id: str | UUID | None = None,  # noqa: A002
         delay: Duration | None = None,
         due_at: datetime | None = None,
-    ) -> datetime:
-        """Give a waiting message another due time, which is returned. Raises MessageNotFound or MessageRunning."""
-        return producer().reschedule(self.options.topic, key, id, when(delay, due_at))
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+    ) -> datetime | None:
+        """Give a waiting message another due time, which is returned; of a key that runs, what follows is moved.
+
+        Inside a transaction, while Redis is away, and with `missing_ok` (then None) as for cancel().
+        """
+        manner = self._manner(missing_ok, after_commit)
+        return producer().reschedule(self.options.topic, key, id, when(delay, due_at), manner)
 
     def get(self, *, key: str | None = None, id: str | UUID | None = None) -> Message | None:  # noqa: A002
-        """The live message with its state, due_at and attempt, or None when it is finished or unknown."""
+        """The live message with its state, due_at and attempt, or None when it is finished or unknown.
+
+        It is shown as it is now: without what the open transaction has yet to do.
+        """
         return producer().get(self.options.topic, key, id)
 
-    async def acancel(self, **name: Any) -> None:
+    async def acancel(
+        self,
+        *,
+        key: str | None = None,
+        id: str | UUID | None = None,  # noqa: A002
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+    ) -> bool:
         """cancel() for async code."""
-        await sync_to_async(self.cancel, thread_sensitive=True)(**name)
+        call = sync_to_async(self.cancel, thread_sensitive=True)
+        return await call(key=key, id=id, missing_ok=missing_ok, after_commit=after_commit)
 
-    async def areschedule(self, **options: Any) -> datetime:
+    @overload
+    async def areschedule(
+        self,
+        *,
+        key: str | None = None,
+        id: str | UUID | None = None,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: Literal[False] = False,
+        after_commit: bool | None = None,
+    ) -> datetime: ...
+    @overload
+    async def areschedule(
+        self,
+        *,
+        key: str | None = None,
+        id: str | UUID | None = None,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool,
+        after_commit: bool | None = None,
+    ) -> datetime | None: ...
+    async def areschedule(
+        self,
+        *,
+        key: str | None = None,
+        id: str | UUID | None = None,  # noqa: A002
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+    ) -> datetime | None:
         """reschedule() for async code."""
-        return await sync_to_async(self.reschedule, thread_sensitive=True)(**options)
+        call: Any = sync_to_async(self.reschedule, thread_sensitive=True)
+        name, options = {"key": key, "id": id}, {"missing_ok": missing_ok, "after_commit": after_commit}
+        moved: datetime | None = await call(**name, delay=delay, due_at=due_at, **options)
+        return moved
 
-    async def aget(self, **name: Any) -> Message | None:
+    async def aget(self, *, key: str | None = None, id: str | UUID | None = None) -> Message | None:  # noqa: A002
         """get() for async code."""
-        return await sync_to_async(self.get, thread_sensitive=True)(**name)
+        return await sync_to_async(self.get, thread_sensitive=True)(key=key, id=id)
+
+    def _manner(self, missing_ok: bool, after_commit: bool | None) -> Manner:
+        mine = self.options
+        wait = mine.after_commit if after_commit is None else after_commit
+        return Manner(missing_ok, wait, mine.database, mine.on_redis_error)
 
     def _call(self, element: Sequence[Any] | Mapping[str, Any] | Call) -> Call:
         if type(element) is tuple:
@@ -218,24 +338,20 @@ def register(task: DelayedTask[Any, Any]) -> None:
     """Make the task known. Raises DuplicateTask when its name, or its code, belongs to another function."""
     new = task.definition
     known = by_code.get(new.code)
-    if known is not None and _place(known.definition.func) != _place(new.func):
+    if known is not None and fingerprint(known.definition.func) != fingerprint(new.func):
         raise DuplicateTask(
-            f"Two tasks are named {new.name!r} (or share its code): {_place(known.definition.func)} and "
-            f"{_place(new.func)}. Give one of them another name: @delayed_task(name=...)."
+            f"Two tasks are named {new.name!r} (or share its code): {place_of(known.definition.func)} and "
+            f"{place_of(new.func)}. Give one of them another name: @delayed_task(name=...)."
         )
     by_name[new.name] = by_code[new.code] = task
 
 
-def _place(func: Callable[..., Any]) -> str:
-    """File and line: a module that is imported a second time declares the same task, not another one."""
-    code = inspect.unwrap(func).__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
-
-
-def _check_task_name(name: str) -> str:
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", name):
-        raise InvalidName(f"{name!r:.80} cannot name a task: use A-Z a-z 0-9 _ . - and at most 200 characters.")
-    return name
+def _restored(module: str, name: str, changes: Mapping[str, Any]) -> DelayedTask[Any, Any]:
+    """A task that was pickled."""
+    if name not in by_name:
+        import_module(module)
+    task = by_name[name]
+    return DelayedTask(task.definition, replace(task.definition.options, **changes)) if changes else task
 
 
 def check_topic(topic: str) -> str:
@@ -261,16 +377,19 @@ def delayed_task(func: Any = None, /, *, name: str | None = None, **options: Unp
     """Make a function a task that can be enqueued. With or without options; `def` or `async def`.
 
     `name` stands for the task in stored messages (default: module and qualified name); keep it when you move the
-    function. The options are those of TaskOptions. Raises InvalidMessage or DuplicateTask at import.
+    function. The options are those of TaskOptions. Raises InvalidMessage, InvalidTask or DuplicateTask at import.
     """
 
     def decorate(function: Callable[P, R]) -> DelayedTask[P, R]:
+        if isinstance(function, DelayedTask):
+            raise InvalidTask(f"{function.name} is a task already: leave one of the two decorators away.")
+        check_function(function)
         checked = Options.declared(options)
-        full_name = f"{function.__module__}.{function.__qualname__}" if name is None else _check_task_name(name)
-        definition = Definition(function, full_name, checked)
+        definition = Definition(function, name_of(function, name), checked)
         if checked.exactly_once and definition.is_async:
-            raise InvalidMessage(
-                f"{full_name} is async def, and Django has no transactions for those: exactly_once needs a def task."
+            raise InvalidTask(
+                f"{definition.name} is async def, and Django has no transactions for those: "
+                "exactly_once needs a def task."
             )
         task: DelayedTask[P, R] = DelayedTask(definition, checked)
         register(task)

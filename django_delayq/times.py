@@ -62,11 +62,15 @@ def shown_instant(milliseconds: float) -> datetime:
     return from_ms(max(0.0, min(milliseconds, 253_402_214_400_000.0)))
 
 
-def in_words(seconds: float) -> str:
-    """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`."""
+def in_words(seconds: float, digits: int = 3) -> str:
+    """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`; so many digits, more only of whole ones."""
     if abs(seconds) < 1:
         return f"{seconds * 1000:.0f} ms"
     for unit, size in (("d", 86400 * 2), ("h", 7200), ("min", 120)):
         if abs(seconds) >= size:
-            return f"{seconds / {'d': 86400, 'h': 3600, 'min': 60}[unit]:.3g} {unit}"
-    return f"{seconds:.3g} s"
+            return f"{_rounded(seconds / {'d': 86400, 'h': 3600, 'min': 60}[unit], digits)} {unit}"
+    return f"{_rounded(seconds, digits)} s"
+
+
+def _rounded(number: float, digits: int) -> str:
+    return f"{number:.0f}" if abs(number) >= 10 ** (digits - 1) else f"{number:.{digits}g}"

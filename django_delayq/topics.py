@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import signals
 from .exceptions import InvalidDelay, InvalidMessage
+from .existing import check_existing
 from .identity import parse_id
 from .message import Found, Message, Priority, State
 from .naming import shown
@@ -19,8 +20,10 @@ from .store import get_store
 from .store.keys import Partition
 from .store.link import BATCH
 from .store.looking import lag_of
-from .tasks import check_topic
 from .times import instant_ms, now_ms, shown_instant
+
+if TYPE_CHECKING:
+    from .moving import Moved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "rec
 def topic_stats(topic: str) -> TopicStats:
     """Counts by state, backlog, lag and next due time. Raises UnknownTopic."""
     store = get_store()
-    parts = store.all_stats(store.partitions.all(check_topic(topic)))
+    parts = store.all_stats(store.partitions.all(check_existing(topic)))
     heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
     paused = next((part.meta["paused"] for part in parts if "paused" in part.meta), None)
     return TopicStats(
@@ -100,7 +103,7 @@ def pause_topic(topic: str, *, by: str = "", reason: str = "", until: datetime |
     if until_ms is not None and until_ms <= get_store().now_us() // 1000:
         raise InvalidDelay(f"until is {until:%Y-%m-%d %H:%M:%S %Z}: that has passed.")
     note = {"by": by, "reason": reason, "at": now_ms(), "until": until_ms}
-    get_store().pause(check_topic(topic), json.dumps(note), until_ms)
+    get_store().pause(check_existing(topic), json.dumps(note), until_ms)
     signals.report(signals.topic_paused, topic, [signals.Event("", reason=reason)])
 
 
@@ -112,7 +115,7 @@ def lasting_pause(note: str | None, now_ms: float) -> dict[str, Any] | None:
 
 def resume_topic(topic: str) -> None:
     """Let a paused topic go on. Raises UnknownTopic."""
-    get_store().resume(check_topic(topic))
+    get_store().resume(check_existing(topic))
     signals.report(signals.topic_resumed, topic, [signals.Event("")])
 
 
@@ -124,10 +127,29 @@ def purge_topic(topic: str, *, reason: str = "purged") -> int:
     return sum(purge_batches(topic, reason))
 
 
+def move_topic(topic: str, to: str) -> Moved:
+    """Move all that waits in a topic, in Redis and in the outbox, to another one that is declared; what runs stays.
+
+    What is moved keeps its due time, attempts and key, and its id if it has no key: with one the id is that of the key
+    in the other topic. Done again, it goes on where it was. Raises UnknownTopic, and InvalidMessage while somebody else
+    moves the topic.
+    """
+    from . import moving  # not above: see purge_batches()
+
+    return moving.move_topic(topic, to)
+
+
 def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[int]:
     """purge_topic() step by step, of at most so many messages: gives how many each batch of up to 500 has ended."""
-    store = get_store()
-    for partition in store.partitions.all(check_topic(topic)):
+    from . import outbox_lookup  # not above: models need the apps, and this module is part of the package's face
+
+    store, partitions = get_store(), get_store().partitions.all(check_existing(topic))
+    # The outbox first: the relay moves messages from there to Redis, and they are then met there.
+    for kept in outbox_lookup.purge(topic, reason, most):
+        signals.report(signals.cancelled, topic, [signals.Event(message_id, reason=reason) for message_id in kept])
+        most -= len(kept)
+        yield len(kept)
+    for partition in partitions:
         # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for ever.
         left = min(store.stats(partition).waiting, most)
         while left > 0 and (ids := store.purge(partition, int(min(left, BATCH)), reason)):
@@ -135,11 +157,6 @@ def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[i
             left -= len(ids)
             most -= len(ids)
             yield len(ids)
-    from . import outbox_lookup  # not above: models need the apps, and this module is part of the package's face
-
-    for kept in outbox_lookup.purge(topic, reason, most):
-        signals.report(signals.cancelled, topic, [signals.Event(message_id, reason=reason) for message_id in kept])
-        yield len(kept)
 
 
 def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) -> Page:
@@ -151,7 +168,7 @@ def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) ->
     after = _parse_cursor(cursor)
     lanes = [
         _lane(partition, lane, after, limit)
-        for partition in store.partitions.all(check_topic(topic))
+        for partition in store.partitions.all(check_existing(topic))
         for lane in Priority
     ]
     merged = heapq.merge(*lanes, key=lambda pair: (pair[1].due_at_ms, pair[1].id))
@@ -169,7 +186,7 @@ def list_running(topic: str, *, limit: int = 50) -> list[Running]:
     Two reads: one that ends between them is left out. Raises UnknownTopic.
     """
     store, limit = get_store(), max(1, min(limit, BATCH))
-    leases = store.leases(store.partitions.all(check_topic(topic)), limit)[:limit]
+    leases = store.leases(store.partitions.all(check_existing(topic)), limit)[:limit]
     found = store.find_all([(partition, message_id) for partition, message_id, _deadline in leases])
     return [
         _running(partition, one, deadline_ms)

@@ -31,8 +31,8 @@ SLOTS = 16384
 PORTS = range(10_000, 22_000)
 
 _SENTINEL = f"""
-sentinel monitor {MASTER} 127.0.0.1 {{port}} 1
-sentinel down-after-milliseconds {MASTER} 1000
+sentinel monitor {MASTER} 127.0.0.1 {{port}} {{quorum}}
+sentinel down-after-milliseconds {MASTER} {{down_after}}
 sentinel failover-timeout {MASTER} 5000
 """
 
@@ -172,7 +172,11 @@ class Server:
 
 
 class Cluster(Server):
-    """Three primaries."""
+    """Three primaries, each with a replica if asked for."""
+
+    def __init__(self, kind: str = "cluster", replicas: bool = False) -> None:
+        super().__init__(kind)
+        self.replicas = replicas
 
     def client(self) -> Any:
         return RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", node.port) for node in self.primaries])
@@ -181,25 +185,41 @@ class Cluster(Server):
         config = self.config | {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
         for _ in range(3):
             self._node(config, into=self.primaries)
+        for _ in range(3 * self.replicas):
+            self._node(config | {"repl-diskless-sync-delay": "0"}, into=self.others)
         self.url = f"redis+cluster://127.0.0.1:{self.primaries[0].port}"
-        for index, client in enumerate(self._clients()):
+        clients = self._clients()
+        for index, client in enumerate(clients):
             # Distinct epochs from the start: the nodes need not resolve a conflict before they agree.
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", index + 1)
+            for other in [*self.primaries, *self.others][:index]:
+                client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
+        for index, client in enumerate(clients[:3]):
             # ADDSLOTSRANGE would be shorter, but Redis 6.2 does not have it.
             client.execute_command("CLUSTER ADDSLOTS", *range(index * SLOTS // 3, (index + 1) * SLOTS // 3))
-            for other in self.primaries[:index]:
-                client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
         self._wait_until_ready()
+        for primary, replica in zip(clients[:3], clients[3:], strict=False):
+            # What it does not know yet it cannot follow.
+            wait_until(lambda p=primary, r=replica: _follows(r, p), "the replica follows its primary")
+        for replica in clients[3:]:
+            wait_until(lambda r=replica: r.info("replication").get("master_link_status") == "up", "replicas in sync")
 
     def _wait_until_ready(self) -> None:
-        wait_until(lambda: all(_sees_whole_cluster(client) for client in self._clients()), "the cluster has formed", 20)
+        count = len(self._clients())
+        ready = lambda: all(_sees_whole_cluster(client, count) for client in self._clients())  # noqa: E731
+        wait_until(ready, "the cluster has formed", 20)
 
     def _clients(self) -> list[Redis]:
-        return [_raw(node) for node in self.primaries]
+        return [_raw(node) for node in (*self.primaries, *self.others)]
 
 
 class Replicated(Server):
-    """A primary, a replica, and a sentinel that promotes the replica one second after the primary's end."""
+    """A primary, a replica, and sentinels that promote the replica one second after the primary's end."""
+
+    def __init__(self, kind: str = "sentinel", sentinels: int = 1, down_after: int = 1000) -> None:
+        super().__init__(kind)
+        self.sentinels = sentinels
+        self.down_after = down_after
 
     def client(self) -> Any:
         return Sentinel([("127.0.0.1", self.others[-1].port)]).master_for(MASTER)
@@ -210,11 +230,16 @@ class Replicated(Server):
         _raw(replica).replicaof("127.0.0.1", primary.port)
         # Before the sentinel: it asks the primary for its replicas when it connects, and then only every ten seconds.
         wait_until(lambda: _raw(replica).info("replication")["master_link_status"] == "up", "the replica is in sync")
-        settings = primary.run_dir / "sentinel.conf"
-        settings.write_text(_SENTINEL.format(port=primary.port))
-        sentinel = self._node({}, str(settings), "--sentinel", into=self.others)
-        self.url = f"redis+sentinel://127.0.0.1:{sentinel.port}/{MASTER}/0"
-        wait_until(lambda: _sees_replica(_raw(sentinel)), "the sentinel knows the replica")
+        sentinels = []
+        for number in range(self.sentinels):
+            settings = primary.run_dir / f"sentinel-{number}.conf"
+            quorum = self.sentinels // 2 + 1
+            settings.write_text(_SENTINEL.format(port=primary.port, quorum=quorum, down_after=self.down_after))
+            sentinels.append(self._node({}, str(settings), "--sentinel", into=self.others))
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
+        self.url = f"redis+sentinel://{hosts}/{MASTER}/0"
+        for sentinel in sentinels:
+            wait_until(lambda s=sentinel: _knows_all(_raw(s), self.sentinels), "the sentinel knows the others")
 
     def _wait_until_ready(self) -> None:
         wait_until(lambda: self.client().ping(), "a primary answers")
@@ -224,10 +249,15 @@ def _raw(node: EmbeddedServer) -> Redis:
     return Redis(unix_socket_path=str(node.socket), decode_responses=True)
 
 
-def _sees_whole_cluster(client: Redis) -> bool:
+def _sees_whole_cluster(client: Redis, count: int) -> bool:
     info = client.execute_command("CLUSTER INFO")
-    return bool(info["cluster_state"] == "ok" and info["cluster_size"] == info["cluster_known_nodes"] == "3")
+    return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(count))
 
 
-def _sees_replica(client: Redis) -> bool:
-    return [replica["flags"] for replica in client.execute_command("SENTINEL REPLICAS", MASTER)] == ["slave"]
+def _follows(replica: Redis, primary: Redis) -> bool:
+    return bool(replica.execute_command("CLUSTER REPLICATE", primary.execute_command("CLUSTER MYID")))
+
+
+def _knows_all(sentinel: Redis, sentinels: int) -> bool:
+    replicas = [replica["flags"] for replica in sentinel.sentinel_slaves(MASTER)]
+    return replicas == ["slave"] and len(sentinel.sentinel_sentinels(MASTER)) == sentinels - 1

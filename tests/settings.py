@@ -14,7 +14,8 @@ from config.settings import MIDDLEWARE, SHOP_REVIEW_AFTER, SHOP_WEBHOOK_URL, TEM
 from .databases import configured
 
 SECRET_KEY = "tests"
-USE_TZ = True
+# DELAYQ_TEST_USE_TZ=0: a project whose instants are naive.
+USE_TZ = os.environ.get("DELAYQ_TEST_USE_TZ", "1") == "1"
 TIME_ZONE = "UTC"
 INSTALLED_APPS = [
     "django.contrib.admin",

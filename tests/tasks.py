@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -80,6 +81,7 @@ async def wait_async() -> None:
 @delayed_task
 def look() -> None:
     seen.append(current_message())
+    logging.getLogger("project").warning("a line of the task's own")
 
 
 @delayed_task

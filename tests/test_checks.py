@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, run_checks
 from django.core.management import call_command
 from redis import Redis
 
-from django_delayq.checks import check_reports, check_server, check_settings
+from django_delayq.checks import check_aliases, check_database, check_reports, check_server, check_settings
 from django_delayq.store.inspection import ServerReport
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
@@ -64,11 +65,49 @@ def test_missing_redis_is_e002(settings: Any) -> None:
     assert 'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/0"}' in str(found.hint)
 
 
+def test_another_database_than_the_default_is_w006(settings: Any) -> None:
+    settings.DELAYQ = {"REDIS": "redis://x", "DATABASE": "other"}
+    (found,) = check_database()
+    assert (found.id, check_settings()) == ("delayq.W006", [])
+    assert "transaction.atomic(using='other')" in str(found.hint)
+
+
+def test_a_second_alias_is_w007(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_database() == []
+    assert ids(check_aliases()) == ["delayq.W007"]
+    monkeypatch.setattr(django_settings, "DATABASES", {"default": {}})
+    assert check_aliases() == []
+
+
 def test_unknown_database_is_e003(settings: Any) -> None:
     settings.DELAYQ = {"REDIS": "redis://x", "DATABASE": "nowhere"}
     (found,) = check_settings()
     assert found.id == "delayq.E003"
     assert "'nowhere', which is not in DATABASES" in found.msg
+
+
+@pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])
+def test_a_cache_whose_clear_deletes_all_messages_is_w005(settings: Any, backend: str) -> None:
+    settings.CACHES = {
+        "same": {"BACKEND": backend, "LOCATION": "redis://localhost:6379/1"},
+        "other": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:6379/2"},
+        "first": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1"},
+    }
+    settings.DELAYQ = {"REDIS": "redis://:secret@127.0.0.1:6379/1"}
+    (found,) = check_settings()
+    assert (found.id, found.is_serious()) == ("delayq.W005", False)
+    assert "cache.clear() of CACHES 'same' is FLUSHDB" in found.msg
+    settings.DELAYQ = {"REDIS": "redis://127.0.0.1:6379/3"}
+    assert check_settings() == []
+    settings.DELAYQ = {"REDIS": "redis://127.0.0.1:6379"}
+    assert "'first'" in check_settings()[0].msg
+
+
+def test_an_alias_of_caches_is_w005_and_the_server_is_looked_at_all_the_same(settings: Any, server: Server) -> None:
+    settings.CACHES = {"queue": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+    settings.DELAYQ = {"REDIS": "queue"}
+    assert ids(check_settings()) == ["delayq.W005"]
+    assert "delayq.W012" in ids(check_server())  # no append-only file
 
 
 def test_settings_are_checked_without_a_connection(settings: Any) -> None:
@@ -82,7 +121,10 @@ def test_manage_py_check_fails(settings: Any) -> None:
         call_command("check", "--tag", "delayq")
 
 
-# Servers
+# Servers: and what waits there, also in the outbox
+
+
+pytestmark = pytest.mark.django_db
 
 
 @contextmanager
@@ -108,7 +150,7 @@ def test_server_that_keeps_everything(delayq: RedisStore, server: Server) -> Non
 
 def test_server_checks_run_with_deploy_only(delayq: RedisStore) -> None:
     assert ids(run_checks(tags=["delayq"])) == []
-    assert ids(run_checks(tags=["delayq"], include_deployment_checks=True)) == ["delayq.W012"]
+    assert set(ids(run_checks(tags=["delayq"], include_deployment_checks=True))) == {"delayq.W007", "delayq.W012"}
 
 
 def test_missing_aof_is_w012(delayq: RedisStore) -> None:
@@ -195,5 +237,18 @@ def test_every_server_is_judged() -> None:
 
 
 def test_findings_can_be_silenced(settings: Any, delayq: RedisStore) -> None:
-    settings.SILENCED_SYSTEM_CHECKS = ["delayq.W012"]
+    settings.SILENCED_SYSTEM_CHECKS = ["delayq.W012", "delayq.W007"]
     assert all(message.is_silenced() for message in run_checks(tags=["delayq"], include_deployment_checks=True))
+
+
+def test_replicas_and_no_min_replicas_to_write_is_w016() -> None:
+    assert ids(check_reports([GOOD._replace(replicas=1, min_replicas=0)])) == ["delayq.W016"]
+    assert ids(check_reports([GOOD._replace(sentinel=True, min_replicas=0)])) == ["delayq.W016"]
+    assert check_reports([GOOD._replace(replicas=1, min_replicas=1)]) == []
+    assert check_reports([GOOD._replace(replicas=0, min_replicas=0)]) == []
+    assert check_reports([GOOD._replace(replicas=1, min_replicas=None)]) == []  # CONFIG is forbidden
+
+
+def test_fewer_replicas_than_are_waited_for_is_w017() -> None:
+    assert ids(check_reports([GOOD, GOOD._replace(replicas=2, min_replicas=1)], 1)) == ["delayq.W017"]
+    assert check_reports([GOOD._replace(replicas=2, min_replicas=1)], 2) == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from datetime import datetime
 from io import StringIO
 from typing import Any
 
 import pytest
+import redis
 from django.core.management import CommandError, call_command
 from django.core.management.base import CommandParser
 
@@ -17,9 +19,11 @@ from django_delayq.management.commands import run_delayq as module
 from django_delayq.management.commands.run_delayq import Command
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.runner import ExitCode
+from django_delayq.worker.startup import port_here
 from tests.servers import Server
 from tests.tasks import close_order, record, seen
 from tests.test_checks import configured
+from tests.undeclared import leave
 
 pytestmark = pytest.mark.usefixtures("quiet")
 LONG_AGO = "2001-09-09T00:00:00+00:00"
@@ -160,14 +164,16 @@ def test_several_processes_have_a_supervisor(run_delayq: Any, monkeypatch: pytes
     asked: list[Any] = []
 
     class Recorded:
-        def __init__(self, count: int, run_worker: Callable[[int], int]) -> None:
-            asked.append(count)
+        def __init__(self, count: int, run_worker: Callable[[int], int], finite: bool) -> None:
+            asked.extend((count, finite))
             self.run = lambda: run_worker(1)
 
     monkeypatch.setattr(module, "Supervisor", Recorded)
     monkeypatch.setattr(module, "run", lambda worker, port: asked.append(port) or 0)
     run_delayq("--processes", "3", "--health-port", "9000")
-    assert asked == [3, 9001]
+    assert asked == [3, False, 9001]
+    run_delayq("--processes", "2", "--max-messages", "5")
+    assert asked[3:5] == [2, True]
 
 
 def test_exit_code_of_the_worker_is_that_of_the_command(run_delayq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +227,55 @@ def test_embedded_server_lives_as_long_as_the_command(
     monkeypatch.chdir(tmp_path)
     seen_urls: list[str] = []
     monkeypatch.setattr(module, "run", lambda worker, *args, **kwargs: seen_urls.append(get_settings().redis) or 0)
-    call_command("run_delayq", "--embedded", stdout=StringIO(), stderr=StringIO())
+    call_command("run_delayq", "--embedded", stdout=(said := StringIO()), stderr=StringIO())
     assert seen_urls[0].startswith("unix://")
+    assert "DELAYQ['REDIS'] = 'redis://127.0.0.1:6379/0'" in said.getvalue()
     assert (tmp_path / ".delayq").is_dir()
     assert get_settings().redis == ""
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("by", ["url", "cache"])
+def test_embedded_server_is_found_by_all_processes_of_the_project(
+    settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        url = f"redis://127.0.0.1:{port}/0"
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
+        settings.CACHES = {**settings.CACHES, "queue": cache}
+        settings.DEBUG, settings.DELAYQ = True, {"REDIS": url if by == "url" else "queue"}
+        monkeypatch.chdir(tmp_path)
+        assert "somebody listens on port" in str(refused("--embedded"))
+    answers: list[bool] = []
+
+    def run(worker: object, *args: object, **kwargs: object) -> int:
+        with redis.Redis(port=port) as client:  # as another process would
+            answers.append(client.ping())
+        return 0
+
+    monkeypatch.setattr(module, "run", run)
+    call_command("run_delayq", "--embedded", stdout=(said := StringIO()), stderr=StringIO())
+    assert answers == [True]
+    assert f"embedded server on 127.0.0.1:{port}, where DELAYQ['REDIS'] points" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    "where", ["", "default", "rediss://127.0.0.1:1/0", "redis://:secret@127.0.0.1:1/0", "redis://elsewhere:1/0"]
+)
+def test_embedded_server_takes_no_place_that_is_not_of_this_machine(where: str) -> None:
+    assert port_here(where) is None
+
+
+# Topics that it does not serve
+
+
+def test_a_worker_that_starts_says_what_it_will_not_serve(run_delayq: Any) -> None:
+    leave("jobs", 1)
+    close_order.using(delay=600).enqueue(1)
+    out, _ = run_delayq(burst=True, topics="default")
+    assert "  unserved  jobs: 1 waiting, 0 of them due; no worker serves it and no code here declares it\n" in out
+    assert "  unserved  orders: 1 waiting, 0 of them due; no worker serves it\n" in out
+    out, _ = run_delayq(burst=True)
+    assert "unserved  orders" not in out
+    assert "unserved  jobs" in out

@@ -86,7 +86,8 @@ def test_archiver_alone_archives_and_runs_nothing(run_delayq: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "names"), [([], ["archiver", "relay", "reconciler", "bulk", "statistics"]), (["--no-archiver"], [])]
+    ("args", "names"),
+    [([], ["archiver", "relay", "reconciler", "bulk", "statistics", "unserved"]), (["--no-archiver"], [])],
 )
 def test_worker_hosts_the_services_of_sql(
     run_delayq: Any, monkeypatch: pytest.MonkeyPatch, args: list[str], names: list[str]
@@ -103,10 +104,10 @@ def test_one_of_several_processes_hosts_them(run_delayq: Any, monkeypatch: pytes
     hosted: list[int] = []
 
     class Recorded:
-        def __init__(self, count: int, run_worker: Callable[[int], int]) -> None:
+        def __init__(self, count: int, run_worker: Callable[[int], int], finite: bool) -> None:
             self.run = lambda: max(run_worker(index) for index in range(count))
 
     monkeypatch.setattr(module, "Supervisor", Recorded)
     monkeypatch.setattr(module, "run", lambda worker, port: hosted.append(len(worker.sql_services)) or 0)
     run_delayq("--processes", "3")
-    assert hosted == [5, 0, 0]
+    assert hosted == [6, 0, 0]

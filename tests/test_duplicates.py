@@ -76,6 +76,14 @@ def test_raise_and_keep_while_it_runs(delayq: RedisStore) -> None:
     assert sent() == []
 
 
+def test_many_duplicates_are_named_in_part_and_counted(delayq: RedisStore) -> None:
+    calls = [record.using(key=f"k{number:02}", delay=60).prepare(number) for number in range(33)]
+    record.enqueue_many(calls)
+    with pytest.raises(exceptions.DuplicateMessage, match=r"'k09' and 23 more: already live") as caught:
+        record.enqueue_many(calls)
+    assert len(caught.value.keys) == 33
+
+
 # Unknown outcomes
 
 

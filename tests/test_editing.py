@@ -193,7 +193,7 @@ def test_a_record_that_cannot_be_decoded_is_refused(delayq: RedisStore) -> None:
 def test_a_running_message_is_refused(delayq: RedisStore) -> None:
     handle = close_order.using(due_at=LONG_AGO).enqueue(5)
     lease = claim("orders")[0]
-    refused(delayq, handle, exceptions.MessageRunning, "a worker holds it, it can no longer be edited", [6], {})
+    refused(delayq, handle, exceptions.MessageRunning, "a worker holds it, so it can no longer be edited", [6], {})
     ack(lease)
 
 

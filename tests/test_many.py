@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from django.db import transaction
 
 from django_delayq import exceptions, topic_stats
+from django_delayq.sending import MOST_ON_ITS_WAY
+from django_delayq.store import get_store
 from django_delayq.store.redis import RedisStore
 from tests.faults import scripts_run
 from tests.sending import sent, with_transactions
-from tests.tasks import close_order, noop, record
+from tests.tasks import close_order, crowd, noop, record
 
 
 def test_many_of_all_kinds(delayq: RedisStore) -> None:
@@ -98,3 +101,31 @@ def test_element_that_is_no_call_tells_what_was_sent(delayq: RedisStore) -> None
     with pytest.raises(exceptions.InvalidArguments) as caught:
         record.enqueue_many([*((n,) for n in range(700)), "text"])
     assert len(caught.value.enqueued) == topic_stats("default").counters["enqueued"]
+
+
+@pytest.mark.usefixtures("raising")
+def test_many_partitions_need_few_connections(delayq: RedisStore, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 256}}}
+    handles = crowd.using(delay=60).enqueue_many([(n,) for n in range(3000)])
+    pool = get_store().client.connection_pool
+    assert {handle.outcome for handle in handles} == {"stored"}
+    assert topic_stats("crowd").delayed == 3000
+    assert len(pool._available_connections) <= MOST_ON_ITS_WAY + 1
+    get_store().close()
+
+
+@pytest.mark.usefixtures("raising")
+def test_more_threads_than_redis_py_allows_connections_wait_for_a_pausing_redis(delayq: RedisStore) -> None:
+    noop.enqueue()
+    outcomes: list[str] = []
+
+    def send() -> None:
+        outcomes.append(noop.using(delay=60).enqueue().outcome)
+
+    threads = [threading.Thread(target=send) for _ in range(160)]
+    delayq.command("CLIENT", "PAUSE", 400, "ALL")
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == ["stored"] * 160

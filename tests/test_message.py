@@ -16,7 +16,13 @@ from django.utils.safestring import SafeString
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_delayq.exceptions import BodyTooLarge, InvalidMessage, UndecodableMessage, UnserialisableArguments
+from django_delayq.exceptions import (
+    BodyTooLarge,
+    InvalidMessage,
+    NewerRecord,
+    UndecodableMessage,
+    UnserialisableArguments,
+)
 from django_delayq.identity import key_id, new_ids, parse_id, task_code
 from django_delayq.message import (
     COMPRESSED,
@@ -113,7 +119,8 @@ def test_the_header_has_the_places_that_the_scripts_read() -> None:
 def test_attempts_are_what_the_scripts_pack() -> None:
     token = os.urandom(16)
     raw = struct.pack(">HH", 3, 1) + (5).to_bytes(6, "big") + (7).to_bytes(6, "big") + token
-    assert Attempts.decode(raw) == Attempts(3, 1, 5, 7, token)
+    raw += (9).to_bytes(6, "big")
+    assert Attempts.decode(raw + b"{}") == Attempts(3, 1, 5, 7, token, b"{}", put_off_since_ms=9)
 
 
 def test_a_message_for_people_has_everything() -> None:
@@ -177,8 +184,9 @@ def test_a_truncated_record_is_refused(cut: int) -> None:
 def test_a_record_of_another_version_is_refused(version: int) -> None:
     raw = bytearray(stored(Body()))
     raw[14] = version << 4
-    with pytest.raises(UndecodableMessage, match=f"version {version}, this worker reads 1"):
+    with pytest.raises(UndecodableMessage, match=f"version {version}, django-delayq here reads version 1") as found:
         Record.decode(bytes(raw))
+    assert isinstance(found.value, NewerRecord) == (version > 1)
 
 
 @given(raw=st.binary(max_size=80), flags=st.sampled_from([0, COMPRESSED]))

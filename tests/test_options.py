@@ -50,13 +50,20 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"headers": ["trace"]}, exceptions.InvalidMessage, "headers is a mapping"),
     ({"on_redis_error": "ignore"}, exceptions.InvalidMessage, 'on_redis_error is \'ignore\': use "spill" or "raise"'),
     ({"on_redis_error": True}, exceptions.InvalidMessage, "on_redis_error is True"),
-    ({"countdown": 5}, exceptions.InvalidMessage, "'countdown' is not an option. Options are: topic, delay, due_at"),
+    ({"countdown": 5}, exceptions.InvalidMessage, "using() has no option 'countdown': here it is delay"),
+    ({"eta": 5}, exceptions.InvalidMessage, "here it is due_at (an aware datetime)."),
+    ({"queue": "orders"}, exceptions.InvalidMessage, "here it is topic."),
+    ({"retries": 3}, exceptions.InvalidMessage, "counts the first run too (retries=3 is max_attempts=4)"),
+    ({"time_limit": 3}, exceptions.InvalidMessage, "here it is max_runtime of @delayed_task."),
+    ({"delya": 5}, exceptions.InvalidMessage, "using() has no option 'delya'. Did you mean delay? Its options"),
 ]  # fmt: skip
 BAD_DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_runtime": 0}, exceptions.InvalidMessage, "max_runtime must be from 1"),
     ({"retry_for": ValueError()}, exceptions.InvalidMessage, "retry_for"),
     ({"retry_for": ("ValueError",)}, exceptions.InvalidMessage, "retry_for"),
     ({"backoff": []}, exceptions.InvalidMessage, "backoff"),
+    ({"eta": 5}, exceptions.InvalidMessage, "@delayed_task has no option 'eta': here it is due_at"),
+    ({"bakoff": 5}, exceptions.InvalidMessage, "@delayed_task has no option 'bakoff'. Did you mean backoff?"),
     ({"backoff": -1}, exceptions.InvalidDelay, "backoff"),
     ({"backoff": [5, "x"]}, exceptions.InvalidDelay, "backoff"),
     ({"backoff": object()}, exceptions.InvalidMessage, "backoff"),
@@ -112,6 +119,28 @@ def test_using_returns_a_copy_and_leaves_the_original() -> None:
     assert (noop.options.when, noop.options.key, noop.options.priority, noop.max_attempts) == ("+0", None, 1, 5)
     assert copy.definition is noop.definition
     assert tasks.by_name[noop.name] is noop
+
+
+def test_the_name_of_a_task_is_of_its_declaration() -> None:
+    with pytest.raises(exceptions.InvalidMessage, match="name is of the task, it does not travel"):
+        noop.using(name="x")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("of", "absent"), [("task", "due_at"), ("call", "backoff")])
+def test_a_wrong_option_is_answered_with_those_that_can_be_given_there(of: str, absent: str) -> None:
+    with pytest.raises(exceptions.InvalidMessage) as caught:
+        Options.declared({"xyz": 1}) if of == "task" else Options().changed({"xyz": 1})  # type: ignore[typeddict-unknown-key]
+    options = str(caught.value).partition("Its options are: ")[2].rstrip(".").split(", ")
+    assert {"delay", "topic"} < set(options)
+    assert absent not in options
+
+
+def test_a_ladder_of_timedeltas_is_one_of_seconds(registry: dict[str, Any]) -> None:
+    @delayed_task(name="tests.ladder", backoff=[timedelta(minutes=1), 90], retry_for=OSError)
+    def task() -> None: ...
+
+    assert [task.options.backoff(failures) for failures in (1, 2, 3)] == [60, 90, 90]
+    assert task.options.retry_for == (OSError,)
 
 
 def test_using_again_keeps_earlier_changes() -> None:
@@ -199,6 +228,6 @@ def test_exactly_once_needs_a_def_task(registry: dict[str, Any]) -> None:
 
     async def task() -> None: ...
 
-    with pytest.raises(exceptions.InvalidMessage, match=r"task is async def, .* no transactions.*needs a def task"):
-        delayed_task(exactly_once=True)(task)
+    with pytest.raises(exceptions.InvalidTask, match=r"once is async def, .* no transactions.*needs a def task"):
+        delayed_task(name="tests.once", exactly_once=True)(task)
     assert registry == before

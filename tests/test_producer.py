@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -155,28 +156,64 @@ def test_transaction_that_holds_nothing_of_ours_calls_nothing(delayq: RedisStore
 
 
 @with_transactions
+def test_message_waits_for_the_transaction_that_is_open_whatever_its_alias(delayq: RedisStore) -> None:
+    with suppress(Undo), transaction.atomic(using="other"):
+        record.enqueue("lost")
+        raise Undo
+    with transaction.atomic(using="other"):
+        record.enqueue("waits")
+        assert sent() == []
+    assert sent() == ["waits"]
+
+
+@with_transactions
+def test_of_several_it_is_that_of_the_settings(delayq: RedisStore) -> None:
+    with transaction.atomic(using="other"):
+        with transaction.atomic():
+            record.enqueue("waits for default")
+        assert sent() == ["waits for default"]
+
+
+@with_transactions
 def test_database_that_is_named_decides(delayq: RedisStore) -> None:
     with transaction.atomic(using="other"):
-        record.enqueue("default is in no transaction")
-        record.using(database="other").enqueue("waits")
+        record.using(database="default").enqueue("default is in no transaction")
         assert sent() == ["default is in no transaction"]
         with pytest.raises(Undo), transaction.atomic():
             record.using(database="other").enqueue("waits too")
             record.enqueue("lost")
             raise Undo
-    assert sent() == ["default is in no transaction", "waits", "waits too"]
+    assert sent() == ["default is in no transaction", "waits too"]
 
 
 @with_transactions
 def test_database_of_the_settings_decides(settings: Any, delayq: RedisStore) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "DATABASE": "other"}
     with transaction.atomic():
-        record.enqueue("at once")
-        assert sent() == ["at once"]
-    with transaction.atomic(using="other"):
-        record.enqueue("by the commit")
-        assert sent() == ["at once"]
-    assert sent() == ["at once", "by the commit"]
+        with transaction.atomic(using="other"):
+            record.enqueue("by the commit of other")
+            assert sent() == []
+        assert sent() == ["by the commit of other"]
+
+
+@with_transactions
+@pytest.mark.parametrize("call", ["enqueue", "cancel", "reschedule"])
+def test_manual_transaction_is_refused_and_says_what_to_do(delayq: RedisStore, call: str) -> None:
+    handle = record.using(delay=60).enqueue("live")
+    calls: dict[str, Callable[[], object]] = {
+        "enqueue": lambda: record.enqueue("x"),
+        "cancel": handle.cancel,
+        "reschedule": lambda: handle.reschedule(delay=1),
+    }
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(exceptions.InvalidMessage, match=r"'default' is in manual .*use transaction.atomic\(\)"):
+            calls[call]()
+        record.using(after_commit=False).enqueue("at once")
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert sent() == ["at once", "live"]
 
 
 @with_transactions
@@ -201,13 +238,15 @@ def test_bad_input_is_refused_inside_the_transaction(delayq: RedisStore) -> None
 
 
 @with_transactions
-def test_duplicate_is_raised_by_the_commit_and_does_not_take_the_others(delayq: RedisStore) -> None:
+def test_duplicate_is_raised_by_the_call_and_does_not_take_the_others(delayq: RedisStore) -> None:
     record.using(key="k", delay=60).enqueue("first")
-    with pytest.raises(exceptions.DuplicateMessage, match="'k': already live"), transaction.atomic():
+    with transaction.atomic():
         record.enqueue("a")
-        record.using(key="k").enqueue("second")
-        record.enqueue("b")
-    assert sorted(sent()) == ["a", "b", "first"]
+        with pytest.raises(exceptions.DuplicateMessage, match="'k': already live"):
+            record.using(key="k").enqueue("second")
+        with pytest.raises(exceptions.DuplicateMessage, match="'k': already live"):
+            record.enqueue_many([record.prepare("b"), record.using(key="k").prepare("third"), record.prepare("c")])
+    assert sent() == ["a", "b", "c", "first"]
 
 
 @with_transactions

@@ -60,4 +60,8 @@ def test_its_task_closes_an_unpaid_order_and_a_cancelled_one_stays_open(delayq: 
 
     namespace["close_unpaid_order"](namespace["order"].pk)
     namespace["order"].refresh_from_db()
+    assert namespace["order"].state == "paid"
+    Order.objects.update(state="pending")
+    namespace["close_unpaid_order"](namespace["order"].pk)
+    namespace["order"].refresh_from_db()
     assert namespace["order"].state == "closed"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,10 +43,10 @@ def listen() -> Iterator[Listen]:
 
 
 def test_there_is_one_for_every_change() -> None:
-    assert len(ALL) == 14
+    assert len(ALL) == 16
     assert {id(signal) for signal in ALL} == {id(getattr(signals, name)) for name in (
-        "enqueued", "rescheduled", "cancelled", "expired", "started", "acked", "retried", "snoozed", "released",
-        "dead", "reclaimed", "lease_lost", "topic_paused", "topic_resumed",
+        "enqueued", "rescheduled", "cancelled", "refused", "expired", "started", "acked", "retried", "snoozed",
+        "put_off", "released", "dead", "reclaimed", "lease_lost", "topic_paused", "topic_resumed",
     )}  # fmt: skip
 
 
@@ -117,19 +120,45 @@ def test_topic_paused_and_resumed(delayq: RedisStore, listen: Listen) -> None:
     assert resumed == [("orders", [Event("")])]
 
 
-def test_receiver_may_listen_to_one_topic(delayq: RedisStore) -> None:
+@pytest.mark.parametrize("topic", ["orders", "".join(["or", "ders"]), signals.Topic("orders")])
+def test_receiver_may_listen_to_one_topic(delayq: RedisStore, topic: str) -> None:
+    """However its name has come about: Django compares senders by identity."""
     heard: list[Any] = []
 
-    def receive(sender: str, events: Any, **kwargs: Any) -> None:
-        heard.extend(events)
+    def receive(sender: signals.Topic, events: Any, **kwargs: Any) -> None:
+        heard.extend((sender, event.task) for event in events)
 
-    signals.enqueued.connect(receive, sender="orders")
+    signals.enqueued.connect(receive, sender=topic)
     try:
         record.enqueue(1)
         close_order.enqueue(5)
+        close_order.using(topic="".join(["ord", "ers"])).enqueue(6)
     finally:
-        signals.enqueued.disconnect(receive, sender="orders")
-    assert [event.task for event in heard] == ["tests.tasks.close_order"]
+        assert signals.enqueued.disconnect(receive, sender="".join(["order", "s"]))
+    assert heard == [("orders", "tests.tasks.close_order")] * 2
+    close_order.enqueue(7)
+    assert len(heard) == 2
+
+
+def test_there_is_one_topic_for_each_name() -> None:
+    topic = signals.Topic("".join(["or", "ders"]))
+    assert topic is signals.Topic("orders") is signals.Topic(topic) is pickle.loads(pickle.dumps(topic))
+    assert (topic, f"{topic}", {topic: 1}["orders"]) == ("orders", "orders", 1)
+
+
+@pytest.mark.parametrize("sender", [close_order, 5, object])
+def test_a_sender_that_can_never_be_one_is_refused(sender: Any) -> None:
+    for call in (signals.acked.connect, signals.acked.disconnect):
+        with pytest.raises(TypeError, match=r"give the name of a topic\. Of which task an event is, event\.task says"):
+            call(lambda **kwargs: None, sender=sender)
+
+
+def test_every_signal_is_documented() -> None:
+    page = Path("docs/signals.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert listed == [name for name, value in vars(signals).items() if isinstance(value, Signal)]
+    fields = re.findall(r"^- `(\w+)`: ", page, re.MULTILINE)
+    assert fields == list(Event._fields)
 
 
 def test_receiver_that_fails_is_logged_and_harms_nobody(
@@ -146,7 +175,8 @@ def test_receiver_that_fails_is_logged_and_harms_nobody(
     finally:
         signals.enqueued.disconnect(fail)
     assert len(heard) == 1
-    assert 'failed: ValueError("a receiver\'s bug")' in caplog.text
+    assert "ValueError: a receiver's bug" in caplog.text
+    assert "in fail\n" in caplog.text  # with its traceback
 
 
 def test_nothing_is_sent_without_events(listen: Listen) -> None:
@@ -156,7 +186,7 @@ def test_nothing_is_sent_without_events(listen: Listen) -> None:
 
 
 def test_event_needs_only_an_id() -> None:
-    assert Event("x")[1:] == ("", None, 0, 0.0, 0.0, None, "")
+    assert Event("x")[1:] == ("", None, 0, 0.0, 0.0, None, "", None)
 
 
 # The log is a receiver
@@ -194,3 +224,13 @@ def test_silent_log_costs_an_enqueue_nothing(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(log, "_receivers", [])
     log.connect()
     assert len(signals.enqueued.receivers) == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_operators_type_is_one_line_of_the_log(delayq: RedisStore, logged: pytest.LogCaptureFixture) -> None:
+    typed = "down\r\nERROR fake \x1b[2J \u2028 \u202e"
+    pause_topic("orders", by="ops", reason=typed)
+    close_order.using(delay=60).enqueue(5)
+    purge_topic("orders", reason=typed)
+    told = [text for text in logged.messages if "down" in text]
+    assert told and all(text.isprintable() and "ERROR fake" in text for text in told)

@@ -93,6 +93,7 @@ def test_next_due_is_the_earliest_of_all_partitions_and_lanes(split: RedisStore)
     assert topic_stats("crowd").delayed == 40
 
 
+@pytest.mark.django_db
 def test_every_call_refuses_an_unknown_topic(delayq: RedisStore) -> None:
     for call in (topic_stats, pause_topic, resume_topic, purge_topic, list_messages):
         with pytest.raises(UnknownTopic, match=r"'nowhere' is not declared\. Known topics:"):
@@ -289,7 +290,7 @@ def headers() -> st.SearchStrategy[bytes]:
         st.binary(max_size=60),
         st.tuples(headers(), st.sampled_from([b"[]", b"{}", b'{"key":5}', b"nonsense"])).map(b"".join),
     ),
-    entry=st.binary(min_size=32, max_size=32),
+    entry=st.binary(min_size=38, max_size=38),
 )
 def test_no_record_whatever_hides_a_page(delayq: RedisStore, record: bytes, entry: bytes) -> None:
     found = Found(b"\0" * 16, State.DELAYED, 1_800_000_000_000, record, Attempts.decode(entry))

@@ -103,9 +103,20 @@ class Migration(migrations.Migration):
                 (
                     "status",
                     models.CharField(
-                        choices=[("waiting", "Waiting"), ("sent", "Sent")], max_length=7, verbose_name="status"
+                        choices=[
+                            ("waiting", "Waiting"),
+                            ("sent", "Sent"),
+                            ("cancelled", "Cancelled"),
+                            ("moved", "Moved"),
+                        ],
+                        max_length=9,
+                        verbose_name="status",
                     ),
                 ),
+                ("told", models.BooleanField(default=False)),
+                ("changed_at_us", models.BigIntegerField(default=0)),
+                ("moved_to_ms", models.BigIntegerField(default=0)),
+                ("reason", models.CharField(blank=True, max_length=200)),
                 ("relay_at_ms", models.BigIntegerField(verbose_name="relay at")),
             ],
             options={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.models import Func, IntegerField
 from django.db.models.functions import Now
 
 
@@ -13,3 +14,14 @@ class UtcNow(Now):
     def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:
         """MariaDB and MySQL."""
         return self.as_sql(compiler, connection, template="(UTC_TIMESTAMP(6))", **extra)
+
+
+class Octets(Func):
+    """Bytes of a text. PostgreSQL knows them without reading a long one."""
+
+    function = "OCTET_LENGTH"
+    output_field = IntegerField()
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:
+        """It has no such function before 3.43."""
+        return self.as_sql(compiler, connection, template="LENGTH(CAST(%(expressions)s AS BLOB))", **extra)

@@ -6,7 +6,6 @@ Never loses a message and never has one run twice that has ended: what cannot be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 from django.db import connections, transaction
@@ -14,15 +13,13 @@ from django.utils import timezone
 
 from .. import outbox, relay
 from ..conf import get_settings
-from ..exceptions import MessageNotFound, MessageRunning, UndecodableMessage
-from ..message import DURABLE, EXPIRES_WITH_DUE, STAMP, VERSION, Priority, Record, State
+from ..message import DURABLE, VERSION, Priority, State
 from ..models import OperatorAction, OutboxMessage, OutboxStatus
-from ..naming import kept_task_name
-from ..store import keys
+from ..moving import arrive, carry
 from ..store.finished import Entry
 from ..store.keys import Partition, partition_of
 from ..store.link import BATCH
-from ..store.mending import Damage, Look
+from ..store.mending import Damage
 from ..store.redis import RedisStore
 from .audit_kinds import OF_ROWS, Difference, Kind
 from .audit_look import archived, by_partition, outbox_rows
@@ -52,9 +49,6 @@ _MENDED: Mapping[Kind, Damage] = {
     Kind.STRAY_ATTEMPTS: "attempts",
     Kind.STRAY_FOLLOWER: "follower",
 }
-#: Milliseconds for which a message that is moved waits where it goes to, so that it is in one place before it runs.
-MOVE_MS = 60_000
-
 Done = list[bool]
 
 
@@ -170,52 +164,11 @@ class Repair:
         return [self._move(partition, one) for one in found]
 
     def _move(self, partition: Partition, found: Difference) -> bool:
-        """From a partition where nobody looks for it to where it belongs today; not while it runs.
-
-        First there, due a minute later than it is, then away from here, then due: it does not run in both, and a crash
-        in between leaves it in one of them at least.
-        """
-        (there,) = self._store.find(partition, [found.id])
-        if there is None or there.state == State.LEASED or there.record[:8] != _stamp(found):
-            return False
-        try:
-            record = Record.decode(there.record)
-        except UndecodableMessage:
-            return False
-        count = self._store.partitions.configured(found.topic)
-        home, name = partition_of(found.topic, found.id, count), kept_task_name(partition, record.task_code)
-        later_ms = max(there.due_at_ms, self._store.now_us() // 1000) + MOVE_MS
-        expires_ms = record.expires_at_ms
-        if expires_ms and record.flags & EXPIRES_WITH_DUE:  # moves back with the due time
-            expires_ms += later_ms - there.due_at_ms
-        when = f"@{record.enqueued_at_us}:{later_ms}"
-        message = (found.id, "keep", when, str(expires_ms or ""), there.record[STAMP.size :])
-        (before,) = self._store.look(home, [found.id])
-        if not _has_room(before, record.enqueued_at_us):
-            return False
-        _, words = self._store.enqueue(home, {record.task_code: name}, [message])
-        word = words.get(0, "")
-        if word not in ("", "SAME", "DONE"):  # another life of the key is there
-            return False
-        # An audit that died in between has left it there, as it was put there first.
-        halfway = word == "SAME" and before.waits and not before.has_attempts
-        return self._leave(partition, home, found, there.due_at_ms if not word or halfway else None, fresh=not word)
-
-    def _leave(
-        self, partition: Partition, home: Partition, found: Difference, due_ms: int | None, *, fresh: bool
-    ) -> bool:
-        """`due_ms`: of what has not run at home yet."""
-        entry = self._store.command("HGET", keys.partition_keys(self._store.prefix, partition)[5], found.id)
-        if due_ms is not None and entry:
-            self._mend(home, "tried", [(found.id, entry)])
-        if not self._mend(partition, "out", [(found.id, _stamp(found))])[0]:
-            if fresh and self._store.look(partition, [found.id])[0].recorded:  # somebody has claimed it here meanwhile
-                self._mend(home, "out", [(found.id, _stamp(found))])
-            return False
-        if due_ms is not None:
-            with suppress(MessageNotFound, MessageRunning):
-                self._store.reschedule(home, found.id, str(due_ms))
-        return True
+        """From a partition where nobody looks for it to where it belongs today; not while it runs."""
+        target = partition_of(found.topic, found.id, self._store.partitions.configured(found.topic)), found.id
+        carried = carry(self._store, (partition, found.id), target, stamp=_stamp(found))
+        arrive(self._store, target, carried)
+        return carried.word == "MOVED"
 
 
 def recorded(
@@ -241,13 +194,6 @@ def selection_of(found: Difference) -> str:
     if found.kind in OF_ROWS:
         return f"row {found.row} of the archive ({found.kind.value})"
     return f"message {found.message_id} ({found.kind.value})"
-
-
-def _has_room(home: Look, stamp_us: int) -> bool:
-    """Whether the message can go there: nothing is there under its id, or it is."""
-    if not home.recorded and not home.waits and not home.leased:
-        return home.follower_us is None
-    return home.recorded and home.stamp_us == stamp_us
 
 
 def _stamp(found: Difference) -> bytes:

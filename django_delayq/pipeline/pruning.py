@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from ..conf import get_settings
 from ..models import ArchivedMessage, Final, LakeBatch, OperatorAction
-from ..prune import MIN_AGE
+from ..prune import MIN_AGE, still_needed
 from ..statistician import SETTLE
 from . import batches, schemas, transforms
 from .errors import LakeError, Refused
@@ -184,16 +184,17 @@ class _Prune:
 
     def _delete(self, batch: LakeBatch, ids: tuple[int, int], *, check: bool) -> bool:
         """One chunk, and how many it were, in one transaction. False: SQL has not the rows that the lake has."""
+        goes = _rows(batch).filter(pk__gt=ids[0], pk__lte=ids[1]).exclude(OPEN)
+        needed = still_needed(goes)
         with transaction.atomic(using=self._alias):
             ledger = LakeBatch.objects.filter(pk=batch.pk)
             ledger.update(pruned=F("pruned"))  # a write first: it locks out another prune of this batch
             if check:
-                batch.refresh_from_db(fields=["pruned", "rows"])
+                batch.refresh_from_db(using=self._alias, fields=["pruned", "rows"])
                 if problem := _difference(batch):
                     self._done.problems.append(problem)
                     return False
-            goes = _rows(batch).filter(pk__gt=ids[0], pk__lte=ids[1]).exclude(OPEN)
-            _, deleted = goes.delete()
+            _, deleted = goes.exclude(pk__in=needed).delete()
             count: int = deleted.get(ArchivedMessage._meta.label, 0)
             ledger.update(pruned=F("pruned") + count, changed_at=timezone.now())
             actions = OperatorAction.objects.using(self._alias).filter(pk=self._action.pk)

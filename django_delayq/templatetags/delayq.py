@@ -42,18 +42,20 @@ def distance(when: datetime | None, now: datetime | None = None) -> str:
     """`in 2.4 s` or `3.1 min ago`."""
     if when is None:
         return "–"
-    now = now or timezone.now()
-    if timezone.is_naive(when) and not timezone.is_naive(now):
-        now = timezone.make_naive(now)
-    seconds = (when - now).total_seconds()
-    words = in_words(abs(seconds))
+    seconds = (_aware(when) - _aware(now or timezone.now())).total_seconds()
+    words = in_words(abs(seconds), 2)
     return _("in %(time)s") % {"time": words} if seconds > 0 else _("%(time)s ago") % {"time": words}
+
+
+def _aware(when: datetime) -> datetime:
+    """Without USE_TZ the database's instants are naive, and those of Redis are aware all the same."""
+    return timezone.make_aware(when) if timezone.is_naive(when) else when
 
 
 @register.filter
 def next_due(when: datetime | None, now: datetime) -> str:
     """`in 2.4 s` or `overdue`: then the backlog and its lag say the rest."""
-    return _("overdue") if when is not None and when <= now else distance(when, now)
+    return _("overdue") if when is not None and _aware(when) <= _aware(now) else distance(when, now)
 
 
 @register.filter
@@ -111,14 +113,15 @@ _WORDS = {
     # States, and how a run ends.
     gettext_noop("delayed"), gettext_noop("ready"), gettext_noop("leased"), gettext_noop("acked"),
     gettext_noop("dead"), gettext_noop("cancelled"), gettext_noop("expired"), gettext_noop("retried"),
-    gettext_noop("snoozed"), gettext_noop("released"), gettext_noop("crashed"),
+    gettext_noop("snoozed"), gettext_noop("put off"), gettext_noop("released"), gettext_noop("crashed"),
     # Kinds and statuses of bulk operations.
     gettext_noop("replay"), gettext_noop("discard"), gettext_noop("purge"), gettext_noop("waiting"),
     gettext_noop("running"), gettext_noop("done"), gettext_noop("failed"),
     # What operators do.
     gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"), gettext_noop("cancel"),
     gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"), gettext_noop("schedule"),
-    gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),
+    gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"), gettext_noop("move"),
+    gettext_noop("archive again"),
     # Why a row is skipped.
     gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
     gettext_noop("locked or deleted"), gettext_noop("newer one with this key"), gettext_noop("key live"),

@@ -143,3 +143,55 @@ def failing_commits(times: int, error: Callable[[], Exception] = OperationalErro
         yield failed
     finally:
         connection._commit = commit  # type: ignore[method-assign]
+
+
+_LOCK = {
+    "sqlite": ["BEGIN EXCLUSIVE"],
+    "postgresql": ["BEGIN", "LOCK TABLE {table} IN SHARE MODE"],  # what CREATE INDEX takes
+    "mysql": ["LOCK TABLES {table} READ"],
+}
+_UNLOCK = {"sqlite": "COMMIT", "postgresql": "COMMIT", "mysql": "UNLOCK TABLES"}
+_IMPATIENT = {
+    "sqlite": "PRAGMA busy_timeout = 10",
+    "postgresql": "SET lock_timeout = 50",
+    "mysql": "SET lock_wait_timeout = 1",
+}
+
+
+@contextmanager
+def archive_locked(statements: int) -> Iterator[list[str]]:
+    """Another connection keeps the archive locked against inserts until so many of this thread's have failed.
+
+    Gives the errors that they met.
+    """
+    other, met = connections.create_connection("default"), list[str]()
+    # SQLite waits where the transaction begins.
+    begin = "BEGIN" if connection.vendor == "sqlite" else f"INSERT INTO {connection.ops.quote_name(ARCHIVE)}"
+
+    def insert(execute: Any, sql: str, *rest: Any) -> Any:
+        if begin in sql and len(met) == statements:
+            unlock()
+        if begin in sql:
+            with connection.cursor() as cursor:
+                cursor.execute(_IMPATIENT[connection.vendor])
+        try:
+            return execute(sql, *rest)
+        except OperationalError as error:
+            met.append(str(error))
+            raise
+
+    def unlock() -> None:
+        if other.connection is not None:
+            with other.cursor() as cursor:
+                cursor.execute(_UNLOCK[connection.vendor])
+            other.close()
+
+    with other.cursor() as cursor:
+        for statement in _LOCK[connection.vendor]:
+            cursor.execute(statement.format(table=ARCHIVE))
+    try:
+        with connection.execute_wrapper(insert):
+            yield met
+    finally:
+        unlock()
+        connection.close()

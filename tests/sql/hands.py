@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.db import connections
+from django.utils.timezone import make_naive
 
 from django_delayq import exactly_once, tasks
 from django_delayq.archiver import Archiver
@@ -127,6 +130,11 @@ def lose_redis(store: RedisStore) -> None:
     for key in prefix_keys(store):
         store.client.delete(key)
     store.partitions.forget()
+
+
+def stored(when: datetime) -> datetime:
+    """As the database has it: naive without USE_TZ."""
+    return when if settings.USE_TZ or when.tzinfo is None else make_naive(when)
 
 
 def prefix_keys(store: RedisStore) -> list[bytes]:

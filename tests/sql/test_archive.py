@@ -260,3 +260,10 @@ def test_ids_grow_in_the_order_of_archiving(hands: Hands) -> None:
         hands.work()
         hands.archive()
     assert [body(row)["args"][0] for row in ArchivedMessage.objects.order_by("id")] == [0, 1, 2]
+
+
+def test_no_text_of_a_detail_is_refused_for_the_character_0(hands: Hands) -> None:
+    texts = ("worker", "reason", "error", "message", "traceback")
+    put_entry(hands.store, detail=json.dumps(dict.fromkeys(texts, "X\x00Y")).encode())
+    (row,) = hands.archive()
+    assert {row.worker, row.reason, row.error_class, row.error_message, row.traceback} == {"X\\0Y"}

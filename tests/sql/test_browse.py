@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from datetime import timedelta
@@ -281,6 +282,22 @@ def test_many_rows_that_have_the_value_elsewhere_hide_none(monkeypatch: pytest.M
     first = page_of(selection)
     assert (list(first.rows), first.complete, first.searched_back_to) == ([], False, NOON)
     assert downwards(selection) == [wanted.pk]
+
+
+def test_a_search_for_an_argument_reads_fewer_rows_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browse, "SAMPLE", 4)
+    monkeypatch.setattr(browse, "SEARCHED_BYTES", 100_000)
+    wanted = make(finished_at=NOON - timedelta(hours=1), body='{"args":["here"],"kwargs":{}}')
+    for number in range(30):
+        make(finished_at=NOON - number * timedelta(minutes=1), body=json.dumps({"args": ["x" * 9_900], "kwargs": {}}))
+    selection = Selection(since=NOON - timedelta(days=1), argument="args.0", value="here")
+    pages = 0
+    page = page_of(selection)
+    assert page.rows == [] and page.searched_back_to is not None
+    while not page.rows and page.older:
+        page, pages = page_of(selection, before=page.older), pages + 1
+    assert [row.pk for row in page.rows] == [wanted.pk]
+    assert pages in (2, 3), "ten rows in each"
 
 
 def test_arguments_are_sought_inside_a_period_only() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from django_delayq import bulk, topics
+from django_delayq import bulk, outbox_lookup, purge_topic, topics
 from django_delayq.bulk_runner import BulkLedger, BulkRunner
+from django_delayq.models import OutboxMessage
 from tests.sql.bulk_hands import OPERATOR, Killed, at, be_silent, die, order
 from tests.sql.hands import DAY, Hands, apart, messages_in
 from tests.tasks import record
@@ -50,3 +53,18 @@ def test_a_purge_ends_no_more_than_it_has_counted(hands: Hands, runner: BulkRunn
     operation.refresh_from_db()
     assert (operation.total, operation.count) == (1, 1)
     assert len(messages_in(hands.store)) == 20
+
+
+def test_a_purge_meets_what_the_relay_moves_meanwhile(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.using(durable=True, delay=DAY).enqueue_many((number,) for number in range(20))
+    near = list(OutboxMessage.objects.order_by("pk").values_list("pk", flat=True)[:10])
+    OutboxMessage.objects.filter(pk__in=near).update(relay_at_ms=0)
+    purge, moved = outbox_lookup.purge, list[int]()
+
+    def purge_beside_the_relay(*args: Any) -> Any:
+        moved.append(hands.relay())
+        return purge(*args)
+
+    monkeypatch.setattr(outbox_lookup, "purge", purge_beside_the_relay)
+    assert purge_topic("default") == 20
+    assert (moved, messages_in(hands.store)) == ([10], set())

@@ -277,8 +277,12 @@ def test_a_message_in_sql_is_cancelled_while_redis_is_away(hands: Hands, counted
     assert (only_row().state, statuses()) == ("cancelled", [])
 
 
-def test_a_sent_message_is_not_cancelled_while_redis_is_away(hands: Hands) -> None:
+def test_without_spilling_a_sent_message_is_not_cancelled_while_redis_is_away(hands: Hands, settings: Any) -> None:
     handle = live(hands)
+    settings.DELAYQ = {**settings.DELAYQ, "ON_REDIS_ERROR": "raise"}
+    get_store().partitions.counts("default")
     with unreachable(), pytest.raises(StoreUnavailable):
+        handle.cancel()
+    with unreachable(), transaction.atomic(), pytest.raises(StoreUnavailable):
         handle.cancel()
     assert (rows(), statuses()) == ([], ["sent"])

@@ -24,6 +24,7 @@ from tests.faults import scripts_run
 from tests.sql.hands import DAY, DEFAULT, Hands, lose_redis
 from tests.sql.overview import archived, now, ran, topic
 from tests.tasks import act, close_order, crowd, record
+from tests.undeclared import leave
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 durable = record.using(durable=True)
@@ -138,8 +139,12 @@ def test_topics_that_only_tasks_or_settings_declare_are_shown(hands: Hands, sett
 
 
 def test_topics_that_nobody_declares_any_more_are_shown(hands: Hands) -> None:
-    hands.store.register_topic("gone", 2)
-    assert "gone" in {row.topic for row in now().topics}
+    leave("gone", 1)
+    leave("far", 1, durable=True, delay=3 * DAY)
+    hands.store.register_topic("empty", 2)
+    shown = {row.topic: row.declared for row in now().topics}
+    assert (shown["gone"], shown["far"], shown["default"]) == (False, False, True)
+    assert "empty" not in shown, "nobody has to do anything about it"
 
 
 def test_hundreds_of_topics_are_no_problem(hands: Hands, settings: Any) -> None:
@@ -296,4 +301,4 @@ def test_the_queries_are_few_and_the_scripts_do_not_grow_with_the_queue(hands: H
     with CaptureQueriesContext(connection) as queries:
         now()
     assert scripts_run(hands.store) - before == few
-    assert len([query for query in queries if query["sql"].lstrip().startswith("SELECT")]) == 4
+    assert len([query for query in queries if query["sql"].lstrip().startswith("SELECT")]) == 5

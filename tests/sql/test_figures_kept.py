@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import figures, pause_topic, sql_figures
 from django_delayq.exceptions import StoreUnavailable
+from django_delayq.identity import new_id
+from django_delayq.message import STAMP
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox import now_ms
 from django_delayq.store import get_store, keys
+from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.sampler import Sampler
 from tests.faults import scripts_run, unreachable
 from tests.sql.faults import database_away, without_table
-from tests.sql.hands import DAY, DEFAULT, Hands, lose_redis, make_due
+from tests.sql.hands import DAY, DEFAULT, Hands, lose_redis, make_due, stored_record
 from tests.sql.overview import archived, beat, now, ran, sample, topic
 from tests.tasks import record
 
@@ -193,7 +197,9 @@ def test_what_is_kept_can_be_forgotten(hands: Hands, clock: Clock) -> None:
 
 def test_topic_used_for_the_first_time_is_shown_soon(hands: Hands, clock: Clock) -> None:
     figures.overview()
-    get_store().register_topic("gone", 1)
+    get_store().register_topic("gone", 1)  # in another process, that knows it
+    message = (new_id(), "raise", "+60000", "", stored_record(0, b"[]")[STAMP.size :])
+    get_store().enqueue(Partition("gone", 0), {}, [message])
     clock.pass_time(1.1)
     figures.overview()
     clock.pass_time(1.1)
@@ -237,7 +243,7 @@ def test_redis_away_shows_the_last_known_values_and_why(hands: Hands, clock: Clo
     with unreachable():
         shown = figures.overview()
         assert "Connection refused" in shown.problem
-        assert "Nothing was sent" not in shown.problem  # that is about an enqueue
+        assert "Nothing was changed" not in shown.problem  # that is about an enqueue
         assert shown.stale
         assert (shown.topics, shown.minutes, shown.at) == (known.topics, known.minutes, known.at)
         clock.pass_time(4.9)
@@ -320,3 +326,90 @@ def test_another_store_is_read_by_another_reader(hands: Hands, settings: Any) ->
 
 def test_instants_are_by_the_clock_of_redis(hands: Hands) -> None:
     assert now().at.timestamp() * 1000 == pytest.approx(now_ms(), abs=5_000)
+
+
+# Many requests at once
+
+
+@pytest.fixture
+def slow_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Begins a request in another thread, whose queries do not answer before the test ends."""
+    asked, answer, read = threading.Event(), threading.Event(), sql_figures.read
+
+    def wait(*args: Any) -> Any:
+        asked.set()
+        assert answer.wait(60)
+        return read(*args)
+
+    def ask() -> None:
+        try:
+            figures.overview()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=ask)
+
+    def begin() -> None:
+        monkeypatch.setattr(sql_figures, "read", wait)
+        thread.start()
+        assert asked.wait(10)
+
+    yield begin
+    answer.set()
+    thread.join(60)
+
+
+def test_a_slow_query_holds_up_one_request_and_the_figures_of_redis_stay_new(
+    hands: Hands, clock: Clock, slow_database: Callable[[], None]
+) -> None:
+    durable.using(delay=DAY).enqueue(1)
+    assert kept_topic().outbox == 1
+    clock.pass_time(100)
+    slow_database()
+    record.using(delay=60).enqueue(2)
+    clock.pass_time(2)
+    assert (kept_topic().outbox, kept_topic().delayed) == (1, 1)  # does not wait, and has what is kept
+
+
+def kept_topic() -> figures.TopicFigures:
+    return next(one for one in figures.overview().topics if one.topic == "default")
+
+
+def test_who_comes_before_the_first_answer_of_the_database_is_told(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch, slow_database: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(figures, "FIRST_WAIT", 0.0)
+    record.using(delay=60).enqueue(2)
+    slow_database()
+    shown = figures.overview()
+    assert (shown.problem, [one.delayed for one in shown.topics if one.topic == "default"]) == (
+        "The database has not answered yet.",
+        [1],
+    )
+
+
+def test_a_frozen_redis_holds_up_one_request(hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = figures.overview()
+    clock.pass_time(100)
+    asked, answer = threading.Event(), threading.Event()
+
+    def freeze(*args: Any) -> Any:
+        asked.set()
+        assert answer.wait(60)
+        raise StoreUnavailable
+
+    def ask() -> Any:
+        try:
+            return figures.overview()
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(get_store(), "snapshot", freeze)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert asked.wait(10)
+    shown = figures.overview()
+    assert (shown.at, shown.stale) == (known.at, False)
+    answer.set()
+    thread.join(60)
+    assert figures.overview().stale

@@ -14,8 +14,13 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import prune as module
 from django_delayq.exceptions import InvalidMessage
-from django_delayq.models import ArchivedMessage, OperatorAction
+from django_delayq.models import ArchivedMessage, OperatorAction, UnarchivableEntry
 from django_delayq.prune import Pruned, prune
+from django_delayq.store.lease import Lease
+from tests.faults import unreachable
+from tests.models import Counter
+from tests.sql.hands import Hands, end_lease
+from tests.sql.tasks import count
 from tests.sql.test_replay import LONG_AGO, dead
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,7 +95,8 @@ def test_no_query_counts_and_none_reads_more_than_a_page() -> None:
         prune(WEEK)
     for query in queries.captured_queries:
         assert "COUNT(" not in query["sql"]
-        assert not query["sql"].startswith("SELECT") or "LIMIT" in query["sql"]
+        bounded = "LIMIT" in query["sql"] or " IN (" in query["sql"] or UnarchivableEntry._meta.db_table in query["sql"]
+        assert not query["sql"].startswith("SELECT") or bounded
 
 
 def test_a_dry_run_deletes_nothing_and_leaves_no_record() -> None:
@@ -200,3 +206,52 @@ def test_a_database_that_fails_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(CommandError, match="The database failed: DatabaseError: gone") as caught:
         run("--older-than", "1h")
     assert caught.value.returncode == 1
+
+
+# What keeps a message from running twice
+
+
+def ran_and_died(hands: Hands) -> Lease:
+    """An exactly_once task has run and is in the archive, two hours ago; its worker died before it could say so."""
+    count.enqueue()
+    (lease,) = hands.claim()
+    hands.executor.run(lease)
+    ArchivedMessage.objects.update(finished_at=ago(hours=2))
+    return lease
+
+
+def test_the_row_of_a_message_that_may_be_delivered_again_stays(hands: Hands) -> None:
+    lease = ran_and_died(hands)
+    done = prune(3600)
+    assert (done.count, done.needed, len(left())) == (0, 1, 1)
+    end_lease(hands.store, lease)
+    hands.work()
+    assert Counter.objects.get().value == 1
+
+
+def test_while_redis_is_away_no_row_of_an_exactly_once_task_goes(hands: Hands) -> None:
+    ran_and_died(hands)
+    dead(2, state="acked", finished_at=ago(hours=2))
+    with unreachable():
+        done = prune(3600)
+    assert (done.count, done.needed, len(left())) == (2, 1, 1)
+
+
+def test_the_row_of_another_life_of_a_key_goes(hands: Hands) -> None:
+    count.using(key="k").enqueue()
+    hands.work()
+    hands.archive()
+    ArchivedMessage.objects.update(finished_at=ago(hours=2))
+    count.using(key="k", delay=60).enqueue()
+    assert prune(3600).count == 1
+
+
+def test_entries_aside_go_by_the_same_rules(hands: Hands) -> None:
+    for number, state in enumerate(("acked", "dead", "cancelled")):
+        UnarchivableEntry.objects.create(entry=f"{number}-0", topic="orders", partition=0, state=state, content="{}")
+    assert prune(WEEK).count == 0
+    UnarchivableEntry.objects.update(created_at=ago(days=8))
+    done = prune(WEEK)
+    assert (done.count, done.kept) == (2, 1)
+    assert prune(WEEK, state="dead").count == 1
+    assert UnarchivableEntry.objects.count() == 0

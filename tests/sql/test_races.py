@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_delayq import outbox, producer
+from django_delayq import changes, outbox, producer
 from django_delayq.exceptions import DuplicateMessage, MessageNotFound
 from django_delayq.models import OutboxMessage
 from django_delayq.store.keys import Partition, partition_of
@@ -44,14 +44,14 @@ def test_a_key_whose_row_is_closed_while_it_is_enqueued_again_is_not_kept_from_i
 
 def relay_after(hands: Hands, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The relay sends the message when the producer has just not found it in Redis."""
-    look = getattr(producer, name)
+    look = getattr(changes, name)
 
     def look_and_fall_asleep(*args: Any) -> Any:
         answer = look(*args)
         hands.relay()
         return answer
 
-    monkeypatch.setattr(producer, name, look_and_fall_asleep)
+    monkeypatch.setattr(changes, name, look_and_fall_asleep)
 
 
 def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from django_delayq import signals
+from django_delayq import relay, signals
 from django_delayq.exceptions import DatabaseUnavailable, StoreUnavailable
 from django_delayq.models import OutboxMessage
-from django_delayq.relay import Relay
+from django_delayq.relay import Relay, before_claims
 from django_delayq.store import get_store
-from django_delayq.store.keys import partition_keys
+from django_delayq.store.keys import Partition, partition_keys
 from tests.faults import lost_answers, unreachable
 from tests.servers import wait_until
 from tests.sql.faults import before, database_away, failing_commits
-from tests.sql.hands import DAY, DEFAULT, Hands, messages_in, only_row, rows, statuses, together
+from tests.sql.hands import DAY, DEFAULT, Hands, apart, messages_in, only_row, rows, statuses, together
 from tests.tasks import crowd, record, seen
 
 far = record.using(durable=True, delay=DAY)
@@ -230,3 +232,114 @@ def test_what_was_stored_on_an_unknown_outcome_is_one_message(hands: Hands) -> N
     hands.relay()
     assert (statuses(), len(messages_in(hands.store))) == (["sent"], 1)
     assert hands.reconcile() == 0
+
+
+class ToTheDefault:
+    """An ordinary router: it sends every write somewhere, and that is not DATABASE."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "other"
+
+    db_for_write = db_for_read
+
+
+def test_no_router_is_asked_where_the_rows_are(hands: Hands, settings: Any) -> None:
+    record.using(key="k", delay=60).enqueue("live")
+    record.using(durable=True, key="k").enqueue("waits for the other")
+    far.enqueue(1)
+    near()
+    settings.DATABASE_ROUTERS = ["tests.sql.test_relay.ToTheDefault"]
+    assert hands.relay() == 2
+    assert sorted(statuses()) == ["sent", "waiting"]
+    assert OutboxMessage.objects.get(status="waiting").relay_at_ms > hands.store.clock_ms()
+
+
+def test_a_redis_that_does_not_answer_holds_the_rows_once_and_not_for_each_partition(
+    hands: Hands, split: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = split(8)
+    crowd.using(durable=True, delay=DAY).enqueue_many((number,) for number in range(100))
+    near()
+    asked: list[Partition] = []
+
+    def freeze(partition: Partition, *rest: Any) -> Any:
+        asked.append(partition)
+        raise StoreUnavailable
+
+    monkeypatch.setattr(relay, "LONG", 0.0)
+    monkeypatch.setattr(store, "enqueue", freeze)
+    with pytest.raises(StoreUnavailable):
+        Relay(store).run_once()
+    assert len(asked) == 1
+    assert min(OutboxMessage.objects.values_list("relay_at_ms", flat=True)) > 1
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="the others lock rows")
+@pytest.mark.parametrize("service", ["relayer", "reconciler"])
+def test_nobody_writes_between_a_look_and_a_send(
+    service: str, hands: Hands, monkeypatch: pytest.MonkeyPatch, deferred: None
+) -> None:
+    """In Django's default transaction mode SQLite locks nothing before the first write."""
+    handle = far.enqueue("cancelled")
+    near()
+    if service == "reconciler":
+        OutboxMessage.objects.update(status="sent")
+    seen_by_others: list[bool] = []
+
+    def send(*_: Any) -> list[Any]:
+        seen_by_others.append(apart(can_write))
+        return []
+
+    def can_write() -> bool:
+        try:
+            OutboxMessage.objects.filter(message_id=handle.id).update(relay_at_ms=1)
+        except OperationalError:
+            return False
+        return True
+
+    monkeypatch.setattr(relay, "send", send)
+    getattr(hands, service).run_once()
+    assert seen_by_others == [False]
+
+
+@pytest.fixture
+def deferred() -> Iterator[None]:
+    options = connection.settings_dict["OPTIONS"]
+    told = dict(options)
+    _journal("WAL")  # readers then hold up no writer
+    connection.close()
+    options |= {"transaction_mode": "DEFERRED", "timeout": 0.05}
+    yield
+    connection.close()
+    options |= told
+    _journal("DELETE")
+
+
+def _journal(mode: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"PRAGMA journal_mode = {mode}")
+        assert cursor.fetchone() == (mode.lower(),)
+
+
+# Before a worker claims
+
+
+def test_a_cancel_kept_in_an_outage_is_said_before_anything_is_claimed(hands: Hands) -> None:
+    handle = record.using(key="k", delay=0).enqueue("cancelled")
+    with unreachable():
+        handle.cancel()
+        record.using(key="k", delay=0).enqueue("new")
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    before_claims(5.0)
+    hands.work()
+    assert seen == ["new"]
+
+
+def test_it_waits_for_no_longer_than_it_may(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = record.using(key="k", delay=600).enqueue("x")
+    with unreachable():
+        handle.cancel()
+    monkeypatch.setattr("django_delayq.postponed.say_all", lambda: False)
+    begun = time.monotonic()
+    before_claims(0.1)
+    assert 0.1 <= time.monotonic() - begun < 5

@@ -19,6 +19,7 @@ from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.relay import Relay
 from django_delayq.replay import discard, replay
 from django_delayq.store.redis import RedisStore
+from tests.sql.hands import stored
 from tests.tasks import close_order
 
 LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
@@ -39,10 +40,13 @@ def dead(count: int = 1, **values: Any) -> list[int]:
         "finished_at": LONG_AGO,
         "error_class": "ValueError",
     } | values
+    common = {name: stored(value) if isinstance(value, datetime) else value for name, value in common.items()}
     key = key_id(common["topic"], values["key"]) if "key" in values else None
     rows = [
         ArchivedMessage(
-            message_id=UUID(bytes=key) if key else uuid4(), enqueued_at=LONG_AGO + timedelta(seconds=number), **common
+            message_id=UUID(bytes=key) if key else uuid4(),
+            enqueued_at=stored(LONG_AGO + timedelta(seconds=number)),
+            **common,
         )
         for number in range(count)
     ]

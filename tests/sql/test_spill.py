@@ -262,6 +262,43 @@ def test_a_replacement_on_an_unknown_outcome_runs_once(use: Use, proxy: Proxy, m
     assert statuses() == []
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_view_that_says_paid_waits_once_for_a_redis_that_stands_still(
+    use: Use, proxy: Proxy, mortal: Server, durable: bool
+) -> None:
+    hands = use(proxy.url)
+    handles = record.using(delay=DAY / 48, durable=durable).enqueue_many((number,) for number in range(6))
+    hands.store.partitions.counts("default")
+    proxy.mode = "black_hole"
+    began = time.monotonic()
+    for number, handle in enumerate(handles):
+        with transaction.atomic():
+            _ = handle.cancel() if number % 2 else handle.reschedule(delay=DAY)
+    assert time.monotonic() - began < 4
+    assert sorted(set(statuses())) == ["cancelled", "moved"]
+    proxy.mode = "forward"
+    hands = use(mortal.url)
+    back(hands)
+    hands.archive()
+    assert len(messages_in(hands.store)) == 3
+    assert {row.state for row in rows()} == {"cancelled"}
+    assert statuses() == (["sent"] * 3 if durable else [])
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_cancel_while_redis_is_killed_and_comes_back_empty(use: Use, mortal: Server, durable: bool) -> None:
+    hands = use(mortal.url)
+    handle = record.using(delay=60, durable=durable).enqueue("x")
+    mortal.kill()
+    handle.cancel()
+    mortal.restart()
+    hands.store.partitions.forget()  # as after 30 s
+    back(hands)
+    hands.archive()
+    assert (hands.reconcile(), messages_in(hands.store), statuses()) == (0, set(), [])
+    assert [row.state for row in rows()] == ["cancelled"] * durable
+
+
 def test_a_spilled_message_is_cancelled(use: Use, mortal: Server) -> None:
     hands = use(mortal.url)
     get_store().partitions.counts("default")

@@ -17,7 +17,7 @@ from django.utils import timezone as django_timezone
 
 from django_delayq import sql_services, statistician, statistics
 from django_delayq.exceptions import DatabaseUnavailable, StoreUnavailable
-from django_delayq.models import TaskDay, TopicHour
+from django_delayq.models import ArchivedMessage, TaskDay, TopicHour
 from django_delayq.statistician import Statistician
 from django_delayq.statistics import DAY, HOUR, hour_of
 from django_delayq.store import keys
@@ -281,6 +281,24 @@ def test_rows_of_long_ago_are_counted_too(settled: Statistician, computed: list[
     finish(BEGIN - 10 * DAY)
     settled.run_once()
     assert (hours_of(computed), days_of(computed)) == ([-240], [10])
+
+
+def test_rows_that_are_committed_after_newer_ones_were_seen_are_counted(
+    settled: Statistician, clock: Clock, computed: list[Any]
+) -> None:
+    """Ids are drawn before the commit."""
+    finish(BEGIN - 3 * HOUR)
+    (late,) = ArchivedMessage.objects.order_by("-pk")[:1]
+    ArchivedMessage.objects.filter(pk=late.pk).delete()
+    finish(BEGIN - 2 * HOUR)
+    settled.run_once()
+    late.save(force_insert=True)
+    computed.clear()
+    for _ in range(5):
+        clock.pass_time(MINUTE)
+        settled.run_once()
+    assert hours_of(computed) == [-3, -2], "once more, and once"
+    assert counted()[-3] == 2
 
 
 @pytest.mark.parametrize("minutes", [6, 35, 64])

@@ -50,7 +50,8 @@ class Command(BaseCommand):
             raise failed(error, _summary(self._so_far.count, dry) if self._so_far else "") from error
         said.clear()
         kept = f"; kept {end.kept:,} open dead letters (they go with --state dead)" if end.kept else ""
-        self.stdout.write(_summary(end.count, dry) + kept)
+        needed = f"; kept {end.needed:,} whose messages Redis still has" if end.needed else ""
+        self.stdout.write(_summary(end.count, dry) + kept + needed)
 
     def _counted(self) -> str:
         """What is committed: the last transaction may have been, without a word from it."""

@@ -21,6 +21,7 @@ from django.utils.dateparse import parse_date, parse_datetime
 from ...exceptions import ConfigurationError, DelayQError, InvalidMessage, StoreUnavailable
 from ...models import ArchivedMessage, Final, OperatorAction
 from ...replay import Replayed, preview, replay
+from ...words import on_one_line
 from ...worker.runner import ExitCode
 
 #: What a shell says of a program that Ctrl-C has ended.
@@ -85,7 +86,7 @@ class SelectingCommand(BaseCommand):
             finished = row.finished_at if timezone.is_naive(row.finished_at) else timezone.localtime(row.finished_at)
             error = row.error_class or row.reason or "-"
             parts = (row.task, row.key or "-", error, finished.isoformat(" ", "seconds"))
-            self.stdout.write("  " + "  ".join(one_line(part) for part in parts))
+            self.stdout.write("  " + "  ".join(on_one_line(part) for part in parts))
         if found.count > len(found.first) > 0:
             self.stdout.write(f"  ... and {found.count - len(found.first):,} more")
 
@@ -221,11 +222,6 @@ class Reporter:
         """Make room for the last word."""
         if self._terminal:
             self._stream.write("\r\x1b[K", style_func=str, ending="")
-
-
-def one_line(text: str) -> str:
-    """Without control characters: what a message holds must not steer the terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:300])
 
 
 def interrupted(command: BaseCommand, text: str) -> NoReturn:

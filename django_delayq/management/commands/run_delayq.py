@@ -18,14 +18,15 @@ from django.conf import settings as django_settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from ... import conf, exactly_once, sql_services
+from ... import conf, exactly_once, relay, sql_services
 from ...checks import check_reports
 from ...conf import Settings, get_settings
 from ...exceptions import ConfigurationError, DelayQError, StoreUnavailable
 from ...store import get_store
+from ...unserved import unserved_topics
 from ...worker import startup
 from ...worker.console import configure_logging
-from ...worker.runner import ExitCode, run, run_services, start_anew
+from ...worker.runner import ExitCode, make_sure_to_end, run, run_services, start_anew
 from ...worker.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
 
@@ -66,7 +67,7 @@ class Command(BaseCommand):
         configure_logging(options["log_format"], options["verbosity"])
         begun = time.monotonic()
         try:
-            with _embedded(options["embedded"]):
+            with _embedded(options["embedded"], _sayer(options["log_format"], self.stdout)):
                 code = self._work(options, begun)
         except ConfigurationError as error:
             raise CommandError(str(error), returncode=ExitCode.CONFIGURATION) from error
@@ -76,6 +77,8 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=ExitCode.ERROR) from error
         if code == ExitCode.START_ANEW:
             start_anew()
+        if getattr(self, "_called_from_command_line", False):  # and not in somebody's tests
+            make_sure_to_end(code)
         if code:
             sys.exit(code)
 
@@ -89,9 +92,11 @@ class Command(BaseCommand):
         self._check(reports)
         if not options["no_archiver"]:
             sql_services.check_tables()
-        # Whoever parses JSON wants nothing else on stdout.
-        say = (lambda line: logger.info("%s", line.strip())) if options["log_format"] == "json" else self.stdout.write
+        say = _sayer(options["log_format"], self.stdout)
         startup.banner(store, reports, topics, say)
+        serving = () if options["archiver"] else topics
+        for one in unserved_topics(store, serving, outbox=not options["no_archiver"]):
+            say(f"  unserved  {one}")
         names = ("concurrency", "async_concurrency", "shutdown_timeout", "burst", "max_messages")
         worker_options = WorkerOptions(topics=topics, **{name: options[name] for name in names})
         count, port = options["processes"], options["health_port"]
@@ -109,18 +114,25 @@ class Command(BaseCommand):
         def worker(index: int) -> Worker:
             # One process is enough for SQL, and leaves the others to the tasks.
             services = sql_services.beside if index == 0 and not options["no_archiver"] else lambda worker: ()
-            once = exactly_once.perform
-            return Worker(get_store(), settings, worker_options, perform_once=once, sql_services=services)
+            return Worker(
+                get_store(),
+                settings,
+                worker_options,
+                perform_once=exactly_once.perform,
+                before_claims=relay.before_claims,
+                sql_services=services,
+            )
 
         if count == 1:
             return run(worker(0), port, reload=reload and not options["burst"])
         connections.close_all()
         store.close()  # each process makes its own connections, and a circuit breaker that can open
         get_store.cache_clear()
-        return Supervisor(count, lambda index: run(worker(index), port and port + index)).run()
+        finite = options["burst"] or options["max_messages"] is not None
+        return Supervisor(count, lambda index: run(worker(index), port and port + index), finite).run()
 
     def _check(self, reports: list[Any]) -> None:
-        findings = check_reports(reports)
+        findings = check_reports(reports, get_settings().wait_replicas)
         for finding in findings:
             self.stderr.write(f"{finding.id}: {finding.msg} {finding.hint or ''}")
         if any(finding.is_serious() for finding in findings):
@@ -156,9 +168,17 @@ def _with_weights(settings: Settings, weights: dict[str, int]) -> Settings:
     return replace(settings, topics=topics)
 
 
+def _sayer(log_format: str, stdout: Any) -> startup.Say:
+    """Whoever parses JSON wants nothing else on stdout."""
+    return (lambda line: logger.info("%s", line.strip())) if log_format == "json" else stdout.write
+
+
 @contextlib.contextmanager
-def _embedded(wanted: bool) -> Iterator[None]:
-    """Run against a server that lives as long as this command, and keeps its data in .delayq/."""
+def _embedded(wanted: bool, say: startup.Say) -> Iterator[None]:
+    """Run against a server that lives as long as this command, and keeps its data in .delayq/.
+
+    It listens where DELAYQ["REDIS"] points, if that is a port of this machine: so runserver and shell find it too.
+    """
     if not wanted:
         yield
         return
@@ -168,8 +188,15 @@ def _embedded(wanted: bool) -> Iterator[None]:
 
     from ...embedded import EmbeddedServer
 
-    with (
-        EmbeddedServer(".delayq") as server,
-        override_settings(DELAYQ={**django_settings.DELAYQ, "REDIS": server.url}),
-    ):
-        yield
+    port = startup.port_here(django_settings.DELAYQ.get("REDIS", ""))
+    with EmbeddedServer(".delayq", port=port) as server:
+        if port is not None:
+            say(f"embedded server on 127.0.0.1:{port}, where DELAYQ['REDIS'] points; data in {server.data_dir}")
+            yield
+            return
+        say(
+            f"embedded server for this command alone, data in {server.data_dir}. No other process finds it, runserver "
+            "neither: set DELAYQ['REDIS'] = 'redis://127.0.0.1:6379/0', and it listens there."
+        )
+        with override_settings(DELAYQ={**django_settings.DELAYQ, "REDIS": server.url}):
+            yield
