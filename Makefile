@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test screenshots lint bench chaos clean
+.PHONY: help demo pipeline test screenshots lint bench chaos mutations clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -44,6 +44,7 @@ test: $(VENV)/dev.stamp ## Run the tests, those of SQL on each database (ARGS="-
 	@.ci/system-packages $(CHROMIUM_PACKAGE) $(WITHOUT)
 	@$(JAVA_HERE)
 	$(PYTEST) -m "not acceptance" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	DELAYQ_TEST_USE_TZ=0 $(PYTEST) tests/admin -m "not browser" $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(PYTEST) -m acceptance $(ARGS) $(MAY_BE_NONE)
 	$(BIN)/python -m tests.databases postgresql $(SQL_TESTS)
 	$(BIN)/python -m tests.databases mariadb $(SQL_TESTS)
@@ -65,9 +66,13 @@ bench: $(VENV)/dev.stamp ## Measure, compared with raw Redis in the same run (WO
 	@.ci/system-packages redis-server || true
 	$(BIN)/python -m tests.benchmarks $(WORKLOADS) --peers "$(PEERS)" --json $(or $(JSON),.bench/results.json) $(ARGS)
 
-chaos: $(VENV)/dev.stamp ## Take Redis, the database and the workers away under load, and check every promise (25 minutes)
+chaos: $(VENV)/dev.stamp ## Take Redis, the database and the workers away under load, and check every promise (30 minutes)
 	@.ci/system-packages redis-server mariadb-server || true
 	$(BIN)/python -m tests.chaos all
+
+mutations: $(VENV)/dev.stamp ## Break the scripts line by line, and see that a test notices each break (an hour; JOBS=2)
+	@.ci/system-packages redis-server || true
+	JOBS=$(JOBS) $(BIN)/python -m tests.store.mutations
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .delayq .delayq-demo .delayq-pipeline .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -49,6 +49,7 @@ def main() -> int:
             os.environ |= {"DELAYQ_REDIS_URL": redis.url, "SHOP_DEMO_DIR": str(folder)}
             migrate()
             worker = stack.enter_context(Child("worker", "run_delayq", "--no-reload", "--log-format=pretty"))
+            say("demo: one webhook leads nowhere, on purpose: its message dies with a traceback, and is a dead letter")
             report = Report(*_seeded())
             if options.smoke:
                 return _smoke(report, worker, stop)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from contextlib import suppress
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -12,12 +10,11 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from django_delayq import DelayQError, MessageNotFound, MessageRunning
+from django_delayq import MessageNotFound, StoreUnavailable
 
 from .models import Order, Product
 from .tasks import auto_review, close_order, pay_late, remind_unpaid, webhook_retry
 
-logger = logging.getLogger("shop")
 MORE_TIME = timedelta(seconds=30)
 #: The race: payment and deadline are at most so many milliseconds apart.
 LAST_MOMENT_MS = 50
@@ -29,19 +26,16 @@ class SoldOut(Exception):
 
 def place(product_id: int, window: int) -> Order:
     """Order one piece, to be paid within `window` seconds. Raises SoldOut, or DelayQError when it cannot be timed."""
-    order: Order | None = None
-    try:
-        with transaction.atomic():
-            if not Product.objects.filter(pk=product_id, stock__gt=0).update(stock=F("stock") - 1):
-                raise SoldOut
-            order = Order.objects.create(product_id=product_id, window=window)
-            handle = close_order.using(delay=window, key=order.key).enqueue(order.pk)
-            remind_unpaid.using(delay=window / 2, expires=window / 2).enqueue(order.pk)
-    except DelayQError:
-        # The commit stands, the message may not: an order that nothing would close gives its piece back now.
-        if order:
-            Order.objects.close(order.pk)
-        raise
+    with transaction.atomic():
+        if not Product.objects.filter(pk=product_id, stock__gt=0).update(stock=F("stock") - 1):
+            raise SoldOut
+        order: Order = Order.objects.create(product_id=product_id, window=window)
+        handle = close_order.using(delay=window, key=order.key).enqueue(order.pk)
+        remind_unpaid.using(delay=window / 2, expires=window / 2).enqueue(order.pk)
+    if handle.outcome in ("failed", "unknown"):  # only where nothing may be kept in the database
+        # The commit stands, the message does not: an order that nothing would close gives its piece back now.
+        Order.objects.close(order.pk)
+        raise StoreUnavailable("nobody keeps the time of the order.")
     order.message_id, order.due_at = handle.id, handle.due_at
     order.save(update_fields=["message_id", "due_at"])
     return order
@@ -49,20 +43,14 @@ def place(product_id: int, window: int) -> Order:
 
 def pay(order_id: int) -> bool:
     """Pay, unless the deadline was quicker. Returns who won; the queue is told, but does not decide."""
-    won = False
-    try:
-        with transaction.atomic():
-            won = Order.objects.pay(order_id)
-            if won:
-                auto_review.enqueue(order_id)
-                if settings.SHOP_WEBHOOK_URL:
-                    webhook_retry.enqueue(order_id)
+    with transaction.atomic():
+        won: bool = Order.objects.pay(order_id)
         if won:
+            auto_review.enqueue(order_id)
+            if settings.SHOP_WEBHOOK_URL:
+                webhook_retry.enqueue(order_id)
             # Too late to take it back? Then it runs, finds the order paid and does nothing.
-            with suppress(MessageNotFound, MessageRunning):
-                close_order.cancel(key=f"order:{order_id}")
-    except DelayQError as error:
-        logger.warning("order %s: paid %s, but the queue does not know: %s", order_id, won, error)
+            close_order.cancel(key=f"order:{order_id}", missing_ok=True)
     return won
 
 

@@ -8,9 +8,12 @@ import importlib
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from asgiref.sync import sync_to_async
 
 from django_delayq import constant, current_message, delayed_task
 
@@ -78,6 +81,21 @@ async def overrun_async(seconds: float) -> None:
         _write("done")
 
 
+@delayed_task
+def use_own_threads(seconds: float) -> None:
+    """What it does, it does on threads of its own: the interpreter waits for them."""
+    with ThreadPoolExecutor(1) as threads:
+        _write()
+        threads.submit(time.sleep, seconds).result()
+
+
+@delayed_task(topic="async")
+async def use_lent_thread(seconds: float) -> None:
+    """As every call of the ORM in a coroutine does."""
+    _write()
+    await sync_to_async(time.sleep)(seconds)
+
+
 @delayed_task(max_attempts=3, backoff=constant(0))
 def fail_odd(number: int) -> None:
     """Odd numbers fail at every attempt."""
@@ -116,6 +134,19 @@ if os.environ.get("DELAYQ_TEST_CODE") != "old":
     def newcomer() -> None:
         """Not yet there in the worker that has the old code."""
         _write()
+
+
+def _grown(number: int, note: str = "") -> None:
+    """Its newest parameter is not yet there in the worker that has the old code."""
+    _write()
+
+
+def _before_it_grew(number: int) -> None:
+    _write()
+
+
+_version = _before_it_grew if os.environ.get("DELAYQ_TEST_CODE") == "old" else _grown
+grown = delayed_task(name="tests.acceptance.tasks.grown")(_version)
 
 
 @delayed_task

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from django_delayq import MessageNotFound, MessageRunning, pause_topic, resume_topic, topic_stats
+from django_delayq import MessageNotFound, MessageRunning, __version__, pause_topic, resume_topic, topic_stats
+from django_delayq.message import ATTEMPTS
 from django_delayq.store.keys import Partition, partition_keys
 from tests.acceptance import tasks
 from tests.acceptance.harness import Figure, Queue, gate, percentile
@@ -230,11 +232,49 @@ def test_task_that_only_newer_workers_know_waits_for_one(queue: Queue, figure: F
     assert queue.acked_once([handle, *known])
 
 
+def test_two_versions_of_the_code_work_side_by_side(queue: Queue) -> None:
+    """A rolling deploy: what one version cannot run, the other runs, in its first attempt, and both run all else."""
+    old = queue.worker("--log-format", "json", DELAYQ_TEST_CODE="old")
+    grown = tasks.grown.enqueue_many([(n, "new") for n in range(5)])
+    newcomers = tasks.newcomer.enqueue_many([()] * 5)
+    known = tasks.grown.enqueue_many([(n,) for n in range(20)])
+    queue.wait_for_runs(known)
+    wait_until(lambda: sum('"put_off"' in line for line in old.out.splitlines()) >= 2, "the old one has met both")
+    said = [json.loads(line) for line in old.out.splitlines() if '"put_off"' in line]
+    assert {event["task"].rpartition(".")[2]: event["error"].partition(":")[0] for event in said} == {
+        "grown": "bad_args", "newcomer": "unknown_task",
+    }  # fmt: skip
+    assert {event["level"] for event in said} == {"warning"}
+    assert all(f"django-delayq {__version__}" in event["error"] for event in said)
+
+    new = queue.worker()
+    queue.wait_for_runs([*grown, *newcomers])
+    queue.wait_until_drained()
+
+    runs = [queue.history.starts(handle) for handle in [*grown, *newcomers]]
+    assert [[(run.attempt, run.pid) for run in of_one] for of_one in runs] == [[(1, new.pid)]] * 10
+    assert queue.acked_once([*grown, *newcomers, *known])
+
+
+def test_retry_that_meets_old_code_waits_too(queue: Queue) -> None:
+    """A rollback: it was claimed first long before a worker met it that does not know its task."""
+    handle = tasks.newcomer.using(delay=3600).enqueue()
+    attempts, partition = partition_keys(queue.prefix, Partition("default", 0))[5], Partition("default", 0)
+    queue.store.client.hset(attempts, handle.identity, ATTEMPTS.pack(1, 0, bytes(6), b"\1" * 6, bytes(16), bytes(6)))
+    queue.store.reschedule(partition, handle.identity, "+0")
+    old = queue.worker(DELAYQ_TEST_CODE="old")
+    old.wait_for("unknown_task")
+    new = queue.worker()
+    assert old.stop() == 0
+    queue.wait_until_drained()
+    assert [(run.attempt, run.pid) for run in queue.history.starts(handle)] == [(2, new.pid)]
+
+
 def test_entry_that_cannot_be_read_is_buried_and_blocks_nobody(queue: Queue) -> None:
     broken = [tasks.note.using(delay=0.5).enqueue() for _ in range(4)]
     messages = partition_keys(queue.prefix, Partition("default", 0))[4]
     records = [queue.store.client.hget(messages, handle.identity) for handle in broken]
-    cut, version = records[0][:-1], records[1][:14] + b"\xf1" + records[1][15:]
+    cut, version = records[0][:-1], records[1][:14] + b"\x01" + records[1][15:]
     for handle, raw in zip(broken, (cut, version, b"\0", None), strict=True):
         if raw is None:
             queue.store.client.hdel(messages, handle.identity)

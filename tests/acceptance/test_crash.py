@@ -6,13 +6,14 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance import tasks
 from tests.acceptance.harness import Figure, Queue, gate
-from tests.servers import wait_until
+from tests.servers import Server, wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -62,6 +63,29 @@ def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(queue
     assert {ends[handle.id].state for handle in neighbours} == {"acked"}
     assert "a new one starts in" in worker.output
     assert worker.stop() == 0
+
+
+def test_all_that_two_killed_workers_held_runs_in_the_third(
+    aof_server: Server, queue_on: Callable[..., Queue], tmp_path: Path, figure: Figure
+) -> None:
+    """A node that goes out of memory twice: everything has one crash left, and comes back at the same time."""
+    queue = queue_on(aof_server, TOPICS={"default": {"partitions": 4}})
+    handles = tasks.hold.enqueue_many([(str(tmp_path / "gate"),)] * 8)
+    for kills in (1, 2):
+        victim = queue.worker("--concurrency", "8")
+        wait_until(lambda kills=kills: len(queue.history.starts()) == 8 * kills, "all of them run", 20)
+        victim.kill()
+    gate(tmp_path / "gate", 3)
+    killed_at = time.monotonic()
+    third = queue.worker("--concurrency", "8")
+    ordinary = tasks.note.enqueue_many([()] * 20)
+
+    queue.wait_until_drained(seconds=30)
+
+    figure(f"all done {time.monotonic() - killed_at:.1f} s after the second kill (ttr 1 s, backoff 5 s)")
+    assert sorted(queue.history.duplicates(*handles).values()) == [3] * 8
+    assert queue.acked_once([*handles, *ordinary])
+    assert third.stop() == 0
 
 
 def test_killed_supervisor_takes_its_processes_along(queue: Queue) -> None:

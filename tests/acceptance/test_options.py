@@ -171,7 +171,9 @@ def test_reload_starts_anew_with_changed_code(queue: Queue, tmp_path: Path) -> N
     pid = queue.history.all()[0].pid
 
     module.write_text("VERSION = = 2\n")
-    worker.wait_for("cannot be compiled")
+    worker.wait_for("the old code goes on")
+    module.write_text("import no_such_module\n")
+    worker.wait_for("No module named 'no_such_module'")
     module.write_text("VERSION = 222\n")
     worker.wait_for("Ready in ", times=2)
     second = tasks.say_version.enqueue()

@@ -121,3 +121,35 @@ def test_task_may_stop_its_own_worker(queue: Queue) -> None:
 
     assert len(queue.history.done(*handles)) == 1
     assert queue.acked_once(handles)
+
+
+@pytest.mark.parametrize("name", ["use_own_threads", "use_lent_thread"])
+def test_threads_that_are_busy_do_not_keep_the_process(queue: Queue, figure: Figure, name: str) -> None:
+    task = getattr(tasks, name)
+    handle = task.enqueue(60)
+    worker = queue.worker("--shutdown-timeout", "0.2")
+    wait_until(lambda: queue.history.starts(handle), "it runs")
+    time.sleep(0.2)  # until the thread has it
+
+    began = time.monotonic()
+    worker.terminate()
+    assert worker.wait(20) == 4
+    took = time.monotonic() - began
+    figure(f"{took:.2f} s")
+    assert took < 8  # 3 s on a quiet machine
+    assert "1 abandoned" in worker.output
+    message = handle.get()
+    assert message is not None
+    assert (message.state, message.attempt) == ("ready", 0)
+
+
+@pytest.mark.parametrize("name", ["use_own_threads", "use_lent_thread"])
+def test_threads_that_are_idle_cost_no_time_at_the_end(queue: Queue, name: str) -> None:
+    task = getattr(tasks, name)
+    handle = task.enqueue(0)
+    worker = queue.worker()
+    queue.wait_until_drained(task.options.topic)
+    began = time.monotonic()
+    assert worker.stop() == 0
+    assert time.monotonic() - began < 2
+    assert queue.acked_once([handle], task.options.topic)

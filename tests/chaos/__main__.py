@@ -13,11 +13,12 @@ from tests import databases
 from .failpoints import POINTS
 from .world import Options
 
-PROGRAMS = ("flush", "redis_away", "database_away", "exactly_once", "bulk")
+PROGRAMS = ("flush", "redis_away", "database_away", "exactly_once", "bulk", "mixed", "sentinel", "cluster")
 ALL = (
     "flush", "flush --kill", "redis_away", "redis_away --frozen", "database_away",
     *(f"exactly_once --database {kind}" for kind in ("postgresql", "sqlite", "mariadb")),
-    "bulk --database postgresql", "bulk --database sqlite",
+    "bulk --database postgresql", "bulk --database sqlite", "mixed",
+    "sentinel --kill", "sentinel --frozen", "cluster --kill", "cluster --frozen", "cluster --migrate",
 )  # fmt: skip
 
 
@@ -29,8 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="how long the trouble lasts")
     parser.add_argument("--count", "--messages", type=int, help="how many messages")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kill", action="store_true", help="flush: kill Redis and delete its data instead")
-    parser.add_argument("--frozen", action="store_true", help="redis_away: Redis is there and does not answer")
+    parser.add_argument("--kill", action="store_true", help="kill Redis (flush: and delete its data)")
+    parser.add_argument("--frozen", action="store_true", help="Redis is there and does not answer")
+    parser.add_argument("--migrate", action="store_true", help="cluster: move a slot from node to node")
     parser.add_argument("--term", action="store_true", help="bulk: stop the worker by SIGTERM instead")
     parser.add_argument("--points", default="all", help=f"exactly_once: all, none, or some of {','.join(POINTS)}")
     parser.add_argument("--reconcile-after", type=float, help="DELAYQ's RECONCILE_AFTER")
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.count or program.COUNT,
         given.seconds or program.SECONDS,
         given.seed,
-        "kill" if given.kill else "frozen" if given.frozen else "term" if given.term else "",
+        next((name for name in ("kill", "frozen", "term", "migrate") if getattr(given, name)), ""),
         {"all": tuple(POINTS), "none": ()}.get(given.points) or tuple(filter(POINTS.get, given.points.split(","))),
         given.reconcile_after or program.RECONCILE_AFTER,
     )

@@ -135,7 +135,7 @@ def _unsent(number: int) -> Iterator[None]:
     if left is None:
         yield
         return
-    with mock.patch("django_delayq.pending.store_items", left):
+    with mock.patch("django_delayq.pending.store_committed", left):
         yield
 
 

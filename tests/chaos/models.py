@@ -22,3 +22,13 @@ class Order(models.Model):
 
     def __str__(self) -> str:
         return str(self.number)
+
+
+class Effect(models.Model):
+    """What one run of a task has written."""
+
+    number = models.IntegerField(db_index=True)
+    version = models.IntegerField()
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.version}"

@@ -9,7 +9,7 @@ from django.db.models import F
 from django_delayq import current_message, delayed_task
 
 from . import history
-from .models import Counter
+from .models import Counter, Effect
 
 #: Seconds for which a run holds its locks, so that a kill seldom finds nothing open.
 HOLD = 0.005
@@ -32,3 +32,29 @@ def add(counter: str) -> None:
     _note()
     Counter.objects.filter(name=counter).update(value=F("value") + 1)
     time.sleep(HOLD)
+
+
+def _run_order(number: int, version: int) -> None:
+    _note()
+    message = current_message()
+    history.write(message.id, message.attempt, time.time(), f"order {number} {version}")
+
+
+@delayed_task(ttr=2)
+def run_order(number: int, version: int) -> None:
+    """Which arguments it ran with."""
+    _run_order(number, version)
+
+
+@delayed_task(ttr=2, exactly_once=True)
+def run_order_once(number: int, version: int) -> None:
+    """The same, and a row for each time."""
+    _run_order(number, version)
+    Effect.objects.create(number=number, version=version)
+
+
+@delayed_task(ttr=2, max_runtime=4)
+def hang() -> None:
+    """Never ends."""
+    while True:
+        time.sleep(60)

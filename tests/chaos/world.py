@@ -20,7 +20,7 @@ from django_delayq import DelayQError
 from tests import databases
 from tests.acceptance.history import History
 from tests.acceptance.process import WorkerProcess
-from tests.servers import binary_of, launcher
+from tests.servers import Server, binary_of, launcher
 
 from . import history
 
@@ -33,7 +33,7 @@ class Options(NamedTuple):
     seconds: float
     seed: int
     variant: str = ""
-    """kill, frozen, or nothing."""
+    """kill, frozen, term, migrate, or nothing."""
     points: tuple[str, ...] = ()
     reconcile_after: float = 10.0
 
@@ -41,8 +41,9 @@ class Options(NamedTuple):
 class World:
     """This process is set up against it, as the producer."""
 
-    def __init__(self, options: Options, **delayq: Any) -> None:
+    def __init__(self, options: Options, server: Server | None = None, **delayq: Any) -> None:
         self.options = options
+        self.redis = server or launcher("redis7" if binary_of("redis7") else "valkey")
         self.broken: list[str] = []
         self.workers: list[WorkerProcess] = []
         self._delayq = {"PREFIX": "chaos", "RECONCILE_AFTER": options.reconcile_after, **delayq}
@@ -65,7 +66,6 @@ class World:
     def _start(self) -> None:
         self.folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="delayq-chaos-")))
         self.history = History(self.folder / "history")
-        self.redis = launcher("redis7" if binary_of("redis7") else "valkey")
         self._stack.callback(self.redis.stop)
         self.redis.start(appendonly=True)
         self.database = self._stack.enter_context(databases.launcher(self.options.database))
@@ -107,17 +107,15 @@ class World:
         """Finished messages that wait for an archiver."""
         from django_delayq.store import get_store
         from django_delayq.store.finished import lengths
-        from django_delayq.store.keys import Partition
 
-        return sum(lengths(get_store(), [Partition("default", 0)]))
+        return sum(lengths(get_store(), get_store().partitions.all("default")))
 
     def live(self) -> int:
         """Messages in Redis that are not finished."""
         from django_delayq.store import get_store
-        from django_delayq.store.keys import Partition
 
-        stats = get_store().stats(Partition("default", 0))
-        return stats.waiting + stats.leased
+        every = [get_store().stats(partition) for partition in get_store().partitions.all("default")]
+        return sum(stats.waiting + stats.leased for stats in every)
 
     def outbox(self) -> int:
         """Rows that SQL still answers for."""

@@ -12,7 +12,7 @@ from django.db import models
 
 from django_delayq.archiver import store_entries
 from django_delayq.identity import new_id, task_code
-from django_delayq.message import HEADER, STAMP
+from django_delayq.message import ATTEMPTS, HEADER, STAMP
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit_kinds import Kind
 from django_delayq.store import keys
@@ -121,13 +121,13 @@ def wrong_partition(world: World) -> str:
     body = HEADER.pack(0x11, 60_000, task_code("tests.tasks.crowd")) + b"[7]"
     tasks = {task_code("tests.tasks.crowd"): "tests.tasks.crowd"}
     world.store.enqueue(CROWD, tasks, [(message_id, "raise", FAR, "", body)])
-    world.store.command("HSET", world.key("attempts", CROWD), message_id, b"\0\2" + bytes(30))
+    world.store.command("HSET", world.key("attempts", CROWD), message_id, b"\0\2" + bytes(ATTEMPTS.size - 2))
     return message_id.hex()
 
 
 def stray_attempts(world: World) -> str:
     message_id = new_id()
-    world.do("HSET", "attempts", message_id, bytes(32))
+    world.do("HSET", "attempts", message_id, bytes(ATTEMPTS.size))
     return message_id.hex()
 
 

@@ -132,7 +132,7 @@ def test_one_topic_can_be_looked_at_alone(world: World, look: Look) -> None:
     damage.lost(world)
     close_order.using(delay=60).enqueue(1)
     stray = new_id()
-    world.store.command("HSET", world.key("attempts", ORDERS), stray, bytes(32))
+    world.store.command("HSET", world.key("attempts", ORDERS), stray, bytes(38))
     assert [(row["difference"], row["ids"]) for row in look(topic="orders").rows] == [("stray attempts", [stray.hex()])]
 
 

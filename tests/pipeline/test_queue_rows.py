@@ -181,7 +181,7 @@ def test_a_record_without_a_place_is_none(damaged: tuple[RedisStore, dict[str, s
 
 def test_attempts_without_a_record_and_a_place_are_none(damaged: tuple[RedisStore, dict[str, str], bytes]):
     store, keys, one = damaged
-    store.client.hset(keys["attempts"], one, bytes(32))
+    store.client.hset(keys["attempts"], one, bytes(38))
     assert places(store, one) == [("none", ["has_attempts"])]
     store.client.zadd(keys["leased"], {one: 5})
     assert places(store, one) == [("leased", WITHOUT_RECORD)]
