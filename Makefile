@@ -29,7 +29,7 @@ PYTEST = $(BIN)/python -m pytest
 SHARED = -n $(JOBS) --dist worksteal
 # 5: none of the tests was asked for, as ARGS may have it.
 MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
-SQL_TESTS = $(PYTEST) tests/sql $(SHARED) $(ARGS) $(MAY_BE_NONE)
+SQL_TESTS = $(PYTEST) -m databases --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
 # Each process starts a Java of its own.
 SPARK_TESTS = $(PYTEST) tests/pipeline $(SHARED)
 # In MariaDB an open transaction in whatever database holds up what is settled.

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from .backoff import constant, exponential, ladder
-from .context import current_message
-from .exceptions import (
+from .client.topics import (
+    Page,
+    TopicStats,
+    list_messages,
+    move_topic,
+    pause_topic,
+    purge_topic,
+    resume_topic,
+    topic_stats,
+)
+from .core.exceptions import (
     DelayQError,
     DuplicateMessage,
     EnqueueUnknown,
@@ -21,10 +29,11 @@ from .exceptions import (
     StoreUnavailable,
     UnknownTopic,
 )
-from .handle import Handle
-from .message import Message, Priority, State
-from .tasks import DelayedTask, delayed_task
-from .topics import Page, TopicStats, list_messages, move_topic, pause_topic, purge_topic, resume_topic, topic_stats
+from .core.message import Message, Priority, State
+from .tasks.backoff import constant, exponential, ladder
+from .tasks.context import current_message
+from .tasks.handle import Handle
+from .tasks.task import DelayedTask, delayed_task
 
 __version__ = "0.1.0"
 

@@ -17,13 +17,10 @@ class DelayQConfig(AppConfig):
 
     def ready(self) -> None:
         """Called by Django once all apps are loaded."""
-        from . import (
-            checks,  # noqa: F401 - registers the system checks
-            log,
-            producer,
-        )
-        from .handle import connect
+        from .client import client
+        from .core import log
+        from .tasks.handle import connect
 
-        connect(producer)
+        connect(client)
         log.connect()
         autodiscover_modules("tasks")

@@ -10,12 +10,12 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, register
 from django.utils.module_loading import import_string
 
-from .conf import Settings, get_settings
-from .exceptions import ConfigurationError, DelayQError
+from .core.conf import Settings, get_settings
+from .core.exceptions import ConfigurationError, DelayQError
+from .stats.unserved import Unserved, unserved_topics
 from .store import get_store
 from .store.connection import caches_beside
 from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
-from .unserved import Unserved, unserved_topics
 
 
 @register("delayq")

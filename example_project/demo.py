@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from children import Child
 
-from django_delayq.embedded import EmbeddedServer
-from django_delayq.exceptions import DelayQError
+from django_delayq.core.exceptions import DelayQError
+from django_delayq.testing.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from shop.models import Order

@@ -13,8 +13,8 @@ from pathlib import Path
 from children import Child
 from demo import create_admin, free_port, fresh, migrate, say, stop_on_signals
 
-from django_delayq.embedded import EmbeddedServer
-from django_delayq.exceptions import DelayQError
+from django_delayq.core.exceptions import DelayQError
+from django_delayq.testing.embedded import EmbeddedServer
 
 MESSAGES = 30_000
 COUPONS = 2_000

@@ -19,12 +19,16 @@ from django.test import TransactionTestCase
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from django_delayq import tasks
-from django_delayq.conf import parse_settings
-from django_delayq.store import get_store
+from django_delayq.archive import archiver
+from django_delayq.core.conf import parse_settings
+from django_delayq.operators import replay_walk
+from django_delayq.operators.bulk_runner import BulkRunner
+from django_delayq.store import finished, get_store
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import wakeups_channel
 from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import naming, task
+from tests.hands import Hands
 from tests.servers import Server, binary_of, launcher
 
 hypothesis_settings.register_profile(
@@ -127,15 +131,15 @@ def split(settings: Any, delayq: RedisStore) -> Callable[[int], RedisStore]:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A registry that forgets what the test declares."""
-    monkeypatch.setattr(tasks, "by_name", dict(tasks.by_name))
-    monkeypatch.setattr(tasks, "by_code", dict(tasks.by_code))
-    return tasks.by_name
+    monkeypatch.setattr(task, "by_name", dict(task.by_name))
+    monkeypatch.setattr(task, "by_code", dict(task.by_code))
+    return task.by_name
 
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
     """Logging, signals and what tasks have seen are as before, whatever run_delayq does in this process."""
-    from tests.tasks import seen
+    from tests.app.tasks import seen
 
     seen.clear()
     logger = logging.getLogger("delayq")
@@ -161,3 +165,36 @@ def run_delayq(delayq: RedisStore, transactional_db: None) -> Iterator[Callable[
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("delayq"):
             thread.join(5)
+
+
+@pytest.fixture
+def hands(delayq: RedisStore, transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
+    """A worker with its services, driven by hand. Nothing has to be waited for."""
+    from tests.app.tasks import seen
+
+    seen.clear()
+    naming.kept_names.clear()
+    monkeypatch.setattr(archiver, "GATHER", 0.0)
+    monkeypatch.setattr(archiver, "TAKE_OVER_INTERVAL", 0.0)
+    monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 0)
+    yield Hands(delayq)
+
+
+@pytest.fixture
+def runner(hands: Hands) -> BulkRunner:
+    """Runs bulk operations, one at each call."""
+    return BulkRunner(hands.store, "first")
+
+
+@pytest.fixture
+def other(hands: Hands) -> BulkRunner:
+    """The same in another process."""
+    return BulkRunner(hands.store, "other")
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walks change a few rows in each transaction."""
+    from tests.bulk_hands import BATCH
+
+    monkeypatch.setattr(replay_walk, "BATCH", BATCH)

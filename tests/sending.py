@@ -14,7 +14,7 @@ from django_delayq import list_messages
 from django_delayq.models import OutboxMessage
 from django_delayq.store import get_store
 from django_delayq.store.lease import Lease
-from tests.tasks import record
+from tests.app.tasks import record
 
 LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
 Capture = Callable[..., AbstractContextManager[list[Any]]]

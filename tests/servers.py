@@ -19,8 +19,8 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import RedisError
 from redis.sentinel import Sentinel
 
-from django_delayq.embedded import EmbeddedServer
-from django_delayq.exceptions import DelayQError
+from django_delayq.core.exceptions import DelayQError
+from django_delayq.testing.embedded import EmbeddedServer
 
 SINGLE = ("redis7", "valkey", "redis62")
 KINDS = (*SINGLE, "cluster", "sentinel")

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example_project
 
 from config.settings import MIDDLEWARE, SHOP_REVIEW_AFTER, SHOP_WEBHOOK_URL, TEMPLATES  # noqa: F401
 
-from .databases import configured
+from tests.databases import configured
 
 SECRET_KEY = "tests"
 # DELAYQ_TEST_USE_TZ=0: a project whose instants are naive.
@@ -26,7 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_delayq",
     "shop",
-    "tests",
+    "tests.app",
 ]
 ROOT_URLCONF = "config.urls"
 STATIC_URL = "static/"

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import tasks
-from django_delayq.conf import Settings
+from django_delayq.core.conf import Settings
 from django_delayq.models import OutboxMessage
-from tests.sql.conftest import hands  # noqa: F401 - a fixture
-from tests.sql.hands import Hands
+from django_delayq.tasks import task
+from tests.hands import Hands
 from tests.store.test_scripts import ACL
 from tests.test_readme import ROOT, blocks
 
@@ -75,8 +74,8 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) 
 @pytest.fixture
 def binary() -> None:
     """The server that EmbeddedServer runs, or skip."""
-    from django_delayq.embedded import find_binary
-    from django_delayq.exceptions import ConfigurationError
+    from django_delayq.core.exceptions import ConfigurationError
+    from django_delayq.testing.embedded import find_binary
     from tests.servers import require
 
     try:
@@ -97,10 +96,10 @@ def ticking(registry: dict[str, Any]) -> dict[str, Any]:
     return module
 
 
-def test_the_recipe_of_a_task_that_comes_again_does(hands: Hands, ticking: dict[str, Any]) -> None:  # noqa: F811
+def test_the_recipe_of_a_task_that_comes_again_does(hands: Hands, ticking: dict[str, Any]) -> None:
     from django_delayq.store.keys import Partition
 
-    assert {"recipe.tick", "recipe.report"} <= tasks.by_name.keys()
+    assert {"recipe.tick", "recipe.report"} <= task.by_name.keys()
     reports = Partition("reports", 0)
     tick = ticking["tick"]
     for _ in range(2):

@@ -27,7 +27,7 @@ def test_its_links_lead_somewhere() -> None:
 
 
 def test_its_settings_are_accepted() -> None:
-    from django_delayq.conf import parse_settings
+    from django_delayq.core.conf import parse_settings
 
     namespace: dict[str, Any] = {}
     exec(blocks(README)[0], namespace)
@@ -36,7 +36,7 @@ def test_its_settings_are_accepted() -> None:
 
 
 def test_the_settings_of_the_docs_are_accepted() -> None:
-    from django_delayq.conf import parse_settings
+    from django_delayq.core.conf import parse_settings
 
     namespace: dict[str, Any] = {}
     exec(blocks((ROOT / "docs/settings.md").read_text())[0], namespace)

@@ -9,8 +9,8 @@ from typing import Any
 from django.conf import settings
 from django.test import override_settings
 
-from django_delayq.handle import Handle
-from tests.tasks import record
+from django_delayq.tasks.handle import Handle
+from tests.app.tasks import record
 
 
 @contextmanager

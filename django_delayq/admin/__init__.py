@@ -5,6 +5,6 @@ On a site of your own: `site.register(Dashboard, DashboardAdmin)`.
 
 from __future__ import annotations
 
-from .dashboard import DashboardAdmin
+from .pages.dashboard_page import DashboardAdmin
 
 __all__ = ["DashboardAdmin"]

@@ -15,9 +15,9 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
 
-from ..browse import every_row
+from ..archive.search import every_row
+from ..archive.selection import Selection
 from ..models import ArchivedMessage
-from ..selection import Selection
 
 COLUMNS = (
     "id", "message_id", "topic", "task", "key", "state", "reason", "error_class", "attempts", "crashes", "enqueued_at",

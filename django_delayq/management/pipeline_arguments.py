@@ -10,7 +10,7 @@ from typing import Any
 
 from django.utils import timezone as zones
 
-from ..pipeline.running import OPTIONS
+from ..pipeline.runner import OPTIONS
 from .commands.delayq_replay import duration, instant, operator
 
 #: Arguments whose options are in milliseconds.
@@ -145,7 +145,7 @@ def iso(when: datetime | None) -> str:
 def _tasks(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     import msgspec
 
-    from ..pipeline.task_specs import all_specs, spec_of
+    from ..pipeline.bulk_load.task_specs import all_specs, spec_of
 
     if name == "schedule":
         return {"task": msgspec.to_builtins(spec_of(given["task"]))}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .archived import ArchivedMessage, Final, UnarchivableEntry
+from .hourly_rows import TaskDay, TopicHour
+from .lake_batch import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
 from .manager import DelayQManager
-from .operators import BulkKind, BulkOperation, BulkStatus, Dashboard, OperatorAction
-from .outbox import OutboxMessage, OutboxStatus
-from .pipeline import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
-from .statistics import TaskDay, TopicHour
+from .operator_action import BulkKind, BulkOperation, BulkStatus, Dashboard, OperatorAction
+from .outbox_message import OutboxMessage, OutboxStatus
 
 __all__ = [
     "ArchivedMessage", "Final", "UnarchivableEntry",

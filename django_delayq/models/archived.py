@@ -7,7 +7,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..message import runs_of
+from ..core.message import runs_of
 from .functions import UtcNow
 from .manager import DelayQManager
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from django.db import models
 
-from ..conf import get_settings
+from ..core.conf import get_settings
 
 M = TypeVar("M", bound=models.Model)
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # In full: spark-submit runs a copy of this file as a script.
-from django_delayq.exceptions import DelayQError
-from django_delayq.pipeline import project, rendering, session
-from django_delayq.pipeline.causes import code_of
-from django_delayq.pipeline.errors import Refused
-from django_delayq.pipeline.jobs import JOBS, Tell
-from django_delayq.pipeline.params import Params, Report
-from django_delayq.pipeline.running import Start, configuration_of, interruption, run_job
-from django_delayq.pipeline.session import submitted
+from ..core.exceptions import DelayQError
+from . import params_from_django, rendering, session
+from .error_messages import code_of
+from .errors import Refused
+from .jobs import JOBS, Tell
+from .params import Params, Report
+from .runner import Start, configuration_of, interruption, run_job
+from .session import submitted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace, say: Tell) -> Report:
     start = Start(
         master=options.master, driver_memory=options.driver_memory, configuration=configuration_of(options.conf)
     )
-    project.set_up(params)
+    params_from_django.set_up(params)
     return run_job(options.job, params, start, say)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ..exceptions import DelayQError
+from ..core.exceptions import DelayQError
 
 
 class Code(IntEnum):

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..conf import Settings, parse_settings
-from ..exceptions import ConfigurationError
+from ..core.conf import Settings, parse_settings
+from ..core.exceptions import ConfigurationError
 from .errors import Code, Refused
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..exceptions import ConfigurationError
+from ..core.exceptions import ConfigurationError
 
 TIME = pa.timestamp("us", tz="UTC")
 

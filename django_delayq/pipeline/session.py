@@ -18,7 +18,7 @@ from typing import Any
 
 from .errors import Refused, SparkMissing
 from .params import SECRET_NAME
-from .private import private_folder
+from .tempdirs import private_folder
 
 #: Java that Spark 4 runs on.
 OLDEST_JAVA = 17

@@ -10,8 +10,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.functions import arrow_udf
 
-from . import cells, schemas
-from .cells import HOURS_AND_DAYS, KEYS, METRICS, READ, SUMS, Unit
+from . import schemas
+from .stats import aggregates
+from .stats.aggregates import HOURS_AND_DAYS, KEYS, METRICS, READ, SUMS, Unit
 
 #: As in statistics.py.
 MOST_ERRORS = 50
@@ -50,15 +51,15 @@ def signature() -> list[Column]:
 
 def counted(frame: DataFrame, units: Sequence[Unit] = HOURS_AND_DAYS) -> DataFrame:
     """Rows of the archive -> what topic_hours() and task_days() are made of, in one pass over the rows."""
-    part = partial(cells.cells, units=units)
-    return added_up(frame.select(*READ).mapInArrow(part, schemas.spark_schema(cells.CELLS)))
+    part = partial(aggregates.cells, units=units)
+    return added_up(frame.select(*READ).mapInArrow(part, schemas.spark_schema(aggregates.CELLS)))
 
 
 def added_up(found: DataFrame) -> DataFrame:
     """Cells of parts of the rows -> those of all rows: one for each of their keys and errors."""
     sums = [F.sum(name).alias(name) for name in ("n", *SUMS)]
     highest = [F.max(f"{metric}_max").alias(f"{metric}_max") for metric in METRICS]
-    merged = arrow_udf(cells.merged, "string")  # type: ignore[call-overload]  # told the kind, it warns
+    merged = arrow_udf(aggregates.merged, "string")  # type: ignore[call-overload]  # told the kind, it warns
     histograms = [merged(F.collect_list(metric)).alias(metric) for metric in METRICS]
     return found.groupBy(*KEYS, "error").agg(*sums, *highest, *histograms)
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from django.core.signals import setting_changed
 
-from ..conf import get_settings
+from ..core.conf import get_settings
 from .connection import connect
 from .redis import RedisStore
 

@@ -14,8 +14,8 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
-from ..conf import Settings
-from ..exceptions import ConfigurationError
+from ..core.conf import Settings
+from ..core.exceptions import ConfigurationError
 from .errors import ERRORS, translate
 from .pool import MOST_CONNECTIONS, Pool
 

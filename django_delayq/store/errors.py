@@ -7,7 +7,7 @@ from itertools import chain
 import redis
 from redis.exceptions import RedisClusterException
 
-from ..exceptions import (
+from ..core.exceptions import (
     DelayQError,
     OutcomeUnknown,
     StoreError,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import redis
 
-from ..message import DURABLE, STAMP
+from ..core.message import DURABLE, STAMP
 from .errors import ERRORS
 from .keys import Partition, finished_key
 from .link import BATCH

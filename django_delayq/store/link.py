@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from ..conf import Settings
-from ..exceptions import DelayQError, NotReplicated, OutcomeUnknown, TooFewReplicas
+from ..core.conf import Settings
+from ..core.exceptions import DelayQError, NotReplicated, OutcomeUnknown, TooFewReplicas
 from . import keys
 from .breaker import CircuitBreaker
 from .clock import ServerClock

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..exceptions import FenceChanged
+from ..core.exceptions import FenceChanged
 from . import keys
 from .keys import Partition
 from .looking import Looking

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ..message import Attempts, Found, State
+from ..core.message import Attempts, Found, State
 from . import keys
 from .errors import ERRORS
 from .keys import Partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ..message import STAMP
+from ..core.message import STAMP
 from . import keys
 from .keys import Partition
 from .link import BATCH

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..conf import Settings
-from ..exceptions import MessageNotFound, MessageRunning, NotReplicated
+from ..core.conf import Settings
+from ..core.exceptions import MessageNotFound, MessageRunning, NotReplicated
 from .connection import Client
 from .keys import Partition, lone_keys, partition_keys
 from .lease import Lease

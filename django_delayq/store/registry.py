@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
+from ..core.exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
 from . import keys
 from .keys import Partition
 from .link import Link

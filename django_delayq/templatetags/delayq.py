@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from ..times import in_words
+from ..core.times import in_words
 
 register = template.Library()
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from .connections import close_all
-from .last_words import say_failure
+from ..core.connections import close_all
+from ..core.last_words import say_failure
 
 logger = logging.getLogger("delayq.worker")
 

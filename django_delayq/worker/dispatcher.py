@@ -9,18 +9,19 @@ from collections import deque
 from collections.abc import Callable
 from functools import cached_property, partial
 
-from .. import signals, tasks
-from ..exceptions import DelayQError, OutcomeUnknown, StoreError
-from ..signals import Event
+from ..core import signals
+from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
+from ..core.service import Service
+from ..core.signals import Event
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.link import BATCH
+from ..tasks import task as tasks
 from .agenda import Agenda, Turn
 from .catch_up import CatchUp
 from .event_loop import EventLoop
 from .pool import Pool
 from .quarantine import Quarantine
-from .service import Service
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")

@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from ..core.connections import close_all
+from ..core.last_words import say_failure
 from ..store.lease import Lease
-from .connections import close_all
-from .last_words import say_failure
 
 logger = logging.getLogger("delayq.worker")
 

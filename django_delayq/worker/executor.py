@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 
-from .. import __version__, signals, tasks
-from ..context import running
-from ..exceptions import DelayQError, InvalidArguments, NewerRecord, Reject, Retry, Snooze, UndecodableMessage
-from ..message import VERSION, Body, Record, decode_body
+from .. import __version__
+from ..core import signals
+from ..core.connections import close_all, close_broken
+from ..core.exceptions import DelayQError, InvalidArguments, NewerRecord, Reject, Retry, Snooze, UndecodableMessage
+from ..core.last_words import say_failure
+from ..core.message import VERSION, Body, Record, decode_body
+from ..core.times import duration_ms
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..tasks import DelayedTask
-from ..times import duration_ms
-from .connections import close_all, close_broken
-from .last_words import say_failure
+from ..tasks import task as tasks
+from ..tasks.context import running
+from ..tasks.task import DelayedTask
 from .outcome import Outcome, Result
 from .shared import Shared
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .service import Service
+from ..core.service import Service
 from .shared import Shared
 
 #: Heartbeats older than this are those of workers that ended without saying so (seconds).

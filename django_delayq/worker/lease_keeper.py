@@ -8,13 +8,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from .. import signals, tasks
-from ..exceptions import StoreError
-from ..signals import Event
+from ..core import signals
+from ..core.exceptions import StoreError
+from ..core.service import Service
+from ..core.signals import Event
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.link import BATCH
-from .service import Service
+from ..tasks import task as tasks
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")

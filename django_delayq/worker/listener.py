@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..core.service import Service
 from ..store.hints import HintStream
 from ..store.keys import Partition
-from .service import Service
 from .shared import Shared
 
 

@@ -8,12 +8,12 @@ from typing import Any, overload
 
 import msgspec
 
-from ..exceptions import UndecodableMessage
-from ..message import Record, decode_body
-from ..signals import Event
+from ..core.exceptions import UndecodableMessage
+from ..core.message import Record, decode_body
+from ..core.signals import Event
 from ..store.clock import ServerClock
 from ..store.lease import Lease
-from ..tasks import DelayedTask
+from ..tasks.task import DelayedTask
 
 #: Most characters of an error in a line of a message's history.
 MAX_HISTORY_ERROR = 300

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from ..core.connections import close_all, make_caches
+from ..core.last_words import say_failure
 from ..store.lease import Lease
-from .connections import close_all, make_caches
-from .last_words import say_failure
 
 logger = logging.getLogger("delayq.worker")
 

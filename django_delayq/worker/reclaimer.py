@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from .. import signals
-from ..exceptions import StoreError
-from ..signals import Event
+from ..core import signals
+from ..core.exceptions import StoreError
+from ..core.service import Service
+from ..core.signals import Event
+from ..core.text import counted
 from ..store.keys import Partition
 from ..store.link import BATCH
-from ..words import counted
 from .agenda import Agenda
-from .service import Service
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..core.service import Service
 from ..store.looking import ENDS, PartitionStats, lag_of
 from ..store.redis import RedisStore
 from ..store.registry import SAMPLE_MS
-from .service import Service
 
 
 class Sampler(Service):

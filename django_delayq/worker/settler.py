@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from django.dispatch import Signal
 
-from .. import signals
-from ..exceptions import DelayQError, OutcomeUnknown, StoreError
+from ..core import signals
+from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
+from ..core.service import Service, Sleeper
+from ..core.text import counted
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.link import BATCH
-from ..words import counted
 from .outcome import Events, Outcome, Result
-from .service import Service, Sleeper
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")

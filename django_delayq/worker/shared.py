@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..conf import Settings
+from ..core.conf import Settings
 from ..store.clock import ServerClock
 from ..store.lease import Lease
 from ..store.redis import RedisStore

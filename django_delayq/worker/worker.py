@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
-from ..conf import Settings
+from ..core.conf import Settings
+from ..core.service import Service, Sleeper
 from ..store.keys import TOLD, Partition
 from ..store.lease import Lease
 from ..store.redis import RedisStore
@@ -28,7 +29,6 @@ from .pool import Pool
 from .quarantine import AWAY_MS
 from .reclaimer import Reclaimer
 from .sampler import Sampler
-from .service import Service, Sleeper
 from .settler import Settler
 from .shared import PerformOnce, Shared
 

@@ -10,8 +10,8 @@ from typing import Any
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_delayq import archive
-from django_delayq.identity import new_ids
+from django_delayq.archive import archive_rows
+from django_delayq.core.ids import new_ids
 
 from .models import Coupon
 from .tasks import expire_coupon
@@ -33,7 +33,7 @@ def remember(messages: int = 30_000, coupons: int = 2_000) -> None:
     rows = _rows(messages, now, dice)
     for begin in range(0, messages, BATCH):
         with transaction.atomic():
-            archive.insert([next(rows) for _ in range(min(BATCH, messages - begin))], connection)
+            archive_rows.insert([next(rows) for _ in range(min(BATCH, messages - begin))], connection)
     _issue(coupons, now, dice)
 
 

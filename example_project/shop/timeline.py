@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django_delayq import DelayQError, Message, State, topic_stats
-from django_delayq.topics import TopicStats
+from django_delayq.client.topics import TopicStats
 
 from .models import Order
 from .tasks import close_order

@@ -19,8 +19,8 @@ from urllib.request import urlopen
 from django.test.utils import override_settings
 
 from django_delayq import DelayQError, Handle
-from django_delayq.conf import parse_settings
-from django_delayq.message import Attempts
+from django_delayq.core.conf import parse_settings
+from django_delayq.core.message import Attempts
 from django_delayq.store import get_store
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import leased_key, partition_keys

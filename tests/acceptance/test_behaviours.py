@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from django_delayq import MessageNotFound, MessageRunning, __version__, pause_topic, resume_topic, topic_stats
-from django_delayq.message import ATTEMPTS
+from django_delayq.core.message import ATTEMPTS
 from django_delayq.store.keys import Partition, partition_keys
 from tests.acceptance import tasks
 from tests.acceptance.harness import Figure, Queue, gate, percentile

@@ -15,8 +15,8 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from django_delayq.embedded import find_binary
-from django_delayq.exceptions import ConfigurationError
+from django_delayq.core.exceptions import ConfigurationError
+from django_delayq.testing.embedded import find_binary
 from tests.servers import require, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent.parent

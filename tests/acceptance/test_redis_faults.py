@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from django_delayq import DelayedTask, Handle, StoreUnavailable
-from django_delayq.exceptions import EnqueueUnknown
+from django_delayq.core.exceptions import EnqueueUnknown
 from django_delayq.store import get_store
 from tests.acceptance import tasks
 from tests.acceptance.harness import Figure, Queue, percentile, stop_gracefully

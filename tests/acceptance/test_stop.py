@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from django_delayq.worker.runner import SAME_SIGNAL
+from django_delayq.worker.process.runner import SAME_SIGNAL
 from tests.acceptance import tasks
 from tests.acceptance.harness import Figure, Queue, gate
 from tests.servers import wait_until

@@ -9,10 +9,10 @@ from typing import Any
 from django.http import HttpResponse
 from django.test import Client
 
-from django_delayq.bulk_runner import BulkRunner
 from django_delayq.models import BulkOperation
+from django_delayq.operators.bulk_runner import BulkRunner
 from tests.admin.browser import address
-from tests.sql.hands import Hands
+from tests.hands import Hands
 
 
 def form_of(client: Client, query: str) -> dict[str, str]:

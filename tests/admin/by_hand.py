@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from django_delayq.figure_types import Bucket, Overview, Sample, TopicFigures, WorkerFigures
+from django_delayq.stats.figure_types import Bucket, Overview, Sample, TopicFigures, WorkerFigures
 
 AT = datetime(2026, 11, 20, 10, 20, 11, tzinfo=timezone.utc)
 

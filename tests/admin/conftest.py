@@ -24,13 +24,12 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_delayq import figures
+from django_delayq.stats import overview as figures
 from django_delayq.store.redis import RedisStore
 from tests.admin import by_hand
 from tests.admin.browser import address, launched, live_server, log_in, watch
 from tests.admin.world import World
-from tests.sql.conftest import hands  # noqa: F401 - a fixture
-from tests.sql.hands import Hands
+from tests.hands import Hands
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -74,7 +73,7 @@ def as_user(new_user: Callable[..., User]) -> Callable[..., Client]:
 
 
 @pytest.fixture
-def world(hands: Hands) -> World:  # noqa: F811
+def world(hands: Hands) -> World:
     """One of everything that the pages show (world.py)."""
     return World(hands)
 

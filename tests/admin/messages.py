@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from django_delayq.handle import Handle
+from django_delayq.tasks.handle import Handle
 from tests.admin.browser import address
-from tests.sql.hands import DAY, Hands
-from tests.tasks import close_order
+from tests.app.tasks import close_order
+from tests.hands import DAY, Hands
 
 AsUser = Callable[..., Client]
 

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
-from django_delayq.identity import key_id, new_id
+from django_delayq.core.ids import key_id, new_id
 from django_delayq.models import ArchivedMessage
-from tests.sql.hands import stored
+from tests.hands import stored
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 
@@ -20,7 +20,7 @@ def make(**values: Any) -> ArchivedMessage:
     """One row. Later ones were enqueued later; with a key it has the key's id."""
     number = next(_numbers)
     fields: dict[str, Any] = {
-        "topic": "orders", "partition": 0, "task": "tests.tasks.close_order", "state": "acked",
+        "topic": "orders", "partition": 0, "task": "tests.app.tasks.close_order", "state": "acked",
         "body": f'{{"args":[{number}],"kwargs":{{}}}}', "attempts": 1, "enqueued_at": NOON + timedelta(seconds=number),
         "due_at": NOON, "finished_at": NOON, "lateness_ms": 1.5, "run_ms": 20.0, "worker": "host:1:test",
     } | values  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_delayq import browse
+from django_delayq.archive import search
 from tests.admin.browser import address
 from tests.admin.rows import NOON, make, make_dead
 
@@ -41,12 +41,12 @@ def refused(client: Client, **query: Any) -> str:
 
 def test_each_filter_narrows_the_list(as_user: AsUser) -> None:
     client = as_user("view_dashboard")
-    dead = make_dead(topic="default", task="tests.tasks.record", key="order:7", finished_at=timezone.now())
+    dead = make_dead(topic="default", task="tests.app.tasks.record", key="order:7", finished_at=timezone.now())
     done = make_dead(replayed_at=NOON, error_class="ValueError")
     acked = make(finished_at=timezone.now() - timedelta(hours=3))
     assert listed(client, state="acked") == [acked.pk]
     assert listed(client, state="dead", open="on") == [dead.pk]
-    assert listed(client, topic="default") == listed(client, task="tests.tasks.record") == [dead.pk]
+    assert listed(client, topic="default") == listed(client, task="tests.app.tasks.record") == [dead.pk]
     assert listed(client, error="PriceMissing") == [dead.pk]
     assert listed(client, error="ValueError") == [done.pk]
     assert listed(client, period="1h") == [dead.pk]
@@ -98,7 +98,7 @@ def test_arguments_are_sought_by_those_who_may_see_them(as_user: AsUser) -> None
 
 
 def test_the_pages_around_keep_the_filters(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browse.page_of, "__kwdefaults__", {**browse.page_of.__kwdefaults__, "size": 3})
+    monkeypatch.setattr(search.page_of, "__kwdefaults__", {**search.page_of.__kwdefaults__, "size": 3})
     rows = [make_dead(topic="default", finished_at=timezone.now() - timedelta(minutes=9 - n)).pk for n in range(8)]
     make_dead()
     client, seen = as_user("view_dashboard"), []
@@ -117,11 +117,11 @@ def test_the_pages_around_keep_the_filters(as_user: AsUser, monkeypatch: pytest.
 
 def test_a_page_that_is_not_full_offers_to_look_further(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PERIOD_ROWS", "FEW_ROWS", "RARE"):
-        monkeypatch.setattr(browse, name, 1)
-    make_dead(task="tests.tasks.noop")
+        monkeypatch.setattr(search, name, 1)
+    make_dead(task="tests.app.tasks.noop")
     for minute in range(5):
         make_dead(finished_at=NOON + timedelta(minutes=minute + 1))
-    page = as_user("view_dashboard").get(address("archive"), {"state": "dead", "task": "tests.tasks.noop"})
+    page = as_user("view_dashboard").get(address("archive"), {"state": "dead", "task": "tests.app.tasks.noop"})
     assert "Looked back to" in page.content.decode()
     assert "Look further back" in page.content.decode()
 

@@ -10,9 +10,9 @@ from django.http import QueryDict
 from django.test import override_settings
 from django.utils import timezone as zones
 
-from django_delayq.admin.archive_form import ArchiveForm, query_of, selection_from
-from django_delayq.exceptions import InvalidMessage
-from django_delayq.selection import Selection
+from django_delayq.admin.forms.archive_form import ArchiveForm, query_of, selection_from
+from django_delayq.archive.selection import Selection
+from django_delayq.core.exceptions import InvalidMessage
 from tests.admin.rows import NOON
 
 ID = "0190e1d2a3b47c5d8e9f001122334455"
@@ -22,7 +22,7 @@ ID = "0190e1d2a3b47c5d8e9f001122334455"
     "parts",
     [
         {},
-        {"state": "dead", "open": True, "topic": "orders", "task": "tests.tasks.noop", "error": "a & b=c"},
+        {"state": "dead", "open": True, "topic": "orders", "task": "tests.app.tasks.noop", "error": "a & b=c"},
         {"topic": "gone", "task": "gone.too"},
         {"since": NOON, "until": NOON + timedelta(microseconds=1)},
         {"key": "order:1042 & ünï:+%"},

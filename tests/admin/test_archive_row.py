@@ -172,10 +172,10 @@ def test_markup_and_unseen_characters_are_inert(as_user: AsUser) -> None:
 
 def test_looking_at_a_row_does_not_run_its_task(as_user: AsUser) -> None:
     """Templates call what they can, and a task can be called."""
-    from tests.tasks import seen
+    from tests.app.tasks import seen
 
     seen.clear()
-    row = make_dead(task="tests.tasks.record", body='{"args":[],"kwargs":{}}')
+    row = make_dead(task="tests.app.tasks.record", body='{"args":[],"kwargs":{}}')
     page = as_user(*EVERYTHING).get(address("archived", pk=row.pk) + "?edit=1").content.decode()
     assert "not declared here" not in page
     assert not seen

@@ -13,17 +13,17 @@ from django.http import QueryDict
 from django.test import Client
 from django.utils import timezone
 
-from django_delayq import bulk, bulk_check
+from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction
-from django_delayq.selection import Selection
+from django_delayq.operators import bulk, bulk_check
 from django_delayq.store.redis import RedisStore
 from tests.admin.browser import address
 from tests.admin.bulk_orders import form_of, order, send, text_of
 from tests.admin.world import heartbeat
+from tests.app.tasks import close_order
 from tests.faults import unreachable
-from tests.sql.hands import together
-from tests.sql.test_replay import dead
-from tests.tasks import close_order
+from tests.hands import together
+from tests.operators.test_replay import dead
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
 
@@ -141,9 +141,9 @@ def test_with_nothing_ticked_one_is_back_at_the_list(operator: Client) -> None:
 
 def test_an_order_is_stored_and_recorded(operator: Client) -> None:
     dead(3)
-    operation = order(operator, "kind=replay&open=on&task=tests.tasks.record", delay="90", rate="5.5")
+    operation = order(operator, "kind=replay&open=on&task=tests.app.tasks.record", delay="90", rate="5.5")
     assert (operation.kind, operation.status, operation.dry_run) == ("replay", "waiting", False)
-    assert Selection.decode(operation.selection) == Selection(open=True, task="tests.tasks.record")
+    assert Selection.decode(operation.selection) == Selection(open=True, task="tests.app.tasks.record")
     assert json.loads(operation.options).items() >= {"delay": 90, "rate": 5.5}.items()
     (action,) = OperatorAction.objects.all()
     assert (action.action, action.reason, action.operator) == ("replay", "it is mended", operation.operator)

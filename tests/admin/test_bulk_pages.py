@@ -16,20 +16,20 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import bulk
-from django_delayq.admin.archive_form import selection_from
-from django_delayq.bulk_progress import SILENT_AFTER, progress
-from django_delayq.bulk_runner import TAKE_OVER_AFTER
-from django_delayq.exceptions import InvalidMessage
+from django_delayq.admin.forms.archive_form import selection_from
+from django_delayq.archive.selection import Selection
+from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage
-from django_delayq.selection import Selection
+from django_delayq.operators import bulk
+from django_delayq.operators.bulk_progress import SILENT_AFTER, progress
+from django_delayq.operators.bulk_runner import TAKE_OVER_AFTER
 from django_delayq.store import get_store
 from tests.admin.browser import address
 from tests.admin.bulk_orders import order, page_of, run, text_of
 from tests.admin.world import heartbeat
-from tests.sql.hands import DAY, Hands
-from tests.sql.test_replay import dead
-from tests.tasks import close_order
+from tests.app.tasks import close_order
+from tests.hands import DAY, Hands
+from tests.operators.test_replay import dead
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
 
@@ -71,7 +71,7 @@ def test_the_page_follows_it_to_its_end(operator: Client, hands: Hands) -> None:
 def test_a_dry_run_changes_nothing_and_offers_the_real_one(operator: Client, hands: Hands) -> None:
     rows = dead(5)
     ArchivedMessage.objects.filter(pk=rows[0]).update(discarded_at=timezone.now())
-    operation = order(operator, "kind=replay&task=tests.tasks.record", dry_run="1")
+    operation = order(operator, "kind=replay&task=tests.app.tasks.record", dry_run="1")
     run(hands)
     response = operator.get(address("bulk", pk=operation.pk))
     text = text_of(response).replace(" ", "")
@@ -138,7 +138,7 @@ def test_one_that_waits_after_a_problem_says_what_it_was(operator: Client) -> No
 
 def test_a_replay_leads_to_what_has_ended_since(operator: Client, hands: Hands) -> None:
     (old, *_) = dead(5)
-    operation = order(operator, "kind=replay&open=on&task=tests.tasks.record&topic=default")
+    operation = order(operator, "kind=replay&open=on&task=tests.app.tasks.record&topic=default")
     assert "What has ended since" not in page_of(operator, operation)
     run(hands)
     hands.relay()
@@ -149,7 +149,7 @@ def test_a_replay_leads_to_what_has_ended_since(operator: Client, hands: Hands) 
     )
     assert found
     rows = operator.get(html.unescape(found[1])).context["found"].rows
-    assert {(row.state, row.task) for row in rows} == {("acked", "tests.tasks.record")}
+    assert {(row.state, row.task) for row in rows} == {("acked", "tests.app.tasks.record")}
     assert len(rows) == 5
     assert old not in {row.pk for row in rows}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.admin import pages
+from django_delayq.admin import site
 from tests.admin.browser import POLICY, address
 from tests.admin.world import World
 
@@ -55,9 +55,9 @@ _SOUND: dict[str, Any] = {
 }
 
 
-def shown_pages() -> Iterator[pages.Page]:
+def shown_pages() -> Iterator[site.Page]:
     """All that are HTML and have an address of their own."""
-    return (page for page in pages._pages if "GET" in page.methods and page.name not in ("live", "archive_csv"))
+    return (page for page in site._pages if "GET" in page.methods and page.name not in ("live", "archive_csv"))
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -13,12 +13,12 @@ import pytest
 from django.test import AsyncClient, Client
 from django.utils import timezone
 
-from django_delayq import browse
 from django_delayq.admin import csv_export
+from django_delayq.archive import search
 from django_delayq.models import ArchivedMessage
 from tests.admin.browser import address
 from tests.admin.rows import make, make_dead
-from tests.sql.hands import apart
+from tests.hands import apart
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
 
@@ -38,8 +38,8 @@ def exported(client: Client, **query: Any) -> list[dict[str, str]]:
 
 def test_it_has_the_rows_of_the_list(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_export, "ROWS", 3)
-    monkeypatch.setattr(browse, "FIRST_IDS", 2)
-    monkeypatch.setattr(browse, "FEW_ROWS", 2)
+    monkeypatch.setattr(search, "FIRST_IDS", 2)
+    monkeypatch.setattr(search, "FEW_ROWS", 2)
     dead = [make_dead(key=f"order:{n}").pk for n in range(10)]
     acked = [make().pk for _ in range(10)]
     client = as_user("view_dashboard")
@@ -107,13 +107,13 @@ def test_memory_does_not_grow_with_the_file() -> None:
 def test_a_client_that_goes_away_ends_it(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_export, "ROWS", 2)
     asked: list[Any] = []
-    whole = browse.page_of
+    whole = search.page_of
 
     def counted(*arguments: Any, **options: Any) -> Any:
         asked.append(options)
         return whole(*arguments, **options)
 
-    monkeypatch.setattr(browse, "page_of", counted)
+    monkeypatch.setattr(search, "page_of", counted)
     for _ in range(20):
         make()
     answer = as_user("view_dashboard").get(address("archive_csv"))

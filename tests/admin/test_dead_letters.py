@@ -15,10 +15,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import dead_letters
-from django_delayq.admin.archive_form import selection_from
+from django_delayq.admin.forms.archive_form import selection_from
+from django_delayq.archive import dead_letters
 from tests.admin.browser import address
-from tests.sql.test_replay import dead
+from tests.operators.test_replay import dead
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
 
@@ -80,7 +80,7 @@ def test_a_number_leads_to_the_archive_that_lists_its_rows(page: Callable[..., s
 
 def test_the_buttons_of_a_group_are_about_that_group(page: Callable[..., str]) -> None:
     died(3, error_class="KeyError", topic="orders")
-    died(2, error_class="KeyError", task="tests.tasks.other")
+    died(2, error_class="KeyError", task="tests.app.tasks.other")
     found = links(page(topic="orders"), "bulk_new")
     assert [(query["kind"], shown) for query, shown in found] == [
         ("replay", "Replaythese"),

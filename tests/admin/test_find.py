@@ -11,14 +11,14 @@ from uuid import UUID, uuid4
 import pytest
 from django.test import Client
 
-from django_delayq import lookup
-from django_delayq.exceptions import UnknownTopic
+from django_delayq.core.exceptions import UnknownTopic
 from django_delayq.models import ArchivedMessage
+from django_delayq.operators import lookup
 from django_delayq.store.keys import partition_keys
 from tests.admin.browser import address
+from tests.app.tasks import close_order, crowd, noop
 from tests.faults import unreachable
-from tests.sql.hands import DAY, DEFAULT, ORDERS, Hands, lose_redis
-from tests.tasks import close_order, crowd, noop
+from tests.hands import DAY, DEFAULT, ORDERS, Hands, lose_redis
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 AsUser = Callable[..., Client]

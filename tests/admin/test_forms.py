@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq import delayed_task
-from django_delayq.admin.forms import ArgumentsForm, WhenForm, clock_in_words
-from django_delayq.signature import in_one_line
-from django_delayq.tasks import DelayedTask
+from django_delayq.admin.forms.message_forms import ArgumentsForm, WhenForm, clock_in_words
+from django_delayq.tasks.arguments import in_one_line
+from django_delayq.tasks.task import DelayedTask
 
 HOSTILE = "</textarea><script>alert(1)</script>"
 
@@ -62,7 +62,7 @@ JSON = st.recursive(
 
 @given(args=st.lists(JSON, max_size=4), kwargs=st.dictionaries(st.text(max_size=8), JSON, max_size=3))
 def test_what_nobody_touches_comes_back_exactly(args: list[Any], kwargs: dict[str, Any]) -> None:
-    form = saved("tests.tasks.noop", (args, kwargs))
+    form = saved("tests.app.tasks.noop", (args, kwargs))
     assert not form.errors
     assert json.dumps(form.arguments()) == json.dumps([args, kwargs])
 
@@ -73,7 +73,7 @@ def test_what_nobody_touches_comes_back_exactly(args: list[Any], kwargs: dict[st
 )
 def test_text_comes_back_exactly_whatever_it_looks_like(text: str) -> None:
     arguments = ([7], {"reason": text})
-    form = saved("tests.tasks.close_order", arguments)
+    form = saved("tests.app.tasks.close_order", arguments)
     assert form.arguments() == ([7], {"reason": text})
 
 
@@ -149,13 +149,13 @@ def test_what_is_wrong_is_said_at_its_field(
 
 
 def test_all_together_are_not_larger_than_a_body_may_be() -> None:
-    form = saved("tests.tasks.noop", None, args=json.dumps(["x" * 40_000]), kwargs=json.dumps({"a": "x" * 40_000}))
+    form = saved("tests.app.tasks.noop", None, args=json.dumps(["x" * 40_000]), kwargs=json.dumps({"a": "x" * 40_000}))
     assert "the limit is 65,536" in errors(form)["__all__"][0]
 
 
 def test_sixty_kilobytes_pass() -> None:
     rows = [{"number": number, "name": "雪 🎈"} for number in range(1_500)]
-    form = saved("tests.tasks.record", ([rows], {}))
+    form = saved("tests.app.tasks.record", ([rows], {}))
     assert form.arguments() == ([rows], {})
 
 
@@ -167,29 +167,29 @@ def test_a_task_that_nobody_declares_has_two_raw_fields() -> None:
 
 @pytest.mark.parametrize("arguments", [([], {}), ([1], {"nobody": 2}), ([1, 2, 3], {}), ([1], {"reason": 5})])
 def test_arguments_that_do_not_fit_have_two_raw_fields_and_must_fit_when_they_are_saved(arguments: Any) -> None:
-    form = saved("tests.tasks.close_order", arguments)
+    form = saved("tests.app.tasks.close_order", arguments)
     assert form.is_raw
     if arguments == ([1], {"reason": 5}):  # fits, but a field for text could not show a number
         assert form.arguments() == arguments
     else:
         assert "cannot be called so" in errors(form)["__all__"][0]
-    assert saved("tests.tasks.close_order", arguments, args="[7]", kwargs="").arguments() == ([7], {})
+    assert saved("tests.app.tasks.close_order", arguments, args="[7]", kwargs="").arguments() == ([7], {})
 
 
 def test_a_form_from_before_another_edit_or_deploy_is_refused() -> None:
-    old = posted(ArgumentsForm("tests.tasks.close_order", ([1], {})))
-    form = ArgumentsForm("tests.tasks.close_order", ([2], {}), old)
+    old = posted(ArgumentsForm("tests.app.tasks.close_order", ([1], {})))
+    form = ArgumentsForm("tests.app.tasks.close_order", ([2], {}), old)
     assert "have changed since this page was opened" in errors(form)["__all__"][0]
 
 
 def test_the_page_shows_what_is_there_and_nothing_of_it_works() -> None:
-    html = str(ArgumentsForm("tests.tasks.close_order", ([HOSTILE], {"reason": HOSTILE + "\u202e\x7f"})))
+    html = str(ArgumentsForm("tests.app.tasks.close_order", ([HOSTILE], {"reason": HOSTILE + "\u202e\x7f"})))
     assert HOSTILE not in html and "&lt;/textarea&gt;" in html
     assert "\u202e" not in html and "\\u202e\\u007f" in html
 
 
 def test_each_field_says_what_it_takes() -> None:
-    html = str(ArgumentsForm("tests.tasks.close_order"))
+    html = str(ArgumentsForm("tests.app.tasks.close_order"))
     assert '<label for="id_argument_order_id">order_id</label>' in html
     assert "int. JSON; text in double quotes." in html
     assert "str. Text as it is; in double quotes it is read as JSON. Left empty: &#x27;unpaid&#x27;." in html

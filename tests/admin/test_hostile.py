@@ -14,12 +14,12 @@ import pytest
 from django.test import Client
 
 from django_delayq import pause_topic
-from django_delayq.admin import pages
+from django_delayq.admin import site
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction
 from tests.admin.browser import address
 from tests.admin.world import MODES, World, heartbeat
-from tests.sql.hands import DAY, end_lease
-from tests.tasks import act, close_order
+from tests.app.tasks import act, close_order
+from tests.hands import DAY, end_lease
 
 MARKUP = "<img src=x onerror=hit()><script>hit()</script>'\"</pre></textarea></script>--><!--{{ 7|add:7 }}"
 #: Escape sequences, right-to-left override, isolates, zero width, line separator.
@@ -107,7 +107,7 @@ def test_hostile_data_is_text(
 ):
     tab = browser_page(as_user(superuser=True), javascript=javascript)
     tab.add_init_script("window.hit = () => { window.wasHit = true; }")
-    for page in pages._pages:
+    for page in site._pages:
         if "GET" not in page.methods or page.name in ("live", "archive_csv"):
             continue
         assert tab.goto(address(page.name, **attacked.fill(page))).status == 200, page.name
@@ -123,7 +123,7 @@ def test_hostile_data_is_text(
 def test_lists_stay_small_whatever_they_list(attacked: World, as_user: Callable[..., Client]):
     client = as_user(superuser=True)
     for name in ("changelist", "topic", "dead_letters", "archive", "bulk_list", "operator_actions", "workers"):
-        page = next(page for page in pages._pages if page.name == name)
+        page = next(page for page in site._pages if page.name == name)
         assert len(client.get(address(name, **attacked.fill(page))).content) < 60_000, name
 
 
@@ -151,7 +151,7 @@ def test_a_spreadsheet_takes_nothing_in_the_csv_for_a_formula(attacked: World, a
 )
 def test_hostile_questions_are_answered(name: str, value: str | bytes, world: World, as_user: Callable[..., Client]):
     """Never with an error of the server, and never with the question as markup."""
-    page = next(page for page in pages._pages if page.name == name)
+    page = next(page for page in site._pages if page.name == name)
     client = as_user(superuser=True)
     fields = "q state topic task error since until id key before after open period page ids worker operator kind in"
     path = address(name, **world.fill(page))

@@ -10,9 +10,9 @@ import pytest
 from django.test import Client
 from django.utils import translation
 
-from django_delayq.admin import pages
-from django_delayq.admin.operator_actions import ACTIONS
-from django_delayq.message import State
+from django_delayq.admin import site
+from django_delayq.admin.pages.operator_actions_page import ACTIONS
+from django_delayq.core.message import State
 from django_delayq.models import BulkKind, BulkStatus, Final
 from django_delayq.templatetags.delayq import word
 from django_delayq.worker.outcome import Result
@@ -112,7 +112,7 @@ def english_on(html: str, language: str) -> list[str]:
     return [text for text in read(html) if text in ours - theirs - data]
 
 
-def seen_on(client: Client, page: pages.Page, world: World) -> str:
+def seen_on(client: Client, page: site.Page, world: World) -> str:
     answer = client.get(address(page.name, **world.fill(page)), follow=True)
     assert answer.status_code == 200, page.name
     return answer.content.decode()
@@ -122,7 +122,7 @@ def seen_on(client: Client, page: pages.Page, world: World) -> str:
 def test_every_page_speaks_the_language(language: str, world: World, as_user: Callable[..., Client], settings):
     settings.LANGUAGE_CODE = language
     client = as_user(superuser=True)
-    shown = [page for page in pages._pages if "GET" in page.methods and page.name not in ("archive_csv", "live")]
+    shown = [page for page in site._pages if "GET" in page.methods and page.name not in ("archive_csv", "live")]
     assert len(shown) >= 12
     for page in shown:
         html = seen_on(client, page, world)
@@ -139,11 +139,11 @@ def test_what_a_page_is_asked_for_is_in_the_language_too(
     client = as_user(superuser=True)
     queries = [
         ("live", ""), ("archived", "?edit=1"), ("topic", "?in=database"), ("archive", "?q=x"), ("find", "?q=nobody"),
-        ("schedule", "?task=tests.tasks.close_order"), ("bulk_new", "?kind=replay&topic=modes"),
+        ("schedule", "?task=tests.app.tasks.close_order"), ("bulk_new", "?kind=replay&topic=modes"),
         ("bulk_new", "?kind=purge&topic=orders"), ("operator_actions", "?operator=nobody"),
     ]  # fmt: skip
     for name, query in queries:
-        page = next(page for page in pages._pages if page.name == name)
+        page = next(page for page in site._pages if page.name == name)
         html = client.get(address(name, **world.fill(page)) + query).content.decode()
         assert english_on(html, language) == [], name + query
 
@@ -181,7 +181,7 @@ def test_nothing_is_wider_than_a_telephone(
         "workers",
         "schedule",
     ):
-        page = next(page for page in pages._pages if page.name == name)
+        page = next(page for page in site._pages if page.name == name)
         view.goto(address(name, **world.fill(page)))
         wide = view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide == 0, name

@@ -11,17 +11,20 @@ from unittest import mock
 import pytest
 from django.test import Client
 
-from django_delayq import delayed_task, figures, tasks, topics
-from django_delayq.admin.forms import ArgumentsForm
-from django_delayq.handle import Handle
+from django_delayq import delayed_task
+from django_delayq.admin.forms.message_forms import ArgumentsForm
+from django_delayq.client import topics
 from django_delayq.models import ArchivedMessage, OperatorAction
+from django_delayq.stats import overview
 from django_delayq.store.keys import Partition, partition_keys
+from django_delayq.tasks import task
+from django_delayq.tasks.handle import Handle
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
 from tests.admin.world import heartbeat
+from tests.app.tasks import act, close_order, noop
 from tests.faults import unreachable
-from tests.sql.hands import DAY, ORDERS, Hands
-from tests.tasks import act, close_order, noop
+from tests.hands import DAY, ORDERS, Hands
 
 __all__ = ["operator", "waiting"]  # fixtures
 
@@ -34,7 +37,7 @@ MODES = Partition("modes", 0)
 
 def test_the_page_shows_all_of_a_waiting_message(operator: Client, waiting: Handle) -> None:
     html = html_of(operator, waiting)
-    for text in (waiting.id, "tests.tasks.close_order", "order:1042", "1042", "a&lt;b", "delayed", "in 24 h"):
+    for text in (waiting.id, "tests.app.tasks.close_order", "order:1042", "1042", "a&lt;b", "delayed", "in 24 h"):
         assert text in html
     message = waiting.get()
     assert message and message.expires_at
@@ -137,7 +140,7 @@ def test_a_message_of_a_removed_task_is_shown_and_not_edited(
     def gone(number: int) -> None: ...
 
     handle = gone.using(delay=DAY).enqueue(1)
-    tasks.by_code.pop(gone.definition.code), registry.pop("t.gone")
+    task.by_code.pop(gone.definition.code), registry.pop("t.gone")
     html = html_of(operator, handle)
     assert "t.gone" in html and "not declared here" in html
     assert path(handle, "message_edit") not in html
@@ -150,7 +153,7 @@ def test_a_message_of_a_removed_task_is_shown_and_not_edited(
 
 def test_looking_at_a_message_does_not_run_its_task(operator: Client, hands: Hands) -> None:
     handle = act.using(delay=DAY).enqueue("fail")
-    with mock.patch.object(tasks.DelayedTask, "__call__") as called:
+    with mock.patch.object(task.DelayedTask, "__call__") as called:
         html_of(operator, handle)
     assert not called.called
 
@@ -175,10 +178,10 @@ def test_that_no_worker_serves_its_topic_is_said_paused_or_not(operator: Client,
     words = "No worker serves this topic"
     assert words in html_of(operator, waiting)
     topics.pause_topic("orders", by="ada", reason="x")
-    figures.forget()
+    overview.forget()
     assert words in html_of(operator, waiting)
     heartbeat(hands.store)
-    figures.forget()
+    overview.forget()
     assert words not in html_of(operator, waiting)
 
 

@@ -12,14 +12,17 @@ import pytest
 from django.conf import settings as django_settings
 from django.test import Client
 
-from django_delayq import exceptions, operations, producer, topics
-from django_delayq.handle import Handle
+from django_delayq.client import client as producer
+from django_delayq.client import topics
+from django_delayq.core import exceptions
 from django_delayq.models import OperatorAction
+from django_delayq.operators import operations
+from django_delayq.tasks.handle import Handle
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
 from tests.admin.world import heartbeat
-from tests.sql.hands import DAY, ORDERS, PAST, Hands
-from tests.tasks import close_order
+from tests.app.tasks import close_order
+from tests.hands import DAY, ORDERS, PAST, Hands
 
 __all__ = ["operator", "waiting"]  # fixtures
 

@@ -14,13 +14,13 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from django_delayq.admin import pages
+from django_delayq.admin import site
 from django_delayq.models import ArchivedMessage
 from django_delayq.templatetags.delayq import distance, next_due
 from tests.admin.browser import address
 from tests.admin.test_overview import text_of
 from tests.admin.world import World
-from tests.sql.hands import Hands
+from tests.hands import Hands
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
@@ -58,8 +58,8 @@ def test_every_page_is_there_and_its_times_are_local(naive: None, hands: Hands, 
     assert all("ago" in said[name] for name in ("archived", "message", "workers"))
 
 
-def looked_at() -> list[pages.Page]:
-    return [one for one in pages._pages if "GET" in one.methods and one.name != "archive_csv"]
+def looked_at() -> list[site.Page]:
+    return [one for one in site._pages if "GET" in one.methods and one.name != "archive_csv"]
 
 
 def test_a_day_before_the_calendar_is_no_mistake_of_ours(naive: None, as_user: Callable[..., Client], db: None):

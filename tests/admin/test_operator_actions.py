@@ -13,10 +13,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import bulk, operations
-from django_delayq.admin.operator_actions import ACTIONS
+from django_delayq.admin.pages.operator_actions_page import ACTIONS
+from django_delayq.archive.selection import Selection
 from django_delayq.models import BulkOperation, OperatorAction
-from django_delayq.selection import Selection
+from django_delayq.operators import bulk, operations
 from tests.admin.browser import address
 from tests.admin.world import Root
 

@@ -17,13 +17,13 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import figures
+from django_delayq.stats import overview
 from django_delayq.store.redis import RedisStore
 from django_delayq.templatetags.delayq import instant
 from tests.admin import by_hand
 from tests.admin.browser import address
-from tests.sql.hands import ORDERS, Hands
-from tests.tasks import close_order
+from tests.app.tasks import close_order
+from tests.hands import ORDERS, Hands
 
 HOSTILE = "<script>alert(1)</script> \u202egnp.exe\u200b \x1b[31m"
 
@@ -205,7 +205,7 @@ def test_the_cost_does_not_grow_with_the_queue(viewer: Client, delayq: RedisStor
 
 
 def queries_of(viewer: Client) -> int:
-    figures.forget()
+    overview.forget()
     with CaptureQueriesContext(connection) as queries:
         viewer.get(address("live"))
     return len(queries)

@@ -15,13 +15,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import translation
 from django.utils.timezone import make_naive
 
-from django_delayq import figures
-from django_delayq.forecasts import DAYS, KeptForecast, newest_forecast
 from django_delayq.models import Forecast, ForecastCount
+from django_delayq.stats import overview
+from django_delayq.stats.forecasts import DAYS, KeptForecast, newest_forecast
 from django_delayq.store.redis import RedisStore
 from tests.admin import by_hand
 from tests.admin.test_overview import page, text_of
-from tests.sql.hands import stored
+from tests.hands import stored
 
 DAY = timedelta(days=1)
 TODAY = by_hand.AT.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -147,5 +147,5 @@ def test_it_costs_two_queries_and_reaches_the_page(viewer: Client, delayq: Redis
     with CaptureQueriesContext(connection) as queries:
         newest_forecast()
     assert len(queries) == 2
-    figures.forget()
+    overview.forget()
     assert "3 waited in Redis and in the outbox, 1 of them overdue." in text_of(section(page(viewer)))

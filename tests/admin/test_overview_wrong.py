@@ -10,14 +10,16 @@ import pytest
 from django.db import IntegrityError, OperationalError
 from django.test import Client
 
-from django_delayq import figures, operations, topics
+from django_delayq.client import topics
 from django_delayq.models import ArchivedMessage
+from django_delayq.operators import operations
+from django_delayq.stats import overview
 from django_delayq.store.redis import RedisStore
 from tests.admin import by_hand
 from tests.admin.browser import address
 from tests.admin.test_overview import HOSTILE, page, text_of
-from tests.sql.faults import without_table
-from tests.tasks import close_order
+from tests.app.tasks import close_order
+from tests.database_faults import without_table
 
 
 @pytest.mark.django_db(transaction=True)
@@ -55,7 +57,7 @@ def test_a_row_that_the_database_refuses_is_a_mistake_and_not_an_outage(
     def refuse() -> None:
         raise IntegrityError("a bug")
 
-    monkeypatch.setattr(figures, "overview", refuse)
+    monkeypatch.setattr(overview, "overview", refuse)
     with pytest.raises(IntegrityError):
         viewer.get(address("changelist"))
 

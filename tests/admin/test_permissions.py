@@ -13,16 +13,17 @@ import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.test import Client
 
-from django_delayq import bulk, operations, tasks
-from django_delayq.admin import pages
-from django_delayq.exceptions import NotPermitted
+from django_delayq.admin import site
+from django_delayq.archive.selection import Selection
+from django_delayq.core.exceptions import NotPermitted
 from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction
-from django_delayq.selection import Selection
+from django_delayq.operators import bulk, operations
 from django_delayq.store import get_store
+from django_delayq.tasks import task as tasks
 from tests.admin.browser import address
 from tests.admin.world import WORKER, World
-from tests.sql.hands import DAY, Hands
-from tests.tasks import close_order, noop
+from tests.app.tasks import close_order, noop
+from tests.hands import DAY, Hands
 
 ALL = frozenset(codename for codename, _ in Dashboard._meta.permissions)
 
@@ -65,7 +66,7 @@ CALLS: dict[str, Callable[[Any, World], Any]] = {
         user, "orders", world.waiting.id, datetime.now(tz=timezone.utc) + timedelta(days=2)
     ),
     "operations.edit": lambda user, world: operations.edit(user, "orders", world.waiting.id, ([7], {})),
-    "operations.schedule": lambda user, world: operations.schedule(user, "tests.tasks.noop", ([], {}), delay=60),
+    "operations.schedule": lambda user, world: operations.schedule(user, "tests.app.tasks.noop", ([], {}), delay=60),
     "operations.replay_one": lambda user, world: operations.replay_one(user, world.dead),
     "operations.discard_one": lambda user, world: operations.discard_one(user, world.dead, reason="a test"),
     "operations.archive_again": lambda user, world: operations.archive_again(user, world.aside),
@@ -91,7 +92,7 @@ def someone(new_user: Callable[..., User]) -> Callable[[str], Any]:
 # The pages
 
 
-def reached(client: Client, page: pages.Page, world: World, method: str) -> str:
+def reached(client: Client, page: site.Page, world: World, method: str) -> str:
     """What became of a request: `page`, `login`, `elsewhere` (a redirect inside) or the status."""
     answer = client.generic(method, address(page.name, **world.fill(page)), follow=False)
     if answer.status_code == 302:
@@ -101,7 +102,7 @@ def reached(client: Client, page: pages.Page, world: World, method: str) -> str:
     return "page" if answer.status_code == 200 else str(answer.status_code)
 
 
-def allowed(page: pages.Page, method: str, held: frozenset[str]) -> set[str]:
+def allowed(page: site.Page, method: str, held: frozenset[str]) -> set[str]:
     """What may become of it for a user with these permissions."""
     if not set(page.permissions) <= held:
         return {"403"}
@@ -114,7 +115,7 @@ def allowed(page: pages.Page, method: str, held: frozenset[str]) -> set[str]:
 def all_answers(client: Client, world: World) -> dict[tuple[str, str], str]:
     """What becomes of a GET and a POST to every address."""
     return {
-        (page.name, method): reached(client, page, world, method) for page in pages._pages for method in ("GET", "POST")
+        (page.name, method): reached(client, page, world, method) for page in site._pages for method in ("GET", "POST")
     }
 
 
@@ -127,7 +128,7 @@ def test_a_page_opens_to_those_who_may_see_it(
     answers = all_answers(client, world)
     wrong = {
         (page.name, method): (answers[page.name, method], sorted(expected))
-        for page in pages._pages
+        for page in site._pages
         for method in ("GET", "POST")
         if answers[page.name, method] not in (expected := allowed(page, method, STAFF[kind]))
     }
@@ -143,14 +144,14 @@ def test_who_is_not_staff_is_asked_to_log_in(who: str, world: World, as_user: Ca
 
 
 def test_whatever_changes_something_needs_more_than_to_look(world: World):
-    lax = [page.name for page in pages._pages if "POST" in page.methods and set(page.permissions) <= {"view_dashboard"}]
+    lax = [page.name for page in site._pages if "POST" in page.methods and set(page.permissions) <= {"view_dashboard"}]
     assert lax == []
 
 
 def test_nothing_is_changed_without_the_token_of_a_form(world: World, someone: Callable[[str], Any]):
     client = Client(enforce_csrf_checks=True)
     client.force_login(someone("superuser"))
-    posts = [page for page in pages._pages if "POST" in page.methods]
+    posts = [page for page in site._pages if "POST" in page.methods]
     assert posts
     statuses = {page.name: client.post(address(page.name, **world.fill(page))).status_code for page in posts}
     assert set(statuses.values()) == {403}, statuses
@@ -159,7 +160,7 @@ def test_nothing_is_changed_without_the_token_of_a_form(world: World, someone: C
 def test_every_form_of_a_page_carries_the_token(world: World, someone: Callable[[str], Any]):
     client = Client()
     client.force_login(someone("superuser"))
-    for page in pages._pages:
+    for page in site._pages:
         if "GET" in page.methods and page.name != "archive_csv":
             text = client.get(address(page.name, **world.fill(page)), follow=True).content.decode()
             forms = [form.partition("</form>")[0] for form in text.split("<form")[1:]]
@@ -253,7 +254,7 @@ def secrets_everywhere(world: World) -> list[str]:
         traceback=SECRET,
     )
     world.arguments_of["message_id"] = waiting.id
-    return [address(page.name, **world.fill(page)) for page in pages._pages if "GET" in page.methods]
+    return [address(page.name, **world.fill(page)) for page in site._pages if "GET" in page.methods]
 
 
 def test_what_messages_carry_is_shown_only_to_those_who_may_see_it(
@@ -280,9 +281,9 @@ def test_looking_at_a_message_does_not_run_its_task(
     called: list[Any] = []
     monkeypatch.setattr(tasks.DelayedTask, "__call__", lambda task, *args, **kwargs: called.append(task))
     client = as_user(superuser=True)
-    ArchivedMessage.objects.update(task="tests.tasks.noop")
+    ArchivedMessage.objects.update(task="tests.app.tasks.noop")
     world.arguments_of["message_id"] = noop.using(delay=DAY).enqueue().id
     world.arguments_of["topic"] = "default"
-    looked = [client.get(address(page.name, **world.fill(page))) for page in pages._pages if "GET" in page.methods]
+    looked = [client.get(address(page.name, **world.fill(page))) for page in site._pages if "GET" in page.methods]
     assert {answer.status_code for answer in looked} <= {200, 302}
     assert called == []

@@ -10,18 +10,21 @@ from unittest import mock
 import pytest
 from django.test import Client
 
-from django_delayq import delayed_task, exceptions, tasks, topics
-from django_delayq.identity import key_id
-from django_delayq.message import Message, Priority
+from django_delayq import delayed_task
+from django_delayq.client import topics
+from django_delayq.core import exceptions
+from django_delayq.core.ids import key_id
+from django_delayq.core.message import Message, Priority
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import task as tasks
 from tests.admin.browser import address
+from tests.app.tasks import close_order, seen
 from tests.faults import lost_answers, unreachable
-from tests.sql.hands import DAY, ORDERS, Hands
-from tests.tasks import close_order, seen
+from tests.hands import DAY, ORDERS, Hands
 
 AsUser = Callable[..., Client]
-TASK = "tests.tasks.close_order"
+TASK = "tests.app.tasks.close_order"
 HERE = {"task": TASK}
 
 
@@ -164,7 +167,7 @@ def test_what_is_refused_later_does_not_make_a_form_that_has_counted_count_again
     send(client, data)
     full = exceptions.StoreFull()
     with (
-        mock.patch("django_delayq.operations.schedule", side_effect=full),
+        mock.patch("django_delayq.operators.operations.schedule", side_effect=full),
         mock.patch.object(RedisStore, "takes_turn", side_effect=full),
     ):
         assert "Redis is at maxmemory" in send(client, data).content.decode()
@@ -263,7 +266,7 @@ def test_after_an_answer_that_was_lost_one_is_told_to_look_and_the_form_counts_n
 
 def test_what_the_service_refuses_is_said_at_the_form(client: Client) -> None:
     data = filled(client, argument_order_id="7")
-    with mock.patch("django_delayq.operations.schedule", side_effect=exceptions.StoreFull()):
+    with mock.patch("django_delayq.operators.operations.schedule", side_effect=exceptions.StoreFull()):
         assert "Redis is at maxmemory" in send(client, data).content.decode()
     assert send(client, data).status_code == 302
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import figures
+from django_delayq.stats import overview
 from tests.admin import by_hand
 from tests.admin.browser import address
 from tests.admin.test_script import backlog, expect
@@ -23,11 +23,11 @@ def test_redis_away_is_read_out_once_and_its_figures_are_called_old(
     expect(status).to_contain_text("Updated at")
     numbers = count(1)
 
-    def read() -> figures.Overview:
+    def read() -> overview.Overview:
         topics = [by_hand.topic(ready=100 + next(numbers))]
         return by_hand.overview(topics=topics, problem="Connection refused", stale=True)
 
-    monkeypatch.setattr(figures, "overview", read)
+    monkeypatch.setattr(overview, "overview", read)
     page.keyboard.press("r")
     expect(alerts).to_contain_text("Connection refused")
     expect(status).to_have_text("Not updated since 10:20:11.")
@@ -37,7 +37,7 @@ def test_redis_away_is_read_out_once_and_its_figures_are_called_old(
     expect(backlog(page)).to_have_text("102")
     expect(alerts.locator("[title='the same']")).to_have_count(1)
     expect(page.locator("#delayq-problem")).to_have_count(1)
-    monkeypatch.setattr(figures, "overview", by_hand.overview)
+    monkeypatch.setattr(overview, "overview", by_hand.overview)
     page.keyboard.press("r")
     expect(status).to_contain_text("Updated at")
     expect(alerts).to_be_empty()
@@ -46,7 +46,7 @@ def test_redis_away_is_read_out_once_and_its_figures_are_called_old(
 
 def test_redis_is_away_from_the_start(opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     page = opened()
-    monkeypatch.setattr(figures, "overview", lambda: by_hand.empty(problem="Connection refused", stale=True))
+    monkeypatch.setattr(overview, "overview", lambda: by_hand.empty(problem="Connection refused", stale=True))
     page.reload()
     expect(page.locator("[data-delayq-alert]")).to_contain_text("There are no figures to show")
     expect(page.locator("[data-delayq-status]")).to_be_empty()

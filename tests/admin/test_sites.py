@@ -15,7 +15,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.test import Client
 
-from django_delayq.admin import pages
+from django_delayq.admin import site as pages
 from tests.admin.browser import address
 from tests.admin.world import World
 

@@ -15,12 +15,12 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq.models import ArchivedMessage
-from django_delayq.statistics import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
+from django_delayq.stats.hourly import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
 from tests.admin.browser import POLICY, address
 from tests.admin.test_hostile import MARKUP, UNSEEN, hostile, shown
 from tests.faults import unreachable
-from tests.sql.test_history import NOW, standing  # noqa: F401 - a fixture
-from tests.sql.test_statistics import finish
+from tests.stats.test_history import NOW, standing  # noqa: F401 - a fixture
+from tests.stats.test_hourly import finish
 
 pytestmark = pytest.mark.django_db
 

@@ -18,16 +18,16 @@ from django.utils import timezone
 from shop.models import Order, Product
 from shop.tasks import expire_coupon, remind_unpaid
 
-from django_delayq import tasks
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import task as tasks
 from tests.acceptance.process import WorkerProcess
 from tests.admin.browser import address
 from tests.admin.world import heartbeat
+from tests.app.tasks import act
 from tests.databases import VARIABLE
+from tests.hands import Hands
 from tests.servers import Server
-from tests.sql.hands import Hands
-from tests.tasks import act
 
 TRACEBACK = """Traceback (most recent call last):
   File "/srv/shop/shop/tasks.py", line 45, in webhook_retry
@@ -125,8 +125,10 @@ def test_a_dead_letter_is_seen_mended_and_replayed(
 
     page.goto(address("dead_letters"))
     until(page, "TypeError")
-    page.locator("tbody tr").filter(has_text="tests.tasks.act").get_by_role("link", name="1", exact=True).first.click()
-    page.get_by_role("link", name="tests.tasks.act").click()
+    page.locator("tbody tr").filter(has_text="tests.app.tasks.act").get_by_role(
+        "link", name="1", exact=True
+    ).first.click()
+    page.get_by_role("link", name="tests.app.tasks.act").click()
     assert "TypeError: a bug" in page.locator("#delayq-traceback").inner_text()
 
     page.get_by_role("link", name="Edit and replay").click()

@@ -15,16 +15,19 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import InvalidMessage, figures, recent_actions, topics
+from django_delayq import InvalidMessage
+from django_delayq.client import topics
 from django_delayq.models import OperatorAction, OutboxMessage
-from django_delayq.outbox_list import count_outbox, list_outbox
+from django_delayq.operators import recent_actions
+from django_delayq.outbox.listing import count_outbox, list_outbox
+from django_delayq.stats import overview as figures
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from tests.admin.browser import address
 from tests.admin.world import MODES
+from tests.app.tasks import act, close_order, crowd, noop
 from tests.faults import unreachable
-from tests.sql.hands import DAY, PAST, Hands, lose_redis
-from tests.tasks import act, close_order, crowd, noop
+from tests.hands import DAY, PAST, Hands, lose_redis
 from tests.undeclared import leave
 
 HOSTILE = "</code><script>alert(1)</script>\u202e"
@@ -72,7 +75,7 @@ def test_what_waits_is_listed_by_due_time_with_its_facts(page: Callable[..., str
     html = page()
     assert shown_ids(html) == [sooner.id, later.id]
     assert f'href="{address("message", topic=ORDERS, message_id=sooner.id)}"' in html
-    assert "order:1" in html and "tests.tasks.close_order" in html and "<td>low</td>" in html
+    assert "order:1" in html and "tests.app.tasks.close_order" in html and "<td>low</td>" in html
     assert "1, reason=&quot;it was &lt;i&gt;late&lt;/i&gt;&quot;" in html
     assert sooner.due_at and f'datetime="{sooner.due_at.isoformat()}"' in html
     assert "in 24 h" in html
@@ -278,7 +281,7 @@ def test_what_runs_is_listed_with_the_end_of_its_lease(page: Callable[..., str],
     html = page()
     assert '<a class="delayq-tile" href="#running">' in html
     assert address("message", topic=ORDERS, message_id=handle.id) in running(html)
-    assert "order:7" in running(html) and "tests.tasks.close_order" in running(html)
+    assert "order:7" in running(html) and "tests.app.tasks.close_order" in running(html)
     (one,) = topics.list_running(ORDERS)
     assert one.since and one.message.attempt == 1
     assert timedelta(0) < one.lease_until - one.since < timedelta(hours=1)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from django_delayq import figures
 from django_delayq.models import ArchivedMessage, OperatorAction, UnarchivableEntry
+from django_delayq.stats import overview
 from tests.admin.browser import address
 from tests.admin.test_overview import text_of
 from tests.admin.world import World
-from tests.sql.faults import refusing_bad_rows
-from tests.sql.hands import Hands
+from tests.database_faults import refusing_bad_rows
+from tests.hands import Hands
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def said(client: Client, name: str, **arguments: Any) -> str:
 
 def test_the_list_says_what_was_refused_and_why(aside: UnarchivableEntry, as_user: Callable[..., Client]):
     text = said(as_user("view_dashboard"), "unarchivable")
-    assert "tests.tasks.act" in text and "wrong" in text and "ValueError" in text and "dead" in text
+    assert "tests.app.tasks.act" in text and "wrong" in text and "ValueError" in text and "dead" in text
     assert "unworthy of a row" not in text and "Archive all of them again" not in text
 
 
@@ -83,10 +83,10 @@ def test_a_damaged_entry_is_shown(aside: UnarchivableEntry, as_user: Callable[..
 
 @pytest.mark.parametrize("name", ["archive", "dead_letters", "changelist"])
 def test_pages_that_lack_it_say_so(name: str, aside: UnarchivableEntry, as_user: Callable[..., Client]):
-    figures.forget()
+    overview.forget()
     client = as_user("view_dashboard")
     link = f'href="{address("unarchivable")}"'
     assert link in client.get(address(name)).content.decode()
     aside.delete()
-    figures.forget()
+    overview.forget()
     assert link not in client.get(address(name)).content.decode()

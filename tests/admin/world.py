@@ -6,15 +6,16 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_delayq import bulk, unarchivable
-from django_delayq.handle import Handle
+from django_delayq.archive import unarchivable
+from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, UnarchivableEntry
-from django_delayq.selection import Selection
+from django_delayq.operators import bulk
 from django_delayq.store.finished import GROUP, FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
-from tests.sql.hands import DAY, ORDERS, Hands
-from tests.tasks import act, close_order
+from django_delayq.tasks.handle import Handle
+from tests.app.tasks import act, close_order
+from tests.hands import DAY, ORDERS, Hands
 
 MODES = Partition("modes", 0)
 WORKER = "host:1:worker"

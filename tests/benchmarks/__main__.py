@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .peers.catalogue import NAMES
-from .results import Results
+from tests.benchmarks.peers.catalogue import NAMES
+from tests.benchmarks.results import Results
 
 WORKLOADS = (
     "enqueue", "bulk", "burst", "precision", "bytes", "idle", "near_far", "fairness", "async_io", "archive",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .variants import Variant, compare
+from tests.benchmarks.variants import Variant, compare
 
 VARIANTS = (
     Variant("archive on"),

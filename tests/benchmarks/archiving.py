@@ -9,10 +9,9 @@ import time
 from typing import Any
 
 from tests import databases
-
-from . import common, on_database
-from .burst import drain
-from .common import median
+from tests.benchmarks import common, on_database
+from tests.benchmarks.burst import drain
+from tests.benchmarks.common import median
 
 COUNT = 100_000
 BURST = 20_000

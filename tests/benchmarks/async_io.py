@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from . import common
-from .common import median
-from .raw import loop_rate
+from tests.benchmarks import common
+from tests.benchmarks.common import median
+from tests.benchmarks.raw import loop_rate
 
 COUNT = 60_000
 RUNS = 5
@@ -16,7 +16,7 @@ SECONDS = 0.01
 
 def drain(count: int, first: int) -> tuple[float, int]:
     """Messages per second from the due time to the last start, and how many were early."""
-    from .tasks import io
+    from tests.benchmarks.tasks import io
 
     due, at = common.instant(1.0 + count / 50_000)
     io.using(due_at=at).enqueue_many((first + index, SECONDS) for index in range(count))

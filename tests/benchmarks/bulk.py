@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from . import common
-from .common import median
-from .raw import RawQueue
+from tests.benchmarks import common
+from tests.benchmarks.common import median
+from tests.benchmarks.raw import RawQueue
 
 COUNT = 50_000
 RUNS = 7

@@ -6,9 +6,9 @@ import sys
 import time
 from typing import NamedTuple
 
-from . import common
-from .common import median
-from .raw import raw_drain
+from tests.benchmarks import common
+from tests.benchmarks.common import median
+from tests.benchmarks.raw import raw_drain
 
 COUNT = 20_000
 RUNS = 5
@@ -29,7 +29,7 @@ class Drain(NamedTuple):
 
 def drain(count: int, first: int = 0, head: float = 1.5) -> Drain:
     """Enqueue, wait for the due time and until all has started. Head: seconds to enqueue in."""
-    from .tasks import noop
+    from tests.benchmarks.tasks import noop
 
     due, at = common.instant(head)
     noop.using(due_at=at).enqueue_many((first + index, "x" * 80) for index in range(count))

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import common
-from .raw import RawQueue
+from tests.benchmarks import common
+from tests.benchmarks.raw import RawQueue
 
 COUNT = 200_000
 

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from tests.benchmarks.journal import WARM_UP, Progress, starts
 from tests.servers import Server, launcher
-
-from .journal import WARM_UP, Progress, starts
 
 __all__ = ["BenchWorker", "Options", "Progress", "bench_server", "options", "report", "starts"]
 
@@ -97,7 +96,7 @@ class BenchWorker:
 
     def warm_up(self, count: int = 500) -> None:
         """Return when it has worked: imports are done, and processes forked."""
-        from .tasks import noop
+        from tests.benchmarks.tasks import noop
 
         noop.enqueue_many((WARM_UP + index, "x" * 80) for index in range(count))
         assert wait_until(Progress(count, WARM_UP).done, 30), "the worker did not begin"
@@ -147,7 +146,7 @@ def nothing_leased(topic: str = "bench") -> bool:
 
 def fill(count: int, padding: str = "x" * 88) -> None:
     """Messages that wait for an hour, with 100 bytes of arguments."""
-    from .tasks import noop
+    from tests.benchmarks.tasks import noop
 
     later = noop.using(delay=3600)
     for at in range(0, count, 100_000):  # the handles of ten million would need gigabytes here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from . import common
+from tests.benchmarks import common
 
 COUNT = 1_000
 SECONDS = 0.02
@@ -18,8 +18,7 @@ def main(arguments: list[str]) -> None:
     count = options.scaled(COUNT, 100)
     with common.bench_server():
         from django_delayq import topic_stats
-
-        from .tasks import SLOTS, short
+        from tests.benchmarks.tasks import SLOTS, short
 
         def finished() -> int:
             return sum(number > 0 for _, number in common.starts(count, SLOTS // 2))

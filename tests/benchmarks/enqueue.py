@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from . import common
-from .common import median
-from .raw import RawQueue
+from tests.benchmarks import common
+from tests.benchmarks.common import median
+from tests.benchmarks.raw import RawQueue
 
 COUNT = 4_000
 RUNS = 7
@@ -15,7 +15,7 @@ RUNS = 7
 
 def ours(count: int) -> float:
     """Messages per second of enqueue()."""
-    from .tasks import noop
+    from tests.benchmarks.tasks import noop
 
     later = noop.using(delay=7200)
     begun = time.perf_counter()

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from . import common
-from .precision import Lateness, lateness, pace, summary
-from .raw import round_trip_ms
+from tests.benchmarks import common
+from tests.benchmarks.precision import Lateness, lateness, pace, summary
+from tests.benchmarks.raw import round_trip_ms
 
 SECONDS = 20
 FLOOD = 4_000
@@ -29,7 +29,7 @@ KINDS = (Kind("1 ms tasks", 0.001, 200), Kind("50 ms tasks", 0.05, 36), Kind("2 
 
 def mixed_lengths(seconds: float) -> dict[str, Lateness]:
     """The three classes, evenly spread, each message due one second after it is enqueued."""
-    from .tasks import mixed
+    from tests.benchmarks.tasks import mixed
 
     plan = sorted((n / kind.per_second, kind) for kind in KINDS for n in range(int(seconds * kind.per_second)))
     later = mixed.using(delay=1)
@@ -49,7 +49,7 @@ def mixed_lengths(seconds: float) -> dict[str, Lateness]:
 
 def beside_a_flood(flood: int, first: int) -> Lateness:
     """50 messages a second of one topic while another has `flood` tasks of 50 ms due at once."""
-    from .tasks import mixed
+    from tests.benchmarks.tasks import mixed
 
     since, at = common.instant(1.0)
     mixed.using(due_at=at).enqueue_many((first + index, FLOOD_TASK) for index in range(flood))
@@ -62,7 +62,7 @@ def beside_a_flood(flood: int, first: int) -> Lateness:
 
 def neighbours(first: int, enough: Callable[[int], bool], delay: float = 0.5) -> list[float]:
     """Send the small topic's messages, 50 a second until enough(number of them sent). Returns their due times."""
-    from .tasks import neighbour
+    from tests.benchmarks.tasks import neighbour
 
     later, sent = neighbour.using(delay=delay), 0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from . import common
-from .common import median
-from .precision import RATE, steady
+from tests.benchmarks import common
+from tests.benchmarks.common import median
+from tests.benchmarks.precision import RATE, steady
 
 WAITING = (10_000, 100_000, 1_000_000)
 HUGE = 10_000_000
@@ -21,8 +21,7 @@ def claim_us(count: int) -> float:
     """Microseconds per message of claiming so many due messages, 500 at a time, in the partition where others wait."""
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
-
-    from .tasks import noop
+    from tests.benchmarks.tasks import noop
 
     store, partition = get_store(), Partition("bench", 0)
     noop.enqueue_many((index, "x" * 80) for index in range(count))

@@ -8,9 +8,8 @@ from typing import Any
 
 import psutil
 
+from tests.benchmarks import common
 from tests.servers import Server
-
-from . import common
 
 WAITING = (0, 100_000, 1_000_000)
 SECONDS = 30

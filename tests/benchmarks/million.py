@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from . import idle
+from tests.benchmarks import idle
 
 COUNT = 1_000_000
 

@@ -6,9 +6,9 @@ import sys
 import time
 from datetime import timedelta
 
-from . import common
-from .common import median
-from .raw import round_trip_ms
+from tests.benchmarks import common
+from tests.benchmarks.common import median
+from tests.benchmarks.raw import round_trip_ms
 
 FAR = 100_000
 RUNS = 5
@@ -16,7 +16,7 @@ RUNS = 5
 
 def one_run(number: int) -> float:
     """Lateness of the near message in ms."""
-    from .tasks import noop
+    from tests.benchmarks.tasks import noop
 
     near = noop.using(delay=5).enqueue(number, "near")
     assert common.wait_until(common.Progress(1, number).done, 10), "the near message has not run"
@@ -25,7 +25,7 @@ def one_run(number: int) -> float:
 
 def weeks_are_exact() -> bool:
     """Whether far messages have the due time that they were given."""
-    from .tasks import noop
+    from tests.benchmarks.tasks import noop
 
     for delay in (timedelta(days=3), timedelta(weeks=10)):
         due_ms = noop.using(delay=delay).enqueue(common.WARM_UP, "far").due_ms or 0

@@ -7,9 +7,9 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from . import common, on_database, seed
-from .common import median
-from .pages import log_in
+from tests.benchmarks import common, on_database, seed
+from tests.benchmarks.common import median
+from tests.benchmarks.pages import log_in
 
 WAITING, ROWS, RUNS = 1_000_000, 200_000, 20
 ROOT = "/admin/django_delayq/dashboard/"
@@ -51,7 +51,7 @@ def _use(url: str, stack: ExitStack) -> None:
 
 def _enqueue(count: int) -> int:
     """Spread over a day, in the topics of the suite's tasks."""
-    from django_delayq import tasks
+    from django_delayq.tasks import task as tasks
 
     usable = [task for task in tasks.by_name.values() if not task.definition.is_async][:5]
     for number, task in enumerate(usable):
@@ -68,7 +68,7 @@ def _arguments(task: Any, at: int, count: int) -> list[tuple[Any, ...]]:
 
 
 def _addresses() -> list[tuple[str, str]]:
-    from django_delayq.topics import list_messages
+    from django_delayq.client.topics import list_messages
 
     topic = "default"
     cursor = None
@@ -90,7 +90,7 @@ def _addresses() -> list[tuple[str, str]]:
 
 def _page(client: Any, name: str, address: str, runs: int) -> float:
     """Median server time; what the figures keep for other requests is forgotten before each."""
-    from django_delayq import figures
+    from django_delayq.stats import overview as figures
 
     times = []
     for _ in range(runs):

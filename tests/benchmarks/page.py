@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from . import chart, sections
-from .results import Result, load
+from tests.benchmarks import chart, sections
+from tests.benchmarks.results import Result, load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

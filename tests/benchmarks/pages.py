@@ -12,9 +12,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tests import databases
-
-from . import common, on_database, seed
-from .common import median
+from tests.benchmarks import common, on_database, seed
+from tests.benchmarks.common import median
 
 ROWS = 2_000_000
 RUNS = 5
@@ -123,7 +122,7 @@ def _filters() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
         *({"state": state} for state in ("acked", "dead", "cancelled", "expired")),
         {"open": "on"},
         *({"topic": topic} for topic in ("orders", "default", "gone")),
-        *({"task": task} for task in ("tests.tasks.close_order", "reports.tasks.daily", "gone")),
+        *({"task": task} for task in ("tests.app.tasks.close_order", "reports.tasks.daily", "gone")),
         *({"error": error} for error in ("PriceBroken", seed.RARE_ERROR, "NoSuchError")),
         *({"period": period} for period in ("1h", "24h", "7d", "30d")),
         old,

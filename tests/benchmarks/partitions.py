@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .variants import Variant, compare
+from tests.benchmarks.variants import Variant, compare
 
 VARIANTS = [Variant(f"partitions={count}", {"DELAYQ_BENCH_PARTITIONS": str(count)}) for count in (1, 16)]
 

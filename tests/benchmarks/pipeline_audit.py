@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests import databases
+from tests.benchmarks import common, on_database, seed
 from tests.servers import launcher
-
-from . import common, on_database, seed
 
 WAITING, DURABLE, ARCHIVED = 250_000, 250_000, 500_000
 MASTER, MEMORY = "local[2]", "1g"
@@ -49,8 +48,9 @@ def measure(options: common.Options) -> None:
 
 
 def _measure(options: common.Options, lake: str) -> None:
-    from django_delayq.pipeline import project
-    from django_delayq.pipeline.jobs import audit, export
+    from django_delayq.pipeline import params_from_django
+    from django_delayq.pipeline.audit import audit
+    from django_delayq.pipeline.export import export
     from django_delayq.pipeline.session import build_session
     from django_delayq.store import get_store
     from tests.pipeline.damage import World, plant_all
@@ -58,7 +58,7 @@ def _measure(options: common.Options, lake: str) -> None:
     begun = time.monotonic()
     fill(options)
     spark = build_session(MASTER, MEMORY)
-    with project.parameters(lake=lake, job={}) as params:
+    with params_from_django.parameters(lake=lake, job={}) as params:
 
         def run(job: Any, **given: Any) -> Any:
             return job.run(spark, _with(params, given), lambda line: print(f"  {line}", flush=True))
@@ -87,7 +87,7 @@ def fill(options: common.Options) -> None:
     """A million messages, a few of which run once a lake is there."""
     from django.db import transaction
 
-    from tests.tasks import record
+    from tests.app.tasks import record
 
     seed.fill(options.scaled(ARCHIVED, 2_000))
     waiting = options.scaled(WAITING, 500)

@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 
 from tests import databases
-
-from . import common, on_database, seed
+from tests.benchmarks import common, on_database, seed
 
 ROWS = 2_000_000
 LEAST_PER_SECOND = 100_000
@@ -61,8 +60,8 @@ def _export(spark: Any, folder: str, rows: int) -> dict[str, Any]:
     from django.db.models import Min
 
     from django_delayq.models import ArchivedMessage, LakeBatch
-    from django_delayq.pipeline import project
-    from django_delayq.pipeline.jobs import export
+    from django_delayq.pipeline import params_from_django
+    from django_delayq.pipeline.export import export
 
     LakeBatch.objects.all().delete()
     first = ArchivedMessage.objects.aggregate(first=Min("pk"))["first"]
@@ -71,7 +70,7 @@ def _export(spark: Any, folder: str, rows: int) -> dict[str, Any]:
     changed.last_settled_id = lambda seconds: first + rows - 1
     begun = time.monotonic()
     try:
-        with project.parameters(lake=f"{folder}/lake", job={"settle": 0}) as params, peak_memory() as peak:
+        with params_from_django.parameters(lake=f"{folder}/lake", job={"settle": 0}) as params, peak_memory() as peak:
             report = export.run(spark, params, lambda line: print(f"  {line}", flush=True))
     finally:
         changed.last_settled_id = last_settled_id

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import databases
-
-from . import common
-from .common import median
+from tests.benchmarks import common
+from tests.benchmarks.common import median
 
 WAITING, RUNS = 1_000_000, 3
 MOST_S, LEAST_ROWS = 6.0, 400_000
@@ -43,15 +42,15 @@ def measure(options: common.Options) -> None:
     with common.bench_server():
         from django.core.management import call_command
 
-        from django_delayq.pipeline import project
-        from django_delayq.pipeline.jobs import forecast
+        from django_delayq.pipeline import params_from_django
+        from django_delayq.pipeline.forecast import forecast
         from django_delayq.pipeline.session import build_session
         from django_delayq.pipeline.sources.queue import read_queue
 
         call_command("migrate", verbosity=0)
         _fill(count)
         spark = build_session("local[2]")
-        with project.parameters(job={"drain_rate": 1_000.0}) as params:
+        with params_from_django.parameters(job={"drain_rate": 1_000.0}) as params:
             job = {
                 "forecast": lambda: _checked(forecast.run(spark, params, bool), count),
                 "due": lambda: _drain(read_queue(spark, params.redis, due_only=True)),
@@ -68,7 +67,7 @@ def measure(options: common.Options) -> None:
 
 
 def _fill(count: int) -> None:
-    from .tasks import noop
+    from tests.benchmarks.tasks import noop
 
     chunks = range(0, count, CHUNK)
     for nth, at in enumerate(chunks):

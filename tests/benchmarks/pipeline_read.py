@@ -9,10 +9,9 @@ import time
 from typing import Any
 
 from tests import databases
-
-from . import common, on_database, seed
-from .common import median
-from .pipeline_export import peak_memory
+from tests.benchmarks import common, on_database, seed
+from tests.benchmarks.common import median
+from tests.benchmarks.pipeline_export import peak_memory
 
 ROWS = 2_000_000
 RUNS = 3
@@ -43,12 +42,12 @@ def measure(options: common.Options, seeded: bool) -> None:
     seed.set_up()
     rows = options.scaled(ROWS, 2_000)
     took = None if seeded else seed.fill(rows)
-    from django_delayq.pipeline import project
+    from django_delayq.pipeline import params_from_django
     from django_delayq.pipeline.session import build_session
 
     spark = build_session(MASTER, MEMORY)
     try:
-        with project.parameters() as params:
+        with params_from_django.parameters() as params:
             for reader in (reader for one, reader in BARS if one == kind):
                 _measure(spark, params, (kind, reader), (options.runs, rows, took))
     finally:

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from django_delayq.message import Priority
-
-from . import common
+from django_delayq.core.message import Priority
+from tests.benchmarks import common
 
 ROWS = 1_000_000
 PARTITIONS = 4
@@ -61,7 +60,7 @@ def measure(spark: Any, server: Any, path: str, rows: int, runs: int) -> None:
 
 def killed(spark: Any, server: Any, path: str, rows: int) -> None:
     """Half of the tasks of Spark are killed in their first attempt, after 20 calls."""
-    from django_delayq.pipeline import loads
+    from django_delayq.pipeline.bulk_load import loads
     from tests.pipeline.failing_sink import KilledSink
 
     server.client().flushall()
@@ -122,7 +121,7 @@ def schedule(spark: Any, url: str, path: str, job: str) -> tuple[float, int]:
 
 
 def _store(url: str) -> Any:
-    from django_delayq.conf import parse_settings
+    from django_delayq.core.conf import parse_settings
     from django_delayq.store.redis import RedisStore
 
     return RedisStore(None, parse_settings({"REDIS": url, "TOPICS": {"reminders": {"partitions": PARTITIONS}}}))

@@ -20,12 +20,11 @@ import numpy as np
 import psutil
 from pyarrow import parquet
 
-from django_delayq.pipeline.lake import Commit, Lake
+from django_delayq.pipeline.lake.lake import Commit, Lake
 from tests import databases
-
-from . import common, on_database, seed
-from .pipeline_export import MASTER, MEMORY, peak_memory
-from .versus import made_lake
+from tests.benchmarks import common, on_database, seed
+from tests.benchmarks.pipeline_export import MASTER, MEMORY, peak_memory
+from tests.benchmarks.versus import made_lake
 
 ROWS = 10_000_000
 MOST_SECONDS, MOST_ERROR = 15.0, 0.045
@@ -81,14 +80,14 @@ def measure(options: common.Options) -> None:
 def _compute(spark: Any, lake: Lake, *, forget: bool = True) -> tuple[float, Any]:
     """The whole job: seconds, and its report."""
     from django_delayq.models import LakeBatch, TaskDay, TopicHour
-    from django_delayq.pipeline import project
-    from django_delayq.pipeline.jobs import stats
+    from django_delayq.pipeline import params_from_django
+    from django_delayq.pipeline.stats import stats
 
     if forget:
         for model in (TopicHour, TaskDay):
             model.objects.all().delete()
         LakeBatch.objects.update(counted_at=None)
-    with project.parameters(lake=str(lake.root), job={"everything": not forget}) as params:
+    with params_from_django.parameters(lake=str(lake.root), job={"everything": not forget}) as params:
         begun = time.monotonic()
         report = stats.run(spark, params, lambda line: print(f"  {line}", flush=True))
         return time.monotonic() - begun, report

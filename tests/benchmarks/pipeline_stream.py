@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.lake.lake import Lake
 from tests import databases
-
-from . import common, on_database, seed
-from .peers.catalogue import ROOT
-from .versus import watched
+from tests.benchmarks import common, on_database, seed
+from tests.benchmarks.peers.catalogue import ROOT
+from tests.benchmarks.versus import watched
 
 ROWS, BATCH = 2_000_000, 100_000
 KILLS = 3
@@ -66,12 +65,12 @@ def main(arguments: list[str]) -> None:
 
 def measure(folder: Path, options: common.Options) -> None:
     """Kill it three times, let it end, and count."""
-    from django_delayq.pipeline import project
+    from django_delayq.pipeline import params_from_django
 
     lake = Lake(folder / "lake")
     batch = options.scaled(BATCH, 500)
     rows = _rows_in_sql()
-    with project.parameters(lake=str(lake.root), job={"settle": 0, "batch": batch}) as params:
+    with params_from_django.parameters(lake=str(lake.root), job={"settle": 0, "batch": batch}) as params:
         file = folder / "params.json"
         file.write_bytes(params.encode())
         dice = random.Random(1)

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.lake.lake import Lake
 from tests import databases
-
-from . import common
-from .peers.catalogue import ROOT, Peer
-from .peers.install import install
-from .versus import made_lake, watched
+from tests.benchmarks import common
+from tests.benchmarks.peers.catalogue import ROOT, Peer
+from tests.benchmarks.peers.install import install
+from tests.benchmarks.versus import made_lake, watched
 
 SIZES = (1_000_000, 10_000_000)
 TIMES = 10

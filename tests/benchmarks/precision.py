@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from . import common
-from .common import median, percentile
-from .raw import round_trip_ms
+from tests.benchmarks import common
+from tests.benchmarks.common import median, percentile
+from tests.benchmarks.raw import round_trip_ms
 
 RATE = 200
 SECONDS = 30
@@ -53,7 +53,7 @@ def pace(offsets: Iterable[float], send: Callable[[int], Any]) -> list[float]:
 
 def steady(seconds: float, longest: float = 10.0, first: int = 0) -> tuple[Lateness, float]:
     """One run against a running worker. Returns the lateness and how many seconds it took."""
-    from .tasks import noop
+    from tests.benchmarks.tasks import noop
 
     def send(index: int) -> Any:
         return noop.using(delay=random.uniform(1, longest)).enqueue(first + index, "x" * 80)

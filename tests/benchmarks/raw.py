@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tests.benchmarks.common import median
 from tests.servers import Server
-
-from .common import median
 
 RAW_ENQUEUE = """
 for i = 1, #ARGV, 3 do
@@ -47,9 +46,9 @@ class RawQueue:
 
 def raw_drain(count: int) -> float:
     """Messages per second of our own claim and ack scripts in batches of 500 in one thread, nothing called."""
-    from django_delayq.conf import get_settings
-    from django_delayq.identity import new_ids, task_code
-    from django_delayq.message import encode_record
+    from django_delayq.core.conf import get_settings
+    from django_delayq.core.ids import new_ids, task_code
+    from django_delayq.core.message import encode_record
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
 
@@ -79,7 +78,7 @@ def round_trip_ms(server: Server, count: int = 1000) -> float:
 
 def loop_rate(count: int, workers: int, seconds: float, first: int) -> float:
     """Messages per second of asyncio alone: so many workers that create a task for each of the same coroutines."""
-    from .tasks import io
+    from tests.benchmarks.tasks import io
 
     body: Any = io.definition.func
 

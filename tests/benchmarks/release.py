@@ -6,13 +6,12 @@ import sys
 import threading
 from typing import Any
 
+from tests.benchmarks import burst, common
+from tests.benchmarks.common import median
+from tests.benchmarks.fairness import neighbours
+from tests.benchmarks.precision import Lateness, lateness
+from tests.benchmarks.raw import raw_drain
 from tests.servers import Server
-
-from . import burst, common
-from .common import median
-from .fairness import neighbours
-from .precision import Lateness, lateness
-from .raw import raw_drain
 
 COUNT = 1_000_000
 BURST = 20_000

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .machine import describe
+from tests.benchmarks.machine import describe
 
 Result = dict[str, Any]
 

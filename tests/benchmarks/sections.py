@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .bars import BARS, PEER_FACTOR, Bar
-from .chart import human
-from .results import Result
+from tests.benchmarks.bars import BARS, PEER_FACTOR, Bar
+from tests.benchmarks.chart import human
+from tests.benchmarks.results import Result
 
 MEANINGS = {
     "enqueue": "`enqueue()` one by one with 100 bytes of arguments, A B A B with one raw `EVALSHA` (`ZADD`, `HSET`) "

@@ -16,16 +16,16 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django_delayq.identity import key_id
+from django_delayq.core.ids import key_id
 
 BATCH = 5_000
 PERIOD = timedelta(days=30)
 TOPICS = ("orders", "mail", "reports", "stock", "default")
 TASKS = (
-    ("orders", "tests.tasks.close_order"), ("orders", "tests.tasks.remind"), ("orders", "shop.tasks.refund"),
+    ("orders", "tests.app.tasks.close_order"), ("orders", "tests.app.tasks.remind"), ("orders", "shop.tasks.refund"),
     ("mail", "mail.tasks.welcome"), ("mail", "mail.tasks.receipt"), ("mail", "mail.tasks.newsletter"),
     ("reports", "reports.tasks.daily"), ("reports", "reports.tasks.invoice"), ("stock", "stock.tasks.reserve"),
-    ("stock", "stock.tasks.release"), ("default", "tests.tasks.noop"), ("default", "tests.tasks.record"),
+    ("stock", "stock.tasks.release"), ("default", "tests.app.tasks.noop"), ("default", "tests.app.tasks.record"),
 )  # fmt: skip
 WEIGHTS = (20, 10, 2, 15, 15, 12, 0.05, 4, 10, 8, 3, 1)
 """One task is rare: once a few thousand messages."""
@@ -104,8 +104,8 @@ def fill(count: int) -> float:
     """Put so many rows into the archive and let the database look at them. Returns the seconds it took."""
     from django.db import connections
 
-    from django_delayq.archive import COLUMNS
-    from django_delayq.conf import get_settings
+    from django_delayq.archive.archive_rows import COLUMNS
+    from django_delayq.core.conf import get_settings
     from django_delayq.models import ArchivedMessage
 
     begun = time.monotonic()
@@ -126,7 +126,7 @@ def _insert(count: int, connection: Any) -> None:
 
     from django.db import transaction
 
-    from django_delayq.archive import insert, instant_of
+    from django_delayq.archive.archive_rows import insert, instant_of
 
     adapt = connection.ops.adapt_datetimefield_value
     rows = rows_of(count, lambda when: adapt(instant_of(when.timestamp() * 1000)))
@@ -139,7 +139,7 @@ def _settle(connection: Any) -> None:
     """Half of the old dead letters are dealt with; statistics are made."""
     from django.utils import timezone as zones
 
-    from django_delayq.identity import new_id
+    from django_delayq.core.ids import new_id
     from django_delayq.models import ArchivedMessage
 
     dead = ArchivedMessage.objects.filter(state="dead", finished_at__lt=zones.now() - PERIOD / 2)

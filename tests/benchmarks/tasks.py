@@ -6,8 +6,7 @@ import asyncio
 import time
 
 from django_delayq import delayed_task
-
-from .journal import SLOT, SLOTS, journal, note
+from tests.benchmarks.journal import SLOT, SLOTS, journal, note
 
 __all__ = ["SLOT", "SLOTS", "io", "journal", "mixed", "neighbour", "noop", "note", "short"]
 

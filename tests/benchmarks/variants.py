@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import common
-from .common import median
+from tests.benchmarks import common
+from tests.benchmarks.common import median
 
 ROUNDS = 5
 RUNS = 3

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from tests import databases
-
-from .failpoints import POINTS
-from .world import Options
+from tests.chaos.failpoints import POINTS
+from tests.chaos.world import Options
 
 PROGRAMS = ("flush", "redis_away", "database_away", "exactly_once", "bulk", "mixed", "sentinel", "cluster")
 ALL = (

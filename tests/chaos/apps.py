@@ -13,6 +13,6 @@ class ChaosConfig(AppConfig):
 
     def ready(self) -> None:
         """Arm the failpoint that the environment names, if it does."""
-        from . import failpoints
+        from tests.chaos import failpoints
 
         failpoints.arm()

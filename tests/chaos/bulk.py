@@ -11,8 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tests.acceptance.process import WorkerProcess
-
-from .world import Options, World, milliseconds
+from tests.chaos.world import Options, World, milliseconds
 
 COUNT = 200_000
 SECONDS = 60.0
@@ -85,8 +84,8 @@ class Figures(NamedTuple):
 def main(options: Options) -> int:
     """The exit code."""
     with World(options) as world:
-        from django_delayq import bulk
-        from django_delayq.selection import Selection
+        from django_delayq.archive.selection import Selection
+        from django_delayq.operators import bulk
 
         _fill(options.count)
         operation = bulk.start(Operator(), "replay", Selection(task="tests.chaos.tasks.note"), reason="chaos").pk
@@ -94,7 +93,7 @@ def main(options: Options) -> int:
 
 
 def _fill(count: int) -> None:
-    from django_delayq.identity import key_id, new_id
+    from django_delayq.core.ids import key_id, new_id
     from django_delayq.models import ArchivedMessage
 
     def row(number: int) -> ArchivedMessage:

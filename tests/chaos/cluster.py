@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .failover import COUNT, RECONCILE_AFTER, SECONDS, run
-from .world import Options
+from tests.chaos.failover import COUNT, RECONCILE_AFTER, SECONDS, run
+from tests.chaos.world import Options
 
 __all__ = ["COUNT", "RECONCILE_AFTER", "SECONDS", "main"]
 

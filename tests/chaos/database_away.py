@@ -8,8 +8,7 @@ import time
 from django.db import connection
 
 from django_delayq import DelayQError
-
-from .world import Options, World
+from tests.chaos.world import Options, World
 
 COUNT = 500
 """Messages per second."""
@@ -52,7 +51,7 @@ class _Producer(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        from .tasks import note
+        from tests.chaos.tasks import note
 
         begun = time.monotonic()
         while not self._ended.wait(0.02):

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from unittest import mock
 
 from tests.acceptance.process import WorkerProcess
-
-from . import failpoints
-from .world import Options, World
+from tests.chaos import failpoints
+from tests.chaos.world import Options, World
 
 COUNT = 5_000
 SECONDS = 60.0
@@ -113,8 +112,8 @@ def _produce(
     """Messages for one counter, each in a transaction of its own, due together at whole seconds."""
     from django.db import connection, transaction
 
-    from .models import Counter as Row
-    from .tasks import add
+    from tests.chaos.models import Counter as Row
+    from tests.chaos.tasks import add
 
     dice = random.Random(dice.random())
     Row.objects.get_or_create(name=name)
@@ -129,18 +128,18 @@ def _produce(
 @contextmanager
 def _unsent(number: int) -> Iterator[None]:
     """Some messages do not get to Redis: only the reconciler, or the relay, brings them there."""
-    from django_delayq import outbox
+    from django_delayq.outbox import outbox
 
     left = {0: lambda items: None, 1: outbox.put_back}.get(number % UNSENT)
     if left is None:
         yield
         return
-    with mock.patch("django_delayq.pending.store_committed", left):
+    with mock.patch("django_delayq.client.on_commit.store_committed", left):
         yield
 
 
 def _check(world: World, ids: list[str], expected: dict[str, int], kills: int, took: float) -> int:
-    from .models import Counter as Row
+    from tests.chaos.models import Counter as Row
 
     sums = dict(Row.objects.values_list("name", "value"))
     wrong = {name: (sums.get(name), count) for name, count in expected.items() if sums.get(name) != count}

@@ -17,9 +17,8 @@ from django.db import connection as database
 
 from django_delayq import DelayQError
 from tests.acceptance.history import Run
+from tests.chaos.world import Options, World
 from tests.servers import Cluster, Replicated, Server
-
-from .world import Options, World
 
 #: Messages a second, and seconds before the fault, of the fault, and after it.
 COUNT = 200
@@ -65,7 +64,7 @@ class Load:
             thread.join()
 
     def _send(self, seed: int) -> None:
-        from .tasks import note
+        from tests.chaos.tasks import note
 
         dice, number, next_at = random.Random(seed), 0, time.monotonic()
         while not self._ended.is_set():

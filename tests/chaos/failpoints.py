@@ -12,7 +12,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from . import history
+from tests.chaos import history
 
 VARIABLE = "DELAYQ_CHAOS_KILL_AT"
 

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 
-from .world import Options, World
+from tests.chaos.world import Options, World
 
 COUNT = 2_000
 SECONDS = 1.0
@@ -46,8 +46,8 @@ def main(options: Options) -> int:
 def _produce(options: Options, ids: list[str]) -> None:
     from django.db import connection, transaction
 
-    from .models import Order
-    from .tasks import note
+    from tests.chaos.models import Order
+    from tests.chaos.tasks import note
 
     dice = random.Random(options.seed)
     durable = note.using(durable=True)
@@ -80,7 +80,7 @@ def _lose(world: World) -> None:
 def _check(
     world: World, ids: list[str], archived: set[str], *, lost_at: float, back_at: float, took: float, accepted: int
 ) -> int:
-    from .models import Order
+    from tests.chaos.models import Order
 
     count = world.options.count
     world.promise(len(set(ids)) == count == Order.objects.count(), f"{len(set(ids))} ids for {count} orders")

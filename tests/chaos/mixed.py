@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.acceptance.harness import stop_gracefully
-
-from .world import Options, World
+from tests.chaos.world import Options, World
 
 COUNT = 60
 """Transactions per second."""
@@ -72,7 +71,7 @@ def main(options: Options) -> int:
     """The exit code."""
     with World(options) as world:
         fleet = [world.worker("--concurrency", "4") for _ in range(2)]
-        from .tasks import hang
+        from tests.chaos.tasks import hang
 
         hanging = hang.enqueue()
         numbers, stop = itertools.count(1), threading.Event()
@@ -194,7 +193,7 @@ class _Producer(threading.Thread):
 
 
 def _task(order: Order) -> Any:
-    from . import tasks
+    from tests.chaos import tasks
 
     return {"plain": tasks.run_order, "durable": tasks.run_order.using(durable=True), "once": tasks.run_order_once}[
         order.kind
@@ -277,8 +276,7 @@ def _check_runs(world: World, certain: list[Order], runs: dict[int, list[tuple[f
 def _check_rows(world: World, orders: list[Order], outages: list[float]) -> None:
     """As many rows as messages have ended, and one effect for each that was to happen once."""
     from django_delayq.models import ArchivedMessage
-
-    from .models import Effect
+    from tests.chaos.models import Effect
 
     rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for key, state, reason in ArchivedMessage.objects.exclude(key="").values_list("key", "state", "reason"):

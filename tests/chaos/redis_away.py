@@ -7,8 +7,7 @@ import signal
 import time
 
 from tests.acceptance.harness import stop_gracefully
-
-from .world import Options, World, milliseconds
+from tests.chaos.world import Options, World, milliseconds
 
 COUNT = 500
 SECONDS = 0.0
@@ -40,8 +39,8 @@ def _checkouts(count: int, first: int) -> tuple[list[str], list[float]]:
     """As many shop transactions one after the other: the ids of their messages, and how long each has taken."""
     from django.db import transaction
 
-    from .models import Order
-    from .tasks import note
+    from tests.chaos.models import Order
+    from tests.chaos.tasks import note
 
     ids, took = [], []
     for number in range(first, first + count):
@@ -72,7 +71,7 @@ def _come_back(world: World) -> float:
 
 
 def _check(world: World, warm: list[str], ids: list[str], took: list[float], back_at: float) -> int:
-    from .models import Order
+    from tests.chaos.models import Order
 
     world.promise(Order.objects.filter(number__gte=0).count() == len(ids), "orders are missing")
     first = {run.id: run.started for run in reversed(world.history.starts())}

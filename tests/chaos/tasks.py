@@ -7,9 +7,8 @@ import time
 from django.db.models import F
 
 from django_delayq import current_message, delayed_task
-
-from . import history
-from .models import Counter, Effect
+from tests.chaos import history
+from tests.chaos.models import Counter, Effect
 
 #: Seconds for which a run holds its locks, so that a kill seldom finds nothing open.
 HOLD = 0.005

@@ -20,9 +20,8 @@ from django_delayq import DelayQError
 from tests import databases
 from tests.acceptance.history import History
 from tests.acceptance.process import WorkerProcess
+from tests.chaos import history
 from tests.servers import Server, binary_of, launcher
-
-from . import history
 
 
 class Options(NamedTuple):

@@ -1,6 +1,6 @@
 """Launches the databases that the SQL tests run on. All of them end with the test process.
 
-`python -m tests.databases mariadb pytest tests/sql` is a whole run on one of them.
+`python -m tests.databases mariadb pytest -m databases` is a whole run on one of them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import json
 import os
 from typing import Any
 
-from .base import Database, Server, Sqlite
-from .mariadb import MariaDB, install_driver
-from .postgresql import PostgreSQL
+from tests.databases.base import Database, Server, Sqlite
+from tests.databases.mariadb import MariaDB, install_driver
+from tests.databases.postgresql import PostgreSQL
 
 __all__ = [
     "KINDS",

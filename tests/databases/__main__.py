@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from . import KINDS, VARIABLE, launcher, missing
-from .processes import launched
+from tests.databases import KINDS, VARIABLE, launcher, missing
+from tests.databases.processes import launched
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

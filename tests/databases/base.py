@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
 
-from .processes import Child, in_reach, launched, not_root
+from tests.databases.processes import Child, in_reach, launched, not_root
 
 # Apart from the ports of tests/servers.py, and like them below the ephemeral ones.
 PORTS = range(5_000, 10_000)

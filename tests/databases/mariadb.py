@@ -7,8 +7,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from .base import Server, on_path
-from .processes import Child
+from tests.databases.base import Server, on_path
+from tests.databases.processes import Child
 
 _SBIN = ("/usr/sbin", "/usr/local/sbin")  # where a plain user's PATH does not look
 

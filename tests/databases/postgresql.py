@@ -8,8 +8,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from .base import Server, on_path
-from .processes import Child, in_reach
+from tests.databases.base import Server, on_path
+from tests.databases.processes import Child, in_reach
 
 
 class PostgreSQL(Server):

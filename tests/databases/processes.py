@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import psutil
 
-# As in django_delayq/embedded.py, but it can give up root first: before prctl(), because a change of the user takes
-# back what was asked of the kernel.
+# As in testing/embedded.py, but it can give up root first: before prctl(), because a change of the user takes back
+# what was asked of the kernel.
 _LAUNCHER = """
 import ctypes, os, sys
 parent, at_its_end, user, group = map(int, sys.argv[1:5])

@@ -8,7 +8,7 @@ from io import StringIO
 from django.core.management import CommandError, call_command
 
 from django_delayq.pipeline.params import Params, Report
-from django_delayq.pipeline.running import OPTIONS, Start
+from django_delayq.pipeline.runner import OPTIONS, Start
 
 
 class Call:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_delayq.management.commands import delayq_pipeline
-from django_delayq.pipeline import project
+from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.errors import SparkMissing
 from django_delayq.pipeline.params import Params
 from tests.pipeline.calling import Call
@@ -56,7 +56,7 @@ def parameters(delayq: Any, transactional_db: None, lake: str) -> Iterator[Calla
     with ExitStack() as stack:
 
         def make(**rest: Any) -> Params:
-            return stack.enter_context(project.parameters(**{"lake": lake, **rest}))
+            return stack.enter_context(params_from_django.parameters(**{"lake": lake, **rest}))
 
         yield make
 

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import msgspec
 from django.db import models
 
-from django_delayq.archiver import store_entries
-from django_delayq.identity import new_id, task_code
-from django_delayq.message import ATTEMPTS, HEADER, STAMP
+from django_delayq.archive.archiver import store_entries
+from django_delayq.core.ids import new_id, task_code
+from django_delayq.core.message import ATTEMPTS, HEADER, STAMP
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
-from django_delayq.pipeline.audit_kinds import Kind
+from django_delayq.pipeline.audit.finding_kinds import Kind
 from django_delayq.store import keys
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
-from tests.tasks import record
+from tests.app.tasks import record
 
 DEFAULT, CROWD = Partition("default", 0), Partition("crowd", 1)
 LATER = timedelta(minutes=30)
@@ -118,8 +118,8 @@ def wrong_partition(world: World) -> str:
     for count in (1, 2):
         world.store.command("SADD", keys.topics_key(world.store.prefix), f"crowd:{count}")
     message_id = new_id()[:-1] + b"\2"
-    body = HEADER.pack(0x11, 60_000, task_code("tests.tasks.crowd")) + b"[7]"
-    tasks = {task_code("tests.tasks.crowd"): "tests.tasks.crowd"}
+    body = HEADER.pack(0x11, 60_000, task_code("tests.app.tasks.crowd")) + b"[7]"
+    tasks = {task_code("tests.app.tasks.crowd"): "tests.app.tasks.crowd"}
     world.store.enqueue(CROWD, tasks, [(message_id, "raise", FAR, "", body)])
     world.store.command("HSET", world.key("attempts", CROWD), message_id, b"\0\2" + bytes(ATTEMPTS.size - 2))
     return message_id.hex()

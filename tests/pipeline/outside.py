@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from django_delayq.pipeline import project
+from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.errors import SparkMissing
 from django_delayq.pipeline.session import check_java
 
@@ -129,6 +129,6 @@ def spark_home(folder: Path) -> Path:
 
 def write_params(path: Path, **rest: Any) -> str:
     """Parameters with references, as --write-params writes them."""
-    with project.parameters(elsewhere=True, **rest) as params:
+    with params_from_django.parameters(elsewhere=True, **rest) as params:
         path.write_bytes(params.encode())
     return str(path)

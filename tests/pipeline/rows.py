@@ -10,9 +10,9 @@ from uuid import UUID
 from django.db import connections, transaction
 from django.utils.timezone import get_default_timezone
 
-from django_delayq import archive
-from django_delayq.conf import get_settings
-from django_delayq.identity import new_ids
+from django_delayq.archive import archive_rows
+from django_delayq.core.conf import get_settings
+from django_delayq.core.ids import new_ids
 from django_delayq.models import ArchivedMessage
 
 #: What has confused one reader or another.
@@ -32,7 +32,7 @@ INSTANTS = (
 )
 _TIMES = ("enqueued_at", "due_at", "started_at", "finished_at")
 _PLAIN: Mapping[str, Any] = {
-    "topic": "orders", "partition": 0, "task": "tests.tasks.record", "key": "", "state": "acked", "reason": "",
+    "topic": "orders", "partition": 0, "task": "tests.app.tasks.record", "key": "", "state": "acked", "reason": "",
     "body": '{"args":[],"kwargs":{}}', "headers": "", "priority": 1, "ttr_ms": 60_000, "max_attempts": None,
     "attempts": 1, "crashes": 0, "history": "", "lateness_ms": 1.5, "run_ms": 20.25, "worker": "host:1:a",
     "error_class": "", "error_message": "", "traceback": "", "replay_of": None,
@@ -52,7 +52,7 @@ def make_rows(count: int, **columns: Any) -> list[int]:
     rows = [_row(number, {"message_id": ids[number], **columns}, connections[alias]) for number in range(count)]
     with transaction.atomic(using=alias):
         for at in range(0, count, 2_000):
-            archive.insert(rows[at : at + 2_000], connections[alias])
+            archive_rows.insert(rows[at : at + 2_000], connections[alias])
     return sorted(_ids(alias) - before)
 
 
@@ -87,7 +87,7 @@ def _row(number: int, given: Mapping[str, Any], connection: Any) -> tuple[Any, .
     }
     row = {**_PLAIN, **times, **told, "message_id": UUID(bytes=told["message_id"]).hex}
     row |= {name: _stored(row[name], connection) for name in _TIMES}
-    return tuple(row[name] for name in archive.COLUMNS)
+    return tuple(row[name] for name in archive_rows.COLUMNS)
 
 
 def _stored(when: datetime | None, connection: Any) -> Any:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from django_delayq.pipeline import batches, lake, project, session
+from django_delayq.pipeline import params_from_django, session
+from django_delayq.pipeline.lake import batches, lake
 from django_delayq.pipeline.params import Params
-
-from .quick import JAVA, QUICK
+from tests.pipeline.quick import JAVA, QUICK
 
 
 def _die(*_: Any) -> None:
@@ -67,8 +67,8 @@ POINTS: dict[str, Callable[[], None]] = {
 def main(params_file: str, point: str) -> None:
     """Stream, and die there."""
     params = Params.decode(Path(params_file).read_bytes())
-    project.set_up(params)
-    from django_delayq.pipeline.jobs import stream
+    params_from_django.set_up(params)
+    from django_delayq.pipeline.export import stream
 
     spark = session.build_session("local[2]", "512m", QUICK, java_options=JAVA)
     POINTS[point]()

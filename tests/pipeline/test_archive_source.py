@@ -20,7 +20,7 @@ from django.db import connection
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from django_delayq.exceptions import ConfigurationError, DatabaseUnavailable
+from django_delayq.core.exceptions import ConfigurationError, DatabaseUnavailable
 from django_delayq.models import ArchivedMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params, Secret

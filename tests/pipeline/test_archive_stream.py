@@ -14,12 +14,11 @@ import pytest
 from django.db import connection, connections, transaction
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from django_delayq.exceptions import ConfigurationError, DatabaseUnavailable
+from django_delayq.core.exceptions import ConfigurationError, DatabaseUnavailable
 from django_delayq.models import ArchivedMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.sources.archive_stream import ArchiveStreamReader
-
-from .rows import make_rows
+from tests.pipeline.rows import make_rows
 
 
 @pytest.fixture

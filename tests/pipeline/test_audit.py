@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_delayq.identity import new_id
+from django_delayq.core.ids import new_id
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
-from django_delayq.pipeline.audit_kinds import Difference, Kind
-from django_delayq.pipeline.audit_look import SecondLook
+from django_delayq.pipeline.audit import audit
+from django_delayq.pipeline.audit.confirm import SecondLook
+from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
 from django_delayq.pipeline.errors import Code, Refused
-from django_delayq.pipeline.jobs import audit, export
+from django_delayq.pipeline.export import export
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.store.redis import RedisStore
+from tests.app.tasks import close_order, record
+from tests.hands import ORDERS, Hands
 from tests.pipeline import damage
 from tests.pipeline.damage import World
-from tests.sql.conftest import hands as hands  # noqa: PLC0414 - the fixture
-from tests.sql.hands import ORDERS, Hands
-from tests.tasks import close_order, record
 
 Make = Callable[..., Params]
 Look = Callable[..., Report]

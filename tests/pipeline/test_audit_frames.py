@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from django_delayq.message import HEADER, STAMP
-from django_delayq.pipeline import audit_frames, schemas
+from django_delayq.core.message import HEADER, STAMP
+from django_delayq.pipeline import schemas
+from django_delayq.pipeline.audit import audit_frames
 
 ID = "0190000000007000800000000000000a"
 OTHER = "0190000000007000800000000000000b"

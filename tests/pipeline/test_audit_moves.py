@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from django_delayq import moving
-from django_delayq.pipeline.audit_kinds import Difference, Kind
-from django_delayq.pipeline.audit_repair import Repair
+from django_delayq.client import moving
+from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
+from django_delayq.pipeline.audit.repair import Repair
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from tests.pipeline import damage

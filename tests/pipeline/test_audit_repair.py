@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
-from django_delayq.pipeline import audit_lake
-from django_delayq.pipeline.audit_kinds import Difference, Kind
+from django_delayq.pipeline.audit import audit, audit_lake
+from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
 from django_delayq.pipeline.errors import Code, LakeError
-from django_delayq.pipeline.jobs import audit, export
-from django_delayq.pipeline.lake import Lake
-from django_delayq.pipeline.ledger import Ledger
+from django_delayq.pipeline.export import export
+from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.lake.ledger import Ledger
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.pipeline.sources.archive import read_archive
-from django_delayq.pipeline.sources.lake import read_lake
+from django_delayq.pipeline.sources.lake_files import read_lake
 from django_delayq.store.keys import Partition
 from django_delayq.store.mending import Look
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import DelayedTask
+from django_delayq.tasks.task import DelayedTask
+from tests.app.tasks import record
 from tests.pipeline import damage
 from tests.pipeline.damage import CROWD, DEFAULT, FAR, World, altered_batch, plant_all
 from tests.pipeline.rows import make_rows
-from tests.tasks import record
 
 Make = Callable[..., Params]
 NOTHING = Look((None, None, None), None, False, None, 1, False, None, None)

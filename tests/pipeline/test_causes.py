@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.db import OperationalError
 
-from django_delayq.exceptions import BodyTooLarge, DelayQError, DuplicateMessage, StoreUnavailable
-from django_delayq.pipeline.causes import cause, code_of
+from django_delayq.core.exceptions import BodyTooLarge, DelayQError, DuplicateMessage, StoreUnavailable
+from django_delayq.pipeline.error_messages import cause, code_of
 from django_delayq.pipeline.errors import Code, LakeError
 
 WORKER = """An exception was thrown from the Python worker:
@@ -22,15 +22,15 @@ def of_worker(line: str) -> Exception:
 
 
 def test_an_error_of_ours_keeps_its_class_and_its_words() -> None:
-    found = of_worker("django_delayq.exceptions.StoreUnavailable: Redis at r:6379 does not answer: try later.")
+    found = of_worker("django_delayq.core.exceptions.StoreUnavailable: Redis at r:6379 does not answer: try later.")
     assert type(found) is StoreUnavailable
     assert str(found) == "Redis at r:6379 does not answer: try later."
     assert type(of_worker("django_delayq.pipeline.errors.LakeError: x is missing.")) is LakeError
-    assert type(of_worker("django_delayq.exceptions.DuplicateMessage: a key")) is DuplicateMessage
+    assert type(of_worker("django_delayq.core.exceptions.DuplicateMessage: a key")) is DuplicateMessage
 
 
 def test_one_without_words_says_what_its_class_says() -> None:
-    assert "BODY_LIMIT" in str(of_worker("django_delayq.exceptions.BodyTooLarge"))
+    assert "BODY_LIMIT" in str(of_worker("django_delayq.core.exceptions.BodyTooLarge"))
     assert code_of(BodyTooLarge()) == Code.REFUSED
 
 
@@ -41,7 +41,7 @@ def test_another_error_of_a_worker_is_its_last_line() -> None:
 
 def test_of_chained_errors_the_last_one_counts() -> None:
     first = WORKER.format("KeyError: 'x'") + "\nDuring handling of the above exception, another exception occurred:\n\n"
-    text = first + WORKER.format("django_delayq.exceptions.StoreUnavailable: gone").partition("\n")[2]
+    text = first + WORKER.format("django_delayq.core.exceptions.StoreUnavailable: gone").partition("\n")[2]
     assert str(cause(RuntimeError(text))) == "gone"
 
 

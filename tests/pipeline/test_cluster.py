@@ -11,9 +11,9 @@ import pytest
 
 from django_delayq import topic_stats
 from django_delayq.pipeline.package import pack
+from tests.app.tasks import record
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
-from tests.tasks import record
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("delayq", "transactional_db")]
 

@@ -17,7 +17,7 @@ from django_delayq.management.pipeline_arguments import ARGUMENTS, job_options
 from django_delayq.pipeline.errors import Code, Refused
 from django_delayq.pipeline.jobs import JOBS
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.running import OPTIONS, Start, configuration_of
+from django_delayq.pipeline.runner import OPTIONS, Start, configuration_of
 from tests.pipeline.calling import Call
 
 pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: Of these the command makes more than an argument: they are the specs of tasks.
 SPECS = {"task", "tasks"}
-LOAD = ("--task", "tests.tasks.record", "--job", "j", "--source", "s", "--format", "csv", "--key", "id")
+LOAD = ("--task", "tests.app.tasks.record", "--job", "j", "--source", "s", "--format", "csv", "--key", "id")
 
 
 # What it takes
@@ -61,10 +61,13 @@ def test_arguments_become_the_options_of_the_job(
 
 
 def test_a_load_has_the_specification_of_its_task(command: Call) -> None:
-    task_specs = pytest.importorskip("django_delayq.pipeline.task_specs")
+    task_specs = pytest.importorskip("django_delayq.pipeline.bulk_load.task_specs")
     command("schedule", *LOAD, "--delay", "1500s", "--column", "value=amount", "--not-keyed", "--splits", "2")
     job = dict(command.params.job)
-    assert msgspec.convert(job.pop("task"), type(task_specs.spec_of("tests.tasks.record"))).name == "tests.tasks.record"
+    assert (
+        msgspec.convert(job.pop("task"), type(task_specs.spec_of("tests.app.tasks.record"))).name
+        == "tests.app.tasks.record"
+    )
     assert job == {
         "job": "j", "source": str(Path("s").absolute()), "format": "csv", "key": "id", "keyed": False,
         "columns": {"value": "amount"}, "delay_ms": 1_500_000, "splits": 2,
@@ -72,15 +75,15 @@ def test_a_load_has_the_specification_of_its_task(command: Call) -> None:
 
 
 def test_a_task_that_does_not_exist_is_refused(command: Call) -> None:
-    pytest.importorskip("django_delayq.pipeline.task_specs")
-    assert command.code("schedule", "--task", "tests.tasks.recrod", *LOAD[2:]) == Code.REFUSED
-    assert "tests.tasks.record" in command.err
+    pytest.importorskip("django_delayq.pipeline.bulk_load.task_specs")
+    assert command.code("schedule", "--task", "tests.app.tasks.recrod", *LOAD[2:]) == Code.REFUSED
+    assert "tests.app.tasks.record" in command.err
 
 
 def test_replay_knows_every_declared_task(command: Call) -> None:
-    pytest.importorskip("django_delayq.pipeline.task_specs")
+    pytest.importorskip("django_delayq.pipeline.bulk_load.task_specs")
     command("replay", "--job", "j", "--where", "attempts < 9", "--edit", "value=value + 1", "--by", "ann")
-    assert "tests.tasks.record" in [task["name"] for task in command.params.job["tasks"]]
+    assert "tests.app.tasks.record" in [task["name"] for task in command.params.job["tasks"]]
     assert command.params.job["edits"] == {"value": "value + 1"}
 
 

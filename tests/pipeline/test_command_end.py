@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_delayq.exceptions import ConfigurationError, DelayQError, StoreUnavailable
-from django_delayq.pipeline import running
+from django_delayq.core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
+from django_delayq.pipeline import runner
 from django_delayq.pipeline.__main__ import main
 from django_delayq.pipeline.errors import Code, LakeConflict, LakeError, Refused, SparkMissing
 from django_delayq.pipeline.params import Params, Report
@@ -75,7 +75,7 @@ def missing_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         spark.read.format("delayq_archive").options(**options).load().write.format("noop").mode("overwrite").save()
         return Report(job=name)
 
-    monkeypatch.setattr(running, "run", job)
+    monkeypatch.setattr(runner, "run", job)
 
 
 @pytest.mark.usefixtures("missing_secret")

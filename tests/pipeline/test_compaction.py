@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from django_delayq.pipeline import batches, compaction
 from django_delayq.pipeline.errors import LakeConflict, LakeError
-from django_delayq.pipeline.jobs import export
-from django_delayq.pipeline.lake import Lake
-from django_delayq.pipeline.sources.lake import read_lake
-
-from .rows import make_rows
+from django_delayq.pipeline.export import export
+from django_delayq.pipeline.lake import batches, compaction
+from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.sources.lake_files import read_lake
+from tests.pipeline.rows import make_rows
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)
 NOW = NOON + timedelta(days=1)

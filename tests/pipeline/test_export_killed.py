@@ -37,11 +37,10 @@ WITH_JVM = ("writing", "verified", "committed", *(("written", "linked") if TIMES
 @pytest.mark.timeout(900)
 def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_path: Path) -> None:
     from django_delayq.models import ArchivedMessage, LakeBatch
-    from django_delayq.pipeline.jobs import export
-    from django_delayq.pipeline.lake import Lake
-    from django_delayq.pipeline.sources.lake import read_lake
-
-    from .rows import make_rows
+    from django_delayq.pipeline.export import export
+    from django_delayq.pipeline.lake.lake import Lake
+    from django_delayq.pipeline.sources.lake_files import read_lake
+    from tests.pipeline.rows import make_rows
 
     ids = make_rows(ROWS, finished_at=lambda n: AGO + timedelta(minutes=n))
     lakes = {step: tmp_path / step for step in ("planned", *WITH_JVM)}
@@ -65,11 +64,10 @@ def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_
 @pytest.mark.timeout(300)
 def test_killed_three_times_while_it_prunes_it_goes_on(spark: Any, parameters: Any, lake: str) -> None:
     from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
-    from django_delayq.pipeline.jobs import export
-    from django_delayq.pipeline.lake import Lake
-    from django_delayq.pipeline.sources.lake import read_lake
-
-    from .rows import make_rows
+    from django_delayq.pipeline.export import export
+    from django_delayq.pipeline.lake.lake import Lake
+    from django_delayq.pipeline.sources.lake_files import read_lake
+    from tests.pipeline.rows import make_rows
 
     dead = make_rows(1, finished_at=AGO, state="dead")
     make_rows(ROWS, finished_at=AGO)
@@ -118,8 +116,9 @@ def main(step: str, lake: str) -> None:
     import django
 
     django.setup()
-    from django_delayq.pipeline import project, pruning
-    from django_delayq.pipeline.jobs import export
+    from django_delayq.pipeline import params_from_django
+    from django_delayq.pipeline.export import export
+    from django_delayq.pipeline.lake import pruning
 
     options: dict[str, Any] = dict(OPTIONS)
     if step == "pruned":
@@ -128,16 +127,15 @@ def main(step: str, lake: str) -> None:
         changed: Any = pruning
         changed._other_rows = lambda *arguments: ""  # that needs Java
     prepare(step)
-    with project.parameters(lake=lake, job=options) as params:
+    with params_from_django.parameters(lake=lake, job=options) as params:
         export.run(session(step), params, bool)
 
 
 def session(step: str) -> Any:
     """None where it is not come to."""
-    from django_delayq.pipeline.jobs import export
+    from django_delayq.pipeline.export import export
     from django_delayq.pipeline.session import build_session
-
-    from .quick import JAVA, QUICK
+    from tests.pipeline.quick import JAVA, QUICK
 
     if step in WITH_JVM:
         return build_session("local[1]", "512m", java_options=JAVA, extra=QUICK)
@@ -148,7 +146,7 @@ def session(step: str) -> Any:
 
 def prepare(step: str) -> None:
     """Die at this step."""
-    from django_delayq.pipeline import batches, lake, ledger, pruning
+    from django_delayq.pipeline.lake import batches, lake, ledger, pruning
 
     targets: dict[str, tuple[Any, str, Callable[..., bool]]] = {
         "written": (ledger.Ledger, "enter", lambda _, attempt, state, **fields: state == "written"),

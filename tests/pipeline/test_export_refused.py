@@ -12,12 +12,11 @@ import pytest
 
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
 from django_delayq.pipeline.errors import Refused
-from django_delayq.pipeline.jobs import export
-from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.export import export
+from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.sources.lake import read_lake
-
-from .rows import INSTANTS, make_rows
+from django_delayq.pipeline.sources.lake_files import read_lake
+from tests.pipeline.rows import INSTANTS, make_rows
 
 Export = Callable[..., Report]
 

@@ -15,14 +15,14 @@ import pytest
 from django.utils import timezone as django_timezone
 
 from django_delayq import pause_topic
+from django_delayq.core.times import from_ms
 from django_delayq.models import Forecast, ForecastCount, OutboxMessage
 from django_delayq.pipeline.errors import Code, Refused
-from django_delayq.pipeline.jobs import forecast as job
+from django_delayq.pipeline.forecast import forecast as job
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.store.redis import RedisStore
-from django_delayq.times import from_ms
+from tests.app.tasks import close_order, crowd, record
 from tests.servers import Server
-from tests.tasks import close_order, crowd, record
 
 NOW = datetime(2026, 11, 20, 9, 30, 30, tzinfo=timezone.utc)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

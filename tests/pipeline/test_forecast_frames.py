@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.testing import assertDataFrameEqual
 
-from django_delayq.pipeline import forecast_frames
+from django_delayq.pipeline.forecast import forecast_frames
 
 NOW = datetime(2026, 11, 20, 9, 30, 30, tzinfo=timezone.utc)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

@@ -13,15 +13,15 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from django_delayq.identity import key_id, task_code
-from django_delayq.message import Record, decode_body
-from django_delayq.pipeline import json_columns, messages, schedule_frames, task_specs
+from django_delayq.core.ids import key_id, task_code
+from django_delayq.core.message import Record, decode_body
+from django_delayq.core.times import MAX_DELAY_MS
+from django_delayq.pipeline.bulk_load import json_columns, messages, schedule_frames, task_specs
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.options import ParameterSpec, ScheduleOptions, TaskSpec
 from django_delayq.pipeline.sinks.queue import Records
 from django_delayq.store.keys import partition_of
-from django_delayq.times import MAX_DELAY_MS
-from tests import tasks as declared
+from tests.app import tasks as declared
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from django_delayq.exceptions import ConfigurationError
-from django_delayq.identity import new_ids
+from django_delayq.core.exceptions import ConfigurationError
+from django_delayq.core.ids import new_ids
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params
@@ -23,8 +23,8 @@ from django_delayq.pipeline.sources import rows
 from django_delayq.pipeline.sources.archive import IdRange
 from django_delayq.pipeline.sources.outbox import OutboxReader, read_outbox
 from django_delayq.store.redis import RedisStore
+from tests.app.tasks import record
 from tests.pipeline.rows import ODD
-from tests.tasks import record
 
 pytestmark = pytest.mark.databases
 
@@ -48,7 +48,7 @@ def put(count: int, **fields: Any) -> None:
                     "message_id": UUID(bytes=identity),
                     "enqueued_at_us": 1_700_000_000_000_001 + number,
                     "topic": "orders",
-                    "task": "tests.tasks.record",
+                    "task": "tests.app.tasks.record",
                     "key": ODD[number % len(ODD)],
                     "on_duplicate": "raise",
                     "due_at_ms": DUE_MS[number % len(DUE_MS)],

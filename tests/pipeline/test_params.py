@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_delayq.exceptions import ConfigurationError
-from django_delayq.pipeline import project
+from django_delayq.core.exceptions import ConfigurationError
+from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.options import ExportOptions
 from django_delayq.pipeline.params import Database, Params, Redis, Secret
@@ -101,7 +101,7 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("delayq")
 def test_secrets_of_the_project_lie_in_files_of_this_user_that_go(entry: Mapping[str, Any], settings: Any) -> None:
-    with project.parameters() as params:
+    with params_from_django.parameters() as params:
         path = Path(params.database.password.ref.removeprefix("file:"))
         assert params.database.password.resolve() == "hunter2"
         assert params.redis.url.resolve() == settings.DELAYQ["REDIS"]
@@ -115,7 +115,7 @@ def test_secrets_of_the_project_lie_in_files_of_this_user_that_go(entry: Mapping
 @pytest.mark.usefixtures("delayq")
 def test_the_database_is_described_as_django_knows_it(entry: dict[str, Any]) -> None:
     entry["OPTIONS"] |= {"ssl": {"ca": "/ca.pem"}, "isolation_level": object()}
-    with project.parameters(database_secret="env:DB") as params:
+    with params_from_django.parameters(database_secret="env:DB") as params:
         database = params.database
     assert (database.vendor, database.name, database.user, database.host) == ("postgresql", "shop", "u", "h")
     assert (database.port, database.zone) == ("5432", "UTC")
@@ -127,7 +127,7 @@ def test_the_database_is_described_as_django_knows_it(entry: dict[str, Any]) -> 
 @pytest.mark.usefixtures("delayq")
 def test_a_secret_among_the_options_is_refused(entry: dict[str, Any]) -> None:
     entry["OPTIONS"]["sslpassword"] = "hunter2"
-    with pytest.raises(Refused, match="sslpassword") as refused, project.parameters():
+    with pytest.raises(Refused, match="sslpassword") as refused, params_from_django.parameters():
         pass
     assert "hunter2" not in str(refused.value)
 
@@ -136,14 +136,14 @@ def test_a_secret_among_the_options_is_refused(entry: dict[str, Any]) -> None:
 def test_a_database_in_memory_is_refused(entry: dict[str, Any]) -> None:
     for name in (":memory:", "file:memorydb_default?mode=memory&cache=shared"):
         entry |= {"ENGINE": "django.db.backends.sqlite3", "NAME": name}
-        with pytest.raises(Refused, match="memory of this process"), project.parameters():
+        with pytest.raises(Refused, match="memory of this process"), params_from_django.parameters():
             pass
 
 
 @pytest.mark.usefixtures("delayq")
 def test_the_file_of_a_database_is_found_from_another_folder(entry: dict[str, Any]) -> None:
     entry |= {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}
-    with project.parameters() as params:
+    with params_from_django.parameters() as params:
         assert params.database.name == str(Path("db.sqlite3").absolute())
 
 
@@ -171,10 +171,13 @@ def test_times_without_a_zone_are_in_that_of_the_database_also_where_no_project_
 
 @pytest.mark.usefixtures("delayq")
 def test_for_other_machines_each_missing_reference_is_named(entry: dict[str, Any]) -> None:
-    with pytest.raises(Refused, match="--database-secret and --redis-secret"), project.parameters(elsewhere=True):
+    with (
+        pytest.raises(Refused, match="--database-secret and --redis-secret"),
+        params_from_django.parameters(elsewhere=True),
+    ):
         pass
     entry["PASSWORD"] = ""
-    with pytest.raises(Refused, match="give --redis-secret"), project.parameters(elsewhere=True):
+    with pytest.raises(Refused, match="give --redis-secret"), params_from_django.parameters(elsewhere=True):
         pass
-    with project.parameters(elsewhere=True, redis_secret="env:R") as params:
+    with params_from_django.parameters(elsewhere=True, redis_secret="env:R") as params:
         assert not params.database.password

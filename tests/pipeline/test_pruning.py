@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
-from django_delayq.pipeline import pruning
 from django_delayq.pipeline.errors import Code, LakeError, Refused
-from django_delayq.pipeline.jobs import export
-from django_delayq.pipeline.lake import Lake
-from django_delayq.pipeline.ledger import Ledger
+from django_delayq.pipeline.export import export
+from django_delayq.pipeline.lake import pruning
+from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.lake.ledger import Ledger
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.sources.lake import read_lake
-
-from .rows import make_rows
+from django_delayq.pipeline.sources.lake_files import read_lake
+from tests.pipeline.rows import make_rows
 
 DAY = 86_400
 AGO = datetime.now(tz=timezone.utc) - timedelta(days=3)

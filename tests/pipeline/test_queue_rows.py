@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from django_delayq.message import State
+from django_delayq.core.message import State
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.sources import queue_rows
 from django_delayq.pipeline.sources.queue_rows import LANES, STRUCTURES, Structure
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.store.redis import RedisStore
 from tests.conftest import client, server  # noqa: F401 - as fixtures of their own: of the kinds below
+from tests.hands import ORDERS, stored_record
 from tests.servers import require
-from tests.sql.hands import ORDERS, stored_record
 
 RECORD = stored_record(1_700_000_000_000_001, b"[1]")
 LONG = 2_500

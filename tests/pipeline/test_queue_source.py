@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from django_delayq.exceptions import ConfigurationError
+from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Params, Redis, Secret
 from django_delayq.pipeline.sources.queue import SMALL, QueueReader, parted, read_queue
 from django_delayq.pipeline.sources.queue_rows import STRUCTURES, Structure
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.store.redis import RedisStore
-from tests.sql.hands import Hands
-from tests.tasks import close_order, crowd, record
+from tests.app.tasks import close_order, crowd, record
+from tests.hands import Hands
 
 CANARY = "canary-5f1c"
 

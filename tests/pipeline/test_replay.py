@@ -12,24 +12,24 @@ import msgspec
 import pytest
 from django.utils import timezone as django_timezone
 
-from django_delayq.identity import key_id, new_id, task_code
-from django_delayq.message import Record, decode_body
+from django_delayq.core.ids import key_id, new_id, task_code
+from django_delayq.core.message import Record, decode_body
 from django_delayq.models import ArchivedMessage, OperatorAction
-from django_delayq.pipeline import replay_marks
+from django_delayq.pipeline.bulk_load import replay, replay_marks
 from django_delayq.pipeline.errors import Refused
-from django_delayq.pipeline.jobs import replay, run
+from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
 from django_delayq.pipeline.params import Params
-from django_delayq.pipeline.sources.lake import read_lake
+from django_delayq.pipeline.sources.lake_files import read_lake
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
-from tests.tasks import record
+from tests.app.tasks import record
 
 pytestmark = [pytest.mark.databases, pytest.mark.timeout(300)]
 
 TASK = TaskSpec(
-    name="tests.tasks.record", topic="crowd", ttr_ms=60_000,
+    name="tests.app.tasks.record", topic="crowd", ttr_ms=60_000,
     parameters=[ParameterSpec(name="amount", kind="both"), ParameterSpec(name="note", kind="both", required=False)],
 )  # fmt: skip
 LONG_AGO = datetime(2026, 1, 5, 10, 0, tzinfo=timezone.utc)

@@ -18,14 +18,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from django_delayq import topic_stats
-from django_delayq.exceptions import ConfigurationError, DelayQError, FenceChanged, StoreUnavailable
-from django_delayq.identity import key_id
-from django_delayq.message import Record, decode_body
+from django_delayq.core.exceptions import ConfigurationError, DelayQError, FenceChanged, StoreUnavailable
+from django_delayq.core.ids import key_id
+from django_delayq.core.message import Record, decode_body
 from django_delayq.models import OutboxMessage
-from django_delayq.pipeline import loads, messages
+from django_delayq.pipeline.bulk_load import loads, messages
+from django_delayq.pipeline.bulk_load.messages import Sum
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.jobs import run
-from django_delayq.pipeline.messages import Sum
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
 from django_delayq.pipeline.params import Params
 from django_delayq.pipeline.sinks import queue
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(300)
 ROWS = 1_000
 PARTITIONS = 3
 TASK = TaskSpec(
-    name="tests.tasks.record", topic="crowd", ttr_ms=60_000,
+    name="tests.app.tasks.record", topic="crowd", ttr_ms=60_000,
     parameters=[ParameterSpec(name="number", kind="both", annotation="int"), ParameterSpec(name="note", kind="both",
                                                                                            required=False)],
 )  # fmt: skip
@@ -199,7 +199,7 @@ def test_more_partitions_between_two_runs_are_refused(
 def test_a_key_that_is_live_is_kept_also_in_an_old_partition(
     job: Job, split: Callable[[int], RedisStore], parquet: str
 ) -> None:
-    from tests.tasks import record
+    from tests.app.tasks import record
 
     split(1)
     ours = [record.using(topic="crowd", key=str(n), delay=900).enqueue(-1) for n in range(5)]

@@ -15,9 +15,9 @@ import pytest
 from django.db import connection
 
 from django_delayq.pipeline.jobs import JOBS
+from tests.app.tasks import record
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
-from tests.tasks import record
 
 pytestmark = [
     pytest.mark.spark,
@@ -64,10 +64,10 @@ def canary(delayq: Any, settings: Any) -> str:
 
 def jobs(folder: Path, **given: Any) -> list[str]:
     """Every job, as words for outside.JOBS; the last one finds no Redis."""
-    from django_delayq.pipeline.task_specs import spec_of
+    from django_delayq.pipeline.bulk_load.task_specs import spec_of
 
     (folder / "rows.csv").write_text("id,value\n1,a\n2,b\n")
-    spec = msgspec.to_builtins(spec_of("tests.tasks.record"))
+    spec = msgspec.to_builtins(spec_of("tests.app.tasks.record"))
     options: dict[str, Any] = {
         "export": {"settle": 0.0},
         "stream": {"settle": 0.0},

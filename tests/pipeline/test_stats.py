@@ -13,21 +13,20 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import history
-from django_delayq.figure_rows import Outcome, compare, replace_all
+from django_delayq.archive.prune import prune
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
-from django_delayq.pipeline import write_back
-from django_delayq.pipeline.causes import cause, code_of
+from django_delayq.pipeline.error_messages import cause, code_of
 from django_delayq.pipeline.errors import Code, LakeError, Refused
-from django_delayq.pipeline.jobs import export, stats
-from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.export import export
+from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.sources import lake as sources_lake
-from django_delayq.prune import prune
-from django_delayq.statistician import Statistician
-from django_delayq.statistics import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
-
-from .rows import make_odd_rows, make_rows
+from django_delayq.pipeline.sources import lake_files as sources_lake
+from django_delayq.pipeline.stats import stats, write_back
+from django_delayq.stats import history
+from django_delayq.stats.figure_rows import Outcome, compare, replace_all
+from django_delayq.stats.hourly import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
+from django_delayq.stats.stats_service import Statistician
+from tests.pipeline.rows import make_odd_rows, make_rows
 
 MINUTE = timedelta(minutes=1)
 #: Three days ago, at noon: over and settled, whenever the tests run.

@@ -15,16 +15,15 @@ import pytest
 from django.db import connections
 from pyspark.testing import assertDataFrameEqual
 
-from django_delayq.pipeline.checkpoint import Checkpoint
 from django_delayq.pipeline.errors import LakeConflict, LakeError, Refused
-from django_delayq.pipeline.jobs import export, stream
-from django_delayq.pipeline.lake import Commit, Lake
+from django_delayq.pipeline.export import export, stream
+from django_delayq.pipeline.export.checkpoint import Checkpoint
+from django_delayq.pipeline.lake.lake import Commit, Lake
 from django_delayq.pipeline.options import StreamOptions
 from django_delayq.pipeline.params import Database, Report, Secret
 from django_delayq.pipeline.sources.archive import read_archive
-from django_delayq.pipeline.sources.lake import read_lake
-
-from .rows import make_odd_rows, make_rows
+from django_delayq.pipeline.sources.lake_files import read_lake
+from tests.pipeline.rows import make_odd_rows, make_rows
 
 Stream = Callable[..., Report]
 

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from django_delayq.models import ArchivedMessage, LakeBatch
-from django_delayq.pipeline.jobs import stream
-from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline.export import stream
+from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.params import Params
-from django_delayq.pipeline.sources.lake import read_lake
-
-from .rows import make_rows
-from .stream_that_dies import POINTS
+from django_delayq.pipeline.sources.lake_files import read_lake
+from tests.pipeline.rows import make_rows
+from tests.pipeline.stream_that_dies import POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

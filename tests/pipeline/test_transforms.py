@@ -17,14 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from django_delayq import histogram
-from django_delayq import statistics as statistics_module
 from django_delayq.models import Final
-from django_delayq.pipeline import cells, schemas, transforms
+from django_delayq.pipeline import schemas, transforms
+from django_delayq.pipeline.stats import aggregates
+from django_delayq.stats import histogram
+from django_delayq.stats import hourly as statistics_module
 
 NINE = datetime(2026, 11, 20, 9, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
-COUNTS = ("messages", *cells.STATES, "attempts", "retried")
+COUNTS = ("messages", *aggregates.STATES, "attempts", "retried")
 FIGURES = (*COUNTS, "lateness_sum", "lateness_max", "run_sum", "run_max", "lateness", "run")
 
 
@@ -91,7 +92,7 @@ def from_hypothesis(number: int) -> list[float]:
 def test_executors_have_the_bucket_of_the_service_for_every_double() -> None:
     values = [value for value in [*doubles(), *from_hypothesis(3_000)] if math.isfinite(value)]
     assert len(values) > 30_000
-    computed = cells.buckets(cells.microseconds(np.array(values))).tolist()
+    computed = aggregates.buckets(aggregates.microseconds(np.array(values))).tolist()
     differ = [one for one in zip(values, map(histogram.bucket, values), computed, strict=True) if one[1] != one[2]]
     assert differ == []
 
@@ -103,7 +104,7 @@ def test_python_has_no_bucket_for_what_is_no_number() -> None:
 
 def test_what_both_ways_share_is_equal() -> None:
     assert statistics_module.MOST_ERRORS == transforms.MOST_ERRORS
-    assert tuple(Final.values) == cells.STATES
+    assert tuple(Final.values) == aggregates.STATES
 
 
 def topic_hours(rows: Any) -> Any:
@@ -201,7 +202,7 @@ def test_rows_in_many_parts_give_the_figures_of_all(spark: Any) -> None:
 def in_cells(*tables: pa.Table) -> list[dict[str, Any]]:
     """What an executor makes of them."""
     batches = (batch for table in tables for batch in table.to_batches())
-    return [one for batch in cells.cells(batches) for one in batch.to_pylist()]
+    return [one for batch in aggregates.cells(batches) for one in batch.to_pylist()]
 
 
 def test_texts_may_be_dictionaries_and_another_one_in_each_batch() -> None:
@@ -226,7 +227,7 @@ def test_chunks_of_a_few_rows_add_up_to_the_figures_of_all(monkeypatch: pytest.M
     rows = [row(NINE + HOUR * (n // 8), attempts=n) for n in range(20)]
     batches = pa.Table.from_pylist(rows, schema=schemas.FIGURES).to_batches(max_chunksize=3)
     whole = in_cells(pa.Table.from_batches(batches))
-    monkeypatch.setattr(cells, "ROWS", 5)
+    monkeypatch.setattr(aggregates, "ROWS", 5)
     parts = in_cells(*map(pa.Table.from_batches, [[one] for one in batches]))
     assert len(parts) > len(whole)
 

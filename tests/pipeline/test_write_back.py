@@ -13,11 +13,11 @@ import pytest
 from django.db import OperationalError, connections
 from django.db.models import QuerySet
 
-from django_delayq.conf import get_settings
-from django_delayq.figure_rows import Outcome, compare_each, replace, replace_each
+from django_delayq.core.conf import get_settings
 from django_delayq.models import TaskDay, TopicHour
-from django_delayq.pipeline import write_back as write_back_module
-from django_delayq.pipeline.write_back import Chunk, _transactions, write_back
+from django_delayq.pipeline.stats import write_back as write_back_module
+from django_delayq.pipeline.stats.write_back import Chunk, _transactions, write_back
+from django_delayq.stats.figure_rows import Outcome, compare_each, replace, replace_each
 
 NOON, HOUR = datetime(2026, 11, 20, 12, tzinfo=timezone.utc), timedelta(hours=1)
 HOURS = [NOON + n * HOUR for n in range(4)]

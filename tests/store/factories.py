@@ -13,9 +13,9 @@ from typing import Any
 
 from redis import Redis
 
-from django_delayq.identity import new_ids, task_code
-from django_delayq.message import DURABLE, EXPIRES_WITH_DUE, HEADER_END, Attempts, Priority, encode_record
-from django_delayq.message import STAMP as STAMP_OF
+from django_delayq.core.ids import new_ids, task_code
+from django_delayq.core.message import DURABLE, EXPIRES_WITH_DUE, HEADER_END, Attempts, Priority, encode_record
+from django_delayq.core.message import STAMP as STAMP_OF
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease

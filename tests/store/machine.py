@@ -25,8 +25,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from django_delayq.exceptions import MessageNotFound, MessageRunning
-from django_delayq.message import DURABLE, HEADER_END, Attempts, Priority, Record
+from django_delayq.core.exceptions import MessageNotFound, MessageRunning
+from django_delayq.core.message import DURABLE, HEADER_END, Attempts, Priority, Record
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from django_delayq.message import Attempts
+from django_delayq.core.message import Attempts
 from django_delayq.store.lease import Lease
 
 AGEING_MS = 60_000

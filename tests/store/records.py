@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_delayq.message import Record
+from django_delayq.core.message import Record
 from django_delayq.store.redis import RedisStore
 from tests.store.factories import STAMP, dump
 

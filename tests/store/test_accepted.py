@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.exceptions import StoreError, StoreFull
-from django_delayq.message import DURABLE, Priority
+from django_delayq.core.exceptions import StoreError, StoreFull
+from django_delayq.core.message import DURABLE, Priority
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_delayq.exceptions import StoreUnavailable
+from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import breaker as module
 from django_delayq.store.breaker import CircuitBreaker
 from django_delayq.store.redis import RedisStore

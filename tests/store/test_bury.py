@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.message import DURABLE, Record
+from django_delayq.core.message import DURABLE, Record
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.message import Priority, Record
+from django_delayq.core.message import Priority, Record
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server

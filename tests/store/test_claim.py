@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_delayq.message import HEADER_END, Priority
+from django_delayq.core.message import HEADER_END, Priority
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.link import BATCH

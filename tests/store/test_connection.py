@@ -9,8 +9,8 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_delayq.conf import Settings, parse_settings
-from django_delayq.exceptions import ConfigurationError, OutcomeUnknown, StoreUnavailable
+from django_delayq.core.conf import Settings, parse_settings
+from django_delayq.core.exceptions import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from django_delayq.store import get_store
 from django_delayq.store.connection import connect, mask
 from django_delayq.store.keys import Partition

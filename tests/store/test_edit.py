@@ -8,8 +8,8 @@ from threading import Barrier
 
 import pytest
 
-from django_delayq.exceptions import StoreFull
-from django_delayq.message import HEADER_END, Priority, Record
+from django_delayq.core.exceptions import StoreFull
+from django_delayq.core.message import HEADER_END, Priority, Record
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (

@@ -7,9 +7,9 @@ import math
 import pytest
 from redis import Redis
 
-from django_delayq.exceptions import StoreError, StoreFull
-from django_delayq.identity import new_ids
-from django_delayq.message import Priority, Record
+from django_delayq.core.exceptions import StoreError, StoreFull
+from django_delayq.core.ids import new_ids
+from django_delayq.core.message import Priority, Record
 from django_delayq.store import keys
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore

@@ -12,8 +12,8 @@ import pytest
 import redis
 from redis.exceptions import RedisClusterException, SlotNotCoveredError
 
-from django_delayq.conf import parse_settings
-from django_delayq.exceptions import (
+from django_delayq.core.conf import parse_settings
+from django_delayq.core.exceptions import (
     DelayQError,
     OutcomeUnknown,
     StoreError,

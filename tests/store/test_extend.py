@@ -5,17 +5,7 @@ from __future__ import annotations
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
-from tests.store.factories import (
-    DETAIL,
-    PARTITION,
-    claim,
-    claim_again,
-    dump,
-    end_leases,
-    enqueue_many,
-    full,
-    leased,
-)
+from tests.store.factories import DETAIL, PARTITION, claim, claim_again, dump, end_leases, enqueue_many, full, leased
 
 
 def test_an_extended_lease_ends_a_ttr_after_now(store: RedisStore) -> None:

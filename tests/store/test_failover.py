@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq.conf import parse_settings
-from django_delayq.exceptions import NotReplicated, OutcomeUnknown, StoreUnavailable, TooFewReplicas
+from django_delayq.core.conf import parse_settings
+from django_delayq.core.exceptions import NotReplicated, OutcomeUnknown, StoreUnavailable, TooFewReplicas
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import partition_keys
 from django_delayq.store.redis import RedisStore

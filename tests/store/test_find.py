@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.message import Priority, State
+from django_delayq.core.message import Priority, State
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
-from tests.store.factories import (
-    DETAIL,
-    LATER,
-    PARTITION,
-    claim,
-    corrupt,
-    dump,
-    enqueue,
-    enqueue_many,
-    new_id,
-    waiting,
-)
+from tests.store.factories import DETAIL, LATER, PARTITION, claim, corrupt, dump, enqueue, enqueue_many, new_id, waiting
 
 
 @pytest.mark.parametrize("priority", list(Priority))

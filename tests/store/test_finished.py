@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.exceptions import StoreUnavailable
+from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import finished as module
 from django_delayq.store.finished import GROUP, Entry, FinishedStream, lengths
 from django_delayq.store.keys import Partition

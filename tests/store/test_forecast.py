@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from django_delayq.message import Priority
+from django_delayq.core.message import Priority
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (

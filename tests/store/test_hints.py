@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_delayq.conf import parse_settings
-from django_delayq.exceptions import StoreUnavailable
+from django_delayq.core.conf import parse_settings
+from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import keys
 from django_delayq.store.connection import connect
 from django_delayq.store.hints import HintStream

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from django_delayq.message import ATTEMPTS, Attempts
+from django_delayq.core.message import ATTEMPTS, Attempts
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server

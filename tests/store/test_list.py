@@ -9,22 +9,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_delayq.message import Priority, State
+from django_delayq.core.message import Priority, State
 from django_delayq.store.keys import Partition
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
-from tests.store.factories import (
-    DETAIL,
-    LATER,
-    PARTITION,
-    TASKS,
-    claim,
-    corrupt,
-    dump,
-    enqueue,
-    enqueue_many,
-    outgoing,
-)
+from tests.store.factories import DETAIL, LATER, PARTITION, TASKS, claim, corrupt, dump, enqueue, enqueue_many, outgoing
 
 NORMAL = int(Priority.NORMAL)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.message import DURABLE, Priority
+from django_delayq.core.message import DURABLE, Priority
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.mending import Damage, Look
 from django_delayq.store.redis import RedisStore

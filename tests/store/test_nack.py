@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from django_delayq.message import Attempts, Priority
+from django_delayq.core.message import Attempts, Priority
 from django_delayq.store.lease import Lease
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_delayq.exceptions import StoreUnavailable
+from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import breaker
 from django_delayq.store import link as module
 from django_delayq.store.redis import RedisStore

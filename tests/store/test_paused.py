@@ -6,24 +6,13 @@ from typing import Any
 
 import pytest
 
-from django_delayq.exceptions import StoreFull
+from django_delayq.core.exceptions import StoreFull
 from django_delayq.store import keys
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import Claimed, RedisStore
 from tests.servers import Server
-from tests.store.factories import (
-    DETAIL,
-    FAR,
-    PARTITION,
-    claim,
-    configure,
-    dump,
-    enqueue,
-    enqueue_many,
-    full,
-    wakeups,
-)
+from tests.store.factories import DETAIL, FAR, PARTITION, claim, configure, dump, enqueue, enqueue_many, full, wakeups
 
 TOPIC = PARTITION.topic
 END = int(FAR)

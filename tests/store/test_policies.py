@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_delayq.conf import TopicSettings
-from django_delayq.message import DURABLE, Record
+from django_delayq.core.conf import TopicSettings
+from django_delayq.core.message import DURABLE, Record
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_delayq.message import Priority
+from django_delayq.core.message import Priority
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from django_delayq.exceptions import MessageNotFound, MessageRunning, StoreError, StoreFull
-from django_delayq.message import Priority, Record
+from django_delayq.core.exceptions import MessageNotFound, MessageRunning, StoreError, StoreFull
+from django_delayq.core.message import Priority, Record
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
 from tests.store.factories import (

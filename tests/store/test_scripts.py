@@ -12,19 +12,14 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from django_delayq import store as package
-from django_delayq.conf import parse_settings
-from django_delayq.exceptions import StoreForbidden
+from django_delayq.core.conf import parse_settings
+from django_delayq.core.exceptions import StoreForbidden
 from django_delayq.store import keys, scripts
 from django_delayq.store.connection import connect
 from django_delayq.store.hints import HintStream
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
-from tests.store.factories import (
-    PARTITION,
-    dump,
-    enqueue,
-    on_all_nodes,
-)
+from tests.store.factories import PARTITION, dump, enqueue, on_all_nodes
 from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from redis.connection import AbstractConnection
 
-from django_delayq.exceptions import StoreError, StoreUnavailable
+from django_delayq.core.exceptions import StoreError, StoreUnavailable
 from django_delayq.store import keys, registry
 from django_delayq.store.hints import HintStream
 from django_delayq.store.keys import TOLD, Partition

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from django_delayq.message import DURABLE, Priority, Record
+from django_delayq.core.message import DURABLE, Priority, Record
 from django_delayq.store import finished as module
 from django_delayq.store.finished import Entry, FinishedStream
 from django_delayq.store.redis import RedisStore

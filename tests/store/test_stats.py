@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from django_delayq.message import Priority
+from django_delayq.core.message import Priority
 from django_delayq.store.redis import RedisStore
-from tests.store.factories import (
-    DETAIL,
-    LATER,
-    PARTITION,
-    dump,
-    enqueue,
-    enqueue_many,
-    follow,
-    waiting,
-)
+from tests.store.factories import DETAIL, LATER, PARTITION, dump, enqueue, enqueue_many, follow, waiting
 
 
 def test_an_empty_partition_counts_nothing(store: RedisStore) -> None:

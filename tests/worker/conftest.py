@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from django.dispatch import Signal
 
-from django_delayq import signals, tasks
-from django_delayq.conf import get_settings
-from django_delayq.signals import Event
+from django_delayq.core import signals
+from django_delayq.core.conf import get_settings
+from django_delayq.core.signals import Event
 from django_delayq.store import get_store
 from django_delayq.store.keys import Partition, wakeups_channel
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import task as tasks
 from django_delayq.worker.executor import Executor
 from django_delayq.worker.outcome import Outcome
 from django_delayq.worker.shared import Shared
@@ -31,7 +32,7 @@ NAMES = (
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
     """Nothing is seen, nothing waits; whatever still waits at the end goes on."""
-    from tests.tasks import entered, gate, seen
+    from tests.app.tasks import entered, gate, seen
 
     seen.clear()
     gate.clear()
@@ -119,7 +120,7 @@ def work(delayq: RedisStore) -> Iterator[Callable[..., Worker]]:
         return worker
 
     yield start
-    from tests.tasks import gate
+    from tests.app.tasks import gate
 
     gate.set()
     for worker in begun:

@@ -12,7 +12,7 @@ from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import Handle
+from django_delayq.tasks.task import Handle
 
 LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from django_delayq.exceptions import DelayQError
+from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker import catch_up as module
 from django_delayq.worker.catch_up import CatchUp
 from django_delayq.worker.dispatcher import Dispatcher
 from django_delayq.worker.shared import Shared
+from tests.app.tasks import noop
 from tests.faults import unreachable
-from tests.tasks import noop
 from tests.worker.moving import LONG_AGO, eventually
 from tests.worker.test_dispatcher import Takes
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from django_delayq import pause_topic, purge_topic, resume_topic, topic_stats
-from django_delayq.exceptions import DelayQError
+from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import Handle
+from django_delayq.tasks.task import Handle
 from django_delayq.worker import dispatcher as module
 from django_delayq.worker.dispatcher import Dispatcher
 from django_delayq.worker.shared import Shared
+from tests.app.tasks import crowd, noop, record, remind
 from tests.faults import lost_answers, scripts_run
-from tests.tasks import crowd, noop, record, remind
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, counters, crash, end_lease, eventually
 
@@ -263,7 +263,7 @@ def test_partition_that_waits_for_the_archiver_is_looked_at_again_within_a_secon
 
 
 def test_full_event_loop_does_not_stop_the_threads(dispatcher: Dispatcher, pool: Takes, coroutines: Takes) -> None:
-    from tests.tasks import wait_async
+    from tests.app.tasks import wait_async
 
     coroutines.size = 0
     wait_async.using(due_at=LONG_AGO).enqueue()
@@ -424,7 +424,7 @@ def test_redis_that_is_back_is_said_and_everything_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from django_delayq.exceptions import StoreUnavailable
+    from django_delayq.core.exceptions import StoreUnavailable
 
     def away(*args: object) -> Any:
         raise StoreUnavailable("away")
@@ -465,7 +465,7 @@ def test_purged_topic_is_quiet(dispatcher: Dispatcher, pool: Takes) -> None:
 def test_unknown_task_goes_to_the_threads(
     dispatcher: Dispatcher, pool: Takes, coroutines: Takes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_delayq import tasks
+    from django_delayq.tasks import task as tasks
 
     due(1, remind)
     monkeypatch.setattr(tasks, "by_code", {})

@@ -14,20 +14,21 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.utils import timezone, translation
 
-import tests.tasks
-from django_delayq import DelayQError, Retry, __version__, current_message, delayed_task, signals, tasks
-from django_delayq.context import MessageFilter, running
-from django_delayq.exceptions import StoreUnavailable
-from django_delayq.message import Attempts
+import tests.app.tasks
+from django_delayq import DelayQError, Retry, __version__, current_message, delayed_task
+from django_delayq.core import connections, signals
+from django_delayq.core.exceptions import StoreUnavailable
+from django_delayq.core.message import Attempts
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
-from django_delayq.worker import connections
+from django_delayq.tasks import task as tasks
+from django_delayq.tasks.context import MessageFilter, running
 from django_delayq.worker import executor as module
 from django_delayq.worker.executor import Executor
 from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.shared import Shared
-from tests.tasks import act, act_async, close_order, look, look_async, noop, record, seen, wrongly_backed_off
+from tests.app.tasks import act, act_async, close_order, look, look_async, noop, record, seen, wrongly_backed_off
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, pass_time, unformattable
 
@@ -162,7 +163,7 @@ def test_own_log_lines_of_a_task_say_which_message_runs(
     finally:
         caplog.handler.removeFilter(only)
     said = [(r.delayq_id, r.delayq_task, r.delayq_attempt) for r in caplog.records if r.name == "project"]  # type: ignore[attr-defined]
-    assert said == [("", "", ""), (lease.id.hex(), "tests.tasks.look", 1)]
+    assert said == [("", "", ""), (lease.id.hex(), "tests.app.tasks.look", 1)]
 
 
 # What cannot run
@@ -294,7 +295,7 @@ def test_arguments_that_no_longer_bind_are_dead_with_what_is_wrong(
 ) -> None:
     outcome = run(outdated(put_off_for(claim(noop, 1, 2, 3), 601), "bad_args", monkeypatch))
     assert outcome.result is Result.DEAD
-    assert outcome.text.startswith("InvalidArguments: tests.tasks.close_order(order_id")
+    assert outcome.text.startswith("InvalidArguments: tests.app.tasks.close_order(order_id")
     assert seen == []
 
 
@@ -414,7 +415,7 @@ def test_what_a_task_activates_ends_with_it(claim: Claim, executor: Executor, mo
 
     before = (translation.get_language(), timezone.get_current_timezone_name(), "nobody")
     for mode in (activate, look):
-        monkeypatch.setitem(tests.tasks._MODES, "return", mode)
+        monkeypatch.setitem(tests.app.tasks._MODES, "return", mode)
         executor.run(claim(act))
     assert seen == [before]
 
@@ -465,7 +466,7 @@ def test_failure_that_cannot_be_formatted_is_a_failure_like_others(
     def compile_template() -> None:
         raise unformattable()
 
-    monkeypatch.setitem(tests.tasks._MODES, "fail", compile_template)
+    monkeypatch.setitem(tests.app.tasks._MODES, "fail", compile_template)
     outcome = run(claim(act.using(max_attempts=1), "fail"))
     assert (outcome.result, outcome.error_class) == (Result.DEAD, "SyntaxError")
     assert outcome.traceback == "its traceback cannot be shown"
@@ -517,7 +518,7 @@ def test_started_is_sent_only_when_somebody_listens(claim: Claim, run: Run, hear
     lease = claim(act.using(key="k"))
     run(lease)
     (event,) = heard["started"]
-    assert (event.id, event.task, event.key, event.attempt) == (lease.id.hex(), "tests.tasks.act", "k", 1)
+    assert (event.id, event.task, event.key, event.attempt) == (lease.id.hex(), "tests.app.tasks.act", "k", 1)
 
 
 def test_what_cannot_run_is_not_started(claim: Claim, run: Run, heard: Heard) -> None:

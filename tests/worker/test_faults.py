@@ -20,16 +20,17 @@ from asgiref.sync import sync_to_async
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection, connections
 
-from django_delayq import constant, current_message, delayed_task, signals
+from django_delayq import constant, current_message, delayed_task
+from django_delayq.core import signals
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import Handle
+from django_delayq.tasks.task import Handle
 from django_delayq.worker import quarantine
 from django_delayq.worker.agenda import Agenda
 from django_delayq.worker.outcome import Result
 from django_delayq.worker.worker import Worker
+from tests.app.tasks import crowd, entered, gate, hang, noop, record, remind, seen, wait
 from tests.faults import unreachable
-from tests.tasks import crowd, entered, gate, hang, noop, record, remind, seen, wait
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, counters, crash, eventually, unformattable
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from django_delayq.exceptions import StoreError
+from django_delayq.core.exceptions import StoreError
 from django_delayq.store.keys import leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker import lease_keeper as module
 from django_delayq.worker.lease_keeper import LeaseKeeper
 from django_delayq.worker.shared import Shared
+from tests.app.tasks import act, hang, hang_async, noop, record
 from tests.faults import scripts_run
-from tests.tasks import act, hang, hang_async, noop, record
 from tests.worker.conftest import Heard
 from tests.worker.moving import pass_time, steal
 
@@ -144,7 +144,7 @@ def test_overrun_of_a_thread_shows_where_it_hangs(
     keeper.run_once()
     keeper.run_once()
     assert dumps == [True]
-    assert "task tests.tasks.hang has run for 2 s, more than its max_runtime" in caplog.text
+    assert "task tests.app.tasks.hang has run for 2 s, more than its max_runtime" in caplog.text
 
 
 def test_overrun_ends_with_its_task(keeper: LeaseKeeper, claim: Claim, ended: set[Lease]) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_delayq.exceptions import DelayQError
+from django_delayq.client.topics import pause_topic, resume_topic
+from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.keys import Partition, wakeups_channel
 from django_delayq.store.redis import RedisStore
-from django_delayq.topics import pause_topic, resume_topic
 from django_delayq.worker.listener import Listener
 from django_delayq.worker.shared import Shared
-from tests.tasks import noop
+from tests.app.tasks import noop
 
 Hints = list[tuple[Partition | None, float]]
 

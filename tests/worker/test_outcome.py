@@ -12,7 +12,7 @@ import pytest
 from django_delayq.store.lease import Lease
 from django_delayq.worker.outcome import Events, Outcome, Result
 from django_delayq.worker.shared import Shared
-from tests.tasks import noop
+from tests.app.tasks import noop
 
 Claim = Callable[..., Lease]
 

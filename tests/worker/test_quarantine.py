@@ -13,7 +13,7 @@ from django_delayq.store.lease import Lease
 from django_delayq.worker import quarantine as module
 from django_delayq.worker.quarantine import Quarantine
 from django_delayq.worker.shared import Shared
-from tests.tasks import act, noop
+from tests.app.tasks import act, noop
 from tests.worker.moving import pass_time
 
 Claim = Callable[..., Lease]

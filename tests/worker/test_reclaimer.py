@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from django_delayq.exceptions import StoreError
+from django_delayq.core.exceptions import StoreError
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.agenda import Agenda
 from django_delayq.worker.reclaimer import Reclaimer
 from django_delayq.worker.shared import Shared
+from tests.app.tasks import act, noop
 from tests.faults import scripts_run
-from tests.tasks import act, noop
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, end_lease
 

@@ -11,7 +11,7 @@ from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.sampler import Sampler
-from tests.tasks import crowd, record
+from tests.app.tasks import crowd, record
 from tests.worker.moving import LONG_AGO
 
 DEFAULT = Partition("default", 0)

@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from django_delayq import State, signals, topic_stats
-from django_delayq.conf import parse_settings
-from django_delayq.exceptions import OutcomeUnknown, StoreError, StoreUnavailable
-from django_delayq.signals import Event
+from django_delayq import State, topic_stats
+from django_delayq.core import signals
+from django_delayq.core.conf import parse_settings
+from django_delayq.core.exceptions import OutcomeUnknown, StoreError, StoreUnavailable
+from django_delayq.core.signals import Event
 from django_delayq.store.connection import connect
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import DelayedTask
+from django_delayq.tasks.task import DelayedTask
 from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.settler import Settler
 from django_delayq.worker.shared import Shared
+from tests.app.tasks import act, close_order, noop, record
 from tests.faults import lost_answers, scripts_run
 from tests.servers import Server, launcher
-from tests.tasks import act, close_order, noop, record
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, counters, ended, pass_time, steal
 
@@ -214,7 +215,7 @@ def test_event_tells_everything(settler: Settler, claim: Claim, heard: Heard) ->
     settler.put(outcome(lease, Result.RETRIED, delay_ms=7000, reason="ValueError: x", task=record))
     settler.run_once()
     (event,) = heard["retried"]
-    assert (event.id, event.task, event.key, event.attempt) == (lease.id.hex(), "tests.tasks.record", "k", 1)
+    assert (event.id, event.task, event.key, event.attempt) == (lease.id.hex(), "tests.app.tasks.record", "k", 1)
     assert (event.delay_ms, event.reason) == (7000, "ValueError: x")
     assert event.lateness_ms > 0
 

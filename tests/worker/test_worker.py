@@ -10,14 +10,28 @@ from typing import Any
 
 import pytest
 
-from django_delayq import Retry, pause_topic, signals, topic_stats
+from django_delayq import Retry, pause_topic, topic_stats
+from django_delayq.core import signals
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from django_delayq.worker.outcome import Result
 from django_delayq.worker.worker import Worker
-from tests import tasks
+from tests.app import tasks
+from tests.app.tasks import (
+    act,
+    act_async,
+    entered,
+    gate,
+    hang,
+    hang_async,
+    noop,
+    record,
+    remind,
+    seen,
+    wait,
+    wait_async,
+)
 from tests.faults import unreachable
-from tests.tasks import act, act_async, entered, gate, hang, hang_async, noop, record, remind, seen, wait, wait_async
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, counters, crash, eventually
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from ...models import ArchivedMessage
-from ...replay import Replayed, discard
+from ...operators.replay import Replayed, discard
 from .delayq_replay import SelectingCommand
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import Error
 
-from ... import operations, topics
-from ...exceptions import DelayQError
-from ...moving import Moved
-from ...outbox_list import CAP, count_outbox
-from ...tasks import check_topic
+from ...client import topics
+from ...client.moving import Moved
+from ...core.exceptions import DelayQError
+from ...operators import operations
+from ...outbox.listing import CAP, count_outbox
+from ...tasks.task import check_topic
 from .delayq_replay import Reporter, failed, interrupted, operator
 
 

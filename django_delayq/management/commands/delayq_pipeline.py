@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ...pipeline import project, rendering
-from ...pipeline.causes import cause, code_of
+from ...pipeline import params_from_django, rendering
+from ...pipeline.error_messages import cause, code_of
 from ...pipeline.errors import Refused
 from ...pipeline.jobs import JOBS
 from ...pipeline.params import Report
-from ...pipeline.running import Start, configuration_of, interruption, run_job
+from ...pipeline.runner import Start, configuration_of, interruption, run_job
 from ...pipeline.session import log
 from ..pipeline_arguments import ARGUMENTS, add_common, iso, job_options
 from .delayq_replay import Reporter, interrupted
@@ -67,11 +67,11 @@ class Command(BaseCommand):
             driver_memory=options["driver_memory"],
             configuration=configuration_of(options["conf"]),
         )
-        with project.parameters(**_given(name, options), elsewhere=start.elsewhere) as params:
+        with params_from_django.parameters(**_given(name, options), elsewhere=start.elsewhere) as params:
             return run_job(name, params, start, said.show)
 
     def _write_params(self, name: str, options: dict[str, Any]) -> None:
-        with project.parameters(**_given(name, options), elsewhere=True) as params:
+        with params_from_django.parameters(**_given(name, options), elsewhere=True) as params:
             raw, path = params.encode(), options["write_params"]
         if path == "-":
             self.stdout.write(raw.decode())

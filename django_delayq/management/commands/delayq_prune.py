@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import Error
 
-from ...exceptions import DelayQError
+from ...archive.prune import Pruned, prune
+from ...core.exceptions import DelayQError
 from ...models import Final, OperatorAction
-from ...prune import Pruned, prune
 from .delayq_replay import Reporter, duration, failed, interrupted, operator
 
 

@@ -18,11 +18,11 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
-from ...exceptions import ConfigurationError, DelayQError, InvalidMessage, StoreUnavailable
+from ...core.exceptions import ConfigurationError, DelayQError, InvalidMessage, StoreUnavailable
+from ...core.text import on_one_line
 from ...models import ArchivedMessage, Final, OperatorAction
-from ...replay import Replayed, preview, replay
-from ...words import on_one_line
-from ...worker.runner import ExitCode
+from ...operators.replay import Replayed, preview, replay
+from ...worker.process.runner import ExitCode
 
 #: What a shell says of a program that Ctrl-C has ended.
 INTERRUPTED = 130

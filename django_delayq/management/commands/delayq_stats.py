@@ -11,13 +11,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
-from ... import figures
-from ...exceptions import DelayQError, StoreUnavailable
-from ...figure_types import TopicFigures
-from ...history import PERIODS, Figures, History, history
+from ...core.exceptions import DelayQError, StoreUnavailable
+from ...core.times import in_words
+from ...stats import overview as figures
+from ...stats.figure_types import TopicFigures
+from ...stats.history import PERIODS, Figures, History, history
 from ...store import get_store
-from ...times import in_words
-from ...worker.runner import ExitCode
+from ...worker.process.runner import ExitCode
 
 _NOW = ("topic", "ready", "lag", "next due", "delayed", "leased", "outbox", "dead", "late p50", "p99", "workers")
 _PAST = ("UTC", "finished", "acked", "dead", "cancelled", "expired", "retried", "late p50", "p99", "ran p50", "p99")

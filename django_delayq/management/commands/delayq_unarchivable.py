@@ -10,11 +10,11 @@ from django.db import Error
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from ...exceptions import DelayQError
+from ...archive.unarchivable import ArchivedAgain, archive_again, shown
+from ...core.exceptions import DelayQError
+from ...core.text import on_one_line
 from ...models import UnarchivableEntry
-from ...unarchivable import ArchivedAgain, archive_again, shown
-from ...words import on_one_line
-from ...worker.runner import ExitCode
+from ...worker.process.runner import ExitCode
 from .delayq_replay import Reporter, failed, interrupted, operator
 
 

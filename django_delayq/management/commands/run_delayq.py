@@ -18,17 +18,20 @@ from django.conf import settings as django_settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from ... import conf, exactly_once, relay, sql_services
+from ...archive import exactly_once
 from ...checks import check_reports
-from ...conf import Settings, get_settings
-from ...exceptions import ConfigurationError, DelayQError, StoreUnavailable
+from ...core import conf
+from ...core.conf import Settings, get_settings
+from ...core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
+from ...outbox import relay
+from ...stats.unserved import unserved_topics
 from ...store import get_store
-from ...unserved import unserved_topics
-from ...worker import startup
-from ...worker.console import configure_logging
-from ...worker.runner import ExitCode, make_sure_to_end, run, run_services, start_anew
-from ...worker.supervisor import STOP_SIGNALS, Supervisor
+from ...worker.process import startup
+from ...worker.process.console import configure_logging
+from ...worker.process.runner import ExitCode, make_sure_to_end, run, run_services, start_anew
+from ...worker.process.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
+from .. import sql_services
 
 logger = logging.getLogger("delayq.worker")
 
@@ -186,7 +189,7 @@ def _embedded(wanted: bool, say: startup.Say) -> Iterator[None]:
         raise ConfigurationError("--embedded is for development (DEBUG = True). In production run a Redis server.")
     from django.test.utils import override_settings
 
-    from ...embedded import EmbeddedServer
+    from ...testing.embedded import EmbeddedServer
 
     port = startup.port_here(django_settings.DELAYQ.get("REDIS", ""))
     with EmbeddedServer(".delayq", port=port) as server:

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ...exceptions import DelayQError
+from ...core.exceptions import DelayQError
 from ...store.link import BATCH
+from ..bulk_load.messages import COLUMNS, SPLIT
 from ..errors import Refused
-from ..messages import COLUMNS, SPLIT
 from ..params import Redis
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class QueueSink(DataSource):
         if missing:
             raise Refused(
                 f"This frame has no {', '.join(missing)}: format('delayq') writes frames of messages. "
-                "Make one with the job schedule, or with django_delayq.pipeline.messages."
+                "Make one with the job schedule, or with django_delayq.pipeline.bulk_load.messages."
             )
         if overwrite:
             raise Refused("A queue is not overwritten: use mode('append'). To empty a topic there is purge().")
@@ -226,7 +226,7 @@ class Records:
         return pa.array(packed, pa.binary())
 
     def _packed(self, header: bytes, body: bytes) -> bytes:
-        from ...message import HEADER, compress
+        from ...core.message import HEADER, compress
 
         if len(body) <= self._compress_above:
             return header + body
@@ -267,7 +267,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordB
 
 def _repeated(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
     """Send a call; it is sent again when that fails, or no answer comes. The fence makes that safe."""
-    from ...exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
+    from ...core.exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
 
     first = _sent(begin)
 

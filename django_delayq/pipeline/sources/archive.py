@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ...exceptions import ConfigurationError
+from ...core.exceptions import ConfigurationError
 from .. import schemas
-from ..copying import copied
+from ..lake.writer import copied
 from ..params import Database
 from . import ranges, rows
 from .ranges import PARTS

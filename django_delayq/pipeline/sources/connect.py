@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...exceptions import ConfigurationError, DatabaseUnavailable
+from ...core.exceptions import ConfigurationError, DatabaseUnavailable
 from ..params import Database
 
 Row = tuple[Any, ...]

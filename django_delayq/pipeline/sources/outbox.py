@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ...exceptions import ConfigurationError
+from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
 from .archive import RangeReader, checked, encoded

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ...exceptions import ConfigurationError
+from ...core.exceptions import ConfigurationError
 from ...store.keys import Partition
 from ...store.redis import RedisStore
 from .. import schemas

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ...message import DURABLE, HEADER_END, STAMP
+from ...core.message import DURABLE, HEADER_END, STAMP
 from ...store.keys import Partition, partition_keys
 from ...store.link import Read
 from ...store.redis import RedisStore

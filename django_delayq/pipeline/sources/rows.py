@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...exceptions import ConfigurationError
+from ...core.exceptions import ConfigurationError
 from ..params import Database
 from . import adbc
 from .adbc import CHUNK

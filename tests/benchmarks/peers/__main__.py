@@ -7,11 +7,10 @@ import subprocess
 import sys
 
 from tests.benchmarks import common
-
-from .catalogue import CATALOGUE, NAMES, OURS, Peer
-from .install import NotInstalledError, install, version
-from .measure import WORKLOADS, details
-from .session import PeerFailedError
+from tests.benchmarks.peers.catalogue import CATALOGUE, NAMES, OURS, Peer
+from tests.benchmarks.peers.install import NotInstalledError, install, version
+from tests.benchmarks.peers.measure import WORKLOADS, details
+from tests.benchmarks.peers.session import PeerFailedError
 
 
 def compare(workload: str, peer: Peer, runs: int | None, scale: float) -> None:

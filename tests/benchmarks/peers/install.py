@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .catalogue import Peer
+from tests.benchmarks.peers.catalogue import Peer
 
 STAMP = "installed.txt"
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.benchmarks import common
-
-from .catalogue import Peer
-from .session import PeerFailedError, Session
+from tests.benchmarks.peers.catalogue import Peer
+from tests.benchmarks.peers.session import PeerFailedError, Session
 
 BURST = 20_000
 ENQUEUE = 5_000

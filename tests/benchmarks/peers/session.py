@@ -17,9 +17,8 @@ from typing import Any
 import psutil
 
 from tests.benchmarks import common, journal
+from tests.benchmarks.peers.catalogue import ROOT, Peer
 from tests.servers import launcher
-
-from .catalogue import ROOT, Peer
 
 WARM_UP = 500
 

@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.lake import Commit, Lake
-
-from ..seed import ERRORS, TASKS, WEIGHTS
+from django_delayq.pipeline.lake.lake import Commit, Lake
+from tests.benchmarks.seed import ERRORS, TASKS, WEIGHTS
 
 #: Rows of one commit.
 BATCH = 1_000_000

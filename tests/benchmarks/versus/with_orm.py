@@ -14,7 +14,7 @@ import django
 from django.core.management import call_command
 from django.db import connection
 
-from .answer import COLUMNS, SHARES, give
+from tests.benchmarks.versus.answer import COLUMNS, SHARES, give
 
 #: Rows that the server sends at a time.
 PAGE = 10_000
@@ -25,7 +25,7 @@ def fill(lake: Path) -> None:
     from pyarrow import csv, parquet
 
     from django_delayq.models import ArchivedMessage
-    from django_delayq.pipeline.lake import Lake
+    from django_delayq.pipeline.lake.lake import Lake
 
     call_command("migrate", verbosity=0)
     table = ArchivedMessage._meta.db_table

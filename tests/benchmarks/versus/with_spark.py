@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from django_delayq.histogram import decode, percentile
-from django_delayq.pipeline import cells, transforms
-from django_delayq.pipeline.cells import HOUR, READ, Unit
-from django_delayq.pipeline.lake import Lake
+from django_delayq.pipeline import transforms
+from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.session import build_session
-from django_delayq.pipeline.sources.lake import mapped_files
-
-from .answer import SHARES, give
+from django_delayq.pipeline.sources.lake_files import mapped_files
+from django_delayq.pipeline.stats import aggregates
+from django_delayq.pipeline.stats.aggregates import HOUR, READ, Unit
+from django_delayq.stats.histogram import decode, percentile
+from tests.benchmarks.versus.answer import SHARES, give
 
 
 def main(path: str, memory: str) -> None:
@@ -22,8 +22,8 @@ def main(path: str, memory: str) -> None:
 
     spark = build_session("local[2]", memory)
     lake = Lake(path)
-    count = partial(cells.cells, units=(Unit("hour", HOUR, ("topic", "task"), False),))
-    found = transforms.added_up(mapped_files(spark, lake, lake.files(), READ, count, cells.CELLS))
+    count = partial(aggregates.cells, units=(Unit("hour", HOUR, ("topic", "task"), False),))
+    found = transforms.added_up(mapped_files(spark, lake, lake.files(), READ, count, aggregates.CELLS))
     rows = transforms.figures(found, "hour").select("messages", "attempts", "lateness", "run").collect()
     give(((row[0], row[1], _shares(row[2]), _shares(row[3])) for row in rows), version=pyspark.__version__)
     spark.stop()

@@ -1,0 +1,189 @@
+"""The filters of the archive: what an address says, as a form, as a Selection, and back as an address."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django import forms
+from django.http import QueryDict
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ...archive.selection import Selection
+from ...core.exceptions import InvalidMessage
+from ...models import Final
+from ...tasks import task as tasks
+from ...templatetags.delayq import word
+
+#: What `period` may say.
+PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+
+_PERIOD_WORDS = (
+    ("", gettext_lazy("any time")),
+    ("1h", gettext_lazy("the last hour")),
+    ("24h", gettext_lazy("the last 24 hours")),
+    ("7d", gettext_lazy("the last 7 days")),
+    ("30d", gettext_lazy("the last 30 days")),
+)
+
+
+class _Instant(forms.CharField):
+    """ISO 8601; without a zone it is in the project's. Its value is an aware datetime or None."""
+
+    widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
+
+    def clean(self, value: Any) -> Any:
+        """Raises ValidationError."""
+        text = str(super().clean(value)).strip()
+        if not text:
+            return None
+        try:
+            when = parse_datetime(text)
+            if when is None:
+                raise ValueError
+            aware = timezone.make_aware(when) if timezone.is_naive(when) else when
+            aware.astimezone(timezone.get_default_timezone())  # the year 1 cannot be told in every zone
+            return aware
+        except (ValueError, OverflowError):
+            raise forms.ValidationError(_("Write a date and a time, such as 2026-11-20 09:00.")) from None
+
+    def prepare_value(self, value: Any) -> Any:
+        """As the browser's own field wants it: in the project's zone, to the second."""
+        try:
+            when = self.clean(value or "")
+        except forms.ValidationError:
+            return value
+        return when and timezone.localtime(when).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+class ArchiveForm(forms.Form):
+    """Of the address's parameters. After is_valid() `selection` is what they mean."""
+
+    state = forms.ChoiceField(label=gettext_lazy("State"), required=False)
+    open = forms.BooleanField(label=gettext_lazy("Open dead letters only"), required=False)
+    topic = forms.ChoiceField(label=gettext_lazy("Topic"), required=False)
+    task = forms.ChoiceField(label=gettext_lazy("Task"), required=False)
+    error = forms.CharField(label=gettext_lazy("Error class or reason"), required=False, max_length=201, strip=False)
+    """With = before it: exactly this."""
+    period = forms.ChoiceField(label=gettext_lazy("Finished"), required=False, choices=_PERIOD_WORDS)
+    since = _Instant(label=gettext_lazy("From"), required=False, max_length=40)
+    until = _Instant(label=gettext_lazy("To"), required=False, max_length=40)
+    q = forms.CharField(label=gettext_lazy("Search"), required=False, max_length=500)
+
+    selection: Selection
+
+    def __init__(self, query: QueryDict) -> None:
+        super().__init__(query)
+        self.query = query
+        self.fields["q"].widget.attrs |= {"placeholder": "key:order:1042", "type": "search", "autocomplete": "off"}
+        self._offer("state", _("any state"), [(value, word(value)) for value in Final.values])
+        self._offer("topic", _("any topic"), [(name, name) for name in sorted(tasks.known_topics())])
+        self._offer("task", _("any task"), [(name, name) for name in sorted(tasks.by_name)])
+
+    def clean(self) -> dict[str, Any]:
+        """The whole selection."""
+        given = super().clean() or self.cleaned_data
+        if given.get("open") and given.get("state") not in ("", None, Final.DEAD):
+            self.add_error("open", _("Only dead letters can be open: choose the state dead, or any state."))
+        if self.errors:
+            return given
+        try:
+            self.selection = Selection(**self._parts(given))
+        except InvalidMessage as error:
+            self.add_error(None, str(error))
+        return given
+
+    def _offer(self, name: str, anything: str, choices: Any) -> None:
+        """What is declared, and what the address says: the archive remembers topics and tasks of former days."""
+        chosen = self.query.get(name, "")
+        known = [("", anything), *choices]
+        if chosen and name != "state" and chosen not in dict(known):
+            known.append((chosen, chosen))
+        self.fields[name].choices = known  # type: ignore[attr-defined]
+
+    def _parts(self, given: dict[str, Any]) -> dict[str, Any]:
+        plain = {name: given[name] for name in ("state", "open", "topic", "task", "error", "since", "until")}
+        if any("\0" in str(value) for value in plain.values()):
+            raise InvalidMessage(_("The character 0 is in no name."))
+        if given["period"] and not (given["since"] or given["until"]):
+            plain["since"] = timezone.now() - PERIODS[given["period"]]
+        return {**plain, **sought(given["q"].strip()), "ids": _ids(self.query)}
+
+
+def sought(text: str) -> dict[str, str]:
+    """What the search box means, as parts of a Selection. Raises InvalidMessage that says what it takes."""
+    if not text:
+        return {}
+    prefix, colon, value = text.partition(":")
+    if prefix == "key" and value:
+        return {"key": value}
+    if prefix.startswith("args.") and len(prefix) > len("args.") and colon:
+        name = prefix if prefix.split(".")[1].isdecimal() else prefix.removeprefix("args.")
+        return {"argument": name, "value": value.strip()}
+    try:
+        return {"message_id": UUID(text).hex}
+    except ValueError:
+        raise InvalidMessage(
+            _(
+                "%(text)s is nothing to search for. Write a message id (32 hexadecimal digits), key:order:1042 for a "
+                "key, or args.order_id:1042 for an argument inside a period."
+            )
+            % {"text": ascii(text[:80])}
+        ) from None
+
+
+def selection_from(query: QueryDict) -> Selection:
+    """What the parameters of an address mean. Raises InvalidMessage.
+
+    state, open, topic, task, error, period or since and until, q, and ids (with commas) or id (repeated) of rows.
+    """
+    form = ArchiveForm(query)
+    if not form.is_valid():
+        words = [f"{form.fields[name].label}: {line}" if name in form.fields else str(line)
+                 for name, lines in form.errors.items() for line in lines]  # fmt: skip
+        raise InvalidMessage(" ".join(words))
+    return form.selection
+
+
+def query_of(selection: Selection) -> str:
+    """The address's parameters that mean this selection."""
+    query = QueryDict(mutable=True)
+    for name in ("state", "topic", "task", "error"):
+        if value := getattr(selection, name):
+            query[name] = value
+    if selection.open:
+        query["open"] = "on"
+    for name in ("since", "until"):
+        if when := getattr(selection, name):
+            query[name] = _iso(when)
+    if selection.ids:
+        query["ids"] = ",".join(map(str, selection.ids))
+    if q := _searched(selection):
+        query["q"] = q
+    return query.urlencode(safe=",:")
+
+
+def _searched(selection: Selection) -> str:
+    if selection.argument:
+        name = selection.argument
+        return f"{name if name.startswith('args.') else f'args.{name}'}:{selection.value}"
+    return f"key:{selection.key}" if selection.key else selection.message_id
+
+
+def _iso(when: datetime) -> str:
+    return when.astimezone(timezone.get_default_timezone()).isoformat()
+
+
+def _ids(query: QueryDict) -> tuple[int, ...]:
+    text = [*query.getlist("id"), *(part for part in query.get("ids", "").split(",") if part.strip())]
+    try:
+        ids = tuple(dict.fromkeys(int(part) for part in text))
+    except ValueError:
+        raise InvalidMessage(_("ids are numbers of rows, with commas between them.")) from None
+    if any(not 0 < pk < 2**63 for pk in ids):
+        raise InvalidMessage(_("ids are numbers of rows, with commas between them."))
+    return ids

@@ -1,0 +1,281 @@
+"""Forms that several pages share: the arguments of a task, and instants."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.utils import timezone
+from django.utils.functional import cached_property
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ...core.conf import get_settings
+from ...core.exceptions import InvalidMessage
+from ...core.message import Body, encode_body
+from ...core.times import MAX_DELAY_MS, duration_ms
+from ...tasks import task as tasks
+from ...tasks.arguments import Arguments, Layout, Parameter, WrongArgument, layout, write_json
+
+#: A parameter that gets its default.
+NOT_GIVEN = object()
+
+_PREFIX = "argument_"
+_SHAPE = "argument-shape"
+
+
+class ArgumentField(forms.CharField):
+    """One parameter. Its value is what the text means, or NOT_GIVEN."""
+
+    def __init__(self, parameter: Parameter, text: str) -> None:
+        rows = min(20, max(1, text.count("\n") + 1, len(text) // 80))
+        super().__init__(
+            label=("*" if parameter.is_array else "**" if parameter.is_object else "") + parameter.name,
+            required=False,
+            strip=False,
+            initial=text,
+            help_text=_help(parameter),
+            widget=forms.Textarea(attrs={"rows": rows, "cols": 80, "spellcheck": "false", "autocomplete": "off"}),
+        )
+        self.parameter = parameter
+        self.widget.attrs["aria-required"] = "true" if parameter.required else "false"
+
+    def clean(self, value: Any) -> Any:
+        """Raises ValidationError."""
+        text = super().clean(value)
+        one = self.parameter
+        if not text.strip():
+            if one.required:
+                raise forms.ValidationError(_empty(one))
+            return NOT_GIVEN
+        try:
+            read = one.read(text)
+            content = Body(read) if one.is_array else Body(kwargs=read) if one.is_object else Body([read])
+            encode_body(content, get_settings().body_limit)
+        except InvalidMessage as error:
+            raise forms.ValidationError(str(error)) from None
+        return read
+
+
+class ArgumentsForm(forms.Form):
+    """What a task is called with: one field per parameter. Two raw ones when the task is unknown or refuses `initial`.
+
+    Positional arguments of `given` stay positional. Use arguments() after is_valid().
+    """
+
+    template_name = "django_delayq/_arguments_form.html"
+
+    def __init__(self, task: str, given: Arguments | None = None, data: Any = None) -> None:
+        super().__init__(data)
+        self.task = task
+        self.layout: Layout = layout(task, given)
+        for one in self.layout.parameters:
+            value = self.layout.given.get(one.name, NOT_GIVEN)
+            nothing = value is NOT_GIVEN or ((one.is_array or one.is_object) and not value)
+            self.fields[_PREFIX + one.name] = ArgumentField(one, "" if nothing else one.write(value))
+        self.fields[_SHAPE] = forms.CharField(widget=forms.HiddenInput, required=False, initial=self._shape)
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether it is the two fields that fit everything."""
+        return self.layout.is_raw
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a task of this name is declared here."""
+        return self.task in tasks.by_name
+
+    def arguments(self) -> Arguments:
+        """What is_valid() has accepted."""
+        accepted: Arguments = self.cleaned_data["arguments"]
+        return accepted
+
+    def clean(self) -> dict[str, Any]:
+        """The whole call: fits the signature and the limit of a body."""
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get(_SHAPE) != self._shape:
+            self.add_error(None, _("The task or its arguments have changed since this page was opened. Look again."))
+        if self.errors:
+            return cleaned
+        names = [one.name for one in self.layout.parameters]
+        values = {name: cleaned[_PREFIX + name] for name in names if cleaned[_PREFIX + name] is not NOT_GIVEN}
+        try:
+            cleaned["arguments"] = args, kwargs = self.layout.arguments(values)
+            if self.is_known:
+                tasks.by_name[self.task].definition.check_arguments(args, kwargs)
+            encode_body(Body(list(args), dict(kwargs)), get_settings().body_limit)
+        except WrongArgument as error:
+            self.add_error(_PREFIX + error.parameter, str(error))
+        except InvalidMessage as error:
+            self.add_error(None, str(error))
+        return cleaned
+
+    @cached_property
+    def _shape(self) -> str:
+        """Names the fields and what they showed: a form of before a deploy or of before another edit is refused."""
+        shown = [(one.name, str(one.kind), one.is_text) for one in self.layout.parameters]
+        content = write_json([shown, self.layout.by_position, self.layout.given])
+        return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
+
+
+def _help(one: Parameter) -> str:
+    """What to write, in one line."""
+    if one.is_array:
+        return _('Further positional arguments as a JSON array, such as [1, "two"].')
+    if one.is_object:
+        return _('Further named arguments as a JSON object, such as {"name": 1}.')
+    kind = (
+        _("Text as it is; in double quotes it is read as JSON.") if one.is_text else _("JSON; text in double quotes.")
+    )
+    words = [f"{one.annotation}.", kind] if one.annotation else [kind]
+    if one.default is not None:
+        words.append(_("Left empty: %(default)s.") % {"default": one.default})
+    return " ".join(words)
+
+
+def _empty(one: Parameter) -> str:
+    return _('Write a value; for an empty text "".') if one.is_text else _("Write a value.")
+
+
+# Times
+
+_UNITS = (
+    ("1", gettext_lazy("seconds")),
+    ("60", gettext_lazy("minutes")),
+    ("3600", gettext_lazy("hours")),
+    ("86400", gettext_lazy("days")),
+)
+
+
+class InstantField(forms.DateTimeField):
+    """An instant of the future, in the project's time zone unless it names another. Its value is aware."""
+
+    def __init__(self, **options: Any) -> None:
+        widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S")
+        super().__init__(widget=widget, **options)
+
+    def clean(self, value: Any) -> datetime | None:
+        """Raises ValidationError."""
+        when: datetime | None = super().clean(value)
+        if when is None:
+            return None
+        if timezone.is_naive(when):  # USE_TZ is off
+            when = timezone.make_aware(when, timezone.get_default_timezone())
+        now = datetime.now(tz=timezone.get_default_timezone())
+        if when <= now:
+            raise forms.ValidationError(_("That has passed already."))
+        if when > now + timedelta(milliseconds=MAX_DELAY_MS):
+            raise forms.ValidationError(_("That is more than ten years ahead."))
+        return when
+
+
+class DurationField(forms.MultiValueField):
+    """A number and its unit. Its value is seconds, or None when no number is given."""
+
+    def __init__(self, **options: Any) -> None:
+        number = forms.FloatField(required=False, min_value=0)
+        unit = forms.ChoiceField(choices=_UNITS)
+        super().__init__((number, unit), required=False, require_all_fields=False, widget=_DurationInput(), **options)
+
+    def compress(self, values: Any) -> float | None:
+        """Number times unit. Raises ValidationError beyond ten years."""
+        if not values or values[0] is None:
+            return None
+        seconds = float(values[0]) * int(values[1] or 1)
+        try:
+            duration_ms(seconds)
+        except InvalidMessage as error:
+            raise forms.ValidationError(str(error)) from None
+        return seconds
+
+
+class _DurationInput(forms.MultiWidget):
+    template_name = "django_delayq/_duration.html"
+    use_fieldset = False
+
+    def __init__(self) -> None:
+        number = forms.NumberInput(attrs={"min": "0", "step": "any"})
+        super().__init__({"": number, "unit": forms.Select(choices=_UNITS, attrs={"aria-label": gettext_lazy("Unit")})})
+
+    def decompress(self, value: float | None) -> list[Any]:
+        """Minutes to begin with; seconds as they are."""
+        return [None, "60"] if value is None else [f"{value:g}", "1"]
+
+    def id_for_label(self, id_: str) -> str:
+        """The number."""
+        return f"{id_}_0"
+
+
+class WhenForm(forms.Form):
+    """A delay or an instant: exactly one. Use seconds or due_at after is_valid()."""
+
+    delay = DurationField(label=gettext_lazy("In, from now"))
+    at = InstantField(label=gettext_lazy("Or at"), required=False)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fields["at"].help_text = clock_in_words()
+
+    def clean(self) -> dict[str, Any]:
+        """Exactly one of the two."""
+        cleaned = super().clean() or self.cleaned_data
+        if not self.errors and (cleaned.get("delay") is None) == (cleaned.get("at") is None):
+            self.add_error("delay", _("Give one of the two: how long from now, or at what time."))
+        return cleaned
+
+
+class PauseForm(forms.Form):
+    """Why a topic is paused, and until when."""
+
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=500)
+    hold = forms.ChoiceField(
+        label=gettext_lazy("Until"),
+        choices=(
+            ("", gettext_lazy("somebody resumes it")),
+            ("900", gettext_lazy("in 15 minutes")),
+            ("3600", gettext_lazy("in 1 hour")),
+            ("28800", gettext_lazy("in 8 hours")),
+            ("at", gettext_lazy("the time below")),
+        ),
+        required=False,
+    )
+    at = InstantField(label=gettext_lazy("Time"), required=False)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fields["at"].help_text = clock_in_words()
+
+    def clean(self) -> dict[str, Any]:
+        """A time that is written counts without being chosen, but not beside another choice."""
+        cleaned = super().clean() or self.cleaned_data
+        hold, at = cleaned.get("hold"), cleaned.get("at")
+        if not self.errors and hold == "at" and at is None:
+            self.add_error("at", _("Write the time."))
+        if not self.errors and hold not in ("", "at") and at is not None:
+            self.add_error("at", _("Choose “the time below” for this time, or leave it empty."))
+        return cleaned
+
+    def until(self) -> datetime | None:
+        """When it ends by itself."""
+        hold: str = self.cleaned_data["hold"]
+        if hold in ("", "at"):
+            at: datetime | None = self.cleaned_data["at"]
+            return at
+        return datetime.now(tz=timezone.get_default_timezone()) + timedelta(seconds=int(hold))
+
+
+class CancelForm(forms.Form):
+    """Why a message is cancelled."""
+
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=500)
+
+
+def clock_in_words() -> str:
+    """In which time zone people write, and how late it is there."""
+    zone = timezone.get_current_timezone()
+    return _("Time zone %(zone)s, where it is now %(now)s.") % {
+        "zone": str(zone),
+        "now": datetime.now(tz=zone).strftime("%Y-%m-%d %H:%M:%S"),
+    }

@@ -1,0 +1,206 @@
+"""The archive: a list with filters, one row, and what can be done to a dead letter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
+
+from ...archive.search import ArchivePage, page_of
+from ...core.exceptions import InvalidMessage
+from ...models import ArchivedMessage, Final, UnarchivableEntry
+from ...operators import operations
+from ...tasks import task as tasks
+from .. import csv_export
+from ..forms.archive_form import ArchiveForm, query_of
+from ..forms.message_forms import ArgumentsForm
+from ..site import action, back, page, show, url
+from .runs_page import shown_runs
+
+#: Only with view_payload.
+_PAYLOAD = ("body", "headers", "traceback")
+#: Other rows of the same id that a row's page names.
+_LIVES = 20
+
+
+# The list
+
+
+@page("archive/", "archive")
+def archive(request: HttpRequest) -> HttpResponse:
+    """One page of it."""
+    form, found = ArchiveForm(request.GET), None
+    before, after = request.GET.get("before"), request.GET.get("after")
+    if _is_permitted(request, form):
+        try:
+            found = page_of(form.selection, before=before, after=after)
+        except InvalidMessage as error:
+            form.add_error(None, str(error))
+    context: dict[str, Any] = {"form": form, "found": found, "now": timezone.now()}
+    context["unarchivable"] = UnarchivableEntry.objects.exists()
+    if found:
+        context |= {"links": _links(request, found), **_matching(form), "can_select": _can_select(request)}
+        context |= {"sought_newer": bool(after and not before), "here": request.GET.urlencode()}
+    return show(request, "archive.html", _("Archive"), **context)
+
+
+@page("archive/csv/", "archive_csv")
+def archive_csv(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
+    """All that the filters leave."""
+    form = ArchiveForm(request.GET)
+    if _is_permitted(request, form):
+        return csv_export.response(request, form.selection, _may_see(request))
+    return show(request, "archive.html", _("Archive"), form=form, found=None, status=400)
+
+
+def _is_permitted(request: HttpRequest, form: ArchiveForm) -> bool:
+    """Whether the filters are understood, and tell the user nothing that he may not know."""
+    if not form.is_valid():
+        return False
+    if form.selection.argument and not _may_see(request):
+        form.add_error("q", _("To search for an argument you need the permission to see arguments."))
+    elif form.selection.argument and not (form.selection.since or form.selection.until):
+        form.add_error("q", _("An argument can only be searched for inside a period: choose one."))
+    return not form.errors
+
+
+def _can_select(request: HttpRequest) -> bool:
+    may = [name for name in ("replay_message", "discard_message") if request.user.has_perm(f"django_delayq.{name}")]
+    return bool(may) and bool(request.user.has_perm("django_delayq.bulk_operate"))
+
+
+def _links(request: HttpRequest, found: ArchivePage) -> dict[str, str]:
+    """Query strings of the pages around this one; the filters stay."""
+    query = request.GET.copy()
+    moved = bool(query.pop("before", None)) | bool(query.pop("after", None))
+    links = {"newest": f"?{query.urlencode()}"} if moved else {}
+    for name, parameter, cursor in (("older", "before", found.older), ("newer", "after", found.newer)):
+        if cursor:
+            there = query.copy()
+            there[parameter] = cursor
+            links[name] = f"?{there.urlencode()}"
+    return links
+
+
+def _matching(form: ArchiveForm) -> dict[str, Any]:
+    """What is to be done to all that match, not only to this page; an argument cannot select for that."""
+    selection = form.selection
+    matching: dict[str, Any] = {"query": query_of(selection), "is_everything": selection.is_everything}
+    if selection.state in ("", Final.DEAD) and not selection.argument:
+        matching["dead_query"] = query_of(selection.narrowed(state=Final.DEAD, open=True))
+    return matching
+
+
+# One row
+
+
+@page("archive/<int:pk>/", "archived")
+def archived(request: HttpRequest, pk: int) -> HttpResponse:
+    """All that is known of it."""
+    row = _row(request, pk)
+    return _page(request, row, _edit_form(request, row) if request.GET.get("edit") else None)
+
+
+@action("archive/<int:pk>/replay/", "archived_replay", "replay_message")
+def archived_replay(request: HttpRequest, pk: int) -> HttpResponse:
+    """Send it again, with other arguments when the form has them."""
+    form = None
+    if "edited" in request.POST:
+        operations.require(request.user, "edit_message", "view_payload")
+        row = _row(request, pk)
+        form = ArgumentsForm(row.task, _given(_content(row)), request.POST)
+        if not form.is_valid():
+            return _page(request, row, form)
+    done = operations.replay_one(
+        request.user, pk, arguments=form.arguments() if form else None, reason=request.POST.get("reason", "")
+    )
+    there = f"{url(request, 'find')}?q={done.replayed_by.hex if done.replayed_by else ''}"
+    words = _("Replayed as the message {link}.")
+    messages.success(request, format_html(words, link=format_html('<a href="{}">{}</a>', there, done.replayed_by)))
+    return back(request, "archived", pk=pk)
+
+
+@action("archive/<int:pk>/discard/", "archived_discard", "discard_message")
+def archived_discard(request: HttpRequest, pk: int) -> HttpResponse:
+    """It needs no replay."""
+    operations.discard_one(request.user, pk, reason=request.POST.get("reason", ""))
+    messages.success(request, _("The dead letter is discarded: it needs no replay."))
+    return back(request, "archived", pk=pk)
+
+
+def _row(request: HttpRequest, pk: int) -> ArchivedMessage:
+    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(pk=pk)
+    row = (rows if _may_see(request) else rows.defer(*_PAYLOAD)).first()
+    if row is None:
+        raise Http404(_("The archive has no row %(pk)s: it was pruned, or never there.") % {"pk": pk})
+    return row
+
+
+def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None) -> HttpResponse:
+    lives = ArchivedMessage.objects.filter(message_id=row.message_id).exclude(pk=row.pk)
+    context: dict[str, Any] = {
+        "facts": _facts(row),
+        "now": timezone.now(),
+        "form": form,
+        "is_declared": row.task in tasks.by_name,
+        "max_attempts": _max_attempts(row),
+        "is_open": row.state == Final.DEAD and not row.replayed_at and not row.discarded_at,
+        "runs": shown_runs(_runs(row), _may_see(request)),
+        "lives": lives.only("pk", "state", "finished_at").order_by("-enqueued_at")[:_LIVES],
+    }
+    if _may_see(request):
+        content = _content(row)
+        context |= {"content": content, "headers": row.headers, "error_message": row.error_message}
+        context |= {"traceback": row.traceback, "redaction": content.get("redaction")}
+    return show(request, "archived.html", _("Message %(id)s") % {"id": row.message_id.hex}, **context)
+
+
+def _max_attempts(row: ArchivedMessage) -> int | None:
+    """The message's own, else what its task says today. Templates get no task: they would call it."""
+    task = tasks.by_name.get(row.task)
+    return row.max_attempts or (task.max_attempts if task else None)
+
+
+def _facts(row: ArchivedMessage) -> dict[str, Any]:
+    """What everybody may see."""
+    hidden = {*_PAYLOAD, "history", "error_message"}
+    return {
+        field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields if field.name not in hidden
+    }
+
+
+def _runs(row: ArchivedMessage) -> list[dict[str, Any]]:
+    try:
+        return row.runs
+    except ValueError:  # a damaged history hides no page
+        return []
+
+
+def _content(row: ArchivedMessage) -> dict[str, Any]:
+    """The body: args and kwargs, or what stands in their place."""
+    try:
+        content = json.loads(row.body)
+    except ValueError:
+        return {"text": row.body}
+    return content if isinstance(content, dict) else {"text": row.body}
+
+
+def _given(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]] | None:
+    args, kwargs = content.get("args"), content.get("kwargs")
+    return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
+
+
+def _edit_form(request: HttpRequest, row: ArchivedMessage) -> ArgumentsForm | None:
+    may = all(request.user.has_perm(f"django_delayq.{name}") for name in ("replay_message", "edit_message"))
+    is_open = row.state == Final.DEAD and not row.replayed_at
+    return ArgumentsForm(row.task, _given(_content(row))) if may and is_open and _may_see(request) else None
+
+
+def _may_see(request: HttpRequest) -> bool:
+    return bool(request.user.has_perm("django_delayq.view_payload"))

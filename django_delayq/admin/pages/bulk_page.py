@@ -1,0 +1,138 @@
+"""Bulk operations: to order one, to follow it, to cancel it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ...archive.selection import Selection
+from ...core.exceptions import InvalidMessage, NotPermitted, StoreError
+from ...models import BulkKind, BulkOperation, BulkStatus
+from ...operators import bulk as service
+from ...operators.bulk_check import check
+from ...operators.bulk_progress import progress
+from ...operators.operations import require
+from ...stats import overview
+from ...templatetags.delayq import word
+from ..forms.archive_form import query_of
+from ..forms.bulk_form import BulkForm, asked
+from ..keyset import newest_first
+from ..site import action, back, page, show, url
+
+
+@page("bulk/", "bulk_list")
+def bulk_list(request: HttpRequest) -> HttpResponse:
+    """All of them, the newest first."""
+    rows, links = newest_first(request, BulkOperation.objects.all())
+    lines = [(one, progress(one)) for one in rows]
+    return show(request, "bulk_list.html", _("Bulk operations"), lines=lines, links=links, now=timezone.now())
+
+
+@page("bulk/<int:pk>/", "bulk")
+def bulk(request: HttpRequest, pk: int) -> HttpResponse:
+    """How far one is."""
+    operation = _get(pk)
+    title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)}
+    context: dict[str, Any] = {"operation": operation, "progress": progress(operation), "again": _again(operation)}
+    context["ended_since"] = _ended_since(operation)
+    context["nobody"] = operation.status == BulkStatus.WAITING and not _is_anybody_there()
+    return show(request, "bulk.html", title, now=timezone.now(), **context)
+
+
+@page("bulk/new/", "bulk_new", "bulk_operate")
+def bulk_new(request: HttpRequest) -> HttpResponse:
+    """What it would be about, and the form that orders it."""
+    if "list" in request.GET and "id" not in request.GET:
+        messages.warning(request, _("Nothing was selected: tick messages in the list first."))
+        return redirect(f"{url(request, 'archive')}?{QueryDict(request.GET['list']).urlencode()}")
+    try:
+        return _form(request, BulkForm(*_asked(request, request.GET)))
+    except NotPermitted:
+        raise
+    except InvalidMessage as error:
+        return show(request, "bulk_new.html", _("Bulk operation"), problem=str(error))
+
+
+@action("bulk/start/", "bulk_start", "bulk_operate")
+def bulk_start(request: HttpRequest) -> HttpResponse:
+    """Store it, once however often the form is sent, and go to where it can be followed."""
+    filters = QueryDict(request.POST.get("query", ""), mutable=True)
+    filters["kind"] = request.POST.get("kind", "")
+    kind, selection = _asked(request, filters)
+    form = BulkForm(kind, selection, request.POST)
+    if not form.is_valid():
+        return _form(request, form)
+    try:
+        operation = service.start(request.user, kind, selection, **form.options)
+    except InvalidMessage as error:
+        form.add_error(None, str(error))
+        return _form(request, form)
+    messages.success(request, _("The operation is stored. A worker takes it up within seconds."))
+    return redirect(url(request, "bulk", pk=operation.pk))
+
+
+@action("bulk/<int:pk>/cancel/", "bulk_cancel", "bulk_operate")
+def bulk_cancel(request: HttpRequest, pk: int) -> HttpResponse:
+    """Stop it; what is done stays done."""
+    service.cancel(request.user, pk)
+    messages.success(request, _("Bulk operation %(pk)s is cancelled. What it has done stays done.") % {"pk": pk})
+    return back(request, "bulk", pk=pk)
+
+
+def _asked(request: HttpRequest, query: QueryDict) -> tuple[str, Selection]:
+    """What an address or a form is about, when this user may do it. Raises NotPermitted or InvalidMessage."""
+    kind, selection = asked(query)
+    check(kind, selection)
+    require(request.user, "bulk_operate", service.PERMISSIONS[BulkKind(kind)])
+    return kind, selection
+
+
+def _form(request: HttpRequest, form: BulkForm) -> HttpResponse:
+    titles = {
+        BulkKind.REPLAY: _("Replay dead letters"),
+        BulkKind.DISCARD: _("Discard dead letters"),
+        BulkKind.PURGE: _("Purge topic %(topic)s") % {"topic": form.selection.topic},
+    }
+    kind = BulkKind(form.kind_asked)
+    context: dict[str, Any] = {"form": form, "kind": kind, "words": form.selection.in_words(), "about": form.about}
+    context |= {"query": query_of(form.selection), "nobody": not _is_anybody_there()}
+    return show(request, "bulk_new.html", titles[kind], **context)
+
+
+def _get(pk: int) -> BulkOperation:
+    try:
+        return service.get(pk)
+    except InvalidMessage as error:
+        raise Http404(str(error)) from None
+
+
+def _again(operation: BulkOperation) -> str:
+    """The query string that orders the same again; empty when what is stored cannot be read."""
+    try:
+        return f"kind={operation.kind}&{query_of(Selection.decode(operation.selection))}"
+    except InvalidMessage:
+        return ""
+
+
+def _ended_since(operation: BulkOperation) -> str:
+    """The archive's filters for what has ended of that task and topic since a replay began; empty when none has."""
+    if operation.kind != BulkKind.REPLAY or not operation.started_at or not operation.count:
+        return ""
+    try:
+        meant = Selection.decode(operation.selection)
+    except InvalidMessage:
+        return ""
+    return query_of(Selection(topic=meant.topic, task=meant.task, since=operation.started_at))
+
+
+def _is_anybody_there() -> bool:
+    """Whether a living worker runs bulk operations; also when Redis is away and nobody can say."""
+    try:
+        return any(one.alive and not one.draining and "bulk" in one.services for one in overview.workers())
+    except StoreError:
+        return True

@@ -1,0 +1,81 @@
+"""What died and waits for somebody to say what becomes of it, in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, DeadLetters, Group, grouped
+from ...archive.selection import Selection
+from ...core.exceptions import InvalidName
+from ...models import Final, UnarchivableEntry
+from ...tasks import task
+from ..forms.archive_form import query_of
+from ..site import page, show
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A count, and the query string of the archive's page that lists what was counted."""
+
+    count: int
+    is_partial: bool
+    query: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of the table."""
+
+    group: Group
+    numbers: list[Number]
+    query: str
+    """Of everything in the line, for bulk operations."""
+
+
+@page("dead-letters/", "dead_letters")
+def dead_letters(request: HttpRequest) -> HttpResponse:
+    """Open dead letters by task and error, with how many died in the last hour, day and week."""
+    found = _grouped(request)
+    return show(
+        request,
+        "dead_letters.html",
+        _("Dead letters"),
+        found=found,
+        unarchivable=UnarchivableEntry.objects.filter(state=Final.DEAD).exists(),
+        totals=[_total(found, window) for window in WINDOWS],
+        rows=list(_rows(found)),
+        older=Number(count=found.older, is_partial=found.is_older_partial, query=query_of(found.older_selection())),
+        topics=sorted(task.known_topics() | {found.topic} - {""}),
+        most_rows=MOST_ROWS,
+        most_groups=MOST_GROUPS,
+    )
+
+
+def _grouped(request: HttpRequest) -> DeadLetters:
+    may_see = request.user.has_perm("django_delayq.view_payload")
+    try:
+        return grouped(request.GET.get("topic", ""), messages=may_see)
+    except InvalidName as error:
+        messages.error(request, str(error))
+        return grouped(messages=may_see)
+
+
+def _rows(found: DeadLetters) -> Iterator[Row]:
+    windows = {window: query_of(Selection(since=found.since(window))) for window in WINDOWS}
+    for group in found.groups:
+        named = query_of(found.selection(group).narrowed(since=None))
+        numbers = [
+            Number(count=getattr(group, window), is_partial=found.is_partial(window), query=f"{named}&{since}")
+            for window, since in windows.items()
+        ]
+        yield Row(group=group, numbers=numbers, query=f"{named}&{windows['week']}")
+
+
+def _total(found: DeadLetters, window: str) -> Number:
+    is_partial = found.is_partial(window) or found.more_groups
+    return Number(count=found.total(window), is_partial=is_partial, query=query_of(found.selection(None, window)))

@@ -1,0 +1,81 @@
+"""Finds one message by its id or its key, exactly, wherever it is."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils.translation import gettext as _
+
+from ...core.exceptions import InvalidMessage, OutcomeUnknown, StoreUnavailable
+from ...core.ids import parse_id
+from ...operators import lookup
+from ...operators.lookup import Hit
+from ..forms.archive_form import sought
+from ..site import page, show, url
+
+_KEY = "key:"
+#: Arguments are searched in what ended within this time: each row of it is read.
+_PERIOD = "24h"
+
+
+@page("find/", "find")
+def find(request: HttpRequest) -> HttpResponse:
+    """The message itself when there is one, a list when several topics have such a key, else words.
+
+    `args.name:value` goes on to the archive. While Redis is away SQL alone is searched, and the page says so.
+    """
+    query, topic = request.GET.get("q", "").strip(), request.GET.get("topic", "")
+    if _is_argument(query):
+        narrowed = {"q": query, "period": _PERIOD, **({"topic": topic} if topic else {})}
+        return redirect(f"{url(request, 'archive')}?{urlencode(narrowed)}")
+    problem, away = "", ""
+    hits: list[Hit] = []
+    try:
+        hits, away = _hits_of_all(query, topic) if query else ([], "")
+    except InvalidMessage as error:
+        problem = str(error)
+    if len(hits) == 1 and not away:
+        return redirect(_address(request, hits[0]))
+    rows = [(hit, _address(request, hit)) for hit in hits]
+    title = _("Find a message")
+    return show(request, "find.html", title, query=query, topic=topic, rows=rows, problem=problem, away=away)
+
+
+def _hits_of_all(query: str, topic: str) -> tuple[list[Hit], str]:
+    """What is found, and why Redis could not be asked, or nothing. Raises InvalidMessage."""
+    try:
+        return _hits(query, topic, True), ""
+    except (StoreUnavailable, OutcomeUnknown) as error:
+        return _hits(query, topic, False), str(error)
+
+
+def _hits(query: str, topic: str, redis: bool) -> list[Hit]:
+    """By id when it looks like one, then by key: a key may look like an id. Raises InvalidMessage."""
+    if query.startswith(_KEY):
+        return lookup.by_key(query.removeprefix(_KEY), topic, redis=redis)
+    hit = lookup.by_id(query, topic, redis=redis) if _is_id(query) else None
+    return [hit] if hit else lookup.by_key(query, topic, redis=redis)
+
+
+def _is_argument(query: str) -> bool:
+    """Whether it asks for an argument, `args.order_id:1042`. A key that looks so is found behind `key:`."""
+    try:
+        return "argument" in sought(query)
+    except InvalidMessage:
+        return False
+
+
+def _is_id(query: str) -> bool:
+    try:
+        parse_id(query)
+    except InvalidMessage:
+        return False
+    return True
+
+
+def _address(request: HttpRequest, hit: Hit) -> str:
+    if hit.row is not None:
+        return url(request, "archived", pk=hit.row)
+    return url(request, "message", topic=hit.topic, message_id=hit.message_id)

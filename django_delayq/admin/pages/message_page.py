@@ -1,0 +1,179 @@
+"""One live message: what it is, how its runs ended, and what can be done to it while it waits."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ...core.exceptions import InvalidMessage, MessageNotFound
+from ...core.message import State
+from ...core.times import from_ms, in_words
+from ...operators import lookup, operations, recent_actions
+from ...operators.lookup import Live
+from ...stats.obstacles import obstacles
+from ...store import get_store
+from ...tasks import task as tasks
+from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm
+from ..site import action, back, page, show, url
+from .runs_page import shown_runs
+
+_WAITING = (State.DELAYED, State.READY)
+_ROUTE = "topics/<str:topic>/messages/<str:message_id>/"
+
+
+@page(_ROUTE, "message")
+def message(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Its page while it is live; then that of its row in the archive."""
+    return _page(request, topic, message_id)
+
+
+@action(f"{_ROUTE}cancel/", "message_cancel", "cancel_message")
+def cancel(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Take it back."""
+    form = CancelForm(request.POST)
+    if not form.is_valid():
+        return _page(request, topic, message_id, cancel_form=form)
+    operations.cancel(request.user, topic, message_id, reason=form.cleaned_data["reason"])
+    messages.success(request, _("Message %(id)s is cancelled.") % {"id": message_id})
+    return redirect(url(request, "topic", topic=topic))
+
+
+@action(f"{_ROUTE}run-now/", "message_run_now", "cancel_message")
+def run_now(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Make it due at once."""
+    operations.run_now(request.user, topic, message_id, reason=_reason(request))
+    _say_due(request, topic)
+    return back(request, "message", topic=topic, message_id=message_id)
+
+
+@action(f"{_ROUTE}reschedule/", "message_reschedule", "cancel_message")
+def reschedule(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Give it another due time."""
+    form = WhenForm(request.POST)
+    if not form.is_valid():
+        return _page(request, topic, message_id, when_form=form)
+    due_at = operations.reschedule(request.user, topic, message_id, _due_at(form), reason=_reason(request))
+    away = in_words((due_at - _now()).total_seconds())
+    messages.success(request, _("The message is due in %(time)s.") % {"time": away})
+    return back(request, "message", topic=topic, message_id=message_id)
+
+
+@action(f"{_ROUTE}edit/", "message_edit", "edit_message", "view_payload")
+def edit(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Give it other arguments."""
+    found = lookup.live(topic, message_id)
+    if found is None:
+        raise MessageNotFound(f"Message {message_id} is not live any more: it was not edited.")
+    form = ArgumentsForm(found.message.task, (found.message.args, found.message.kwargs), request.POST)
+    if found.problem or not form.is_valid():
+        return _page(request, topic, message_id, edit_form=form)
+    try:
+        operations.edit(request.user, topic, message_id, form.arguments(), reason=_reason(request))
+    except InvalidMessage as error:
+        form.add_error(None, str(error))
+        return _page(request, topic, message_id, edit_form=form)
+    messages.success(request, _("The message has other arguments now."))
+    return back(request, "message", topic=topic, message_id=message_id)
+
+
+def _page(
+    request: HttpRequest,
+    topic: str,
+    message_id: str,
+    *,
+    edit_form: ArgumentsForm | None = None,
+    when_form: WhenForm | None = None,
+    cancel_form: CancelForm | None = None,
+) -> HttpResponse:
+    try:
+        found = lookup.live(topic, message_id)
+    except InvalidMessage as error:  # no topic of ours (any more), or no id
+        return _ended(request, topic, message_id, str(error))
+    if found is None:
+        return _ended(request, topic, message_id, "")
+    shown = found.message
+    may_see = request.user.has_perm("django_delayq.view_payload")
+    waiting = shown.state in _WAITING
+    context: dict[str, Any] = {
+        "edit_form": edit_form,
+        "when_form": when_form or WhenForm(),
+        "cancel_form": cancel_form or CancelForm(),
+        "obstacles": obstacles(topic) if waiting else None,
+        "actions": recent_actions.of_message(shown.id),
+        "now": timezone.now(),
+        "waiting": waiting,
+        "running": not waiting,
+        "declared": shown.task in tasks.by_name,
+        "facts": _facts(found),
+        "runs": shown_runs(shown.runs, may_see),
+    }
+    if may_see:
+        content = {"args": shown.args, "kwargs": shown.kwargs}
+        context |= {"content": content, "headers": shown.headers, "problem": found.problem}
+        may_edit = request.user.has_perm("django_delayq.edit_message")
+        if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:
+            context["edit_form"] = ArgumentsForm(shown.task, (shown.args, shown.kwargs))
+    return show(request, "message.html", _("Message %(id)s") % {"id": shown.id}, undecodable=found.problem, **context)
+
+
+def _say_due(request: HttpRequest, topic: str) -> None:
+    """What is true of a message that is due from now on."""
+    held = obstacles(topic)
+    if held.pause and held.pause.until:
+        until = timezone.localtime(held.pause.until).strftime("%Y-%m-%d %H:%M:%S")
+        words = _("The message is due now, but its topic is paused until %(until)s: it runs then.") % {"until": until}
+    elif held.pause:
+        words = _("The message is due now, but its topic is paused: it runs when somebody resumes the topic.")
+    elif held.unserved:
+        words = _("The message is due now, but no worker serves its topic: it runs when one does.")
+    else:
+        messages.success(request, _("The message is due now: it runs as soon as a worker is free."))
+        return
+    messages.warning(request, words)
+
+
+def _facts(found: Live) -> dict[str, Any]:
+    """What anybody may see of it: not the arguments, not the headers."""
+    names = ("id", "topic", "task", "key", "priority", "attempt", "crashes", "enqueued_at", "due_at", "expires_at")
+    facts = {name: getattr(found.message, name) for name in names}
+    task = tasks.by_name.get(found.message.task)
+    facts |= {"most_attempts": task.max_attempts if task else None, "state": found.message.state.value}
+    return {**facts, "replay_of": found.message.replay_of, "outbox": found.outbox}
+
+
+def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> HttpResponse:
+    """What to show of a message that is not live: its newest row, or words."""
+    try:
+        row = lookup.archived(message_id)
+    except InvalidMessage as error:
+        return show(request, "not_there.html", _("No such message"), status=404, words=str(error))
+    if row is not None:
+        return redirect(url(request, "archived", pk=row.pk))
+    if request.GET.get("moment"):  # from a form: the archiver needs a second
+        return show(request, "message_ended.html", _("Message %(id)s") % {"id": message_id})
+    words = _(
+        "Message %(id)s is not live, and the archive has no row of it. It was never enqueued, or its row was "
+        "pruned, or its topic is not archived; or it ended a second ago: then look again."
+    )
+    words = f"{problem} {words % {'id': message_id}}".strip()
+    return show(request, "not_there.html", _("No such message"), status=404, words=words)
+
+
+def _due_at(form: WhenForm) -> datetime:
+    at: datetime | None = form.cleaned_data["at"]
+    return at or _now() + timedelta(seconds=form.cleaned_data["delay"])
+
+
+def _now() -> datetime:
+    """By Redis' clock, as far as it is known here."""
+    return from_ms(get_store().now_us() / 1000)
+
+
+def _reason(request: HttpRequest) -> str:
+    return request.POST.get("reason", "")[:500]

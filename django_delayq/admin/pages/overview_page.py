@@ -1,0 +1,188 @@
+"""The first page: what waits, what will fire, how late it fired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ...client.topics import COUNTERS
+from ...core.times import from_ms
+from ...stats import overview as figures
+from ...stats import sql_figures
+from ...stats.figure_types import Bucket, Overview, Sample, TopicFigures
+from ...stats.obstacles import pause_of
+from ...templatetags.delayq import amount, next_due, seconds
+from .. import charts
+from ..site import page, show
+
+#: The table of the chart's numbers has one row for so many samples (minutes).
+MINUTES_IN_A_ROW = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """All topics together."""
+
+    ready: int
+    delayed: int
+    leased: int
+    outbox: int
+    unarchived: int
+    lag: float
+    """Of the topic with the greatest."""
+    per_second: float | None
+    """None as long as no topic has a rate."""
+    dead_letters: int
+    workers: int
+    """The living."""
+    quiet_workers: int
+    """Those of them that are told to claim nothing."""
+    next_due_at: datetime | None
+    next_topic: str
+
+
+@page("", "changelist")
+def overview(request: HttpRequest) -> HttpResponse:
+    """All topics."""
+    return show(request, "overview.html", _("Delay queue"), **context_of(figures.overview()))
+
+
+def context_of(now: Overview) -> dict[str, Any]:
+    """What _overview.html shows."""
+    totals = totals_of(now)
+    return {
+        "overview": now,
+        "totals": totals,
+        "topics": now.topics,
+        "paused": [(topic.topic, pause_of(topic.paused)) for topic in now.topics if topic.paused],
+        "unserved": [topic for topic in now.topics if topic.unserved],
+        "can_be_served": any(topic.unserved and topic.declared for topic in now.topics),
+        "held": [topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)],
+        "runs_of_each": sql_figures.RUNS,
+        "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),
+        "counters": [(topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics],
+        "summary": _summary(now, totals),
+        "pictures": _pictures(now),
+        "forecast": _forecast(now),
+        "sparks": _sparks(now.samples),
+        "chart": _chart(now, totals),
+        "past": _past(now.samples),
+    }
+
+
+def totals_of(now: Overview) -> Totals:
+    """The sums over all topics."""
+    rates = [topic.per_second for topic in now.topics if topic.per_second is not None]
+    due = [(topic.next_due_at, topic.topic) for topic in now.topics if topic.next_due_at]
+    next_due_at, next_topic = min(due, default=(None, ""))
+    return Totals(
+        ready=_sum(now.topics, "ready"),
+        delayed=_sum(now.topics, "delayed"),
+        leased=_sum(now.topics, "leased"),
+        outbox=_sum(now.topics, "outbox"),
+        unarchived=_sum(now.topics, "unarchived"),
+        lag=max((topic.lag for topic in now.topics), default=0.0),
+        per_second=sum(rates) if rates else None,
+        dead_letters=_sum(now.topics, "dead_letters"),
+        workers=sum(worker.alive for worker in now.workers),
+        quiet_workers=sum(worker.alive and worker.told_quiet for worker in now.workers),
+        next_due_at=next_due_at,
+        next_topic=next_topic,
+    )
+
+
+def _is_used(topic: TopicFigures) -> bool:
+    return bool(topic.waiting or topic.counters.get("enqueued"))
+
+
+def _sum(topics: Sequence[TopicFigures], name: str) -> int:
+    return sum(getattr(topic, name) for topic in topics)
+
+
+def _summary(now: Overview, totals: Totals) -> str:
+    """For those who listen to the page: it is read out once a minute."""
+    if now.problem:
+        return _("Not everything could be read. The figures are old.")
+    dead = ngettext("%(number)s open dead letter", "%(number)s open dead letters", totals.dead_letters)
+    workers = ngettext("%(number)s worker", "%(number)s workers", totals.workers)
+    return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s, %(workers)s.") % {
+        "ready": amount(totals.ready),
+        "lag": seconds(totals.lag),
+        "next": next_due(totals.next_due_at, now.at),
+        "dead": dead % {"number": amount(totals.dead_letters)},
+        "workers": workers % {"number": amount(totals.workers)},
+    }
+
+
+def _pictures(now: Overview) -> dict[str, Any]:
+    return {
+        "minutes": charts.bars(
+            "delayq-minutes", _from_now(now.minutes), what=_("Due in the next hour"), unit=_("Minute")
+        ),
+        "hours": charts.bars("delayq-hours", _from_now(now.hours), what=_("Due in the next day"), unit=_("Hour")),
+        "lateness": charts.bars(
+            "delayq-lateness", now.lateness, what=_("Newest runs by lateness"), unit=_("Late by up to")
+        ),
+    }
+
+
+def _forecast(now: Overview) -> dict[str, Any] | None:
+    """The newest forecast of the pipeline. Nothing for those who make none: what fires next is shown anyway."""
+    kept = now.forecast
+    if kept is None:
+        return None
+    days = [Bucket(label=f"{at:%m-%d}", count=messages, at=at) for at, messages in kept.days]
+    picture = charts.bars("delayq-forecast-days", days, what=_("Due by day (UTC)"), unit=_("Day (UTC)"))
+    return {"kept": kept, "is_old": kept.is_old(now.at), "picture": picture}
+
+
+def _from_now(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """The first one says that it also has what is overdue."""
+    return [
+        replace(bucket, label=_("now"), in_full=_("%(label)s or overdue") % {"label": bucket.label})
+        if not nth
+        else bucket
+        for nth, bucket in enumerate(buckets)
+    ]
+
+
+def _sparks(samples: Sequence[Sample]) -> dict[str, Any]:
+    lines = {
+        "rate": ([sample.finished_per_second for sample in samples], _("Finished per second")),
+        "lag": ([sample.lag for sample in samples], _("Lag")),
+        "waiting": ([float(sample.waiting) for sample in samples], _("Waiting messages")),
+    }
+    return {
+        name: charts.sparkline(values, title=_("%(what)s over the last three hours") % {"what": what})
+        for name, (values, what) in lines.items()
+    }
+
+
+def _chart(now: Overview, totals: Totals) -> dict[str, Any]:
+    """What the script draws: the samples, and the newest point, which it appends at each refresh."""
+    return {
+        "at": [sample.at_ms / 1000 for sample in now.samples],
+        "rate": [round(sample.finished_per_second, 3) for sample in now.samples],
+        "lag": [round(sample.lag, 3) for sample in now.samples],
+        "now": [now.at.timestamp(), totals.per_second, totals.lag] if not now.problem else None,
+    }
+
+
+def _past(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """The chart as a table, the newest first."""
+    groups = [samples[start : start + MINUTES_IN_A_ROW] for start in range(0, len(samples), MINUTES_IN_A_ROW)]
+    return [
+        {
+            "at": from_ms(group[0].at_ms),
+            "rate": sum(sample.finished_per_second for sample in group) / len(group),
+            "lag": max(sample.lag for sample in group),
+            "waiting": group[-1].waiting,
+        }
+        for group in reversed(groups)
+    ]

@@ -1,0 +1,259 @@
+"""Enqueues a message from a form that is made of the task's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ...core.exceptions import (
+    DelayQError,
+    DuplicateMessage,
+    InvalidMessage,
+    NotPermitted,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+)
+from ...core.ids import key_id, new_id, parse_id
+from ...core.message import Priority
+from ...operators import lookup, operations
+from ...store import get_store, keys
+from ...tasks import task as tasks
+from ...tasks.arguments import read_json
+from ...tasks.handle import Handle
+from ...tasks.options import check_key
+from ...tasks.task import DelayedTask
+from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm
+from ..site import page, show, url
+
+Task = DelayedTask[Any, Any]
+
+#: For so long a form that was sent is known.
+FORM_KEPT_MS = 3_600_000
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What we refuse is said at the field."""
+    try:
+        yield
+    except InvalidMessage as error:
+        raise forms.ValidationError(str(error)) from None
+
+
+class ScheduleForm(WhenForm):
+    """When, and the options of one message."""
+
+    key = forms.CharField(
+        label=gettext_lazy("Key"),
+        required=False,
+        strip=False,
+        help_text=gettext_lazy("Business identity inside the topic: at most one live message has it."),
+    )
+    on_duplicate = forms.ChoiceField(
+        label=gettext_lazy("When a message with this key is live"),
+        choices=(
+            ("raise", gettext_lazy("refuse")),
+            ("keep", gettext_lazy("keep that one")),
+            ("replace", gettext_lazy("replace it")),
+        ),
+    )
+    priority = forms.ChoiceField(
+        label=gettext_lazy("Priority"),
+        choices=(("high", gettext_lazy("high")), ("normal", gettext_lazy("normal")), ("low", gettext_lazy("low"))),
+    )
+    expires = DurationField(
+        label=gettext_lazy("Expires"),
+        help_text=gettext_lazy("Not started later than this after it is due. Left empty: as its task says."),
+    )
+    durable = forms.BooleanField(
+        label=gettext_lazy("Durable"),
+        required=False,
+        help_text=gettext_lazy("The database keeps it too, until it has ended."),
+    )
+    headers = forms.CharField(
+        label=gettext_lazy("Headers"),
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 1, "cols": 80, "spellcheck": "false"}),
+        help_text=gettext_lazy('For people and tracing: a JSON object of texts, such as {"ticket": "OPS-7"}.'),
+    )
+    id = forms.CharField(widget=forms.HiddenInput)
+
+    def __init__(self, task: Task, data: Any = None) -> None:
+        options = task.options
+        initial = {
+            "on_duplicate": options.on_duplicate,
+            "priority": options.priority.name.lower(),
+            "durable": options.durable,
+            "id": new_id().hex(),
+        }
+        super().__init__(data, initial=initial)
+        self.task = task
+
+    def clean_id(self) -> str:
+        """Fresh when the page was opened: it names this form, and its message when that has no key."""
+        with _told():
+            return parse_id(self.cleaned_data["id"]).hex()
+
+    def clean_key(self) -> str | None:
+        """None when nothing is written."""
+        with _told():
+            return check_key(self.cleaned_data["key"] or None)
+
+    def clean_headers(self) -> dict[str, str]:
+        """Texts by their names."""
+        text: str = self.cleaned_data["headers"]
+        with _told():
+            headers = read_json(text) if text.strip() else {}
+        if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+            raise forms.ValidationError(_("Headers are a JSON object of texts."))
+        return headers
+
+    def options(self) -> dict[str, Any]:
+        """For using()."""
+        given = self.cleaned_data
+        when = {"due_at": given["at"]} if given["at"] else {"delay": given["delay"]}
+        # The id of a message with a key follows from the key.
+        identity = {"key": given["key"]} if given["key"] else {"id": given["id"]}
+        expires = {} if given["expires"] is None else {"expires": given["expires"]}
+        rest = {"on_duplicate": given["on_duplicate"], "durable": given["durable"], "headers": given["headers"]}
+        return {**when, **identity, **expires, **rest, "priority": Priority.parse(given["priority"])}
+
+
+@page("schedule/", "schedule", "edit_message", "view_payload", methods=("GET", "HEAD", "POST"))
+def schedule(request: HttpRequest) -> HttpResponse:
+    """Choose a task, fill in its form, enqueue."""
+    name = request.GET.get("task", "")
+    task = tasks.by_name.get(name)
+    if task is None:
+        if name:
+            words = _("No task is named %(name)s. It may have been removed or renamed.") % {"name": repr(name[:200])}
+            return show(request, "not_there.html", _("No such task"), status=404, words=words)
+        return show(request, "schedule.html", _("Schedule"), names=sorted(tasks.by_name))
+    if request.method != "POST":
+        return _page(request, task, ScheduleForm(task), ArgumentsForm(name))
+    form, arguments = ScheduleForm(task, request.POST), ArgumentsForm(name, None, request.POST)
+    if not (form.is_valid() & arguments.is_valid()):
+        return _page(request, task, form, arguments)
+    return _send(request, task, form, arguments)
+
+
+def _send(request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm) -> HttpResponse:
+    """Enqueue, unless this form has come before. What was refused may come again, what may have been done may not."""
+    turn: bool | None = None
+    try:
+        turn = _takes_turn(form)
+        if turn is False:
+            return _sent_before(request, task, form, arguments)
+        handle = operations.schedule(request.user, task.name, arguments.arguments(), **form.options())
+    except OutcomeUnknown as error:
+        advice = _("It may have been enqueued: look in the topic and in the archive before you enqueue it again.")
+        form.add_error(None, f"{error} {advice}")
+        return _page(request, task, form, arguments, unknown=True)
+    except DelayQError as error:
+        if turn:
+            _give_back_turn(form)
+        return _refused(request, task, form, arguments, error)
+    messages.success(request, _words(handle))
+    return redirect(f"{url(request, 'message', topic=handle.topic, message_id=handle.id)}?moment=1")
+
+
+def _refused(
+    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm, error: DelayQError
+) -> HttpResponse:
+    if isinstance(error, NotPermitted):
+        raise error
+    live = ""
+    key = form.cleaned_data["key"] if isinstance(error, DuplicateMessage) else None
+    if isinstance(error, DuplicateMessage):
+        live = url(request, "message", topic=task.options.topic, message_id=_message_id(task, form))
+    form.add_error("key" if key else None, str(error))
+    return _page(request, task, form, arguments, live)
+
+
+def _message_id(task: Task, form: ScheduleForm) -> str:
+    key = form.cleaned_data["key"]
+    return key_id(task.options.topic, key).hex() if key else str(form.cleaned_data["id"])
+
+
+# A form counts once
+
+
+def _takes_turn(form: ScheduleForm) -> bool | None:
+    """Whether this form comes for the first time. None when Redis cannot say: then SQL takes the message, under its
+    id, or nobody does. Raises OutcomeUnknown."""
+    if not form.cleaned_data["key"] and lookup.archived(form.cleaned_data["id"]):
+        return False
+    try:
+        return get_store().takes_turn(_turn(form), FORM_KEPT_MS)
+    except StoreUnavailable:
+        return None
+
+
+def _give_back_turn(form: ScheduleForm) -> None:
+    """Nothing was enqueued: the same form may come again."""
+    store = get_store()
+    with suppress(StoreError):
+        # Not DEL, which the rights in docs/operations.md do not have.
+        store.command("SET", keys.turn_key(store.prefix, _turn(form)), 1, "PX", 1)
+
+
+def _turn(form: ScheduleForm) -> str:
+    return f"form:{form.cleaned_data['id']}"
+
+
+def _sent_before(request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm) -> HttpResponse:
+    """To its message, or words on where to look for it."""
+    hit = None
+    with suppress(StoreError):
+        hit = lookup.by_id(_message_id(task, form), task.options.topic)
+    if hit is None:
+        form.add_error(None, _("This form was sent before, and counts once: nothing was enqueued this time."))
+        return _page(request, task, form, arguments, unknown=True)
+    words = _("This form was sent before, and counts once: nothing was enqueued this time.")
+    newest = _("This is the newest message with its id or key.")
+    messages.warning(request, f"{words} {newest}")
+    if hit.row is not None:
+        return redirect(url(request, "archived", pk=hit.row))
+    return redirect(url(request, "message", topic=hit.topic, message_id=hit.message_id))
+
+
+def _page(
+    request: HttpRequest,
+    task: Task,
+    form: ScheduleForm,
+    arguments: ArgumentsForm,
+    live: str = "",
+    *,
+    unknown: bool = False,
+) -> HttpResponse:
+    title = _("Schedule %(task)s") % {"task": task.name}
+    # Not the task: a template calls whatever can be called.
+    context: dict[str, Any] = {
+        "task": task.name,
+        "topic": task.options.topic,
+        "form": form,
+        "arguments": arguments,
+        "live": live,
+        "unknown": unknown,
+    }
+    about = (task.__doc__ or "").strip().partition("\n")[0]
+    return show(request, "schedule.html", title, about=about, **context)
+
+
+def _words(handle: Handle) -> str:
+    if handle.outcome == "kept":
+        return _("A message with this key was live already: it was kept, nothing was enqueued.")
+    if handle.outcome == "follows":
+        return _("A message with this key is running: this one follows it.")
+    if handle.outcome == "replaced":
+        return _("The message was enqueued, in place of the one with its key.")
+    return _("The message was enqueued.")

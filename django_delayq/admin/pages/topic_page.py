@@ -1,0 +1,101 @@
+"""One topic: its figures, pause and resume, and what waits in it."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ...client import topics
+from ...core.exceptions import InvalidMessage, UnknownTopic
+from ...operators import operations, recent_actions
+from ...outbox.listing import CAP, count_outbox, list_outbox
+from ...stats import overview
+from ...stats.obstacles import Pause, pause_of
+from ...tasks import task
+from ...tasks.arguments import in_one_line
+from ..forms.message_forms import PauseForm
+from ..site import action, back, page, show, url
+
+#: Messages on a page.
+LIMIT = 50
+#: Leased messages that are shown.
+MOST_RUNNING = 50
+
+
+@page("topics/<str:topic>/", "topic")
+def topic(request: HttpRequest, topic: str) -> HttpResponse:
+    """Its page."""
+    return _page(request, topic, None)
+
+
+@action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
+def pause(request: HttpRequest, topic: str) -> HttpResponse:
+    """Hold it."""
+    form = PauseForm(request.POST)
+    if not form.is_valid():
+        return _page(request, topic, form)
+    operations.pause(request.user, topic, reason=form.cleaned_data["reason"], until=form.until())
+    messages.success(
+        request, _("The topic %(topic)s is paused: what runs goes on, nothing more starts.") % {"topic": topic}
+    )
+    return back(request, "topic", topic=topic)
+
+
+@action("topics/<str:topic>/resume/", "topic_resume", "pause_topic")
+def resume(request: HttpRequest, topic: str) -> HttpResponse:
+    """Let it go on."""
+    operations.resume(request.user, topic, reason=request.POST.get("reason", "")[:500])
+    messages.success(request, _("The topic %(topic)s goes on.") % {"topic": topic})
+    return back(request, "topic", topic=topic)
+
+
+def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpResponse:
+    try:
+        stats = topics.topic_stats(topic)
+    except UnknownTopic as error:
+        return show(request, "not_there.html", _("No such topic"), status=404, words=str(error))
+    in_database = request.GET.get("in") == "database"
+    listing, problem = _listing(topic, request.GET.get("after"), in_database)
+    may_see = request.user.has_perm("django_delayq.view_payload")
+    pause = pause_of(stats.paused)
+    return show(
+        request,
+        "topic.html",
+        _("Topic %(topic)s") % {"topic": topic},
+        stats=stats,
+        declared=topic in task.known_topics(),
+        now=timezone.now(),
+        pause=pause,
+        figures=next((one for one in overview.overview().topics if one.topic == topic), None),
+        outbox=count_outbox(topic),
+        outbox_cap=CAP,
+        in_database=in_database,
+        rows=[(message, in_one_line(message.args, message.kwargs) if may_see else "") for message in listing.messages],
+        after=request.GET.get("after", ""),
+        further=listing.cursor,
+        problem=problem,
+        pause_form=form or _pause_form(pause),
+        running=topics.list_running(topic, limit=MOST_RUNNING) if stats.leased else [],
+        actions=recent_actions.of_topic(topic),
+        purge=f"{url(request, 'bulk_new')}?kind=purge&topic={topic}",
+    )
+
+
+def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[topics.Page, str]:
+    """The page after a cursor, and what is wrong with it: the topic is known, so only the cursor can be."""
+    listed = list_outbox if in_database else topics.list_messages
+    try:
+        return listed(topic, cursor=cursor or None, limit=LIMIT), ""
+    except InvalidMessage:
+        words = _("%(cursor)s is no place in this list: begin at its start.") % {"cursor": f"{cursor!r:.80}"}
+        return topics.Page(messages=[], cursor=None), words
+
+
+def _pause_form(pause: Pause | None) -> PauseForm:
+    """To change a pause begins with what it is now: another reason alone does not move its end."""
+    if pause is None:
+        return PauseForm()
+    end = {"hold": "at", "at": timezone.localtime(pause.until)} if pause.until else {}
+    return PauseForm(initial={"reason": pause.reason, **end})

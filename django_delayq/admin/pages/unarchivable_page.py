@@ -1,0 +1,75 @@
+"""What the archive refused: a list, one entry, and the button that tries again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ...archive import unarchivable
+from ...models import UnarchivableEntry
+from ...operators import operations
+from ...templatetags.delayq import amount
+from ..keyset import newest_first
+from ..site import action, back, page, show
+
+
+@page("unarchivable/", "unarchivable")
+def unarchivable_list(request: HttpRequest) -> HttpResponse:
+    """All of them, the newest first."""
+    rows, links = newest_first(request, UnarchivableEntry.objects.all())
+    title = _("Unarchivable entries")
+    return show(
+        request,
+        "unarchivable.html",
+        title,
+        rows=[(row, unarchivable.shown(row), _refusal(row)) for row in rows],
+        links=links,
+        now=timezone.now(),
+    )
+
+
+@page("unarchivable/<int:pk>/", "unarchivable_entry")
+def unarchivable_entry(request: HttpRequest, pk: int) -> HttpResponse:
+    """All that is known of one."""
+    row = UnarchivableEntry.objects.filter(pk=pk).first()
+    if row is None:
+        raise Http404(_("There is no unarchivable entry %(pk)s: it was archived again, or never there.") % {"pk": pk})
+    context: dict[str, Any] = {"row": row, "shown": unarchivable.shown(row), "refusal": _refusal(row)}
+    title = _("Message %(id)s") % {"id": row.message_id}
+    return show(request, "unarchivable_entry.html", title, now=timezone.now(), **context)
+
+
+@action("unarchivable/<int:pk>/archive/", "unarchivable_archive", "replay_message")
+def archive_one(request: HttpRequest, pk: int) -> HttpResponse:
+    """Try again to make it a row of the archive."""
+    return _told(request, operations.archive_again(request.user, pk, reason=request.POST.get("reason", "")))
+
+
+@action("unarchivable/archive/", "unarchivable_archive_all", "replay_message", "bulk_operate")
+def archive_all(request: HttpRequest) -> HttpResponse:
+    """The same with all of them."""
+    return _told(request, operations.archive_again(request.user, reason=request.POST.get("reason", "")))
+
+
+def _told(request: HttpRequest, done: unarchivable.ArchivedAgain) -> HttpResponse:
+    if done.count:
+        words = ngettext("%(number)s entry is archived.", "%(number)s entries are archived.", done.count)
+        messages.success(request, words % {"number": amount(done.count)})
+    if refused := sum(done.refused.values()):
+        words = ngettext(
+            "%(number)s entry was refused again: %(errors)s.",
+            "%(number)s entries were refused again: %(errors)s.",
+            refused,
+        )
+        messages.error(request, words % {"number": amount(refused), "errors": ", ".join(done.refused)})
+    return back(request, "unarchivable")
+
+
+def _refusal(row: UnarchivableEntry) -> str:
+    """Class of the error: what it says may quote the arguments."""
+    return str(row.error.partition("(")[0])

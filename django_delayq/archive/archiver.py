@@ -1,0 +1,287 @@
+"""Moves finished messages from Redis into the archive: read by consumer group, insert, commit, and only then remove."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    InternalError,
+    connections,
+    transaction,
+)  # fmt: skip
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..core.conf import get_settings
+from ..core.database import may_pass
+from ..core.exceptions import ArchiveUnavailable, DelayQError
+from ..core.ids import new_id
+from ..core.service import Service
+from ..outbox import outbox
+from ..store.finished import Entry, FinishedStream, lengths
+from ..store.keys import Partition
+from ..store.redis import RedisStore
+from . import archive_rows, unarchivable
+
+logger = logging.getLogger("delayq.worker")
+
+#: Seconds between two looks, so that a row is inserted soon but not each alone.
+GATHER = 0.2
+#: Seconds between two looks when nobody says that there is something. In a worker, whoever finishes messages says so.
+IDLE = 15.0
+#: Beside busy tasks the archiver rests for so many times as long as it has worked: it then takes a fifth of the
+#: interpreter's time, and catches up when they are done, or when half the room of the stream is taken.
+REST = 4.0
+#: Failures in a row of the same batch, with a database that answers, before the culprit is looked for.
+PATIENCE = 3
+#: Seconds between two looks for what dead archivers have left.
+TAKE_OVER_INTERVAL = 5.0
+
+
+#: Seconds after which a new topic is noticed.
+PARTITIONS_REFRESH = 10.0
+
+
+class Archiver(Service):
+    """Serves every partition of every topic that there is with the prefix."""
+
+    name = "archiver"
+
+    def __init__(
+        self, store: RedisStore, consumer: str, *, tasks_run: Callable[[], bool] = bool, interval: float = IDLE
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._consumer = consumer
+        self._tasks_run = tasks_run
+        """Whether tasks want the interpreter."""
+        self._hinted = True
+        self.interval = interval
+        self._streams: dict[Partition, FinishedStream] = {}
+        self._held: dict[Partition, Sequence[Entry]] = {}
+        """Read and not yet archived: the database was away."""
+        self._failures: dict[Partition, int] = {}
+        self._began_at = 0.0
+        self._known: set[Partition] = set()
+        self._learned_at = 0.0
+        self._took_over_at: dict[Partition, float] = {}
+        self._down_since = 0.0
+        self.archived = 0
+        self.waiting = 0
+        """Entries of all streams at the last look."""
+
+    def messages_ended(self) -> None:
+        """Messages have ended. While the database is away they wait for the next try, which is at most a second off."""
+        self._hinted = True
+        if not self.lagging:
+            self.sleeper.wake()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something waits that the database would take."""
+        return not self.lagging and (self._hinted or self.waiting > 0)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Rows so far, entries that waited at the last look, and whether the database is away."""
+        return {"archived": self.archived, "waiting": self.waiting, "lagging": self.lagging}
+
+    @property
+    def lagging(self) -> bool:
+        """Whether the database has been away since the last try."""
+        return bool(self._down_since)
+
+    def run_once(self) -> float:
+        """One batch of each partition that has something. Raises ArchiveUnavailable while the database is away."""
+        since = time.monotonic() - self._began_at
+        if since < GATHER and not self._held:
+            return GATHER - since
+        # Until it is known what waits, something may: a burst must not end in between.
+        self._began_at, self.waiting, self._hinted = time.monotonic(), max(1, self.waiting), False
+        partitions = self._partitions()
+        sizes = dict(zip(partitions, lengths(self._store, partitions), strict=True))
+        self.waiting = sum(sizes.values())
+        archived, errors = [0], []
+        for partition in [partition for partition, size in sizes.items() if size or partition in self._held]:
+            try:
+                archived.append(self._archive(partition))
+            except DelayQError as error:  # the others have their turn all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        self._say_that_it_is_back()
+        self.waiting = max(0, self.waiting - sum(archived))
+        return self._pause(max(archived), max(sizes.values(), default=0))
+
+    def _pause(self, archived: int, size: int) -> float:
+        if not archived:
+            return self.interval if not size else TAKE_OVER_INTERVAL
+        if size <= archived:
+            return GATHER
+        self._began_at, took = 0.0, time.monotonic() - self._began_at
+        crowded = size > self._store.settings.finished_limit // 2
+        return took * REST if self._tasks_run() and not crowded else 0.0
+
+    def _partitions(self) -> Sequence[Partition]:
+        now = time.monotonic()
+        if now - self._learned_at > PARTITIONS_REFRESH or not self._known:
+            self._known |= set(self._store.used_partitions())  # what FLUSHALL makes Redis forget is used again soon
+            self._learned_at = now
+        return list(self._known | self._held.keys())
+
+    def _archive(self, partition: Partition) -> int:
+        """Archive one batch. Returns how many entries it had."""
+        stream = self._streams.get(partition)
+        if stream is None:
+            stream = self._streams[partition] = FinishedStream(self._store, partition, self._consumer)
+        entries = self._held.pop(partition, None) or self._left_by_others(stream) or stream.read()
+        if entries:
+            try:
+                left = store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
+            except DelayQError as error:
+                self._keep(partition, entries, error)
+                raise
+            self._failures.pop(partition, None)
+            done = [entry for entry in entries if entry not in left]
+            if done:
+                stream.remove(done)
+            self.archived += len(done)
+            return len(done)
+        return 0
+
+    def _left_by_others(self, stream: FinishedStream) -> Sequence[Entry]:
+        now = time.monotonic()
+        if now - self._took_over_at.get(stream.partition, -TAKE_OVER_INTERVAL) < TAKE_OVER_INTERVAL:
+            return []
+        self._took_over_at[stream.partition] = now
+        return stream.take_over()
+
+    def _keep(self, partition: Partition, entries: Sequence[Entry], error: DelayQError) -> None:
+        self._held[partition] = entries
+        if not isinstance(error, ArchiveUnavailable):
+            return
+        if error.answers:
+            self._failures[partition] = self._failures.get(partition, 0) + 1
+        if not self._down_since:
+            self._down_since = time.monotonic()
+            logger.warning("the archive waits, nothing is lost: %s", error)
+
+    def _say_that_it_is_back(self) -> None:
+        if self._down_since:
+            logger.warning("the archive goes on after %.1f s", time.monotonic() - self._down_since)
+            self._down_since = 0.0
+
+
+def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[Entry]:
+    """Insert the rows of the entries and close the outbox rows of the durable ones, in one transaction.
+
+    Returns the entries that have to wait, because somebody has locked their rows: they are taken over and tried again
+    later (TAKE_OVER_AFTER_MS). With `search`, a batch that fails is split until the bad entry is alone; when that is to
+    blame, it becomes an UnarchivableEntry.
+    Raises ArchiveUnavailable: nothing was committed of what failed, and all of it may be tried again.
+    """
+    connection = connections[get_settings().database]
+    try:
+        connection.close_if_unusable_or_obsolete()
+        return _store(entries, connection)
+    except DelayQError:
+        raise
+    except Exception as error:
+        answers = _answers(connection)
+        if not answers or not (search or _is_about_data(error)):
+            raise ArchiveUnavailable(error, answers) from error
+        if len(entries) == 1:
+            return _store_alone(entries[0], error, connection)
+        middle = len(entries) // 2
+        return [*store_entries(entries[:middle], True), *store_entries(entries[middle:], True)]
+
+
+def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[Entry]:
+    settings = get_settings()
+    rows = [archive_rows.row_of(entry, connection) for entry in entries if archive_rows.wanted(entry, settings)]
+    with transaction.atomic(using=connection.alias):
+        if rows:
+            archive_rows.insert(rows, connection)
+        return outbox.close(entries, connection.alias)
+
+
+def _is_about_data(error: Exception) -> bool:
+    """Whether trying the same again is useless. Operational errors are deadlocks, locks, lost connections.
+
+    What is not the database's comes from a driver that cannot even send the value.
+    """
+    return not isinstance(error, Error) or isinstance(error, DataError | IntegrityError | InternalError)
+
+
+def _answers(connection: BaseDatabaseWrapper) -> bool:
+    try:
+        connection.ensure_connection()
+        usable = connection.is_usable()
+    except Error:
+        usable = False
+    if not usable:
+        with suppress(Error):
+            connection.close()
+    return usable
+
+
+def _store_alone(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> Sequence[Entry]:
+    """Store one entry that the database has refused. Only when it is itself to blame it is put aside."""
+    try:
+        refused = _rehearse(entry, connection)
+    except Error:  # a good row is not taken either: a lock, or a migration is missing
+        raise ArchiveUnavailable(error, _answers(connection)) from error
+    if refused is not None and not may_pass(refused):
+        return _put_aside(entry, refused, connection)
+    try:
+        return _store([entry], connection)
+    except DelayQError:
+        raise
+    except Exception as again:
+        if not _answers(connection):
+            raise ArchiveUnavailable(again, False) from again
+        logger.warning("message %s is archived later: %s", entry.id.hex(), again)
+        return [entry]
+
+
+def _rehearse(entry: Entry, connection: BaseDatabaseWrapper) -> Exception | None:
+    """What the database has against this entry while it takes a row that is surely good. Changes nothing.
+
+    Both in one transaction: it holds the locks of the good row, so what it then meets is no lock of the table that
+    came in between. Raises Error when the good row is not taken.
+    """
+    good = Entry(b"", Partition("probe", 0), new_id(), "acked", 1, b"", b"", b"{}")
+    refused: Exception | None = None
+    with transaction.atomic(using=connection.alias):
+        archive_rows.insert([archive_rows.row_of(good, connection)], connection)
+        try:
+            _store([entry], connection)
+        except DelayQError:
+            raise
+        except Exception as error:
+            refused = error
+        transaction.set_rollback(True, using=connection.alias)
+    return refused
+
+
+def _put_aside(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> Sequence[Entry]:
+    """Keep what the archive refuses where people find it."""
+    try:
+        with transaction.atomic(using=connection.alias):
+            unarchivable.put_aside(entry, error, connection.alias)
+            left = outbox.close([entry], connection.alias)
+    except Error as refused:
+        raise ArchiveUnavailable(refused, _answers(connection)) from refused
+    logger.error(
+        "message %s of %s cannot be archived; it is on the page of unarchivable entries: %s",
+        entry.id.hex(),
+        entry.partition.topic,
+        error,
+    )
+    return left

@@ -1,0 +1,189 @@
+"""Deletes old rows of the archive, in short transactions, and never an open dead letter by accident."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from datetime import timezone as zones
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+from django.utils import timezone
+
+from ..core.conf import get_settings
+from ..core.exceptions import InvalidMessage, StoreError
+from ..core.times import Duration, duration_ms, in_words
+from ..models import ArchivedMessage, Final, OperatorAction, UnarchivableEntry
+from ..store import get_store
+from ..store.keys import Partition
+from ..store.link import BATCH
+from ..tasks import task as tasks
+
+#: Rows of the last hour always stay.
+MIN_AGE = timedelta(hours=1)
+#: Rows that are looked at in one query.
+PAGE = 5_000
+#: Ids that one query names.
+IDS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """What prune() has done so far."""
+
+    action: OperatorAction | None
+    """The record of it; None in a dry run. Its finished_at is null until the end."""
+    count: int
+    """Rows that are deleted; in a dry run, that would be."""
+    kept: int
+    """Rows that are old enough and stay: dead letters that nobody has replayed or discarded."""
+    needed: int = 0
+    """Rows that are old enough and stay: of exactly_once tasks whose messages Redis still has, so that they may be
+    delivered again, or may have while it is away. Their rows keep them from running twice."""
+
+
+def prune(
+    older_than: Duration,
+    *,
+    state: str | None = None,
+    dry_run: bool = False,
+    by: str = "",
+    progress: Callable[[Pruned], object] | None = None,
+    batch: int = 1_000,
+) -> Pruned:
+    """Delete rows of the archive that finished longer ago than `older_than`: a timedelta or seconds, 1 hour or more.
+
+    `state`: only acked, dead, cancelled or expired ones. Without it everything goes but the dead letters that nobody
+    has replayed or discarded: those go only with state="dead". What the archive refused (UnarchivableEntry) goes by the
+    same rules. The oldest go first, `batch` (1 to 10,000) rows in a
+    transaction, so that to interrupt is safe. `dry_run` only counts. `by` is for the OperatorAction.
+    `progress(pruned)` is called first and after each transaction. Raises InvalidMessage.
+    """
+    before = timezone.now() - _checked_age(older_than)
+    if state is not None and state not in Final.values:
+        raise InvalidMessage(f"state is {state!r}: use one of {', '.join(Final.values)}.")
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 10_000:
+        raise InvalidMessage(f"batch is a whole number from 1 to 10,000, not {batch!r}.")
+    work = _Prune(before, state, progress)
+    if not dry_run:
+        age = in_words(timedelta(milliseconds=duration_ms(older_than)).total_seconds())
+        what = state or "all but open dead letters"
+        work.begin(by, f"{what}, finished more than {age} ago, before {before.isoformat(timespec='seconds')}")
+    return work.run(batch)
+
+
+def _checked_age(older_than: Duration) -> timedelta:
+    age = timedelta(milliseconds=duration_ms(older_than, "older_than"))
+    if age < MIN_AGE:
+        raise InvalidMessage("older_than is at least 1 hour: younger rows are looked at by those who just wrote them.")
+    return age
+
+
+class _Prune:
+    """One call of prune()."""
+
+    def __init__(self, before: datetime, state: str | None, progress: Callable[[Pruned], object] | None) -> None:
+        self._before, self._state, self._progress = before, state, progress
+        self._alias = get_settings().database
+        self._action: OperatorAction | None = None
+        self._count = self._kept = self._needed = 0
+
+    def begin(self, by: str, selection: str) -> None:
+        """Record that somebody prunes."""
+        self._action = OperatorAction(action="prune", operator=by[:150], selection=selection)
+        self._action.save(using=self._alias)
+
+    def run(self, batch: int) -> Pruned:
+        """Delete, or only count."""
+        self._tell()
+        for pks in map(self._without_needed, self._pages()):
+            for at in range(0, len(pks), batch):
+                self._count += self._delete(ArchivedMessage, pks[at : at + batch])
+                self._tell()
+        self._count += self._delete(UnarchivableEntry, self._aside())
+        if self._action:
+            self._action.finished_at = timezone.now()
+            self._action.save(using=self._alias, update_fields=["finished_at"])
+        return self._so_far()
+
+    def _pages(self) -> Iterator[Sequence[int]]:
+        """The ids of rows to delete. Read along the index of finished_at, whatever is wanted of it: so each query is
+        short, also one for a state that is rare."""
+        rows = ArchivedMessage.objects.using(self._alias).filter(finished_at__lt=self._before)
+        columns = rows.order_by("finished_at", "pk").values_list(
+            "pk", "finished_at", "state", "replayed_at", "discarded_at"
+        )
+        page: list[Any] = list(columns[:PAGE])
+        while page:
+            yield [pk for pk, _, *standing in page if self._goes(*standing)]
+            pk, finished_at = page[-1][:2]
+            further = Q(finished_at__gt=finished_at) | Q(pk__gt=pk)
+            page = list(columns.filter(further, finished_at__gte=finished_at)[:PAGE]) if len(page) == PAGE else []
+
+    def _goes(self, state: str, replayed_at: datetime | None, discarded_at: datetime | None) -> bool:
+        if self._state:
+            return state == self._state
+        is_open = state == Final.DEAD and not replayed_at and not discarded_at
+        self._kept += is_open
+        return not is_open
+
+    def _without_needed(self, pks: Sequence[int]) -> Sequence[int]:
+        if not any(task.options.exactly_once for task in tasks.by_name.values()):
+            return pks
+        needed: set[int] = set()
+        for at in range(0, len(pks), IDS):
+            rows = ArchivedMessage.objects.using(self._alias).filter(pk__in=pks[at : at + IDS])
+            needed |= still_needed(rows)
+        self._needed += len(needed)
+        return [pk for pk in pks if pk not in needed]
+
+    def _aside(self) -> Sequence[int]:
+        rows = UnarchivableEntry.objects.using(self._alias).filter(created_at__lt=self._before)
+        return [pk for pk, state in rows.values_list("pk", "state") if self._goes(state, None, None)]
+
+    def _delete(self, model: type[ArchivedMessage | UnarchivableEntry], pks: Sequence[int]) -> int:
+        if self._action is None or not pks:
+            return len(pks)
+        with transaction.atomic(using=self._alias):
+            _, deleted = model.objects.using(self._alias).filter(pk__in=pks).delete()
+            count: int = deleted.get(model._meta.label, 0)
+            actions = OperatorAction.objects.using(self._alias).filter(pk=self._action.pk)
+            actions.update(count=F("count") + count)
+        self._action.count += count
+        return count
+
+    def _tell(self) -> None:
+        if self._progress:
+            self._progress(self._so_far())
+
+    def _so_far(self) -> Pruned:
+        return Pruned(action=self._action, count=self._count, kept=self._kept, needed=self._needed)
+
+
+def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
+    """The ids of those rows that keep a message from running twice: of exactly_once tasks, whose worker died before it
+    could say that they ran, so that Redis still has them. All rows of such tasks while Redis is away."""
+    once = [name for name, task in tasks.by_name.items() if task.options.exactly_once]
+    lives: dict[Partition, list[tuple[int, tuple[bytes, int]]]] = defaultdict(list)
+    columns = ("pk", "topic", "partition", "message_id", "enqueued_at")
+    for pk, topic, number, message_id, enqueued_at in rows.filter(task__in=once).values_list(*columns):
+        lives[Partition(topic, number)].append((pk, (message_id.bytes, _microseconds(enqueued_at))))
+    needed: set[int] = set()
+    for partition, those in lives.items():
+        for at in range(0, len(those), BATCH):
+            some = those[at : at + BATCH]
+            try:
+                words = get_store().lives(partition, [life for _, life in some])
+            except StoreError:
+                words = ["LIVE"] * len(some)
+            needed |= {pk for (pk, _), word in zip(some, words, strict=True) if word == "LIVE"}
+    return needed
+
+
+def _microseconds(when: datetime) -> int:
+    """Since 1970: the stamp of a life."""
+    aware = timezone.make_aware(when) if timezone.is_naive(when) else when
+    return (aware - datetime(1970, 1, 1, tzinfo=zones.utc)) // timedelta(microseconds=1)

@@ -1,0 +1,298 @@
+"""Finds one page of the archive, the newest rows first, in a time that grows with neither the table nor the depth.
+
+No index serves every combination of filters, so rows are looked at in windows, and a page that is not full says how far
+back it looked. What is not acked is little: an index of its own (delayq_archive_others) holds all that filters ask for,
+and a window is 100,000 of its entries. Else it is a number of rows in the order in which they finished when a period is
+given, and without one a range of ids: 20,000 at first, then as many as the time that is left allows. Where a task or a
+topic is rare its index has all of its rows at once, and there is no window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from django.db import connections
+from django.db.models import BigIntegerField, ExpressionWrapper, Q, Subquery, Value
+from django.db.models.functions import Coalesce
+
+from ..core.exceptions import InvalidMessage
+from ..models import ArchivedMessage, Final
+from ..models.functions import Octets
+from .argument_search import Sought
+from .cursors import LAST_ID, Edge, edge_of, stepped, text_of
+from .selection import Rows, Selection
+
+#: What the list shows. Bodies, headers and tracebacks stay in the database.
+LISTED = (
+    "message_id", "topic", "task", "key", "state", "reason", "attempts", "due_at", "finished_at", "lateness_ms",
+    "run_ms", "error_class", "replay_of", "replayed_by", "replayed_at", "discarded_at",
+)  # fmt: skip
+SIZE = 100
+#: Ids of the first window.
+FIRST_IDS = 20_000
+#: Seconds that the second window may take, by what the first one took.
+BUDGET = 0.06
+#: Rows in one window of a period; when an index without the acked ones has them; when bodies are searched.
+PERIOD_ROWS, FEW_ROWS, SEARCHED_ROWS = 60_000, 100_000, 50_000
+#: A task or a topic with at most as many rows is looked up in its index, without windows.
+RARE = 5_000
+#: Bodies that are read at most: one may have 60 KB and more.
+CANDIDATES = 300
+#: Bytes of bodies in one window that is searched, as far as those of its first rows tell.
+SEARCHED_BYTES, SAMPLE = 64 * 1024 * 1024, 200
+
+_RARE, _COMMON = -1, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivePage:
+    """Some rows in a row, the newest first."""
+
+    rows: Sequence[ArchivedMessage]
+    older: str | None
+    """Pass it as `before` for what comes below; None when nothing does."""
+    newer: str | None
+    """Pass it as `after` for what comes above; None at the top."""
+    searched_back_to: datetime | None
+    """The page is not full because the search stopped there for now; None when it is full or complete."""
+    complete: bool
+    """Whether the search came to the end: nothing lies beyond this page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What a walk came back with, in its direction."""
+
+    rows: list[ArchivedMessage]
+    edge: Edge | None
+    """Where the next walk begins; None when nothing is left."""
+    stopped_at: datetime | None = None
+
+
+def page_of(
+    selection: Selection,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    size: int = SIZE,
+    columns: Sequence[str] = LISTED,
+) -> ArchivePage:
+    """The `size` newest rows; the next older ones than the cursor `before`, or the next newer ones than `after`.
+
+    In the order of finishing, or (all rows or acked ones, without a period) in that of archiving, which is nearly the
+    same. Two short queries at most, four on SQLite. `columns`: the fields to read. Raises InvalidMessage for a cursor
+    that is not of this selection's pages, and for a search for an argument without a period.
+    """
+    if selection.argument and not (selection.since or selection.until):
+        raise InvalidMessage("An argument can only be searched for inside a period: choose one.")
+    kind = _kind(selection)
+    edge = edge_of(before or after, kind is _Times)
+    found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)
+    rows, beyond = found.rows, text_of(found.edge)
+    if after and not before:
+        rows.reverse()
+        older, newer = text_of(_after(rows[-1], kind) if rows else stepped(edge, 1)), beyond
+    else:
+        older, newer = beyond, text_of(_after(rows[0], kind) if rows else stepped(edge, -1)) if before else None
+    stopped_at = found.stopped_at if len(rows) < size else None
+    return ArchivePage(rows=rows, older=older, newer=newer, searched_back_to=stopped_at, complete=found.edge is None)
+
+
+def every_row(selection: Selection, columns: Sequence[str], size: int = 500) -> Iterator[ArchivedMessage]:
+    """All rows, page by page. Raises InvalidMessage."""
+    before: str | None = None
+    while True:
+        page = page_of(selection, before=before, size=size, columns=columns)
+        yield from page.rows
+        if page.older is None:
+            return
+        before = page.older
+
+
+class _Walk:
+    """One page of a selection, upwards or downwards."""
+
+    def __init__(self, selection: Selection, columns: Sequence[str], *, upwards: bool) -> None:
+        self.selection, self.columns, self.upwards = selection, columns, upwards
+        self.rows: Rows = selection.rows().only("pk", *columns)
+        self.table: Rows = ArchivedMessage.objects.using(self.rows.db).only("pk", *columns)
+        self.features = connections[self.rows.db].features
+        if selection.topic and not selection.state:
+            self.rows = self.rows.filter(state__in=Final.values)  # all there are: the index begins with them
+
+    def mark(self) -> Any:
+        """In SQL: _RARE when so few rows have this task, or topic, that an index gives all of them at once."""
+        wanted = self.selection
+        states = [wanted.state] if wanted.state else Final.values
+        if wanted.task:
+            same = self.table.filter(task=wanted.task, state__in=states)
+        elif wanted.topic:
+            same = self.table.filter(topic=wanted.topic, state__in=states)
+        else:
+            return Value(_COMMON)
+        return Coalesce(Subquery(same.order_by().values("pk")[RARE : RARE + 1]), Value(_RARE))
+
+    def order(self, *names: str) -> list[str]:
+        """For order_by."""
+        return [name if self.upwards else f"-{name}" for name in names]
+
+
+class _Ids(_Walk):
+    """In the order of archiving."""
+
+    def walk(self, edge: Edge | None, size: int) -> _Found:
+        """At most `size` rows from the edge on."""
+        start = edge and edge[1]
+        if _is_exact(self.selection):
+            return self._rest(start, size, [])
+        begun = monotonic()
+        rows, beyond = self._window(start, FIRST_IDS, size + 1)
+        if len(rows) <= size and beyond:
+            start = self._next_to(beyond)
+            if beyond.mark == _RARE:  # type: ignore[attr-defined]
+                return self._rest(start, size, rows)
+            span = FIRST_IDS * BUDGET / max(monotonic() - begun, 1e-6)
+            more, beyond = self._window(start, int(span), size + 1 - len(rows))
+            rows += more
+        if len(rows) > size or not beyond:
+            return _cut(rows, size, _Ids)
+        return _Found(rows=rows, edge=(None, self._next_to(beyond)), stopped_at=beyond.finished_at)
+
+    def _rest(self, start: int | None, size: int, rows: list[ArchivedMessage]) -> _Found:
+        """Everything from there on, added to these rows."""
+        rest = self._from(self.rows, start).order_by(*self.order("pk"))
+        return _cut([*rows, *rest[: size + 1 - len(rows)]], size, _Ids)
+
+    def _window(self, start: int | None, span: int, limit: int) -> tuple[list[ArchivedMessage], ArchivedMessage | None]:
+        """The first rows of the selection among `span` ids, and the first row of the table beyond those."""
+        if start is None:
+            newest = Subquery(self.table.order_by("-pk").values("pk")[:1])
+            end: Any = ExpressionWrapper(newest - Value(span), output_field=BigIntegerField())
+        else:
+            end = start + span if self.upwards else max(start - span, 0)
+        inside, outside = (Q(pk__lte=end), Q(pk__gt=end)) if self.upwards else (Q(pk__gte=end), Q(pk__lt=end))
+        rows = self._from(self.rows, start).filter(inside).annotate(mark=Value(0))
+        beyond = self.table.filter(outside).annotate(mark=self.mark())
+        found = self._both(rows.order_by(*self.order("pk"))[:limit], beyond.order_by(*self.order("pk"))[:1])
+        within = [row for row in found if not row.mark]  # type: ignore[attr-defined]
+        within.sort(key=lambda row: row.pk, reverse=not self.upwards)
+        return within, next((row for row in found if row.mark), None)  # type: ignore[attr-defined]
+
+    def _both(self, rows: Rows, beyond: Rows) -> list[ArchivedMessage]:
+        """Together, where the database can: a page has few queries to spend."""
+        if self.features.supports_slicing_ordering_in_compound:
+            return list(rows.union(beyond, all=True))
+        return [*rows, *beyond]
+
+    def _from(self, rows: Rows, start: int | None) -> Rows:
+        if start is None:
+            return rows
+        further: Rows = rows.filter(pk__gt=start) if self.upwards else rows.filter(pk__lt=start)
+        return further
+
+    def _next_to(self, row: ArchivedMessage) -> int:
+        """The edge before which a walk begins with this row."""
+        pk: int = row.pk
+        return pk - 1 if self.upwards else pk + 1
+
+
+class _Times(_Walk):
+    """In the order of finishing."""
+
+    def __init__(self, selection: Selection, columns: Sequence[str], *, upwards: bool) -> None:
+        super().__init__(selection, columns, upwards=upwards)
+        self.few = _is_few(selection, self.features)
+        if self.few:
+            self.rows = self.rows.exclude(state=Final.ACKED)  # said, for that is the condition of the index
+
+    def walk(self, edge: Edge | None, size: int) -> _Found:
+        """At most `size` rows from the edge on."""
+        rows, end = self._from(self.rows, edge), self._end(edge)
+        if end is not None:
+            rows = rows.filter(Q(finished_at__lte=end) if self.upwards else Q(finished_at__gte=end))
+        rows = rows.order_by(*self.order("finished_at", "pk"))
+        if self.selection.argument:
+            return self._searched(rows, end, size)
+        if self.few and self.features.allow_sliced_subqueries_with_in:  # then the index alone tells which
+            rows = self.table.filter(pk__in=rows.values("pk")[: size + 1]).order_by(*self.order("finished_at", "pk"))
+        return self._page(list(rows[: size + 1]), end, size)
+
+    def _end(self, edge: Edge | None) -> datetime | None:
+        """When the last row of this window finished; None when nothing lies beyond. OFFSET, but only of this many
+        entries of an index: ids would not do, for rows of any id may have finished in the period."""
+        scope = Selection(since=self.selection.since, until=self.selection.until).rows()
+        count = self._searchable(scope, edge) if self.selection.argument else FEW_ROWS if self.few else PERIOD_ROWS
+        if self.few:
+            scope = scope.exclude(state=Final.ACKED)
+        mark = Value(_COMMON) if self.few or self.selection.argument else self.mark()
+        ends = self._from(scope, edge).order_by(*self.order("finished_at")).annotate(mark=mark)
+        end, mark = next(iter(ends.values_list("finished_at", "mark")[count : count + 1]), (None, _COMMON))
+        return None if mark == _RARE else end
+
+    def _searchable(self, scope: Rows, edge: Edge | None) -> int:
+        """How many rows from the edge on may be searched: fewer where the database would read much for each."""
+        first = self._from(scope, edge).order_by(*self.order("finished_at"))[:SAMPLE]
+        total = 0
+        for number, size in enumerate(first.values_list(Octets("body"), flat=True), 1):
+            total += size
+            if total > SEARCHED_BYTES:
+                return number
+        return SEARCHED_ROWS if not total else min(SEARCHED_ROWS, max(SAMPLE, SAMPLE * SEARCHED_BYTES // total))
+
+    def _searched(self, rows: Rows, end: datetime | None, size: int) -> _Found:
+        sought = Sought(self.selection.argument, self.selection.value)
+        candidates = list(sought.narrowed(rows).only("pk", *self.columns, "body")[:CANDIDATES])
+        found = [row for row in candidates if sought.is_in(row)][: size + 1]
+        if len(found) <= size and len(candidates) == CANDIDATES:
+            last = candidates[-1]
+            return _Found(rows=found, edge=_after(last, _Times), stopped_at=last.finished_at)
+        return self._page(found, end, size)
+
+    def _page(self, rows: list[ArchivedMessage], end: datetime | None, size: int) -> _Found:
+        if end is None or len(rows) > size:
+            return _cut(rows, size, _Times)
+        # All rows that finished in the last instant of the window belong to it.
+        return _Found(rows=rows, edge=(end, LAST_ID if self.upwards else 0), stopped_at=end)
+
+    def _from(self, rows: Rows, edge: Edge | None) -> Rows:
+        if edge is None:
+            return rows
+        when, pk = edge
+        further: Rows
+        if self.upwards:
+            further = rows.filter(finished_at__gte=when).exclude(finished_at=when, pk__lte=pk)
+        else:
+            further = rows.filter(finished_at__lte=when).exclude(finished_at=when, pk__gte=pk)
+        return further
+
+
+def _cut(rows: list[ArchivedMessage], size: int, kind: type[_Walk]) -> _Found:
+    """A page of rows of which one more was asked for, to know whether there is one."""
+    return _Found(rows=rows[:size], edge=_after(rows[size - 1], kind) if len(rows) > size else None)
+
+
+def _kind(selection: Selection) -> type[_Ids | _Times]:
+    if _is_exact(selection):
+        return _Ids
+    features = connections[selection.rows().db].features
+    return _Times if selection.since or selection.until or _is_few(selection, features) else _Ids
+
+
+def _is_exact(selection: Selection) -> bool:
+    """Whether few rows can be meant, and an index has them."""
+    return bool(selection.message_id or selection.key or selection.ids) and not selection.argument
+
+
+def _is_few(selection: Selection, features: Any) -> bool:
+    """Whether no acked row is meant, and the index of the others is there (delayq_archive_others)."""
+    others = selection.open or selection.error or selection.state not in ("", Final.ACKED)
+    return bool(others and features.supports_partial_indexes)
+
+
+def _after(row: ArchivedMessage, kind: type[_Walk]) -> Edge:
+    """The edge that this row is."""
+    return (row.finished_at if kind is _Times else None, row.pk)

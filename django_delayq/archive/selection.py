@@ -1,0 +1,129 @@
+"""Which rows of the archive are meant: what a filter form says, a bulk operation stores and a link carries."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+from django.db.models import Q, QuerySet
+
+from ..core.conf import get_settings
+from ..core.exceptions import InvalidKey, InvalidMessage
+from ..core.ids import key_id, parse_id
+from ..models import ArchivedMessage, Final
+from ..tasks import task as tasks
+from ..tasks.options import check_key
+from .archive_rows import instant_of
+
+#: What every zone's calendar has, in ms.
+_FIRST_MS, _LAST_MS = (datetime(*day, tzinfo=timezone.utc).timestamp() * 1000 for day in ((1, 1, 2), (9999, 12, 30)))
+
+Rows = QuerySet[ArchivedMessage]
+
+#: Rows that may be named one by one.
+MOST_IDS = 1_000
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Every part that is given narrows it down; an empty one is the whole archive."""
+
+    state: str = ""
+    """acked, dead, cancelled or expired."""
+    open: bool = False
+    """Only dead letters that nobody has replayed or discarded."""
+    topic: str = ""
+    task: str = ""
+    error: str = ""
+    """Class of the error, in full or its last part, or the row's reason. With = before it: just this class, or of
+    rows without one just this reason."""
+    since: datetime | None = None
+    """Finished then or later; aware."""
+    until: datetime | None = None
+    """Finished before then; aware."""
+    message_id: str = ""
+    """32 hexadecimal digits."""
+    key: str = ""
+    """Business key: in the topic, else in every declared one."""
+    ids: tuple[int, ...] = ()
+    """Ids of rows, 1,000 at most."""
+    argument: str = ""
+    """`name` or `a.b` of an argument. Not a condition of rows(): whoever walks the rows compares each."""
+    value: str = ""
+    """What that argument is, as JSON or as a plain word."""
+
+    def __post_init__(self) -> None:
+        if self.state and self.state not in Final.values:
+            raise InvalidMessage(f"state is {self.state!r}: use one of {', '.join(Final.values)}.")
+        if len(self.ids) > MOST_IDS:
+            raise InvalidMessage(f"At most {MOST_IDS:,} rows can be named one by one; say what they have in common.")
+        if self.message_id:
+            parse_id(self.message_id)
+        if self.key:
+            check_key(self.key)
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing narrows it down."""
+        return self == Selection()
+
+    def narrowed(self, **changes: Any) -> Selection:
+        """The same with other parts. Raises InvalidMessage."""
+        return msgspec.structs.replace(self, **changes)
+
+    def rows(self) -> Rows:
+        """The rows, without an order. Nothing here looks at a body."""
+        rows: Rows = ArchivedMessage.objects.using(get_settings().database).all()
+        equal: dict[str, Any] = {"state": self.state, "topic": self.topic, "task": self.task}
+        equal |= {"finished_at__gte": _as_stored(self.since), "finished_at__lt": _as_stored(self.until)}
+        rows = rows.filter(**{name: value for name, value in equal.items() if value})
+        if self.open:
+            rows = rows.filter(state=Final.DEAD, replayed_at=None, discarded_at=None)
+        if self.error.startswith("="):
+            error = self.error[1:]
+            without_class = Q(error_class="", reason=error)
+            rows = rows.filter(Q(error_class=error) | without_class if error else without_class)
+        elif error := self.error:
+            rows = rows.filter(Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error))
+        if self.message_id:
+            rows = rows.filter(message_id=self.message_id)
+        if self.key:
+            topics = [self.topic] if self.topic else sorted(tasks.known_topics())
+            rows = rows.filter(message_id__in=[key_id(topic, self.key).hex() for topic in topics])
+        return rows.filter(pk__in=self.ids) if self.ids else rows
+
+    def encode(self) -> str:
+        """As JSON, with what is given only."""
+        given = {name: value for name, value in msgspec.to_builtins(self).items() if value}
+        return msgspec.json.encode(given).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Selection:
+        """From encode(). Raises InvalidMessage."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, InvalidKey) as error:
+            raise InvalidMessage(f"{text!r:.200} is not a selection: {error}") from error
+
+    def in_words(self) -> str:
+        """One line for people."""
+        words = [f"{len(self.ids):,} named rows"] if self.ids else []
+        words += ["open dead letters"] if self.open else []
+        for name in ("state", "topic", "task", "error", "key"):
+            if value := getattr(self, name):
+                words.append(f"{name} {value.removeprefix('=') or 'none'}" if name == "error" else f"{name} {value}")
+        words += [f"id {self.message_id}"] if self.message_id else []
+        words += [f"{self.argument} = {self.value}"] if self.argument else []
+        words += [f"since {self.since.isoformat(' ', 'seconds')}"] if self.since else []
+        words += [f"until {self.until.isoformat(' ', 'seconds')}"] if self.until else []
+        return ", ".join(words) or "everything"
+
+
+def _as_stored(when: datetime | None) -> datetime | None:
+    """Naive where the project has no time zones (USE_TZ). What lies beyond the calendar of UTC is its end."""
+    if when is None:
+        return None
+    try:
+        return instant_of(when.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return instant_of(_FIRST_MS if when.year < 5000 else _LAST_MS)

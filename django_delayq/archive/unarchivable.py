@@ -1,0 +1,204 @@
+"""Entries of finished streams that the archive refused: kept aside, and archived again when they can be."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+from django.db import connections, transaction
+from django.db.models import F, QuerySet
+from django.utils import timezone
+
+from ..core.conf import get_settings
+from ..core.database import may_pass
+from ..core.exceptions import DatabaseUnavailable, DelayQError, StoreError
+from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body
+from ..models import OperatorAction, UnarchivableEntry
+from ..outbox import outbox
+from ..store.finished import Entry
+from ..store.keys import Partition
+from ..tasks.naming import kept_task_name
+from . import archive_rows
+
+#: Bytes of each field that are kept. No message of ours has more.
+MOST_BYTES = 2 * 1024 * 1024
+#: Entries that one request archives again.
+MOST_AT_ONCE = 500
+
+
+class Kept(NamedTuple):
+    """What an UnarchivableEntry holds."""
+
+    entry: Entry
+    content: archive_rows.Content | None
+    """Of an entry that was put aside where arguments are redacted: body and arguments as they may be shown."""
+
+
+@dataclass(kw_only=True)
+class ArchivedAgain:
+    """What archive_again() has done so far."""
+
+    action: OperatorAction
+    """The record of it. Its finished_at is null until the end."""
+    count: int = 0
+    """Entries that are rows of the archive now."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Entries that stay aside, by the class of the error."""
+
+
+def put_aside(entry: Entry, error: Exception, alias: str) -> None:
+    """Keep an entry, in letters that every database takes. One that is there already stays as it is."""
+    raw = {"record": entry.record, "attempts": entry.attempts, "detail": entry.detail}
+    content: dict[str, Any] = {"at_ms": entry.at_ms}
+    if get_settings().redact:
+        # As a row of the archive would have shown it: which other parts may be shown, nobody could tell.
+        _, body, arguments = archive_rows.content_of(entry)
+        shown = msgspec.structs.replace(body, args=[], kwargs={})
+        raw |= {
+            "record": entry.record[:HEADER_END],
+            "body": msgspec.json.encode(shown),
+            "arguments": arguments.encode(),
+        }
+    content |= {name: base64.b64encode(value[:MOST_BYTES]).decode() for name, value in raw.items()}
+    row = UnarchivableEntry(
+        entry=entry.entry.decode(),
+        topic=entry.partition.topic,
+        partition=entry.partition.number,
+        state=entry.state,
+        message_id=entry.id.hex(),
+        error=_in_ascii(error),
+        content=json.dumps(content),
+    )
+    UnarchivableEntry.objects.using(alias).bulk_create([row], ignore_conflicts=True)
+
+
+def kept(row: UnarchivableEntry) -> Kept:
+    """The entry as the stream had it."""
+    content = json.loads(row.content)
+    raw = {name: base64.b64decode(value) for name, value in content.items() if name != "at_ms"}
+    entry = Entry(
+        row.entry.encode(),
+        Partition(row.topic, row.partition),
+        bytes.fromhex(row.message_id),
+        row.state,
+        content["at_ms"],
+        raw["record"],
+        raw["attempts"],
+        raw["detail"],
+    )
+    if "body" not in raw:
+        return Kept(entry, None)
+    return Kept(entry, (msgspec.json.decode(raw["body"], type=Body), raw["arguments"].decode()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """An entry as people see it, as far as it can be read."""
+
+    task: str
+    finished_at: datetime | None
+    attempts: int
+    detail: archive_rows.Detail
+    body: Body
+    arguments: str
+    """JSON."""
+
+
+def shown(row: UnarchivableEntry) -> Shown:
+    """Of an entry whose task nobody can name, `code:` and its digits."""
+    entry, content = kept(row)
+    record, body, arguments = archive_rows.content_of(entry) if content is None else (None, *content)
+    code = record.task_code if record else entry.record[HEADER_END - 4 : HEADER_END]
+    try:
+        task = kept_task_name(entry.partition, code)
+    except StoreError:
+        task = f"code:{code.hex()}"
+    try:
+        finished_at = archive_rows.instant_of(entry.at_ms)
+    except (ValueError, OverflowError):
+        finished_at = None
+    attempts = Attempts.decode(entry.attempts).attempt if len(entry.attempts) >= ATTEMPTS.size else 0
+    return Shown(
+        task=task,
+        finished_at=finished_at,
+        attempts=attempts,
+        detail=archive_rows.detail_of(entry.detail),
+        body=body,
+        arguments=arguments,
+    )
+
+
+def archive_again(
+    rows: QuerySet[UnarchivableEntry],
+    *,
+    by: str = "",
+    reason: str = "",
+    progress: Callable[[ArchivedAgain], object] | None = None,
+) -> ArchivedAgain:
+    """Try once more to make each of these entries a row of the archive, whatever ARCHIVE says: the oldest first, each
+    in a transaction of its own, in which it also leaves UnarchivableEntry. What is refused again stays, with the new
+    error. `progress` is called after each.
+    """
+    alias = get_settings().database
+    pks = list(rows.using(alias).order_by("pk").values_list("pk", flat=True))
+    action = OperatorAction(action="archive again", operator=by[:150], reason=reason, selection=_words(rows, pks))
+    action.save(using=alias)
+    done = ArchivedAgain(action=action)
+    for pk in pks:
+        if error := _archive_one(pk, done, alias):
+            name = type(error).__name__
+            done.refused[name] = done.refused.get(name, 0) + 1
+        if progress:
+            progress(done)
+    if not done.count:  # nothing was changed
+        action.delete(using=alias)
+        return done
+    action.count, action.finished_at = done.count, timezone.now()
+    action.save(using=alias, update_fields=["finished_at"])
+    return done
+
+
+def _words(rows: QuerySet[UnarchivableEntry], pks: Sequence[int]) -> str:
+    if len(pks) != 1:
+        return f"{len(pks)} unarchivable entries"
+    message_id, topic = rows.filter(pk=pks[0]).values_list("message_id", "topic").first() or ("", "")
+    return f"message {message_id} of {topic}, unarchivable entry {pks[0]}"
+
+
+def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
+    """Returns why it stays aside. Raises DatabaseUnavailable."""
+    rows = UnarchivableEntry.objects.using(alias).filter(pk=pk)
+    connection = connections[alias]
+    try:
+        with transaction.atomic(using=alias):
+            # A write comes first: SQLite then has no other writer between our look and our delete.
+            OperatorAction.objects.using(alias).filter(pk=done.action.pk).update(count=F("count") + 1)
+            row = rows.select_for_update().first()
+            if row is None:  # somebody else was quicker
+                transaction.set_rollback(True, using=alias)
+                return None
+            entry, content = kept(row)
+            archive_rows.insert([archive_rows.row_of(entry, connection, content)], connection)
+            # Open still if somebody had it locked when the entry was put aside.
+            outbox.close([entry], alias)
+            rows.delete()
+    except DelayQError:
+        raise
+    except Exception as error:
+        if not connection.is_usable():
+            connection.close()
+            raise DatabaseUnavailable(f"{type(error).__name__}: {error}".strip()) from error
+        if not may_pass(error):
+            rows.update(error=_in_ascii(error))
+        return error
+    done.count += 1
+    return None
+
+
+def _in_ascii(error: Exception) -> str:
+    return repr(error).encode("ascii", "backslashreplace").decode()[:2_000].replace("\0", "")

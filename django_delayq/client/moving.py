@@ -1,0 +1,328 @@
+"""Moves waiting messages: from one partition to another, and from one topic to another. None is lost on the way.
+
+First there, due in a minute at the earliest, then away from here, then due: it does not run in both, and a crash in
+between leaves it in one of them at least. Whoever does it again finds it there and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+
+from ..archive import archive_rows
+from ..core.conf import get_settings
+from ..core.exceptions import DelayQError, InvalidMessage, MessageNotFound, MessageRunning, UndecodableMessage
+from ..core.ids import key_id
+from ..core.message import DURABLE, EXPIRES_WITH_DUE, STAMP, Found, Priority, Record, State, decode_body
+from ..core.text import counted
+from ..models import OutboxMessage, OutboxStatus
+from ..outbox import outbox
+from ..outbox.existing import check_existing
+from ..store import get_store, keys
+from ..store.keys import Partition
+from ..store.link import BATCH
+from ..store.mending import Look
+from ..store.redis import RedisStore
+from ..tasks.naming import kept_task_name
+from ..tasks.task import check_topic
+
+#: Milliseconds for which a message that is moved waits where it goes to, so that it is in one place before it runs.
+MOVE_MS = 60_000
+#: Messages with a row in the outbox that move in one transaction: each of its own would cost a write to the disk.
+TOGETHER = 50
+#: And for which nobody else moves messages of its topic.
+TURN_MS = 60_000
+
+
+#: A partition and an id in it.
+Place = tuple[Partition, bytes]
+
+
+class Carried(NamedTuple):
+    """How far a message has come."""
+
+    word: str
+    """MOVED, GONE, RUNNING, TAKEN (another message has its id there) or UNREADABLE."""
+    due_ms: int | None = None
+    """When it is due, if it still waits for its minute: tell arrive()."""
+
+
+def carry(
+    store: RedisStore, source: Place, target: Place, *, stamp: bytes | None = None, alone: bool = False
+) -> Carried:
+    """Move a message to a partition, as it is, perhaps under another id. Of a given stamp only.
+
+    `alone`: nobody else moves it at the same time. Then what has been claimed or cancelled here meanwhile is surely
+    taken back there.
+    """
+    (here, message_id), (there, as_id) = source, target
+    (found,) = store.find(here, [message_id])
+    if found is None or (stamp is not None and found.record[:8] != stamp):
+        return Carried("GONE")
+    if found.state == State.LEASED:
+        return Carried("RUNNING")
+    try:
+        record = Record.decode(found.record)
+    except UndecodableMessage:
+        return Carried("UNREADABLE")
+    (before,) = store.look(there, [as_id])
+    if not _has_room(before, record.enqueued_at_us):
+        return Carried("TAKEN")
+    word, parked_ms = _park(store, target, found, record, kept_task_name(here, record.task_code))
+    if word not in ("", "SAME", "DONE"):  # another life of the key is there
+        return Carried("TAKEN")
+    # Whoever died in between has left it there, as it was put there first.
+    halfway = word == "SAME" and before.waits and not before.has_attempts
+    due_ms = found.due_at_ms if not word or halfway else None  # else it has run there
+    entry = store.command("HGET", keys.partition_keys(store.prefix, here)[5], message_id)
+    if due_ms is not None and entry:
+        store.mend(there, "tried", [(as_id, entry)])
+    if due_ms == parked_ms and not word:  # it waits for its own time anyway
+        due_ms = None
+    return _leave(store, source, target, found.record[:8], due_ms, fresh=not word, alone=alone)
+
+
+def arrive(store: RedisStore, target: Place, carried: Carried) -> None:
+    """What has been carried is due when it was."""
+    if carried.word == "MOVED" and carried.due_ms is not None:
+        with suppress(MessageNotFound, MessageRunning):
+            store.reschedule(*target, str(carried.due_ms))
+
+
+def _park(store: RedisStore, target: Place, found: Found, record: Record, name: str) -> tuple[str, int]:
+    """Put it there, under its stamp, due in a minute at the earliest. Returns the word of the enqueue, and that due
+    time in ms."""
+    parked_ms = max(found.due_at_ms, store.now_us() // 1000 + MOVE_MS)
+    expires_ms = record.expires_at_ms
+    if expires_ms and record.flags & EXPIRES_WITH_DUE:  # moves back with the due time
+        expires_ms += parked_ms - found.due_at_ms
+    when = f"@{record.enqueued_at_us}:{parked_ms}"
+    names = {} if name.startswith("code:") else {record.task_code: name}
+    message = (target[1], "keep", when, str(expires_ms or ""), found.record[STAMP.size :])
+    return store.enqueue(target[0], names, [message])[1].get(0, ""), parked_ms
+
+
+def _leave(  # noqa: PLR0913 - one step, cut out so that tests can die before it
+    store: RedisStore, source: Place, target: Place, stamp: bytes, due_ms: int | None, *, fresh: bool, alone: bool
+) -> Carried:
+    (here, message_id), (there, as_id) = source, target
+    if store.mend(here, "out", [(message_id, stamp)])[0]:
+        return Carried("MOVED", due_ms)
+    recorded = store.look(here, [message_id])[0].recorded
+    if alone or (fresh and recorded):  # somebody has claimed it here meanwhile, or ended it
+        store.mend(there, "out", [(as_id, stamp)])
+    return Carried("RUNNING" if recorded else "GONE")
+
+
+def _has_room(there: Look, stamp_us: int) -> bool:
+    """Whether the message can go there: nothing is there under its id, or it is."""
+    if not there.recorded and not there.waits and not there.leased:
+        return there.follower_us is None
+    return there.recorded and there.stamp_us == stamp_us
+
+
+# Whole topics
+
+
+@dataclass
+class Moved:
+    """What move_topic() has done."""
+
+    moved: int = 0
+    running: int = 0
+    """Held by workers: they stay, and end where they are."""
+    taken: list[str] = field(default_factory=list)
+    """Keys, or ids, of those that stay because another message with theirs is live in the other topic."""
+    unreadable: int = 0
+    """Not moved: their records cannot be decoded."""
+
+    def __str__(self) -> str:
+        words = f"moved {counted(self.moved, 'message')}"
+        if self.taken:
+            more = f" and {len(self.taken) - 10:,} more" if len(self.taken) > 10 else ""
+            words += f"; {len(self.taken):,} stay, their keys are live there: {', '.join(self.taken[:10])}{more}"
+        words += f"; {self.running:,} run and stay" if self.running else ""
+        return words + (f"; {self.unreadable:,} cannot be read and stay" if self.unreadable else "")
+
+
+def move_topic(topic: str, to: str, progress: Callable[[Moved], object] = lambda so_far: None) -> Moved:
+    """Move all that waits in a topic, in Redis and in the outbox, to another one that is declared.
+
+    What is moved keeps its id (but see below), its place in time, its attempts and its enqueued_at. With a key it keeps
+    the key, and so has another id: that is a hash of topic and key. `progress` hears every 500 messages how far it is.
+    Raises UnknownTopic and InvalidMessage; called again it goes on.
+    """
+    store = get_store()
+    check_topic(to)
+    if check_existing(topic) == to:
+        raise InvalidMessage("A topic is moved to another one.")
+    _refuse_transaction()
+    mover, partitions = _Mover(store, topic, to, progress), store.partitions.all(topic)
+    mover.hold()
+    try:
+        for partition in partitions:
+            store.reclaim(partition)  # where no worker serves the topic nobody else does it
+            for lane in Priority:
+                for page in _waiting(store, partition, lane):
+                    mover.move(partition, page)
+        mover.move_rows()
+    finally:
+        store.end_turn(mover.turn)
+    mover.done.running = sum(part.leased for part in store.all_stats(partitions))
+    return mover.done
+
+
+def _refuse_transaction() -> None:
+    """Redis would have moved what a rollback then leaves in the outbox as it was."""
+    try:
+        with transaction.atomic(using=get_settings().database, durable=True):
+            pass  # Django knows which transactions are those of a TestCase
+    except RuntimeError:
+        raise InvalidMessage("Redis moves at once, whatever becomes of a transaction: move a topic outside.") from None
+
+
+def _waiting(store: RedisStore, partition: Partition, lane: Priority) -> Iterator[Sequence[Found]]:
+    """All that waits in a lane, page by page: what leaves it meanwhile is in nobody's way."""
+    after: tuple[int, bytes] | None = None
+    while page := store.list(partition, lane, after, BATCH):
+        yield page
+        after = page[-1].due_at_ms, page[-1].id
+
+
+class _Journey(NamedTuple):
+    """A message, and where it goes."""
+
+    source: Place
+    target: Place
+    stamp: bytes
+    durable: bool
+    name: str
+    """Its key, or its id."""
+
+
+class _Mover:
+    def __init__(self, store: RedisStore, topic: str, to: str, progress: Callable[[Moved], object]) -> None:
+        self._store = store
+        self._topic = topic
+        self._to = to
+        self.turn = f"move:{topic}"
+        self.done = Moved()
+        self._progress = progress
+
+    def hold(self) -> None:
+        """Raise InvalidMessage when somebody else moves the same topic."""
+        if not self._store.takes_turn(self.turn, TURN_MS):
+            raise InvalidMessage(
+                f"Somebody moves the topic {self._topic!r} already, or died at it: try again in a minute."
+            )
+
+    def move(self, here: Partition, page: Sequence[Found]) -> None:
+        """Messages of Redis, and their rows in the outbox."""
+        self._keep_turn()
+        journeys = [journey for found in page if (journey := self._journey(here, found))]
+        for at in range(0, len(journeys), TOGETHER):
+            some = journeys[at : at + TOGETHER]
+            carried, error = self._carry_all(some)
+            for journey, how in zip(some, carried, strict=False):
+                arrive(self._store, journey.target, how)  # not before the row says so: it may run at once
+                self.done.moved += how.word == "MOVED"
+                if how.word == "TAKEN":
+                    self.done.taken.append(journey.name)
+            if error:
+                raise error
+
+    def _journey(self, here: Partition, found: Found) -> _Journey | None:
+        try:
+            record = Record.decode(found.record)
+            key = decode_body(record.flags, record.body).key
+        except UndecodableMessage:
+            self.done.unreadable += 1
+            return None
+        as_id = self._id_there(found.id, key)
+        target = self._store.partitions.place(self._to, as_id, True), as_id
+        durable = bool(record.flags & DURABLE)
+        return _Journey((here, found.id), target, found.record[:8], durable, key or found.id.hex())
+
+    def _carry_all(self, journeys: Sequence[_Journey]) -> tuple[Sequence[Carried], BaseException | None]:
+        """Those with rows in one transaction. What goes wrong with one of them is no reason to undo the others."""
+        carried: list[Carried] = []
+        durable = any(journey.durable for journey in journeys)
+        with transaction.atomic(using=get_settings().database) if durable else nullcontext():
+            for journey in journeys:
+                try:
+                    carried.append(self._with_row(journey) if journey.durable else self._carry(journey))
+                except (DelayQError, KeyboardInterrupt) as error:
+                    return carried, error
+        return carried, None
+
+    def _carry(self, journey: _Journey) -> Carried:
+        return carry(self._store, journey.source, journey.target, stamp=journey.stamp, alone=True)
+
+    def _with_row(self, journey: _Journey) -> Carried:
+        """The row of the outbox changes when the message has been carried, and not when it stays."""
+        alias = get_settings().database
+        with transaction.atomic(using=alias):
+            row = self._lock(journey.source[1], int.from_bytes(journey.stamp, "big"))
+            if row is not None and not self._readdress(row, journey.target[1]):
+                return Carried("TAKEN")
+            carried = self._carry(journey)
+            if carried.word != "MOVED":
+                transaction.set_rollback(True, using=alias)
+            return carried
+
+    def move_rows(self) -> None:
+        """What waits in the outbox only, and what Redis has lost."""
+        newest = OutboxMessage.objects.filter(topic=self._topic).order_by("-pk").values_list("pk", flat=True).first()
+        after = 0
+        while newest and after < newest:
+            rows = OutboxMessage.objects.filter(topic=self._topic, pk__gt=after, pk__lte=newest).order_by("pk")
+            page = list(rows.values_list("pk", "message_id", "enqueued_at_us")[:BATCH])
+            self._keep_turn()
+            for at in range(0, len(page), TOGETHER):
+                with transaction.atomic(using=get_settings().database):
+                    words = [
+                        self._move_row(message_id, stamp_us) for _, message_id, stamp_us in page[at : at + TOGETHER]
+                    ]
+                self.done.moved += sum(word == "" for word in words)
+                self.done.taken += filter(None, words)
+            after = page[-1][0] if page else newest
+
+    def _move_row(self, message_id: UUID, stamp_us: int) -> str | None:
+        """Empty when it has moved, the key that stands in its way, or None: it is not only here."""
+        row = self._lock(message_id.bytes, stamp_us)
+        if row is None:
+            return None
+        if row.status == OutboxStatus.SENT:
+            if outbox.standing(row)[1] != "MISSING" or archive_rows.is_archived(message_id.bytes, stamp_us):
+                return None  # it runs, or it has ended
+            row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.now_ms()
+        return "" if self._readdress(row, self._id_there(message_id.bytes, row.key or None)) else row.key
+
+    def _id_there(self, message_id: bytes, key: str | None) -> bytes:
+        return key_id(self._to, key) if key is not None and message_id == key_id(self._topic, key) else message_id
+
+    def _lock(self, message_id: bytes, stamp_us: int) -> OutboxMessage | None:
+        rows = OutboxMessage.objects.filter(
+            message_id=UUID(bytes=message_id), enqueued_at_us=stamp_us, topic=self._topic
+        )
+        row: OutboxMessage | None = rows.select_for_update().first()
+        return row
+
+    def _readdress(self, row: OutboxMessage, as_id: bytes) -> bool:
+        """In the caller's transaction. False when another row has that id."""
+        row.topic, row.message_id = self._to, UUID(bytes=as_id)
+        try:
+            with transaction.atomic(using=row._state.db):
+                row.save(using=row._state.db, update_fields=["topic", "message_id", "status", "relay_at_ms"])
+        except IntegrityError:
+            return False
+        return True
+
+    def _keep_turn(self) -> None:
+        self._store.keep_turn(self.turn, TURN_MS)
+        self._progress(self.done)

@@ -1,0 +1,73 @@
+"""Messages that Redis has stored and too few replicas have: SQL answers for them from now on."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from uuid import UUID
+
+from django.db import transaction
+
+from ..core.conf import get_settings
+from ..core.exceptions import StoreError
+from ..models import OutboxMessage, OutboxStatus
+from ..outbox import outbox
+from ..store import get_store
+from ..store.keys import Partition
+from ..tasks.builder import Item
+
+logger = logging.getLogger("delayq")
+
+#: Milliseconds for which the relay leaves a row alone: until we know whether the message is live.
+GRACE_MS = 10_000
+
+
+def secure(items: Sequence[Item]) -> None:
+    """Make durable messages of these, as far as they are still live: what has run meanwhile must not run again.
+
+    When we cannot find out, the relay sends them in GRACE_MS: then one may run twice, and none is lost.
+    """
+    if not items:
+        return
+    logger.warning("%d messages are kept in the outbox, too: too few replicas have them (WAIT_REPLICAS)", len(items))
+    due = [item.handle.due_ms for item in items]
+    outbox.spill([_due_at(item) for item in items], unknown=True, wait_ms=GRACE_MS)
+    handles = {item.message[0]: item.handle for item in items if item.handle.outcome == "outbox"}
+    for item, due_ms in zip(items, due, strict=True):
+        item.handle.due_ms = due_ms
+    batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
+    ids = [UUID(bytes=identity) for identity in handles]
+    for row in OutboxMessage.objects.filter(message_id__in=ids, status=OutboxStatus.WAITING):
+        batches[outbox.place(row)].append(row)
+    for partition, rows in batches.items():
+        for row in _adopt(partition, rows):
+            handles[row.message_id.bytes].outcome = "stored"
+
+
+def _adopt(partition: Partition, rows: Sequence[OutboxMessage]) -> Sequence[OutboxMessage]:
+    """Let the rows answer for what is live. Returns those of messages that have ended meanwhile, and forgets them."""
+    # Copies that are only to be adopted: nothing is stored where the message is not live.
+    copies = [(i, "adopt", when, expires, record) for i, _, when, expires, record in map(outbox.stamped, rows)]
+    try:
+        _, words = get_store().enqueue(partition, {}, copies)
+    except StoreError as error:
+        logger.warning("whether %d of them are live could not be asked: %s", len(rows), error)
+        return []
+    ended = []
+    with transaction.atomic(using=get_settings().database):  # hundreds of statements of a bulk, and one commit
+        for index, row in enumerate(rows):
+            word = words.get(index, "")
+            of_this_life = OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us)
+            if word.startswith("ADOPTED"):
+                of_this_life.update(enqueued_at_us=outbox.stamp_of(word), status=OutboxStatus.SENT)
+            elif word == "GONE" or (word == "DUPLICATE" and row.on_duplicate != "replace"):
+                of_this_life.delete()
+                ended.append(row)
+    return ended
+
+
+def _due_at(item: Item) -> Item:
+    """The same item, due when Redis has it due."""
+    identity, mode, _, expires, record = item.message
+    return item._replace(message=(identity, mode, str(item.handle.due_ms), expires, record))

@@ -1,0 +1,221 @@
+"""What people do to a topic: look, pause, resume, purge, list."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from ..core import signals
+from ..core.exceptions import InvalidDelay, InvalidMessage
+from ..core.ids import parse_id
+from ..core.message import Found, Message, Priority, State
+from ..core.times import instant_ms, now_ms, shown_instant
+from ..outbox.existing import check_existing
+from ..store import get_store
+from ..store.keys import Partition
+from ..store.link import BATCH
+from ..store.looking import lag_of
+from ..tasks.naming import shown
+
+if TYPE_CHECKING:
+    from .moving import Moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicStats:
+    """Figures of a topic; each partition's are of one instant."""
+
+    topic: str
+    delayed: int
+    """Messages that wait for their due time."""
+    backlog: int
+    """Messages that are due and wait for a worker (ready)."""
+    leased: int
+    """Messages that workers hold."""
+    finished: int
+    """Entries of the finished streams that are not yet archived."""
+    lag: float
+    """Seconds since the oldest waiting message fell due; 0 without a backlog."""
+    next_due_at: datetime | None
+    """When the next message is due; in the past with a backlog."""
+    paused: dict[str, Any] | None
+    """Who paused the topic (by), when (at), why (reason) and at most until when (until, or None); None while it runs.
+
+    Instants are milliseconds since 1970.
+    """
+    counters: dict[str, int] = field(default_factory=dict)
+    """Since the first message: enqueued, acked, retried, dead, cancelled, expired, reclaimed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Part of a listing."""
+
+    messages: list[Message]
+    cursor: str | None
+    """Pass it to list_messages for the next page; None at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A leased message: a worker runs it, or held it when it died."""
+
+    message: Message
+    lease_until: datetime
+    """When another worker may have it. The worker puts that off while the task runs."""
+    since: datetime | None
+    """Since when it is held; None after the first run, as only the first claim is remembered."""
+
+
+COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
+
+
+def topic_stats(topic: str) -> TopicStats:
+    """Counts by state, backlog, lag and next due time. Raises UnknownTopic."""
+    store = get_store()
+    parts = store.all_stats(store.partitions.all(check_existing(topic)))
+    heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
+    paused = next((part.meta["paused"] for part in parts if "paused" in part.meta), None)
+    return TopicStats(
+        topic=topic,
+        delayed=sum(part.waiting - part.ready for part in parts),
+        backlog=sum(part.ready for part in parts),
+        leased=sum(part.leased for part in parts),
+        finished=sum(part.finished for part in parts),
+        lag=lag_of(parts),
+        next_due_at=shown_instant(min(heads)) if heads else None,
+        paused=lasting_pause(paused, parts[0].now_ms),
+        counters={name: sum(int(part.meta.get(name, 0)) for part in parts) for name in COUNTERS},
+    )
+
+
+def pause_topic(topic: str, *, by: str = "", reason: str = "", until: datetime | None = None) -> None:
+    """Hold a topic: what runs goes on, nothing more is claimed. At `until` (aware) it goes on by itself.
+
+    Raises UnknownTopic, and InvalidMessage for an `until` that is naive, past or more than ten years ahead.
+    """
+    until_ms = None if until is None else instant_ms(until, "until")
+    if until_ms is not None and until_ms <= get_store().now_us() // 1000:
+        raise InvalidDelay(f"until is {until:%Y-%m-%d %H:%M:%S %Z}: that has passed.")
+    note = {"by": by, "reason": reason, "at": now_ms(), "until": until_ms}
+    get_store().pause(check_existing(topic), json.dumps(note), until_ms)
+    signals.report(signals.topic_paused, topic, [signals.Event("", reason=reason)])
+
+
+def lasting_pause(note: str | None, now_ms: float) -> dict[str, Any] | None:
+    """The note of a pause that lasts: one that has ended goes with the next claim."""
+    pause: dict[str, Any] | None = json.loads(note) if note else None
+    return None if pause and pause.get("until") and pause["until"] <= now_ms else pause
+
+
+def resume_topic(topic: str) -> None:
+    """Let a paused topic go on. Raises UnknownTopic."""
+    get_store().resume(check_existing(topic))
+    signals.report(signals.topic_resumed, topic, [signals.Event("")])
+
+
+def purge_topic(topic: str, *, reason: str = "purged") -> int:
+    """Cancel everything that waits in a topic, in Redis and in the outbox; what runs goes on. Returns how many.
+
+    Raises UnknownTopic.
+    """
+    return sum(purge_batches(topic, reason))
+
+
+def move_topic(topic: str, to: str) -> Moved:
+    """Move all that waits in a topic, in Redis and in the outbox, to another one that is declared; what runs stays.
+
+    What is moved keeps its due time, attempts and key, and its id if it has no key: with one the id is that of the key
+    in the other topic. Done again, it goes on where it was. Raises UnknownTopic, and InvalidMessage while somebody else
+    moves the topic.
+    """
+    from . import moving  # not above: see purge_batches()
+
+    return moving.move_topic(topic, to)
+
+
+def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[int]:
+    """purge_topic() step by step, of at most so many messages: gives how many each batch of up to 500 has ended."""
+    from ..outbox import lookup  # not above: models need the apps, and this module is part of the package's face
+
+    store, partitions = get_store(), get_store().partitions.all(check_existing(topic))
+    # The outbox first: the relay moves messages from there to Redis, and they are then met there.
+    for kept in lookup.purge(topic, reason, most):
+        signals.report(signals.cancelled, topic, [signals.Event(message_id, reason=reason) for message_id in kept])
+        most -= len(kept)
+        yield len(kept)
+    for partition in partitions:
+        # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for ever.
+        left = min(store.stats(partition).waiting, most)
+        while left > 0 and (ids := store.purge(partition, int(min(left, BATCH)), reason)):
+            signals.report(signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids])
+            left -= len(ids)
+            most -= len(ids)
+            yield len(ids)
+
+
+def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) -> Page:
+    """One page of waiting messages by due time, at most 500. The cost does not grow with the queue or the depth.
+
+    Raises UnknownTopic, and InvalidMessage for a cursor that is not ours.
+    """
+    store, limit = get_store(), max(1, min(limit, BATCH))
+    after = _parse_cursor(cursor)
+    lanes = [
+        _lane(partition, lane, after, limit)
+        for partition in store.partitions.all(check_existing(topic))
+        for lane in Priority
+    ]
+    merged = heapq.merge(*lanes, key=lambda pair: (pair[1].due_at_ms, pair[1].id))
+    page = [pair for pair, _ in zip(merged, range(limit), strict=False)]
+    last = page[-1][1] if len(page) == limit else None
+    return Page(
+        messages=[shown(partition, found) for partition, found in page],
+        cursor=f"{last.due_at_ms}:{last.id.hex()}" if last else None,
+    )
+
+
+def list_running(topic: str, *, limit: int = 50) -> list[Running]:
+    """The leased messages of a topic whose leases end first, at most 500. The cost does not grow with the topic.
+
+    Two reads: one that ends between them is left out. Raises UnknownTopic.
+    """
+    store, limit = get_store(), max(1, min(limit, BATCH))
+    leases = store.leases(store.partitions.all(check_existing(topic)), limit)[:limit]
+    found = store.find_all([(partition, message_id) for partition, message_id, _deadline in leases])
+    return [
+        _running(partition, one, deadline_ms)
+        for (partition, _id, deadline_ms), one in zip(leases, found, strict=True)
+        if one and one.state == State.LEASED
+    ]
+
+
+def _running(partition: Partition, found: Found, deadline_ms: float) -> Running:
+    attempts = found.attempts
+    is_first = attempts is not None and attempts.attempt == 1 and not attempts.crashes and not attempts.runs
+    return Running(
+        message=shown(partition, found),
+        lease_until=shown_instant(deadline_ms),
+        since=shown_instant(attempts.first_claimed_at_ms) if attempts and is_first else None,
+    )
+
+
+def _lane(
+    partition: Partition, lane: Priority, after: tuple[int, bytes] | None, limit: int
+) -> Iterator[tuple[Partition, Found]]:
+    return ((partition, found) for found in get_store().list(partition, lane, after, limit))
+
+
+def _parse_cursor(cursor: str | None) -> tuple[int, bytes] | None:
+    if cursor is None:
+        return None
+    due, _, message_id = cursor.partition(":")
+    try:
+        return int(due), parse_id(message_id)
+    except ValueError:
+        raise InvalidMessage(f"{cursor!r:.80} is no place in this list: begin at its start.") from None

@@ -1,0 +1,179 @@
+"""Finds one message wherever it is: live in Redis or the outbox, or its newest row in the archive. Never scans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from django.db.models import Q, Subquery
+
+from ..client import client
+from ..core.conf import get_settings
+from ..core.exceptions import UndecodableMessage
+from ..core.ids import key_id, parse_id
+from ..core.message import Message, State
+from ..core.present import bare
+from ..core.times import shown_instant
+from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
+from ..outbox.existing import check_existing, every_topic
+from ..store import get_store
+from ..tasks.naming import shown
+from ..tasks.options import check_key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """Where a message is."""
+
+    topic: str
+    message_id: str
+    """32 hexadecimal digits."""
+    task: str
+    key: str | None
+    state: str
+    at: datetime
+    """When it is due, or for an archived one when it ended."""
+    row: int | None = None
+    """The row of the archive; None for a live one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """A live message."""
+
+    message: Message
+    problem: str = ""
+    """Why it cannot be decoded; then the message has neither arguments nor headers."""
+    outbox: str = ""
+    """Status of its row in the outbox: waiting (only there), sent (in Redis too), or empty for none."""
+
+
+def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> Hit | None:
+    """The message with this id, in any topic unless one is given.
+
+    Without `redis` only SQL is asked: the archive and what waits in the outbox. Raises InvalidMessage, UnknownTopic,
+    or StoreUnavailable when Redis is to be asked and cannot.
+    """
+    identity = parse_id(message_id)
+    lives = _lives(dict.fromkeys(_topics(topic, redis), identity), redis)
+    row = None if lives else archived(message_id)
+    return next(iter(lives.values())) if lives else _archived_hit(row) if row else None
+
+
+def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[Hit]:
+    """The message with this key in each topic, or in the one that is given; the live ones first.
+
+    `redis` as in by_id(). Raises InvalidKey, UnknownTopic or StoreUnavailable.
+    """
+    checked = check_key(key) or ""
+    identities = {name: key_id(name, checked) for name in _topics(topic, redis)}
+    lives = _lives(identities, redis)
+    rows = _newest_rows([identity for name, identity in identities.items() if name not in lives])
+    return [*lives.values(), *map(_archived_hit, rows)]
+
+
+def live(topic: str, message_id: str) -> Live | None:
+    """The live message, also one that cannot be decoded. Raises UnknownTopic or InvalidMessage."""
+    identity = parse_id(message_id)
+    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
+    try:
+        message = client.get(topic, None, identity)
+    except UndecodableMessage as error:
+        bare = _bare(topic, identity)
+        return Live(message=bare, problem=str(error)) if bare else None
+    return Live(message=message, outbox=rows.values_list("status", flat=True).first() or "") if message else None
+
+
+def archived(message_id: str) -> ArchivedMessage | None:
+    """The row of the newest life with this id. Raises InvalidMessage."""
+    return next(iter(_newest_rows([parse_id(message_id)])), None)
+
+
+def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
+    """The row of the newest life of each of these ids, in one query: one step into the index for each of them."""
+    if not identities:
+        return []
+    rows = ArchivedMessage.objects.using(get_settings().database)
+    wanted = Q()
+    for identity in identities:
+        lives = rows.filter(message_id=UUID(bytes=identity)).order_by("-enqueued_at")
+        wanted |= Q(pk=Subquery(lives.values("pk")[:1]))
+    return list(rows.filter(wanted).order_by("topic"))
+
+
+def _topics(topic: str, redis: bool) -> Sequence[str]:
+    """Also those that no code declares: their messages are there all the same."""
+    if topic:
+        return [check_existing(topic) if redis else topic]
+    return every_topic(redis=redis)
+
+
+def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, Hit]:
+    """The live ones among these ids, by topic: one round trip to Redis and one query for all of them."""
+    uuids = {UUID(bytes=identity) for identity in identities.values()}
+    rows = OutboxMessage.objects.filter(message_id__in=uuids)
+    kept = {row.topic: row for row in rows if identities.get(row.topic) == row.message_id.bytes}
+    there = _in_redis(identities) if redis else {}
+    hits = {topic: there.get(topic) or _kept_hit(kept.get(topic), redis) for topic in identities}
+    return {topic: hit for topic, hit in hits.items() if hit}
+
+
+def _in_redis(identities: Mapping[str, bytes]) -> dict[str, Hit]:
+    store = get_store()
+    candidates = store.partitions.candidates
+    places = [(place, identity) for topic, identity in identities.items() for place in candidates(topic, identity)]
+    answers = zip(places, store.find_all(places), strict=True)
+    return {partition.topic: _live_hit(shown(partition, found)) for (partition, _), found in answers if found}
+
+
+def _kept_hit(row: OutboxMessage | None, redis: bool) -> Hit | None:
+    """Of a row whose message is not in Redis, as far as that could be asked."""
+    if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
+        return None
+    if row.status == OutboxStatus.SENT:  # it has ended and is not archived yet, or Redis has lost it
+        found = live(row.topic, row.message_id.hex) if redis else None
+        return _live_hit(found.message) if found else None
+    is_due = row.due_at_ms <= get_store().now_us() // 1000
+    return Hit(
+        topic=row.topic,
+        message_id=row.message_id.hex,
+        task=row.task,
+        key=row.key or None,
+        state="ready" if is_due else "delayed",
+        at=shown_instant(row.due_at_ms),
+    )
+
+
+def _live_hit(message: Message) -> Hit:
+    return Hit(
+        topic=message.topic,
+        message_id=message.id,
+        task=message.task,
+        key=message.key,
+        state=message.state.value,
+        at=message.due_at,
+    )
+
+
+def _archived_hit(row: ArchivedMessage) -> Hit:
+    return Hit(
+        topic=row.topic,
+        message_id=row.message_id.hex,
+        task=row.task,
+        key=row.key or None,
+        state=row.state,
+        at=row.finished_at,
+        row=row.pk,
+    )
+
+
+def _bare(topic: str, identity: bytes) -> Message | None:
+    """What is known of a live message without decoding it."""
+    store = get_store()
+    for partition in store.partitions.candidates(topic, identity):
+        if found := store.find(partition, [identity])[0]:
+            return shown(partition, found)
+    row = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic).first()
+    return bare(topic, identity, row.task, State("delayed"), row.due_at_ms) if row else None

@@ -1,0 +1,43 @@
+"""Which topics there are: those that code declares, and those of which Redis or the outbox still knows messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..core.exceptions import UnknownTopic
+from ..store import get_store
+from ..tasks import task
+
+
+def check_existing(topic: str) -> str:
+    """The topic itself: to look at it and to empty it nobody has to declare it. Raises UnknownTopic.
+
+    For an undeclared one Redis is asked, then the database.
+    """
+    if topic in task.known_topics() or topic in get_store().topics():
+        return topic
+    from ..models import OutboxMessage  # not above: models need the apps, and topics.py is part of the package's face
+
+    if OutboxMessage.objects.filter(topic=topic).exists():
+        return topic
+    raise UnknownTopic(
+        f"Topic {topic!r} is not declared. Known topics: {', '.join(every_topic())}. "
+        "Neither Redis nor the outbox has messages of it."
+    )
+
+
+def every_topic(*, redis: bool = True) -> list[str]:
+    """All of them, sorted. Without `redis` that is not asked."""
+    used = get_store().topics() if redis else ()
+    return sorted({*task.known_topics(), *used, *topics_of_outbox()})
+
+
+def topics_of_outbox() -> Iterator[str]:
+    """One step into an index for each: DISTINCT would read all rows."""
+    from ..models import OutboxMessage
+
+    rows = OutboxMessage.objects.order_by("topic").values_list("topic", flat=True)
+    topic = rows.first()
+    while topic is not None:
+        yield topic
+        topic = rows.filter(topic__gt=topic).first()

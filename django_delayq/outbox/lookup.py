@@ -1,0 +1,222 @@
+"""Operations on one message that SQL answers for: Redis does not know it yet, or does not know it any more."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from uuid import UUID
+
+from django.db import transaction
+
+from ..archive import archive_rows
+from ..core.conf import get_settings
+from ..core.exceptions import DelayQError, MessageChanged
+from ..core.message import EXPIRES_WITH_DUE, STAMP, Found, State
+from ..models import OutboxMessage, OutboxStatus
+from ..store import get_store
+from ..store.keys import Partition
+from ..store.link import BATCH
+from ..store.redis import Outgoing
+from . import outbox
+
+logger = logging.getLogger("delayq")
+
+
+def find(topic: str, identity: bytes) -> OutboxMessage | None:
+    """The row of a message."""
+    row: OutboxMessage | None = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic).first()
+    return row
+
+
+def get(topic: str, identity: bytes, *, only_waiting: bool = False) -> tuple[str, Found] | None:
+    """Name of the task and the message, when it is live and only here. `only_waiting` asks nothing of Redis."""
+    row = find(topic, identity)
+    if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
+        return None
+    if row.status == OutboxStatus.SENT and (only_waiting or outbox.is_done(row)):
+        return None
+    state = State("ready" if row.due_at_ms <= get_store().now_us() // 1000 else "delayed")
+    return row.task, Found(identity, state, row.due_at_ms, outbox.record_of(row), None)
+
+
+def is_cancelled(topic: str, identity: bytes) -> bool:
+    """Whether it is cancelled here, whatever Redis has yet to hear of that."""
+    row = find(topic, identity)
+    return row is not None and row.status == OutboxStatus.CANCELLED
+
+
+def is_unsettled(row: OutboxMessage) -> bool:
+    """Whether Redis may have something of the message that SQL does not know, or has yet to hear something of it."""
+    return row.status != OutboxStatus.SENT and (row.told or row.status != OutboxStatus.WAITING)
+
+
+def reschedule(topic: str, identity: bytes, when: str) -> int | None:
+    """Move a message that is only here, or that Redis has lost. Returns its new due time in ms; None: there is none.
+
+    Raises MessageRunning.
+    """
+    with transaction.atomic(using=get_settings().database):
+        row = lock(topic, identity)
+        if row is None or row.status == OutboxStatus.CANCELLED:
+            return None
+        if row.status == OutboxStatus.SENT:
+            partition, word = outbox.standing(row)
+            if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
+                due_ms = get_store().reschedule(partition, identity, when)
+                follow(topic, identity, due_ms)
+                return due_ms
+            if word == "DONE" or archive_rows.is_archived(identity, row.enqueued_at_us):  # an exactly_once task has run
+                return None
+            begin_anew(row, partition)
+        move(row, due_ms_of(when))
+        row.relay_at_ms = max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
+        row.save(using=row._state.db)
+        return row.due_at_ms
+
+
+def begin_anew(row: OutboxMessage, partition: Partition) -> None:
+    """Another life for a message that Redis does not have: the relay sends it, and nobody the one before."""
+    first = outbox.record_of(row)
+    row.enqueued_at_us += 1
+    row.told = True  # Redis remembers the life before as ended
+    row.status, row.relay_at_ms = OutboxStatus.WAITING, max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
+    # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
+    transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
+
+
+def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
+    """Whoever is about to send the message as it was comes too late; what was sent meanwhile is changed too."""
+    identity, store = row.message_id.bytes, get_store()
+    try:
+        if store.bury(partition, identity, first, None) == "LIVE":
+            store.reschedule(partition, identity, str(row.due_at_ms))
+            store.edit(partition, identity, first, first[: STAMP.size] + bytes(row.record))
+    except DelayQError as error:
+        logger.warning("message %s may still run as it was before: %s", identity.hex(), error)
+
+
+def reschedule_unsent(topic: str, identity: bytes, when: str) -> tuple[int, Outgoing | None] | None:
+    """Move a message that this transaction has written. Returns its due time, and what to send at the commit, if so."""
+    row = find(topic, identity)
+    if row is None:
+        return None
+    move(row, due_ms_of(when))
+    # One that replaces what Redis has is sent however far it is.
+    far = outbox.relay_at_ms(row.due_at_ms) > outbox.now_ms() and not row.told
+    if far:
+        row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.relay_at_ms(row.due_at_ms)
+    row.save(using=row._state.db)
+    return row.due_at_ms, None if far else outbox.stamped(row)
+
+
+def follow(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None) -> None:
+    """Redis has moved the message: what SQL holds under its id moves too, be it the same or one that waits for it; with
+    `stamp_us` only that life."""
+    row = find(topic, identity)
+    if row is None or stamp_us not in (None, row.enqueued_at_us):
+        return
+    move(row, due_ms)
+    changes = {"due_at_ms": row.due_at_ms, "expires_at_ms": row.expires_at_ms}
+    if row.status == OutboxStatus.WAITING:
+        changes["relay_at_ms"] = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
+    # Not save(): the row may be gone by now, or about another life.
+    OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us, status=row.status).update(**changes)
+
+
+def edit(topic: str, identity: bytes, change: Callable[[bytes], bytes], *, only_waiting: bool = False) -> bool:
+    """Change the record of a message that is only here, or that Redis has lost. False when there is none.
+
+    `only_waiting` asks nothing of Redis. Raises MessageChanged and what `change` raises.
+    """
+    with transaction.atomic(using=get_settings().database):
+        row = lock(topic, identity)
+        if row is None or row.status == OutboxStatus.CANCELLED:
+            return False
+        if row.status == OutboxStatus.SENT or is_unsettled(row):
+            if only_waiting:
+                return False
+            if is_unsettled(row):  # until the relay has brought both together
+                raise MessageChanged
+            partition, word = outbox.standing(row)
+            if word == "DONE" or archive_rows.is_archived(identity, row.enqueued_at_us):
+                return False
+            if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
+                raise MessageChanged
+            begin_anew(row, partition)
+        row.record = change(outbox.record_of(row))[STAMP.size :]
+        row.save(using=row._state.db)
+        return True
+
+
+def follow_edit(topic: str, identity: bytes, record: bytes) -> None:
+    """Redis has another record for the message: so has SQL, should it have to send it again."""
+    stamp_us = STAMP.unpack_from(record)[0]
+    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic, enqueued_at_us=stamp_us)
+    rows.update(record=record[STAMP.size :])
+
+
+def withdraw(topic: str, identity: bytes) -> None:
+    """End a message that this transaction has written and not yet sent."""
+    row = find(topic, identity)
+    if row is not None:
+        take_back([row], "cancelled")
+
+
+def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[str]]:
+    """End what waits only here now, at most so many, in batches of 500, each a transaction. Gives the ids of each."""
+    waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING)
+    newest = waiting.order_by("-id").values_list("id", flat=True).first()
+    while newest is not None and most > 0:
+        size = int(min(BATCH, most))
+        with transaction.atomic(using=get_settings().database):
+            rows = list(waiting.filter(id__lte=newest).select_for_update().order_by("due_at_ms", "id")[:size])
+            take_back(rows, reason)
+        most -= len(rows)
+        if rows:
+            yield [row.message_id.hex for row in rows]
+        if len(rows) < BATCH:
+            return
+
+
+def take_back(rows: Sequence[OutboxMessage], reason: str) -> None:
+    """End waiting rows, in the caller's transaction; of what Redis may have, the relay tells Redis first."""
+    end([row for row in rows if not row.told], reason)
+    for row in rows:
+        if row.told:
+            mark(row, OutboxStatus.CANCELLED, reason)
+
+
+def mark(row: OutboxMessage, status: str, reason: str = "", *, in_ms: int = 0) -> None:
+    """Note that Redis has to hear of it, from the relay in so many ms unless somebody is quicker."""
+    row.status, row.reason = status, reason[:200]
+    row.changed_at_us = get_store().now_us()
+    row.relay_at_ms = outbox.now_ms() + in_ms
+    row.save(using=row._state.db)
+
+
+def end(rows: Sequence[OutboxMessage], reason: str = "cancelled") -> None:
+    """Make these rows ones of the archive: nobody will send them. Two statements, in the caller's transaction."""
+    settings = get_settings()
+    entries = [outbox.cancelled_entry(row, reason) for row in rows]
+    archive_rows.archive_all([entry for entry in entries if archive_rows.wanted(entry, settings)])
+    OutboxMessage.objects.filter(pk__in=[row.pk for row in rows]).delete()
+
+
+def lock(topic: str, identity: bytes) -> OutboxMessage | None:
+    """The row of a message, locked until the end of the transaction."""
+    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
+    row: OutboxMessage | None = rows.select_for_update().first()
+    return row
+
+
+def move(row: OutboxMessage, due_ms: int) -> None:
+    """Give the row another due time; an expiry that counts from it moves too."""
+    if row.expires_at_ms and bytes(row.record)[0] & EXPIRES_WITH_DUE:
+        row.expires_at_ms = max(row.expires_at_ms + due_ms - row.due_at_ms, 1)
+    row.due_at_ms = due_ms
+
+
+def due_ms_of(when: str) -> int:
+    """The instant, by what is known here of Redis' clock."""
+    return outbox.now_ms() + int(when) if when[0] == "+" else int(when)

@@ -1,0 +1,359 @@
+"""Messages that SQL answers for: durable ones from the start, and those that Redis could not take.
+
+A row is the message until it has ended. It is inserted in the caller's transaction, sent to Redis from here (at the
+commit), by the relay or by the reconciler, always under the same stamp, and removed by the archiver with the archive
+row of that stamp. Redis knows which lives are LIVE and which are DONE and not yet archived, so sending twice is safe.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from django.db import OperationalError, ProgrammingError, connections
+
+from ..archive import archive_rows
+from ..core.conf import get_settings
+from ..core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
+from ..core.message import DURABLE, STAMP
+from ..models import OutboxMessage, OutboxStatus
+from ..store import get_store
+from ..store.finished import Entry
+from ..store.keys import Partition, partition_of
+from ..store.redis import Outgoing
+from ..tasks.builder import Item
+from ..tasks.handle import Handle
+
+STATEMENT_BYTES = 1024 * 1024
+#: Microseconds from the insert to the send after which a row is looked at once more: somebody may have cancelled it.
+LATE_US = 1_000_000
+#: Times that an insert is tried while rows of its id come and go.
+RACES = 5
+
+
+def stamped(row: OutboxMessage) -> Outgoing:
+    """The message for the enqueue script: accepted at its stamp, not now."""
+    expires = str(row.expires_at_ms) if row.expires_at_ms else ""
+    when = f"@{row.enqueued_at_us}:{row.due_at_ms}"
+    return row.message_id.bytes, row.on_duplicate, when, expires, bytes(row.record)
+
+
+def record_of(row: OutboxMessage) -> bytes:
+    """The record with its stamp, as it lies in Redis."""
+    return STAMP.pack(row.enqueued_at_us, row.expires_at_ms.to_bytes(6, "big")) + bytes(row.record)
+
+
+def candidates(row: OutboxMessage) -> list[Partition]:
+    """Where Redis can have the message, today's place first: one partition unless the topic once had fewer."""
+    return get_store().partitions.candidates(row.topic, row.message_id.bytes)
+
+
+def standing(row: OutboxMessage) -> tuple[Partition, str]:
+    """Where the message is in Redis, and what is known of its life there: LIVE, DONE, or MISSING everywhere."""
+    life = [(row.message_id.bytes, row.enqueued_at_us)]
+    partitions = candidates(row)
+    for partition in partitions:
+        word = get_store().lives(partition, life)[0]
+        if word != "MISSING":
+            return partition, word
+    return partitions[0], "MISSING"
+
+
+def place(row: OutboxMessage) -> Partition:
+    """Where to send the message: where it or another with its id is, else where it belongs today."""
+    partitions = candidates(row)
+    if len(partitions) == 1:
+        return partitions[0]
+    partition, word = standing(row)
+    if word != "MISSING":
+        return partition
+    return get_store().partitions.place(row.topic, row.message_id.bytes, True)
+
+
+#: What another life of an id writes into the row.
+_CONTENT = tuple(f.name for f in OutboxMessage._meta.local_fields if f.name not in ("id", "message_id"))
+#: What a call that is repeated under its id takes from the row of the first.
+_LIFE = ("enqueued_at_us", "due_at_ms", "expires_at_ms", "status")
+
+# Accepting
+
+
+def accept(items: Sequence[Item]) -> tuple[list[Item], list[Handle]]:
+    """Insert durable messages in the caller's transaction.
+
+    Returns those to send once it commits, and the handles of those that are refused as duplicates.
+    """
+    store = get_store()
+    now_us = store.now_us()
+    status: str = OutboxStatus.WAITING if store.breaker.open else OutboxStatus.SENT
+    # A microsecond apart: two messages with one key, in one call, are two lives.
+    rows = [row_of(item, now_us + index, status) for index, item in enumerate(items)]
+    with migrated():
+        refused = _insert(rows, items)
+    to_send: list[Item] = []
+    for item, row in zip(items, rows, strict=True):
+        if item.handle.outcome == "kept":
+            continue
+        item.handle.due_ms, item.handle.outcome = row.due_at_ms, "outbox"
+        if row.status == OutboxStatus.SENT:
+            item.handle.outcome = ""
+            to_send.append(item._replace(message=stamped(row)))
+    return to_send, refused
+
+
+def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Handle]:
+    """Keep what Redis could not take, or may have taken; the relay sends it after `wait_ms`.
+
+    Returns the handles of refused duplicates.
+    """
+    now_us = get_store().now_us()
+    fresh = [item for item in items if not item.template.durable]
+    rows = [row_of(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
+    for item, row in zip(fresh, rows, strict=True):
+        row.relay_at_ms = now_us // 1000 + wait_ms
+        row.told = unknown or item.template.fixed  # of a key Redis may hold another message
+    with migrated():
+        refused = _insert(rows, fresh)
+    put_back([item for item in items if item.template.durable])
+    for item, row in zip(fresh, rows, strict=True):
+        if item.handle.outcome != "kept":
+            item.handle.outcome, item.handle.due_ms = "outbox", row.due_at_ms
+    return refused
+
+
+def still_open(items: list[Item]) -> list[Item]:
+    """What is to be sent. Of durable messages whose commit took its time only those that nobody has ended meanwhile."""
+    late_us = get_store().now_us() - LATE_US if any(item.template.durable for item in items) else 0
+    late = {UUID(bytes=item.message[0]) for item in items if item.template.durable and _stamp(item) < late_us}
+    if not late:
+        return items
+    found = OutboxMessage.objects.filter(message_id__in=late, status=OutboxStatus.SENT)
+    lives = set(found.values_list("message_id", "enqueued_at_us"))
+    return [
+        item
+        for item in items
+        if UUID(bytes=item.message[0]) not in late or (UUID(bytes=item.message[0]), _stamp(item)) in lives
+    ]
+
+
+def _stamp(item: Item) -> int:
+    """Of a durable message on its way: `@stamp:due`."""
+    return int(item.message[2][1:].partition(":")[0])
+
+
+def put_back(items: Sequence[Item]) -> None:
+    """Leave durable messages that could not be sent to the relay."""
+    if items:
+        # With their stamps: by now another life of a key may have the row.
+        ids, stamps = [UUID(bytes=item.message[0]) for item in items], [_stamp(item) for item in items]
+        rows = OutboxMessage.objects.filter(message_id__in=ids, enqueued_at_us__in=stamps, status=OutboxStatus.SENT)
+        rows.update(status=OutboxStatus.WAITING, told=True, relay_at_ms=get_store().now_us() // 1000)
+    for item in items:
+        item.handle.outcome = "outbox"
+
+
+def row_of(item: Item, now_us: int, status: str) -> OutboxMessage:
+    """The row of a message that is accepted at `now_us`; waiting when it is due beyond the horizon."""
+    identity, mode, when, expires, record = item.message
+    accepted_ms = -(-now_us // 1000)
+    due_ms = accepted_ms + int(when) if when[0] == "+" else int(when)
+    look_at_ms = relay_at_ms(due_ms)
+    if look_at_ms > accepted_ms:
+        status = OutboxStatus.WAITING
+    elif status == OutboxStatus.SENT:
+        look_at_ms = accepted_ms + int(get_settings().reconcile_after * 1000)
+    return OutboxMessage(
+        message_id=UUID(bytes=identity),
+        enqueued_at_us=now_us,
+        topic=item.template.topic,
+        task=item.template.name,
+        key=item.template.key or "",
+        on_duplicate=mode,
+        due_at_ms=due_ms,
+        expires_at_ms=due_ms + int(expires) if expires[:1] == "+" else int(expires or 0),
+        record=bytes((record[0] | DURABLE,)) + record[1:],
+        status=status,
+        relay_at_ms=look_at_ms,
+    )
+
+
+def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Handle]:
+    """One statement for new ids; for given ones what their on_duplicate says. Returns the handles of duplicates."""
+    using = OutboxMessage.objects.using(get_settings().database)
+    for part in _parts([row for row, item in zip(rows, items, strict=True) if not item.template.fixed]):
+        using.bulk_create(part)
+    refused: list[Handle] = []
+    # In one order, so that two calls with the same keys wait for each other instead of deadlocking.
+    for row, item in sorted(zip(rows, items, strict=True), key=lambda pair: pair[0].message_id):
+        if item.template.fixed and not _insert_given(row, item.template.may_exist):
+            item.handle.outcome = "kept"
+            if row.on_duplicate == "raise":
+                refused.append(item.handle)
+    return refused
+
+
+def _parts(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
+    """Statements of at most 1 MiB of records: MariaDB's max_allowed_packet is 16."""
+    part: list[OutboxMessage] = []
+    size = 0
+    for row in rows:
+        size += len(row.record)
+        if part and size > STATEMENT_BYTES:
+            yield part
+            part, size = [], len(row.record)
+        part.append(row)
+    if part:
+        yield part
+
+
+def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
+    """Insert a row whose id may be there. False when another message with it is live."""
+    rows = OutboxMessage.objects.using(get_settings().database)
+    for attempt in range(RACES):
+        rows.bulk_create([row], ignore_conflicts=True)
+        there = _there(row, lock=attempt > 0)
+        if there is None:  # closed between the two statements
+            continue
+        if there.enqueued_at_us == row.enqueued_at_us:
+            return True
+        # A word about a move does not tell whether there is something to move.
+        is_live = there.status != OutboxStatus.CANCELLED and bool(there.record)
+        if is_live and may_exist and bytes(there.record) == bytes(row.record):  # the same call again, under its id
+            _copy(row, {name: getattr(there, name) for name in _LIFE})
+            return True
+        if is_live and row.on_duplicate != "replace" and not is_done(there):
+            return False
+        if _take_over(row, there):
+            return True
+    if row.on_duplicate != "replace":
+        return False  # a live one was there each time
+    raise StoreUnavailable("Others replace this key all the time: it was not enqueued. Try again.")
+
+
+def _there(row: OutboxMessage, *, lock: bool) -> OutboxMessage | None:
+    """The row with this id. Locked it is the newest, also where the snapshot of the transaction shows an older state
+    (REPEATABLE READ of MariaDB and MySQL)."""
+    alias = get_settings().database
+    rows = OutboxMessage.objects.using(alias).filter(message_id=row.message_id)
+    if lock and connections[alias].in_atomic_block:
+        rows = rows.select_for_update()
+    there: OutboxMessage | None = rows.first()
+    return there
+
+
+def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
+    """Write the row over another life of its id. False when somebody has changed that one meanwhile."""
+    rows = OutboxMessage.objects.using(get_settings().database)
+    # Clocks of hosts differ by a little: what comes later is newer all the same.
+    stamp_us = max(row.enqueued_at_us, there.enqueued_at_us + 1)
+    changes = {name: getattr(row, name) for name in _CONTENT} | {"enqueued_at_us": stamp_us}
+    if there.status == OutboxStatus.CANCELLED:
+        # Unless Redis has obeyed, what is cancelled may be there still.
+        changes["on_duplicate"] = "replace" if there.changed_at_us else row.on_duplicate
+        if there.record:
+            entry = cancelled_entry(there, there.reason or "cancelled")
+            archive_rows.archive_all([entry] if archive_rows.wanted(entry, get_settings()) else [])
+    elif not there.record:
+        changes |= {"moved_to_ms": there.due_at_ms, "changed_at_us": there.changed_at_us}
+    if (there.told or there.status != OutboxStatus.WAITING) and not (_is_far(row) and is_done(there)):
+        # However far it is from due: Redis has to hear that the life before is over. From the caller or from the relay.
+        if row.status == OutboxStatus.WAITING and not row.told and not get_store().breaker.open:
+            changes["status"] = OutboxStatus.SENT
+            changes["relay_at_ms"] = now_ms() + int(get_settings().reconcile_after * 1000)
+        elif row.status == OutboxStatus.WAITING:
+            changes["relay_at_ms"] = now_ms()
+        changes["told"] = True
+    if not rows.filter(pk=there.pk, enqueued_at_us=there.enqueued_at_us, status=there.status).update(**changes):
+        return False
+    _copy(row, changes)
+    return True
+
+
+def _copy(row: OutboxMessage, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(row, name, value)
+
+
+def _is_far(row: OutboxMessage) -> bool:
+    return relay_at_ms(row.due_at_ms) > now_ms()
+
+
+def is_done(row: OutboxMessage) -> bool:
+    """Whether the row's message has ended in Redis, and only waits for the archiver. False when Redis is away."""
+    try:
+        return standing(row)[1] == "DONE"
+    except DelayQError:
+        return False
+
+
+def adopt(item: Item, word: str) -> None:
+    """Redis had stored the message before, under the stamp in `word`: from now on the row is about that life."""
+    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=item.message[0]), enqueued_at_us=_stamp(item))
+    rows.update(enqueued_at_us=stamp_of(word), status=OutboxStatus.SENT)
+
+
+def cancelled_entry(row: OutboxMessage, reason: str) -> Entry:
+    """How the archive hears of a row that nobody sends any more."""
+    detail = json.dumps({"reason": reason}).encode()
+    # Not place(), which asks Redis: it may be away, and no part of the topic has the message.
+    partition = partition_of(row.topic, row.message_id.bytes, get_store().partitions.configured(row.topic))
+    identity, record = row.message_id.bytes, record_of(row)
+    return Entry(b"", partition, identity, "cancelled", now_ms(), record, b"", detail, row.due_at_ms)
+
+
+@contextmanager
+def migrated() -> Iterator[None]:
+    """Around statements on the outbox. Raises ConfigurationError when it is not there, and says what to do."""
+    try:
+        yield
+    except (ProgrammingError, OperationalError) as error:
+        text, table = str(error), OutboxMessage._meta.db_table
+        if table in text and any(words in text for words in ("no such table", "does not exist", "doesn't exist")):
+            alias = get_settings().database
+            raise ConfigurationError(
+                f"The database {alias!r} has no table {table}: run manage.py migrate --database {alias}."
+            ) from error
+        raise
+
+
+def stamp_of(word: str) -> int:
+    """The stamp in `ADOPTED:stamp`."""
+    return int(word.partition(":")[2])
+
+
+def relay_at_ms(due_ms: int) -> int:
+    """When the relay brings a message to Redis."""
+    return due_ms - int(get_settings().horizon * 1000)
+
+
+def now_ms() -> int:
+    """Redis' clock, rounded up: a due time counts from it."""
+    return -(-get_store().now_us() // 1000)
+
+
+# Closing
+
+
+def close(entries: Sequence[Entry], alias: str) -> Sequence[Entry]:
+    """Remove the rows of durable messages that have ended, in the transaction that inserts their archive rows.
+
+    Returns the entries whose rows another transaction has locked: waiting for it would hold up the archive of all.
+    """
+    lives = {(UUID(bytes=e.id), int.from_bytes(e.stamp, "big")): e for e in entries if e.stamp}
+    rows, left = OutboxMessage.objects.using(alias), []
+    skip_locked = connections[alias].features.has_select_for_update_skip_locked
+    for ids in _chunks(sorted({message_id for message_id, _ in lives})):
+        there = rows.filter(message_id__in=ids).order_by("id")
+        # Locked, so that no other life of the same key takes the row before it is deleted; one that has, stays.
+        locked = there.select_for_update(skip_locked=skip_locked).values_list("id", "message_id", "enqueued_at_us")
+        ended = {pk: (message_id, stamp) for pk, message_id, stamp in locked if (message_id, stamp) in lives}
+        rows.filter(id__in=list(ended)).delete()
+        left += [lives[life] for life in there.values_list("message_id", "enqueued_at_us") if life in lives]
+    return left
+
+
+def _chunks(ids: Sequence[UUID], size: int = 500) -> Iterator[Sequence[UUID]]:
+    return (ids[at : at + size] for at in range(0, len(ids), size))

@@ -1,0 +1,162 @@
+"""Brings outbox rows to Redis when they come near their due time, and at once when Redis could not take them before."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import Q, QuerySet
+
+from ..core import signals
+from ..core.conf import get_settings
+from ..core.database import reached, write_first
+from ..core.exceptions import StoreError
+from ..core.ids import task_code
+from ..core.service import Service, Sleeper
+from ..core.signals import Event
+from ..models import OutboxMessage, OutboxStatus
+from ..store import get_store
+from ..store.keys import Partition
+from ..store.link import BATCH
+from ..store.redis import RedisStore
+from . import lookup, outbox, postponed
+
+logger = logging.getLogger("delayq.worker")
+
+#: Milliseconds after which it is tried again to send what waits for another message with the same key to end.
+GIVE_WAY_MS = 10_000
+#: Seconds after which a failure has taken long: a server that does not answer, and not one that refuses.
+LONG = 0.5
+
+
+class Relay(Service):
+    """Sends what waits, by status and time: a transaction that commits late, with small ids, is found as any other."""
+
+    name = "relay"
+    interval = 1.0
+
+    def __init__(self, store: RedisStore) -> None:
+        super().__init__()
+        self._store = store
+        self._looked = False
+        """Whether the newest look found nothing more to send."""
+        self.sent = 0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Messages sent so far."""
+        return {"sent": self.sent}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something may wait that Redis would take."""
+        return not self._looked and not self._store.breaker.open
+
+    def run_once(self) -> float:
+        """Send one batch. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
+        if self._store.breaker.open:
+            return min(self.interval, 0.1)
+        try:
+            with reached():
+                more = postponed.say_all()
+                found = self._send_batch()
+        except StoreError:
+            self._store.breaker.trip()  # so that the next try does not hold rows while it waits for a connection
+            raise
+        self._looked = found < BATCH and not more
+        return self.interval if self._looked else 0.0
+
+    def _send_batch(self, **only: Any) -> int:
+        """Send while the rows are locked: who cancels one of them waits, and then finds it in Redis."""
+        connection = connections[get_settings().database]
+        now_ms = self._store.now_us() // 1000
+        with transaction.atomic(using=connection.alias):
+            write_first(connection, OutboxMessage)
+            waiting = OutboxMessage.objects.filter(status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms)
+            if only:
+                waiting = waiting.filter(**only)
+            if connection.features.has_select_for_update_skip_locked:
+                waiting = waiting.select_for_update(skip_locked=True)
+            rows = list(waiting.order_by("relay_at_ms")[:BATCH])
+            errors = send(self._store, rows)
+        if errors:
+            raise errors[0]
+        self.sent += len(rows)
+        return len(rows)
+
+    def tell(self, seconds: float) -> None:
+        """Tell Redis, before anything is claimed, what it has yet to hear of messages that it may have: cancels, moves,
+        and what replaces them. Waits for what others are telling. Raises StoreError and DatabaseUnavailable.
+        """
+        until, pace = time.monotonic() + seconds, Sleeper()
+        with reached():
+            while self._unheard().exists() and time.monotonic() < until:
+                if not postponed.say_all() and not self._send_batch(told=True):
+                    pace.wait(0.02)
+
+    def _unheard(self) -> QuerySet[OutboxMessage]:
+        of_its_own = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]) | Q(
+            status=OutboxStatus.WAITING, told=True
+        )
+        soon_ms = self._store.now_us() // 1000 + postponed.AGAIN_MS  # what Redis did not take at the first try
+        unheard: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(of_its_own, relay_at_ms__lte=soon_ms)
+        return unheard
+
+
+def before_claims(seconds: float) -> None:
+    """For workers: see Relay.tell()."""
+    Relay(get_store()).tell(seconds)
+
+
+def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreError]:
+    """Store the rows' messages in Redis and mark them as sent. In a transaction that holds the rows.
+
+    Returns what went wrong: the rows of those partitions wait a little, so that they are not in others' way.
+    After one that took long nothing more is sent: who cancels one of the rows waits as long as they are held.
+    """
+    batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
+    for row in rows:
+        batches[outbox.place(row)].append(row)
+    sent: list[Any] = []
+    errors: list[StoreError] = []
+    began = time.monotonic()
+    for partition, batch in batches.items():
+        names = {task_code(row.task): row.task for row in batch}
+        try:
+            if errors and time.monotonic() - began > LONG:
+                raise errors[0]
+            _, words = store.enqueue(partition, names, [outbox.stamped(row) for row in batch])
+        except StoreError as error:  # of one cluster node, say: the other partitions go on
+            errors.append(error)
+            again_at_ms = store.now_us() // 1000 + postponed.AGAIN_MS
+            OutboxMessage.objects.filter(pk__in=[row.pk for row in batch]).update(relay_at_ms=again_at_ms)
+            continue
+        stored = [row for index, row in enumerate(batch) if not _give_way(row, words.get(index, ""))]
+        sent += [row.pk for row in stored]
+        events = [Event(row.message_id.hex, row.task, row.key or None) for row in stored]
+        signals.report(signals.enqueued, partition.topic, events)
+    check_at_ms = store.now_us() // 1000 + int(get_settings().reconcile_after * 1000)
+    OutboxMessage.objects.filter(pk__in=sent).update(status=OutboxStatus.SENT, relay_at_ms=check_at_ms)
+    return errors
+
+
+def _give_way(row: OutboxMessage, word: str) -> bool:
+    """Do what another message with the same id demands. False: the row's message is in Redis."""
+    if word == "DUPLICATE" and row.moved_to_ms:
+        postponed.move_live(row)
+    if word.startswith("ADOPTED"):
+        OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.stamp_of(word))
+    elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
+        reason = "replaced" if word == "OLDER" else "duplicate"
+        lookup.end([row], reason)
+        event = Event(row.message_id.hex, row.task, row.key or None, reason=reason)
+        signals.report(signals.cancelled, row.topic, [event])
+    elif word == "DUPLICATE":  # accepted, so it is sent when the other has ended
+        again_at_ms = get_store().now_us() // 1000 + GIVE_WAY_MS
+        # Not save(), which would ask the routers of the project where to write.
+        OutboxMessage.objects.filter(pk=row.pk).update(relay_at_ms=again_at_ms)
+    return word in ("OLDER", "DUPLICATE")

@@ -1,0 +1,110 @@
+"""Columns as JSON text, exactly; and the refusal of types that JSON cannot carry unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql import types as T  # noqa: N812
+
+from ..errors import Refused
+
+_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_FRACTION = (T.FloatType, T.DoubleType)
+_PLAIN = (*_WHOLE, *_FRACTION, T.StringType, T.BooleanType, T.NullType)
+#: What to do about a type, by its name in Spark.
+_FIXES = {
+    "timestamp": "date_format(c, \"yyyy-MM-dd'T'HH:mm:ss.SSSXXX\") or unix_millis(c)",
+    "timestamp_ntz": "date_format(c, \"yyyy-MM-dd'T'HH:mm:ss.SSS\")",
+    "date": "cast(c AS STRING)",
+    "decimal": "cast(c AS STRING) or cast(c AS DOUBLE)",
+    "binary": "base64(c)",
+    "variant": "variant_get(c, '$', 'STRING') or another type",
+}
+
+
+def check_type(kind: T.DataType, what: str) -> None:
+    """Raise Refused, with the fix, when values of this type would not come back from JSON as they were."""
+    for name, part in _parts(kind):
+        if not isinstance(part, _PLAIN):
+            fix = _FIXES.get(part.typeName(), "cast(c AS STRING)")
+            where = f"{what}{name}"
+            raise Refused(
+                f"{where} is of type {part.simpleString()}, which JSON cannot carry unchanged. Cast it first: {fix}."
+            )
+
+
+def _parts(kind: T.DataType, name: str = "") -> Iterator[tuple[str, T.DataType]]:
+    """The leaves of a type, and what is no leaf and no container either."""
+    if isinstance(kind, T.ArrayType):
+        yield from _parts(kind.elementType, f"{name}[]")
+    elif isinstance(kind, T.StructType):
+        for field in kind.fields:
+            yield from _parts(field.dataType, f"{name}.{field.name}")
+    elif isinstance(kind, T.MapType) and isinstance(kind.keyType, T.StringType):
+        yield from _parts(kind.valueType, f"{name}{{}}")
+    else:
+        yield name, kind
+
+
+def text(value: Column, kind: T.DataType) -> Column:
+    """The JSON of a value of a type that check_type() lets pass; `null` for null."""
+    if isinstance(kind, T.NullType):
+        return F.lit("null")
+    if isinstance(kind, (*_WHOLE, T.BooleanType)):
+        return F.coalesce(value.cast("string"), F.lit("null"))
+    # {"v":...}: Spark writes JSON of structs only.
+    whole = F.to_json(F.struct(value.cast(exact(kind)).alias("v")), {"ignoreNullFields": "false"})
+    return F.substring(whole, F.lit(6), F.length(whole) - 6)
+
+
+def exact(kind: T.DataType) -> T.DataType:
+    """What a value is cast to before it becomes JSON: double for float, whose 0.1 is another number than JSON's."""
+    if isinstance(kind, T.FloatType):
+        return T.DoubleType()
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(exact(kind.elementType), kind.containsNull)
+    if isinstance(kind, T.MapType):
+        return T.MapType(kind.keyType, exact(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, T.StructType):
+        return T.StructType([T.StructField(one.name, exact(one.dataType), one.nullable) for one in kind.fields])
+    return kind
+
+
+def fault(value: Column, kind: T.DataType) -> Column | None:
+    """Whether a value, or one within it, is none that JSON has; None when no value of the type is."""
+    if isinstance(kind, _FRACTION):
+        number = value.cast("double")
+        return F.coalesce(F.isnan(number) | (F.abs(number) == F.lit(float("inf"))), F.lit(False))
+    if isinstance(kind, T.StringType):
+        return ~F.coalesce(F.is_valid_utf8(value), F.lit(True))
+    if isinstance(kind, T.ArrayType):
+        return _any(value, kind.elementType)
+    if isinstance(kind, T.MapType):
+        keys, values = _any(F.map_keys(value), kind.keyType), _any(F.map_values(value), kind.valueType)
+        return keys if values is None else values if keys is None else keys | values
+    if isinstance(kind, T.StructType):
+        found = [fault(value.getField(one.name), one.dataType) for one in kind.fields]
+        return _either([one for one in found if one is not None])
+    return None
+
+
+def _any(values: Column, kind: T.DataType) -> Column | None:
+    if fault(values.getItem(0), kind) is None:
+        return None
+
+    def bad(one: Column) -> Column:
+        found = fault(one, kind)
+        return F.lit(False) if found is None else found
+
+    return F.coalesce(F.exists(values, bad), F.lit(False))
+
+
+def _either(found: list[Column]) -> Column | None:
+    if not found:
+        return None
+    whole = found[0]
+    for one in found[1:]:
+        whole = whole | one
+    return whole

@@ -1,0 +1,184 @@
+"""Writes a frame of messages from the driver: looks at the fences and the memory first, and counts afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from ...core.conf import check_name
+from ...core.exceptions import DelayQError, StoreError
+from ...core.ids import task_code
+from ...store.keys import Partition
+from ...store.loading import Load
+from ...store.redis import RedisStore
+from ..error_messages import cause, code_of
+from ..errors import Code, Refused
+from ..options import TaskSpec
+from ..params import Redis
+from ..sinks.queue import LoadSpec, QueueSink
+from .messages import Sum
+
+#: The data source that writes.
+FORMAT = QueueSink.name()
+#: Bytes of a message in Redis beside its body: header, id and due time in two structures (measured: 265).
+OVERHEAD = 320
+#: Part of Redis' memory that a load leaves free.
+MARGIN = 0.05
+
+COUNTS = ("new", "same", "kept")
+
+
+class Fences(NamedTuple):
+    """The fences of a load, one in each partition."""
+
+    store: RedisStore
+    job: str
+    partitions: Sequence[Partition]
+
+    def read(self) -> list[dict[str, str]]:
+        """What is there."""
+        found = (self.store.fence(partition, self.job) for partition in self.partitions)
+        return [one for one in found if one]
+
+    def fingerprints(self) -> list[str]:
+        """Of the runs that have begun."""
+        return [one["fingerprint"] for one in self.read()]
+
+    def counts(self) -> dict[str, int]:
+        """Messages that this load has added, ever; that were there already; and that were kept."""
+        fences = self.read()
+        return {name: sum(int(one.get(name, 0)) for one in fences) for name in COUNTS}
+
+    def added(self, before: Mapping[str, int], rows: int) -> dict[str, int]:
+        """What this run has done, for its report. By the fences, which also know of tasks of Spark that failed."""
+        after = self.counts()
+        done = {name: after[name] - before[name] for name in COUNTS}
+        live = done["same"] + done["kept"]
+        return {"added": done["new"], "live already": live, "added before": rows - done["new"] - live}
+
+    @contextmanager
+    def reporting(self, before: Mapping[str, int], rows: int) -> Iterator[None]:
+        """An error within says how far the load has come."""
+        try:
+            yield
+        except Exception as error:
+            found = cause(error)
+            if code_of(found) == Code.REFUSED:
+                raise found from error
+            said = ""
+            with suppress(StoreError):
+                new = self.counts()["new"] - before["new"]
+                said = f" {new:,} of {rows:,} messages were added before that; the same job again adds the rest."
+            raise DelayQError(f"{found}{said}") from error
+
+    def check(self, fingerprint: Mapping[str, Any]) -> None:
+        """Raise Refused when the load has added something else under this name."""
+        for found in self.fingerprints():
+            if found != encode(fingerprint):
+                raise Refused(_changed(self.job, decode(found), fingerprint))
+
+    def open(self, fingerprint: Mapping[str, Any], *, notes: bool = False) -> int:
+        """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged, StoreUnavailable."""
+        load = Load(self.job, encode(fingerprint), notes)
+        for topic in {partition.topic for partition in self.partitions}:
+            self.store.partitions.counts(topic)  # says that the topic is used
+        began = [self.store.load(partition, load, 0, {}, ()).began_ms for partition in self.partitions]
+        return min(began, default=0)
+
+
+def encode(fingerprint: Mapping[str, Any]) -> str:
+    """As the fence keeps it."""
+    return msgspec.json.encode(fingerprint, order="sorted").decode()
+
+
+def decode(text: str) -> dict[str, Any]:
+    """From encode(); empty for what is none."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
+
+
+def _changed(job: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    differences = ", ".join(f"{name} was {old.get(name)} and is {new.get(name)}" for name in names)
+    return (
+        f"A job named {job!r} has begun with something else: {differences}. Under one name one set of messages is "
+        "added, so that repeating it adds nothing twice. Restore the source to finish it, or give what is new, and "
+        "nothing else, another name: messages that have finished would be sent again."
+    )
+
+
+def check_job(job: str) -> None:
+    """Raise Refused for what cannot name a load."""
+    check_name(job, "a job", Refused)
+
+
+def check_memory(store: RedisStore, total: Sum, applied: int, partitions: int) -> str:
+    """Raise Refused when Redis has no room for what is still to come. Returns a note when it has no limit.
+
+    On a cluster the partitions are spread over its nodes, and the fullest one decides.
+    """
+    whole = max(0, total.rows - applied) * (OVERHEAD + total.body_bytes // max(1, total.rows))
+    nodes = _memory(store)
+    need = whole // max(1, min(len(nodes), partitions))
+    used, most = min(nodes, key=lambda node: node[1] - node[0] if node[1] else float("inf"))
+    if not need:
+        return ""
+    if not most:
+        return f"Redis has no maxmemory. The load takes about {_megabytes(need)}; {_megabytes(used)} are in use."
+    free = int(most * (1 - MARGIN)) - used
+    if need > free:
+        raise Refused(
+            f"The load takes about {_megabytes(need)} of Redis' memory ({total.rows - applied:,} messages"
+            f"{f' on {len(nodes)} nodes' if len(nodes) > 1 else ''}), and {_megabytes(max(0, free))} are free of "
+            f"{_megabytes(most)} ({MARGIN:.0%} stay free). "
+            "Raise maxmemory, or schedule less at a time."
+        )
+    return ""
+
+
+def _memory(store: RedisStore) -> list[tuple[int, int]]:
+    """Bytes in use and allowed of each node; allowed is 0 without a limit."""
+    if getattr(store.client, "connection_pool", None) is None:
+        answer = store.client.info("memory", target_nodes="primaries")
+        nodes = [answer] if "used_memory" in answer else list(answer.values())
+    else:
+        nodes = [store.client.info("memory")]
+    return [(int(node["used_memory"]), int(node.get("maxmemory", 0))) for node in nodes]
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB" if size >= 1e7 else f"{size / 1e6:,.1f} MB"
+
+
+def spec_of(job: str, fingerprint: Mapping[str, Any], tasks: Sequence[TaskSpec], **rest: Any) -> LoadSpec:
+    """What the sink has to know; `rest` is for LoadSpec."""
+    names = {task_code(one.name).hex(): one.name for one in tasks}
+    return LoadSpec(job=job, fingerprint=encode(fingerprint), tasks=names, **rest)
+
+
+def write(spark: SparkSession, frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
+    """Write the messages: arranged() ones, of `chosen` columns."""
+    spark.dataSource.register(QueueSink)
+    options = {"redis": msgspec.json.encode(redis).decode(), "load": msgspec.json.encode(spec).decode()}
+    frame.write.format(FORMAT).options(**options).mode("append").save()
+
+
+def share(spark: SparkSession, per_second: float | None, tasks: int) -> float | None:
+    """What of the rate is for each task of Spark: so many run side by side at most."""
+    if per_second is None:
+        return None
+    # With dynamic allocation there may be more executors in a moment.
+    grows = str(spark.conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
+    return per_second / max(1, tasks if grows else min(tasks, spark.sparkContext.defaultParallelism))
+
+
+def instant(milliseconds: int) -> str:
+    """For reports."""
+    return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=milliseconds)).isoformat()

@@ -1,0 +1,123 @@
+"""Frames of messages: what format("delayq") writes. DataFrame in, DataFrame out: no reading, no writing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql import types as T  # noqa: N812
+
+from ..options import TaskSpec
+
+#: Of a frame of messages. `due_ms` null: when the load says. `header`: bytes 14 to 22 of a record (message.py).
+COLUMNS = T.StructType(
+    [
+        T.StructField("topic", T.StringType()),
+        T.StructField("partition", T.IntegerType()),
+        T.StructField("split", T.IntegerType()),
+        T.StructField("id", T.BinaryType()),
+        T.StructField("due_ms", T.LongType()),
+        T.StructField("expires", T.StringType()),
+        T.StructField("header", T.BinaryType()),
+        T.StructField("body", T.StringType()),
+    ]
+)
+#: What names a split. One task of Spark writes it alone, in the order of the ids: this is what the fence relies on.
+SPLIT = ("topic", "partition", "split")
+
+
+class Sum(NamedTuple):
+    """What a frame of messages amounts to."""
+
+    rows: int
+    body_bytes: int
+    hash: str
+    """A sum of hashes of its rows: the same rows have the same, in whatever order."""
+
+
+def header(spec: TaskSpec) -> bytes:
+    """What the records of a task begin with, after their stamps."""
+    from ...core.ids import task_code
+    from ...core.message import EXPIRES_WITH_DUE, HEADER, VERSION
+
+    flags = spec.priority | (EXPIRES_WITH_DUE if spec.expires[:1] == "+" else 0) | VERSION << 4
+    return HEADER.pack(flags, spec.ttr_ms, task_code(spec.name))
+
+
+def ids(name: Column, key: Column) -> Column:
+    """identity.key_id(name, key) for every row; null for null. `name` is the topic for what has a key; for what has
+    none `job NUL topic`, which is no topic's name, so that the ids are as certain and never those of keys."""
+    return arrow_function(_digests, T.BinaryType())(F.concat(name, F.lit("\0"), key))
+
+
+def arrow_function(function: Callable[..., pa.Array], kind: T.DataType) -> Callable[..., Column]:
+    """A function over arrays of Arrow as one over columns. Its annotations are read, so it is no method."""
+    udf: Callable[[Callable[..., pa.Array], T.DataType], Callable[..., Column]] = vars(F)["arrow_udf"]  # not in stubs
+    return udf(function, kind)
+
+
+def unkeyed(job: str, topic: str) -> str:
+    """The name for ids() of messages without a key."""
+    return f"{job}\0{topic}"
+
+
+def _digests(names: pa.Array) -> pa.Array:
+    blake = hashlib.blake2b
+    texts = names.cast(pa.binary()).to_pylist()
+    joined = b"".join([blake(one or b"", digest_size=16).digest() for one in texts])
+    digits = np.frombuffer(joined, np.uint8).reshape(-1, 16).copy()
+    digits[:, 6] = 0x80 | digits[:, 6] & 0x0F
+    digits[:, 8] = 0x80 | np.maximum(1, digits[:, 8] & 0x3F)
+    array = pa.Array.from_buffers(pa.binary(16), len(texts), [None, pa.py_buffer(digits.tobytes())]).cast(pa.binary())
+    return pc.if_else(names.is_valid(), array, pa.scalar(None, pa.binary())) if names.null_count else array
+
+
+def placed(frame: DataFrame, counts: Mapping[str, int], splits: int) -> DataFrame:
+    """With `partition` and `split` by `topic` and `id`, and `cell`, one number for all three. `counts`: numbers of
+    partitions by topic; rows of others get none."""
+    count = first = F.lit(None).cast("int")
+    before = 0
+    for topic, number in counts.items():
+        mine = F.col("topic") == topic
+        count, first = F.when(mine, number).otherwise(count), F.when(mine, before).otherwise(first)
+        before += number * splits
+    # The split is of other bytes than the partition.
+    places = {"partition": (_number(13, 4) % count).cast("int"), "split": (_number(10, 2) % F.lit(splits)).cast("int")}
+    cell = first + F.col("partition") * F.lit(splits) + F.col("split")
+    return frame.withColumns(places).withColumn("cell", cell)
+
+
+def _number(first: int, length: int) -> Column:
+    """Bytes of the id, big-endian."""
+    return F.conv(F.hex(F.substring("id", first, length)), 16, 10).cast("long")
+
+
+def arranged(frame: DataFrame, tasks: int) -> DataFrame:
+    """Each split in one piece and in the order of its ids, with `copies`: how many rows have the id of this one.
+
+    By `cell` and nothing else: Spark leaves constant columns out, and would spread the rows anew for what is left.
+    """
+    copies = F.count(F.lit(1)).over(Window.partitionBy("cell", "id"))
+    return frame.repartition(tasks, "cell").withColumn("copies", copies).sortWithinPartitions("cell", "id")
+
+
+def summed(frame: DataFrame) -> list[Column]:
+    """For agg(): what Sum needs."""
+    body = F.octet_length("body").cast("long")
+    mixed = F.xxhash64("id", "due_ms", "expires", "header", "body").cast("decimal(38,0)")
+    return [
+        F.count(F.lit(1)).alias("rows"),
+        F.coalesce(F.sum(body), F.lit(0)).alias("body_bytes"),
+        F.coalesce(F.sum(mixed), F.lit(0)).cast("string").alias("hash"),
+    ]
+
+
+def chosen(frame: DataFrame) -> DataFrame:
+    """Only the columns of a frame of messages, in their order."""
+    return frame.select(*[F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS.fields])

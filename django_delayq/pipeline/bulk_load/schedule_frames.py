@@ -1,0 +1,300 @@
+"""Rows of a source -> messages of a task: what can be told at the start is refused there, the rest row by row."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql import types as T  # noqa: N812
+
+from ...core.times import MAX_DELAY_MS
+from ..errors import Refused
+from ..options import ParameterSpec, ScheduleOptions
+from . import json_columns, json_lines, messages
+
+#: Column in which a reader puts the text of a row that it cannot read.
+CORRUPT = "_corrupt_record"
+
+_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_ANNOTATED: dict[str, tuple[type[T.DataType], ...]] = {
+    "str": (T.StringType,),
+    "int": _WHOLE,
+    "float": (*_WHOLE, T.FloatType, T.DoubleType),
+    "bool": (T.BooleanType,),
+}
+_CASTS = {"int": "bigint", "float": "double", "bool": "boolean"}
+_CAST_TYPES = {"int": T.LongType(), "float": T.DoubleType(), "bool": T.BooleanType()}
+_OFFSET = r"(?i)\d(Z|UTC|GMT|[+-]\d{2}:?\d{2})$"
+#: Without a date Spark takes that of today.
+_DATE = r"^[+-]?\d{4,}-"
+MOST_KEY = 256
+
+
+class Argument(NamedTuple):
+    """A column that is an argument."""
+
+    parameter: str
+    column: str
+    kind: T.DataType
+    annotation: str
+    """str, int, float, bool; else empty: anything."""
+    nullable: bool
+    by_position: bool
+    is_text: bool
+    """The source holds text where the task wants something else (CSV)."""
+    required: bool
+
+    @property
+    def value(self) -> Column:
+        """As the task gets it."""
+        column = F.col(_quoted(self.column))
+        return column.try_cast(_CASTS[self.annotation]) if self.is_text else column
+
+
+class Plan(NamedTuple):
+    """What is made of which columns."""
+
+    options: ScheduleOptions
+    arguments: Sequence[Argument]
+    due: T.DataType | None
+
+
+# What can be told from the columns
+
+
+def plan(options: ScheduleOptions, schema: T.StructType) -> Plan:
+    """Raises Refused when these columns cannot be messages of the task: with the column, its type and the fix."""
+    arguments = _arguments(options, schema)
+    key = _column(schema, options.key, "the key").dataType
+    if not isinstance(key, (*_WHOLE, T.StringType, T.NullType)):
+        raise Refused(
+            f"The key column {options.key!r} is of type {key.simpleString()}: text or whole numbers are wanted. "
+            "Cast it first: cast(c AS STRING)."
+        )
+    return Plan(options, arguments, _due(options, schema))
+
+
+def _arguments(options: ScheduleOptions, schema: T.StructType) -> list[Argument]:
+    task = options.task
+    known = {one.name: one for one in task.parameters if one.kind != "others"}
+    columns = dict(options.columns) or {name: name for name in known if name in schema.names}
+    others = any(one.kind == "others" for one in task.parameters)
+    for name in columns:
+        if name not in known and not others:
+            raise Refused(f"The task {task.name} has no parameter {name!r}.{_near(name, known)}")
+    missing = [one.name for one in known.values() if one.required and one.name not in columns]
+    if missing:
+        raise Refused(
+            f"The task {task.name} needs {', '.join(missing)}: name the columns for it. "
+            f"The source has {', '.join(schema.names)}."
+        )
+    positional = [one.name for one in task.parameters if one.kind == "positional"]
+    given = [name for name in positional if name in columns]
+    if given != positional[: len(given)]:
+        gap = next(name for name in positional if name not in columns)
+        raise Refused(f"The parameter {given[-1]} of {task.name} is given by position: {gap} is needed before it.")
+    extra = [ParameterSpec(name=name, kind="named") for name in columns if name not in known]
+    return [
+        _argument(options, one, _column(schema, columns[one.name], f"the parameter {one.name}"))
+        for one in (*known.values(), *extra)
+        if one.name in columns
+    ]
+
+
+def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField) -> Argument:
+    kinds = [part.strip() for part in re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", one.annotation).split("|")]
+    plain = [part for part in kinds if part != "None"]
+    annotation = plain[0] if len(plain) == 1 and plain[0] in _ANNOTATED else ""
+    nullable = not annotation or "None" in kinds
+    if options.format == "json":  # looked at row by row
+        by_position = one.kind == "positional"
+        return Argument(one.name, field.name, T.StringType(), annotation, nullable, by_position, False, one.required)
+    is_text = options.format == "csv" and annotation in _CASTS
+    json_columns.check_type(field.dataType, f"The column {field.name!r}")
+    allowed = _ANNOTATED.get(annotation, ())
+    if annotation and not is_text and not isinstance(field.dataType, (*allowed, T.NullType)):
+        raise Refused(
+            f"The task {options.task.name} takes {one.name}: {one.annotation}, but the column {field.name!r} is of "
+            f"type {field.dataType.simpleString()}. Cast it first."
+        )
+    kind = T.DoubleType() if annotation == "float" else _CAST_TYPES[annotation] if is_text else field.dataType
+    return Argument(one.name, field.name, kind, annotation, nullable, one.kind == "positional", is_text, one.required)
+
+
+def _due(options: ScheduleOptions, schema: T.StructType) -> T.DataType | None:
+    if not options.due:
+        return None
+    kind = _column(schema, options.due, "the due time").dataType
+    if isinstance(kind, (T.TimestampType, T.StringType, T.NullType)):
+        return kind
+    fix = {
+        "timestamp_ntz": "A time without a zone may be any of 24 instants: cast(c AS TIMESTAMP) takes it as UTC, "
+        "to_utc_timestamp(c, 'Europe/Berlin') as local",
+        "date": "A date begins at another instant in every zone: to_utc_timestamp(c, 'Europe/Berlin')",
+        "bigint": "Say what it counts: timestamp_seconds(c) or timestamp_millis(c)",
+    }.get(kind.simpleString(), "Use a timestamp, or ISO 8601 text with an offset")
+    raise Refused(f"The due column {options.due!r} is of type {kind.simpleString()}. {fix}.")
+
+
+def _column(schema: T.StructType, name: str, what: str) -> T.StructField:
+    if name not in schema.names:
+        raise Refused(
+            f"The source has no column {name!r} for {what}.{_near(name, schema.names)} "
+            f"It has {', '.join(schema.names)}."
+        )
+    return schema[name]
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=2)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+# Row by row
+
+
+def rows(frame: DataFrame, planned: Plan, now: datetime, limit: int, *, keep: bool = False) -> DataFrame:
+    """Messages, but for partition and split; with `reason` (why a row cannot be one, else null) and `name`, its key.
+
+    `limit`: most bytes of a body. `now`: due times more than ten years after it are refused. `keep`: with `row`, the
+    row itself.
+    """
+    options, task = planned.options, planned.options.task
+    name = _text(options, options.key)
+    owner = task.topic if options.keyed else messages.unkeyed(options.job, task.topic)
+    due, wrong_due = _due_ms(planned, now)
+    body = _body(planned, name)
+    reasons = [
+        *([F.when(F.col(CORRUPT).isNotNull(), F.lit("it cannot be read"))] if CORRUPT in frame.columns else []),
+        *_key_reasons(options, name), *wrong_due,
+        *(reason for one in planned.arguments for reason in _reasons(options, one)),
+    ]  # fmt: skip
+    made = frame.select(
+        F.lit(task.topic).alias("topic"), messages.ids(F.lit(owner), name).alias("id"), due.alias("due_ms"),
+        F.lit(task.expires).alias("expires"), F.lit(messages.header(task)).alias("header"), body.alias("body"),
+        name.alias("name"), F.coalesce(*reasons).alias("reason"),
+        *([F.struct(*[_kept(options, one) for one in frame.columns]).alias("row")] if keep else []),
+    )  # fmt: skip
+    return made.withColumn("reason", F.coalesce("reason", _too_large(limit)))
+
+
+def with_copies_refused(frame: DataFrame) -> DataFrame:
+    """Rows that share a key are refused, all of them: which one is meant nobody knows. `copies`: as in arranged()."""
+    copies = F.concat(F.lit("its key stands "), F.col("copies").cast("string"), F.lit(" times in the source"))
+    twice = F.when(F.col("id").isNotNull() & (F.col("copies") > 1), copies)
+    return frame.withColumn("reason", F.coalesce("reason", twice))
+
+
+def rejects(frame: DataFrame, planned: Plan, now: datetime, limit: int) -> DataFrame:
+    """Each row that cannot be a message, and why."""
+    made = rows(frame, planned, now, limit, keep=True)
+    counted = made.withColumn("copies", F.count(F.lit(1)).over(Window.partitionBy("id")))
+    return with_copies_refused(counted).where(F.col("reason").isNotNull()).select("reason", "row")
+
+
+def _text(options: ScheduleOptions, column: str) -> Column:
+    """Of the column with the key or the due time."""
+    value = F.col(_quoted(column))
+    return json_lines.plain(value) if options.format == "json" else value.cast("string")
+
+
+def _kept(options: ScheduleOptions, column: str) -> Column:
+    """For the rejects."""
+    value = F.col(_quoted(column))
+    return F.try_parse_json(value).alias(column) if options.format == "json" and column != CORRUPT else value
+
+
+def _key_reasons(options: ScheduleOptions, name: Column) -> list[Column]:
+    wrong = json_lines.no_key(F.col(_quoted(options.key))) if options.format == "json" else F.lit(False)
+    return [
+        F.when(wrong, F.lit("its key is neither text nor a whole number")),
+        F.when(name.isNull(), F.lit("its key is null")),
+        F.when(name == "", F.lit("its key is empty")),
+        F.when(F.length(name) > MOST_KEY, F.lit(f"its key has more than {MOST_KEY} characters")),
+        F.when(F.instr(name, "\0") > 0, F.lit("its key has the character NUL")),
+        F.when(~F.is_valid_utf8(name), F.lit("its key is not UTF-8")),
+    ]
+
+
+def _too_large(limit: int) -> Column:
+    size = F.octet_length("body")
+    return F.when(size > limit, F.format_string(f"its arguments take %,d bytes, the limit is {limit:,}", size))
+
+
+def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
+    """Milliseconds since 1970, rounded up: never early; and what may be wrong with them."""
+    if planned.due is None:
+        return F.lit(None).cast("long"), []
+    is_text = isinstance(planned.due, T.StringType)
+    given = _text(planned.options, planned.options.due) if is_text else F.col(_quoted(planned.options.due))
+    at = given.try_cast("timestamp") if is_text else given.cast("timestamp")
+    due = F.when(at.isNotNull(), F.greatest(F.lit(0), F.ceil(F.unix_micros(at) / F.lit(1000)).cast("long")))
+    last = int(now.timestamp() * 1000) + MAX_DELAY_MS
+    reasons = [F.when(given.isNull(), F.lit("its due time is null"))]
+    if is_text:
+        naive = F.concat(F.lit("its due time "), given, F.lit(" has no offset, such as Z or +01:00"))
+        reasons.append(
+            F.when(
+                at.isNull() | ~F.trim(given).rlike(_DATE),
+                F.concat(F.lit("its due time "), given, F.lit(" is no ISO 8601 time")),
+            )
+        )
+        reasons.append(F.when(~F.trim(given).rlike(_OFFSET), naive))
+    reasons.append(F.when(due > last, F.lit("its due time is more than ten years ahead")))
+    return due, reasons
+
+
+def _reasons(options: ScheduleOptions, one: Argument) -> list[Column]:
+    given = F.col(_quoted(one.column))
+    if options.format == "json":
+        needed = one.required or one.by_position
+        return json_lines.reasons(one.column, given, one.annotation, nullable=one.nullable, needed=needed)
+    reasons = []
+    if not one.nullable:
+        reasons.append(F.when(given.isNull(), F.lit(f"{one.column} is null, and the task takes {one.annotation}")))
+    if one.is_text:
+        wrong = F.concat(F.lit(f"{one.column} is "), given, F.lit(f", and the task takes {one.annotation}"))
+        reasons.append(F.when(given.isNotNull() & one.value.isNull(), wrong))
+    found = json_columns.fault(one.value, one.kind)
+    if found is not None:
+        reasons.append(F.when(found, F.lit(f"{one.column} has a value that JSON has not (NaN, infinite, not UTF-8)")))
+    return reasons
+
+
+def _body(planned: Plan, name: Column) -> Column:
+    """As message.Body is written. Arguments go by name where they can: whoever adds a parameter to the task before the
+    messages are due breaks none of them."""
+    options, attempts = planned.options, planned.options.task.max_attempts
+    if options.format == "json":
+        given = [one.value for one in planned.arguments if one.by_position]
+        named = [(one.parameter, one.value) for one in planned.arguments if not one.by_position]
+        return json_lines.body(given, named, name if options.keyed else None, attempts)
+    args = [json_columns.text(one.value, one.kind) for one in planned.arguments if one.by_position]
+    kwargs = [
+        one.value.cast(json_columns.exact(one.kind)).alias(one.parameter)
+        for one in planned.arguments
+        if not one.by_position
+    ]
+    fields = [F.struct(*kwargs).alias("kwargs")] if kwargs else []
+    fields += [name.alias("key")] if options.keyed else []
+    fields += [F.lit(attempts).alias("max_attempts")] if attempts is not None else []
+    if not args:
+        return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}) if fields else F.lit("[]")
+    array = F.concat(F.lit("["), *_separated(args), F.lit("]"))
+    if not fields:
+        return array
+    rest = F.substring(F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}), 2, 2**31 - 1)
+    return F.concat(F.lit('{"args":'), array, F.lit(","), rest)
+
+
+def _separated(parts: Sequence[Column]) -> list[Column]:
+    return [piece for part in parts for piece in (F.lit(","), part)][1:]

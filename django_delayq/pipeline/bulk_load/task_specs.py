@@ -1,0 +1,52 @@
+"""Tasks as jobs need them. On the driver, where the project's code is."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+from ...tasks import task as tasks
+from ..errors import Refused
+from ..options import ParameterSpec, TaskSpec
+
+_KINDS: dict[Any, Any] = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "both",
+    inspect.Parameter.KEYWORD_ONLY: "named",
+    inspect.Parameter.VAR_KEYWORD: "others",
+}
+
+
+def spec_of(name: str) -> TaskSpec:
+    """The declared task of this name. Raises Refused, with names that are near, when there is none."""
+    task = tasks.by_name.get(name)
+    if task is None:
+        near = difflib.get_close_matches(name, tasks.by_name, n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Declared are: {', '.join(sorted(tasks.by_name))}."
+        raise Refused(f"There is no task {name!r}. {hint}")
+    signature = task.definition.signature
+    return TaskSpec(
+        name=task.name,
+        topic=task.options.topic,
+        ttr_ms=task.ttr_ms,
+        priority=int(task.options.priority),
+        max_attempts=task.max_attempts_of_call,
+        expires=task.options.expires,
+        parameters=[_parameter(one) for one in signature.parameters.values() if one.kind in _KINDS],
+    )
+
+
+def all_specs() -> list[TaskSpec]:
+    """Every declared task, by name."""
+    return [spec_of(name) for name in sorted(tasks.by_name)]
+
+
+def _parameter(one: inspect.Parameter) -> ParameterSpec:
+    annotation = "" if one.annotation is one.empty else inspect.formatannotation(one.annotation)
+    return ParameterSpec(
+        name=one.name,
+        kind=_KINDS[one.kind],
+        annotation=annotation.strip("'\""),
+        required=one.default is one.empty and one.kind is not one.VAR_KEYWORD,
+    )

@@ -1,0 +1,159 @@
+"""Writes rows to the lake, and reads again by Spark what was written. Nothing of it counts before it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+from .. import schemas, transforms
+from ..errors import LakeError, Refused
+from ..params import Database
+from ..session import configured
+from ..sources.archive import read_archive
+from ..sources.lake_files import pattern_of, uri_of
+from ..sources.ranges import Range, parts_of
+from .lake import Lake, LakeFile
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+#: Times as every reader of Parquet knows them, and not in the old 96 bits.
+_MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What some rows hold: equal for equal rows, in whatever order and files they lie."""
+
+    rows: int = 0
+    signature: int = 0
+    """Sum of the hashes of the rows."""
+    lowest: int = 0
+    """Ids; 0 without rows."""
+    highest: int = 0
+    oldest: str = ""
+    """When they finished (ISO 8601, UTC); empty without rows."""
+    newest: str = ""
+
+    def __add__(self, other: Content) -> Content:
+        if not (self.rows and other.rows):
+            return self if self.rows else other
+        return Content(
+            self.rows + other.rows,
+            self.signature + other.signature,
+            min(self.lowest, other.lowest),
+            max(self.highest, other.highest),
+            min(self.oldest, other.oldest),
+            max(self.newest, other.newest),
+        )
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What the files of an attempt hold."""
+
+    content: Content
+    files: Sequence[LakeFile]
+    hours: Sequence[str]
+    """In which rows finished."""
+
+
+def content_of(frame: DataFrame) -> Content:
+    """In one pass over the rows."""
+    return _content(_hashed(frame).agg(*transforms.signature()).collect()[0].asDict())
+
+
+def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Content:
+    """Write the rows of the archive with lo < id <= hi as files by date, while they are read. Returns what SQL held."""
+    return content_of(archived(spark, database, ids, attempt))
+
+
+def archived(spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None) -> DataFrame:
+    """These rows, in parts as large as files should be where there are no gaps between the ids."""
+    return read_archive(spark, database, ids, parts=parts_of(ids), copy=attempt)
+
+
+def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
+    """Write rows with the columns of the archive as files by date, sorted within each. Returns what the source held.
+
+    Tasks that Spark repeated may count twice in it. Raises Refused for other columns.
+    """
+    check_columns(frame)
+    seen = Observation()
+    rows = transforms.dates(_hashed(frame).observe(seen, *transforms.signature()).select(*schemas.ARCHIVE.names))
+    with configured(spark, _MICROSECONDS):
+        writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
+        writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
+    return _content(seen.get)
+
+
+def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> Written:
+    """Read the files of an attempt. Raises LakeError when a row lies under another date than its own."""
+    paths = {f"{path.parent.name}/{path.name}": path for path in attempt.glob("dt=*/*.parquet")}
+    held: dict[str, Content] = {}
+    hours: set[str] = set()
+    for name, hour, content in _cells(spark, list(paths.values())):
+        if name[3:13] != hour[:10]:
+            raise LakeError(f"{paths[name]} has rows that finished in the hour {hour}.")
+        held[name] = held.get(name, Content()) + content
+        hours.add(hour)
+    plain = lake.found_in(attempt, [(paths[name], content.rows) for name, content in held.items()])
+    files = [_with_content(file, held["/".join(file.path.split("/")[-2:])]) for file in plain]
+    return Written(total(held.values()), files, sorted(hours))
+
+
+def verified(
+    spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Content
+) -> Written:
+    """Read back what was written, of which write() or copy() said what the source held. `frame()` is the source, made
+    only for a second look: Spark starts a process to plan one. Raises LakeError when it differs."""
+    written = read_back(spark, lake, attempt)
+    if written.content != source and written.content != (again := content_of(frame())):
+        # The second look is at the source itself: what was counted while it was written counts repeated tasks twice.
+        raise LakeError(f"{attempt} holds {written.content}, its source holds {again}: it is not committed.")
+    return written
+
+
+def total(contents: Iterable[Content]) -> Content:
+    """Of all of them."""
+    return sum(contents, Content())
+
+
+def check_columns(frame: DataFrame) -> None:
+    """Raise Refused unless the columns are those of the archive, in their order and of their types."""
+    wanted = {field.name: field.dataType for field in schemas.spark_schema(schemas.ARCHIVE)}
+    found = {field.name: field.dataType for field in frame.schema}
+    if list(found.items()) != list(wanted.items()):
+        odd = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+        raise Refused(f"The rows have not the columns of the archive. Look at: {', '.join(odd) or 'their order'}.")
+
+
+def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, str, Content]]:
+    """Per file and hour what is in it."""
+    if not paths:
+        return
+    frame = spark.read.schema(schemas.spark_schema(schemas.ARCHIVE)).parquet(*map(pattern_of, paths))
+    hour = F.floor(F.unix_seconds("finished_at") / 3600).alias("hour")  # a number: a text per row costs seconds
+    keys = (F.col("_metadata.file_path").alias("path"), hour)
+    for row in _hashed(frame).groupBy(*keys).agg(*transforms.signature()).collect():
+        text = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
+        yield "/".join(unquote(row["path"]).split("/")[-2:]), text, _content(row.asDict())
+
+
+def _hashed(frame: DataFrame) -> DataFrame:
+    return transforms.hashed(frame, schemas.ARCHIVE.names)
+
+
+def _content(found: Mapping[str, Any]) -> Content:
+    if not found.get("rows"):
+        return Content()
+    hashed = found["high"] * 2**32 + found["low"]
+    return Content(found["rows"], hashed, found["lowest"], found["highest"], found["oldest"], found["newest"])
+
+
+def _with_content(file: LakeFile, content: Content) -> LakeFile:
+    known = {"lowest": content.lowest, "highest": content.highest, "signature": str(content.signature)}
+    return msgspec.structs.replace(file, **known)

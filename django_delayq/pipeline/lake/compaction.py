@@ -1,0 +1,85 @@
+"""Rewrites the small files of days that are over as few bigger ones: the same rows, in one commit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+from ..errors import LakeConflict, LakeError
+from ..sources.lake_files import read_files
+from . import batches
+from .lake import Commit, Lake, LakeFile
+
+#: Bytes: bigger files stay as they are.
+SMALL = 64 * 1024 * 1024
+
+
+def small_files(lake: Lake, now: datetime) -> list[LakeFile]:
+    """Small files of days (UTC) that are over and have several of them."""
+    days = defaultdict(list)
+    for file in lake.files(until=f"{now - timedelta(days=1):%Y-%m-%d}"):
+        if file.bytes < SMALL:
+            days[file.dt].append(file)
+    return [file for day in days.values() if len(day) > 1 for file in day]
+
+
+def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Callable[[str], object] = bool) -> dict[str, Any]:
+    """Write small_files() again, one file per day, and commit them in their place; the old ones are removed by sweep()
+    after its grace. Returns figures. Killed at any point it has done nothing.
+
+    Raises LakeError when the files do not hold what their commits say; LakeConflict when another compaction was
+    quicker.
+    """
+    files = small_files(lake, now)
+    if not files:
+        return {"compacted_files": 0, "compacted_into": 0}
+    tell(f"compacting {len(files):,} files")
+    frame = read_files(spark, lake, files)
+    days = F.date_format("finished_at", "yyyy-MM-dd")
+    attempt = lake.attempt(min(file.lowest for file in files), max(file.highest for file in files))
+    spread = frame.repartition(len({file.dt for file in files}), days)
+    written = batches.verified(spark, lake, lambda: frame, attempt, batches.write(spark, spread, attempt))
+    _check_kept(files, written.content)
+    lake.persist(attempt)
+    try:
+        lake.add(_commit(lake, files, written))
+    except LakeConflict:
+        lake.drop(attempt)
+        raise
+    return {"compacted_files": len(files), "compacted_into": len(written.files)}
+
+
+def _check_kept(files: Sequence[LakeFile], content: batches.Content) -> None:
+    """What is read now is what was committed."""
+    rows = sum(file.rows for file in files)
+    known = all(file.signature for file in files)
+    signature = sum(int(file.signature) for file in files) if known else content.signature
+    if (rows, signature) != (content.rows, content.signature):
+        raise LakeError(
+            f"The files of {files[0].dt} to {files[-1].dt} hold {content.rows:,} rows with the signature "
+            f"{content.signature}; their commits say {rows:,} and {signature}. Nothing is compacted."
+        )
+
+
+def _commit(lake: Lake, files: Sequence[LakeFile], written: batches.Written) -> Commit:
+    appended = [commit for commit in lake.commits() if commit.kind == "append"][-1]
+    content = written.content
+    return Commit(
+        seq=0,
+        kind="compact",
+        lo=content.lowest,
+        hi=content.highest,
+        rows=content.rows,
+        signature=str(content.signature),
+        oldest=content.oldest,
+        newest=content.newest,
+        settled_at=appended.settled_at,  # who looks at the last commit learns the same
+        files=written.files,
+        removes=[file.path for file in files],
+        archive=appended.archive,
+    )

@@ -1,0 +1,300 @@
+"""The lake: plain Parquet files, and commit files that say which of them count.
+
+    LAKE/data/<lo>-<hi>.<attempt>/dt=YYYY-MM-DD/part-*.parquet   written by executors, a directory per batch and attempt
+    LAKE/commits/000000042.json                                   created exclusively: this is the commit
+
+A batch is the rows of the archive with lo < id <= hi. Readers go by the commits and never by a listing of data/: what a
+killed writer leaves there is not part of the lake. Pure Python, no Spark: whoever reads Parquet can read the lake.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from ..errors import LakeConflict, LakeError
+
+FORMAT = 1
+Count = Annotated[int, msgspec.Meta(ge=0)]
+_NAME = re.compile(r"(\d{9})\.json\Z")
+_ATTEMPT = re.compile(r"\d+-\d+\.[0-9a-f]+\Z")
+
+
+class LakeFile(msgspec.Struct, frozen=True):
+    """One Parquet file."""
+
+    path: str
+    """Relative to the lake."""
+    rows: Count
+    bytes: Count
+    dt: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+    """UTC date on which its messages finished."""
+    lowest: int = 0
+    """Its smallest id ..."""
+    highest: int = 0
+    """... and its biggest one; 0: not known."""
+    signature: str = ""
+    """Of its rows: those of several files add up to that of the commit. Empty: not known."""
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """What one commit file says."""
+
+    seq: int
+    kind: Literal["append", "compact", "repair"]
+    """append: a new batch. compact: the same rows in other files. repair: a batch that is read from SQL anew."""
+    lo: int
+    """append and repair: rows with ids above it ..."""
+    hi: int
+    """... up to this one."""
+    rows: Count
+    """Of its files."""
+    signature: str
+    """Of the contents of its files: see transforms.signature."""
+    oldest: str = ""
+    """When the first and the last of its rows finished (ISO 8601, UTC)."""
+    newest: str = ""
+    hours: Sequence[str] = ()
+    """The hours in which its rows finished, such as 2026-11-20T09:00:00Z. Of a repair also those of what it removes."""
+    settled_at: str = ""
+    """Whatever the archive took before this instant is in the lake (ISO 8601, UTC); empty: not known."""
+    files: Sequence[LakeFile] = ()
+    removes: Sequence[str] = ()
+    """compact and repair: paths of files that these replace."""
+    batch_rows: Count = 0
+    """repair: rows with lo < id <= hi; its files may hold others too."""
+    batch_signature: str = ""
+    """repair: of these rows."""
+    archive: str = ""
+    """Which archive it is of: a random name that the ledger in its database knows."""
+    at: float = 0.0
+    """Seconds since 1970."""
+    format: int = FORMAT
+
+
+class _Format(msgspec.Struct):
+    format: int = FORMAT
+
+
+class Lake:
+    """A directory that all of the driver's and the executors' machines see: shared, and with the rules of POSIX."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
+        self._commits = self.root / "commits"
+        self.data = self.root / "data"
+        """Its folders are the attempts."""
+        self._known: dict[str, Commit] = {}
+        """By the name of the file. Commits never change."""
+
+    # Reading
+
+    def commits(self) -> list[Commit]:
+        """All commits in order. Raises LakeError for one that cannot be read, is missing, or contradicts the others."""
+        commits = []
+        for number, path in enumerate(self._commit_files(), start=1):
+            if path.name not in self._known:
+                self._known[path.name] = self._read(path)
+            commit = self._known[path.name]
+            if commit.seq != number or path.name != f"{number:09d}.json":
+                raise LakeError(f"{path} should be commit {number}: a commit file is missing or was renamed.")
+            commits.append(commit)
+        _check_ranges(commits)
+        _live(commits)
+        return commits
+
+    def files(self, since: str = "", until: str = "") -> list[LakeFile]:
+        """The files that count now; of these UTC dates (YYYY-MM-DD, both included) if they are given."""
+        live = _live(self.commits()).values()
+        return [file for file in live if (not since or file.dt >= since) and (not until or file.dt <= until)]
+
+    def paths(self, since: str = "", until: str = "") -> list[str]:
+        """The same as paths, for pandas, DuckDB, Polars or Spark. Raises LakeError when one is not there as it was."""
+        return [str(self.check(file)) for file in self.files(since, until)]
+
+    def check(self, file: LakeFile) -> Path:
+        """The path of a file that is there with the size that its commit says. Raises LakeError."""
+        path = self.root / file.path
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise LakeError(f"{path} is missing, but a commit names it.") from None
+        if size != file.bytes:
+            raise LakeError(f"{path} has {size:,} bytes, its commit says {file.bytes:,}.")
+        return path
+
+    @property
+    def last_id(self) -> int:
+        """Rows of the archive up to this id are in the lake."""
+        return last_id(self.commits())
+
+    # Writing
+
+    def attempt(self, lo: int, hi: int, archive: str = "") -> Path:
+        """A directory for the files of one try to write (lo, hi]. Not made yet: who writes first does that."""
+        self.data.mkdir(parents=True, exist_ok=True)
+        return self.data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
+
+    def found_in(self, attempt: Path, rows_of: Iterable[tuple[Path, int]]) -> list[LakeFile]:
+        """The files of an attempt, of each of which the rows are known."""
+        return [
+            LakeFile(str(path.relative_to(self.root)), rows, path.stat().st_size, path.parent.name.partition("=")[2])
+            for path, rows in sorted(rows_of)
+        ]
+
+    def add(self, commit: Commit) -> Commit:
+        """Make it the next commit, whatever its number is; others may commit at the same time.
+
+        Raises LakeConflict when what they did leaves no room for it: the batch is there, or the files it replaces went.
+        Raises LakeError when it contradicts the commits before it.
+        """
+        while True:
+            commits = self.commits()
+            if commit.kind == "append" and last_id(commits) != commit.lo:
+                raise LakeConflict(f"The rows up to id {last_id(commits)} are in the lake: another export was quicker.")
+            if not _live(commits).keys() >= set(commit.removes):
+                raise LakeConflict("The files to replace are replaced already: another compaction was quicker.")
+            following = msgspec.structs.replace(commit, seq=len(commits) + 1)
+            _check_ranges([*commits, following])
+            _live([*commits, following])
+            with suppress(LakeConflict):
+                return self.commit(following)
+
+    def commit(self, commit: Commit) -> Commit:
+        """Make the files count, all at once. Raises LakeConflict when somebody else has this number."""
+        self._commits.mkdir(parents=True, exist_ok=True)
+        commit = msgspec.structs.replace(commit, at=time.time())
+        path = self._commits / f"{commit.seq:09d}.json"
+        draft = self._commits / f".{path.name}.{os.urandom(6).hex()}"
+        with draft.open("xb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(commit), indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)  # fails when it is there, and is never seen half written
+        except FileExistsError:
+            if not os.path.samefile(draft, path):  # NFS: its answer was lost, and the call repeated
+                raise LakeConflict(f"{path} is there already: another writer has committed.") from None
+        finally:
+            draft.unlink()
+        _sync(self._commits)
+        return commit
+
+    def persist(self, attempt: Path) -> None:
+        """Have the disk keep the files of an attempt: a commit must not outlive in a power failure what it names."""
+        for path in [*attempt.rglob("*"), attempt, self.data]:
+            with suppress(FileNotFoundError):  # of a second try of a task: it removes its own when it ends
+                _sync(path)
+
+    # Tidying up
+
+    def abandoned(self, older_than: float) -> Iterator[Path]:
+        """Attempts that no commit names and that nothing was written to for so many seconds."""
+        named = self._named()
+        for path in sorted(self.data.iterdir()) if self.data.exists() else ():
+            if path.name not in named and _ATTEMPT.match(path.name) and time.time() - _touched(path) > older_than:
+                yield path
+
+    def replaced(self, older_than: float) -> Iterator[Path]:
+        """Files that a commit replaced so many seconds ago or longer, and that are still there."""
+        for commit in self.commits():
+            if time.time() - commit.at > older_than:
+                yield from (path for name in commit.removes if (path := self.root / name).exists())
+
+    def drop(self, attempt: Path) -> bool:
+        """Remove an attempt, unless a commit names it by now. Returns whether it is gone."""
+        if attempt.name in self._named():
+            return False
+        shutil.rmtree(attempt, ignore_errors=True)
+        return True
+
+    def sweep(self, older_than: float) -> int:
+        """Remove abandoned attempts, replaced files, and drafts of commits. Returns how many of the former two."""
+        attempts, files = list(self.abandoned(older_than)), list(self.replaced(older_than))
+        attempts = [path for path in attempts if self.drop(path)]
+        for path in files:
+            path.unlink(missing_ok=True)
+        for draft in self._commits.glob(".*.json.*"):
+            with suppress(FileNotFoundError):
+                if time.time() - draft.stat().st_mtime > older_than:
+                    draft.unlink()
+        return len(attempts) + len(files)
+
+    def _named(self) -> set[str]:
+        """Attempts of which there is a commit."""
+        return {file.path.split("/")[1] for commit in self.commits() for file in commit.files}
+
+    def _commit_files(self) -> list[Path]:
+        return sorted(p for p in self._commits.iterdir() if _NAME.match(p.name)) if self._commits.exists() else []
+
+    def _read(self, path: Path) -> Commit:
+        try:
+            raw = path.read_bytes()
+            found = msgspec.json.decode(raw, type=_Format).format
+            if found != FORMAT:
+                raise LakeError(f"{path} has format {found}, this version reads {FORMAT}.")
+            commit = msgspec.json.decode(raw, type=Commit)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise LakeError(f"{path} cannot be read as a commit: {error}") from error
+        if sum(file.rows for file in commit.files) != commit.rows:
+            raise LakeError(f"{path} says {commit.rows:,} rows, but its files add up to another number.")
+        data = self.data.resolve()
+        if any(not (self.root / file.path).resolve().is_relative_to(data) for file in commit.files):
+            raise LakeError(f"{path} names a file outside of the lake's data.")
+        return commit
+
+
+def last_id(commits: Sequence[Commit]) -> int:
+    """Rows of the archive up to this id are in a lake of these commits."""
+    return max((commit.hi for commit in commits if commit.kind == "append"), default=0)
+
+
+def _check_ranges(commits: Sequence[Commit]) -> None:
+    """Batches follow one another without gap or overlap."""
+    hi = 0
+    for commit in commits:
+        if commit.kind == "append":
+            if commit.lo != hi or commit.hi <= commit.lo:
+                raise LakeError(
+                    f"Commit {commit.seq} has the ids {commit.lo} to {commit.hi}, the one before ended at {hi}."
+                )
+            hi = commit.hi
+
+
+def _live(commits: Sequence[Commit]) -> dict[str, LakeFile]:
+    """The files that count, by their paths."""
+    live: dict[str, LakeFile] = {}
+    for commit in commits:
+        missing = [path for path in commit.removes if path not in live]
+        again = [file.path for file in commit.files if file.path in live]
+        if missing or again:
+            raise LakeError(f"Commit {commit.seq} removes what is not there, or adds what is: {(missing + again)[0]}.")
+        removed = [live.pop(path).rows for path in commit.removes]
+        if commit.kind == "compact" and sum(removed) != commit.rows:
+            raise LakeError(f"Commit {commit.seq} compacts {sum(removed):,} rows and has {commit.rows:,}.")
+        live |= {file.path: file for file in commit.files}
+    return live
+
+
+def _touched(path: Path) -> float:
+    """When something was last written below it."""
+    times = [path.stat().st_mtime]
+    with suppress(FileNotFoundError):
+        times += [found.stat().st_mtime for found in path.rglob("*")]
+    return max(times)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

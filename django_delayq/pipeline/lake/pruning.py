@@ -1,0 +1,209 @@
+"""Deletes from SQL what a verified batch of the lake holds, in short transactions, and never an open dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from datetime import timezone as zones
+from typing import Any
+
+import pyarrow.parquet as pq
+from django.db import transaction
+from django.db.models import F, Q
+from django.utils import timezone
+from pyspark.sql import DataFrame
+
+from ...archive.prune import MIN_AGE, still_needed
+from ...core.conf import get_settings
+from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
+from ...stats.stats_service import SETTLE
+from .. import schemas, transforms
+from ..errors import LakeError, Refused
+from ..sources.lake_files import read_files
+from . import batches
+from .lake import LakeFile
+from .ledger import COMMITTED, PRUNED, Ledger, stored
+
+#: Ids that one transaction looks at.
+CHUNK = 5_000
+#: Dead letters that nobody has replayed or discarded.
+OPEN = Q(state=Final.DEAD, replayed_at=None, discarded_at=None)
+Archive = Callable[[tuple[int, int]], DataFrame]
+"""Reads the rows with lo < id <= hi."""
+
+
+@dataclass
+class Pruned:
+    """What prune() has done."""
+
+    action: OperatorAction | None = None
+    """The record of it; None when there was nothing to do, and in a dry run."""
+    count: int = 0
+    """Rows that are deleted; in a dry run, that would be."""
+    kept: int = 0
+    """Dead letters of these batches that stay: nobody has replayed or discarded them."""
+    problems: list[str] = field(default_factory=list)
+    """Batches that were left alone, and why."""
+
+
+def prune(
+    ledger: Ledger,
+    older_than: timedelta,
+    archive: Archive,
+    *,
+    by: str = "",
+    dry_run: bool = False,
+    tell: Callable[[str], object] = bool,
+) -> Pruned:
+    """Delete the rows of every batch that is committed and finished as a whole longer ago than `older_than` (1 hour or
+    more), if they are those that the lake has. Not of a day (UTC) that goes on, before its figures are computed.
+    Interrupted, it goes on when it is called again. `by` is for the OperatorAction. The ledger has to follow the lake.
+    Raises Refused, and LakeError when a file is not there as it was.
+    """
+    if older_than < MIN_AGE:
+        raise Refused("Rows are pruned 1 hour after they finished at the earliest: they stop a second delivery.")
+    now = datetime.now(tz=zones.utc)
+    done = Pruned()
+    some = list(_old(ledger, now, older_than))
+    _check_files(ledger, some)
+    some = [batch for batch in some if _is_whole(ledger, batch, archive, done, dry_run)]
+    if dry_run:
+        for batch in some:
+            done.count += _rows(batch).exclude(OPEN).count()
+            done.kept += _rows(batch).filter(OPEN).count()
+        return done
+    if some:
+        limit = f"{now - older_than:%Y-%m-%d %H:%M:%S}Z"
+        work = _Prune(done, by, f"what the lake {ledger.name} holds, finished before {limit}")
+        for batch in some:
+            work.prune(batch)
+            tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
+        work.end()
+    return done
+
+
+def _old(ledger: Ledger, now: datetime, older_than: timedelta) -> Iterator[LakeBatch]:
+    """Committed batches that are old enough; of the pruned ones those whose dead letters are dealt with by now."""
+    aged = Q(newest_at__lt=stored(now - older_than)) | Q(newest_at=None)
+    # The figures of a day are computed when it is over, from all of its rows.
+    today = (now - SETTLE).replace(hour=0, minute=0, second=0, microsecond=0)
+    final = Q(newest_at__lt=stored(today)) | Q(counted_at__isnull=False) | Q(newest_at=None)
+    for batch in ledger.batches.filter(aged, final, seq__isnull=False, pruned__lt=F("rows")):
+        if batch.state == COMMITTED or _rows(batch).exclude(OPEN).exists():
+            yield batch
+
+
+def _is_whole(ledger: Ledger, batch: LakeBatch, archive: Archive, done: Pruned, dry_run: bool) -> bool:
+    """Whether SQL has the rows that the lake has. What others pruned of a batch that we pruned already is no
+    problem."""
+    counted = _difference(batch)
+    problem = counted or _other_rows(ledger, batch, archive)
+    if not problem:
+        return True
+    if batch.state == COMMITTED or not counted:
+        done.problems.append(problem)
+        if not dry_run:
+            LakeBatch.objects.filter(pk=batch.pk).update(problem=problem)
+    return False
+
+
+def _difference(batch: LakeBatch) -> str:
+    expected = (batch.rows or 0) - batch.pruned
+    found = _rows(batch).count()
+    if found == expected:
+        return ""
+    return (
+        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: SQL has {found:,} of its rows, and "
+        f"should have {expected:,} by the lake. Run the audit (delayq_prune may have deleted some of them)."
+    )
+
+
+def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
+    """Whether SQL has a row of these ids that the lake has not, or not so: what it has to have before the first one
+    goes is what its commit says, and afterwards some of it."""
+    ids = (batch.lo, batch.hi)
+    if not batch.pruned:
+        content = batches.content_of(archive(ids))
+        same = (content.rows, str(content.signature)) == (batch.rows, batch.signature or "0")
+    else:
+        files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
+        ours = transforms.hashed(archive(ids), schemas.ARCHIVE.names)
+        theirs = transforms.hashed(read_files(ours.sparkSession, ledger.lake, files), schemas.ARCHIVE.names)
+        same = ours.join(theirs, ["id", "hash_high", "hash_low"], "left_anti").isEmpty()
+    if same:
+        return ""
+    return (
+        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: rows of SQL are not as the lake has "
+        "them. Run the audit: it names them."
+    )
+
+
+def _may_have_rows(file: LakeFile, batch: LakeBatch) -> bool:
+    return file.lowest <= batch.hi and (file.highest > batch.lo or not file.highest)
+
+
+def _check_files(ledger: Ledger, some: Sequence[LakeBatch]) -> None:
+    """Raise LakeError unless every file that may have rows of these batches can be opened and has its rows."""
+    for file in ledger.lake.files():
+        if not any(_may_have_rows(file, batch) for batch in some):
+            continue
+        path = ledger.lake.check(file)
+        try:
+            rows = pq.read_metadata(path).num_rows
+        except (OSError, ValueError) as error:
+            raise LakeError(f"{path} cannot be read: {error}. Nothing is pruned.") from error
+        if rows != file.rows:
+            raise LakeError(f"{path} has {rows:,} rows, its commit says {file.rows:,}. Nothing is pruned.")
+
+
+def _rows(batch: LakeBatch) -> Any:
+    return ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi)
+
+
+class _Prune:
+    """One call of prune()."""
+
+    def __init__(self, done: Pruned, by: str, selection: str) -> None:
+        self._done = done
+        self._alias = get_settings().database
+        self._action = OperatorAction(action="prune", operator=by[:150], selection=selection)
+        self._action.save(using=self._alias)
+        done.action = self._action
+
+    def prune(self, batch: LakeBatch) -> None:
+        """One batch, in chunks."""
+        at, first = batch.lo, True
+        while at < batch.hi:
+            pks = _rows(batch).filter(pk__gt=at).order_by("pk").values_list("pk", flat=True)
+            edge = next(iter(pks[CHUNK - 1 : CHUNK]), batch.hi)
+            if not self._delete(batch, (at, edge), check=first):
+                return
+            at, first = edge, False
+        self._done.kept += _rows(batch).count()
+        LakeBatch.objects.filter(pk=batch.pk).update(state=PRUNED, problem="", changed_at=timezone.now())
+
+    def _delete(self, batch: LakeBatch, ids: tuple[int, int], *, check: bool) -> bool:
+        """One chunk, and how many it were, in one transaction. False: SQL has not the rows that the lake has."""
+        goes = _rows(batch).filter(pk__gt=ids[0], pk__lte=ids[1]).exclude(OPEN)
+        needed = still_needed(goes)
+        with transaction.atomic(using=self._alias):
+            ledger = LakeBatch.objects.filter(pk=batch.pk)
+            ledger.update(pruned=F("pruned"))  # a write first: it locks out another prune of this batch
+            if check:
+                batch.refresh_from_db(using=self._alias, fields=["pruned", "rows"])
+                if problem := _difference(batch):
+                    self._done.problems.append(problem)
+                    return False
+            _, deleted = goes.exclude(pk__in=needed).delete()
+            count: int = deleted.get(ArchivedMessage._meta.label, 0)
+            ledger.update(pruned=F("pruned") + count, changed_at=timezone.now())
+            actions = OperatorAction.objects.using(self._alias).filter(pk=self._action.pk)
+            actions.update(count=F("count") + count)
+        self._done.count += count
+        return True
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+        self._action.finished_at = timezone.now()
+        self._action.save(using=self._alias, update_fields=["finished_at"])

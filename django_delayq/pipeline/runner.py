@@ -1,0 +1,101 @@
+"""Runs one job in a session of its own, and turns whatever goes wrong into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from . import options
+from .error_messages import cause
+from .errors import Refused
+from .jobs import Tell, run
+from .params import SECRET_NAME, Params, Report
+from .session import build_session
+
+#: Job -> what its options are checked by.
+OPTIONS: dict[str, type[options.Options]] = {
+    "export": options.ExportOptions,
+    "stats": options.StatsOptions,
+    "forecast": options.ForecastOptions,
+    "audit": options.AuditOptions,
+    "schedule": options.ScheduleOptions,
+    "replay": options.ReplayOptions,
+    "stream": options.StreamOptions,
+}
+#: scheme://user:password@host
+_CREDENTIALS = re.compile(r"://[^/\s]*:[^/\s]*@")
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """How Spark is started; under spark-submit, its own options say that."""
+
+    master: str = "local[*]"
+    driver_memory: str = "1g"
+    configuration: Mapping[str, str] = {}
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether executors may be on other machines."""
+        return not self.master.startswith("local")
+
+
+def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
+    """Run one of jobs.JOBS. Raises DelayQError, whatever Spark raised; its __cause__ is what that was."""
+    params.options(OPTIONS[name])  # before Java takes its seconds
+    params.period()
+    try:
+        with _session(start) as spark:
+            return run(name, spark, params, tell)
+    except Exception as error:
+        found = cause(error)
+        if found is error:
+            raise
+        raise found from error
+
+
+def interruption(name: str) -> str:
+    """What an interrupted job has left."""
+    if name in ("schedule", "replay"):
+        return "what was sent stays; the same job again sends the rest."
+    return "nothing is half done; run it again to go on."
+
+
+def configuration_of(pairs: Sequence[str]) -> dict[str, str]:
+    """From NAME=VALUE. Raises Refused for what is no such thing, and for a secret: anybody may see it."""
+    given = {}
+    for pair in pairs:
+        name, found, value = pair.partition("=")
+        if not found or not name.strip():
+            raise Refused(f"--conf {name!r}: write NAME=VALUE, for example spark.executor.memory=4g.")
+        if re.search(SECRET_NAME, name) or _CREDENTIALS.search(value):
+            raise Refused(
+                f"--conf {name} looks like a secret, which every user of this machine and Spark's event log would see. "
+                "Put it into spark-defaults.conf or a credentials provider; for the database and Redis give references."
+            )
+        given[name.strip()] = value.strip()
+    return given
+
+
+@contextmanager
+def _session(start: Start) -> Iterator[Any]:
+    """One that ends with the job, unless it was there before."""
+    before = _active()
+    spark = build_session(start.master, start.driver_memory, start.configuration)
+    try:
+        yield spark
+    finally:
+        if before is None:
+            with suppress(Exception):  # Java may be gone; the reason is on its way up
+                spark.stop()
+
+
+def _active() -> Any:
+    with suppress(ImportError):
+        from pyspark.sql import SparkSession
+
+        return SparkSession.getActiveSession()
+    return None

@@ -1,0 +1,59 @@
+"""What a running task can ask about its own message."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from typing import Any
+
+from ..core.exceptions import DelayQError, UndecodableMessage
+from ..core.message import ATTEMPTS, Attempts, Found, Message, State
+from ..core.present import view
+from ..store.lease import Lease
+from . import task as tasks
+
+#: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody asks.
+running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
+
+
+class MessageFilter(logging.Filter):
+    """For handlers in LOGGING: every record says which message runs: `delayq_id`, `delayq_task`, `delayq_attempt`.
+
+    They are empty outside a task that a worker runs.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Never leaves a record out."""
+        lease = running.get()
+        task = tasks.by_code.get(lease.record[19:23]) if lease else None
+        record.delayq_id = lease.id.hex() if lease else ""
+        record.delayq_task = task.name if task else ""
+        record.delayq_attempt = lease.attempt if lease else ""
+        return True
+
+
+class CurrentMessage(Message, frozen=True, kw_only=True):
+    """The message whose task is running."""
+
+    lease: Any
+    """The lease it runs under."""
+
+    @property
+    def lease_lost(self) -> bool:
+        """True once the lease has ended: another worker may run the message, so a long task should stop here."""
+        return bool(self.lease.ended)
+
+
+def current_message() -> CurrentMessage:
+    """The message that the running task was called for. Raises DelayQError outside a task run by a worker."""
+    lease = running.get()
+    if lease is None:
+        raise DelayQError("current_message() is known only while a worker runs a task.")
+    task = tasks.by_code.get(lease.record[19:23])
+    if task is None or len(lease.entry) < ATTEMPTS.size:
+        raise UndecodableMessage
+    attempts = Attempts.decode(lease.entry)
+    leased = State("leased")
+    found = Found(lease.id, leased, attempts.due_at_ms, lease.record, attempts)
+    message = view(lease.partition.topic, task.name, leased, found)
+    return CurrentMessage(lease=lease, **{name: getattr(message, name) for name in message.__struct_fields__})

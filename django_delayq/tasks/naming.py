@@ -1,0 +1,40 @@
+"""The names behind the task codes of records, and what a partition holds under these names."""
+
+from __future__ import annotations
+
+from ..core.exceptions import UndecodableMessage
+from ..core.message import Found, Message
+from ..core.present import bare, view
+from ..store import get_store
+from ..store.keys import Partition
+from . import task as tasks
+
+
+def task_name(partition: Partition, code: bytes) -> str:
+    """The name of a task: from the registry, else from the partition, else `code:` and the code's digits."""
+    task = tasks.by_code.get(code)
+    return task.name if task else get_store().task_name(partition, code)
+
+
+kept_names: dict[tuple[Partition, bytes], str] = {}
+
+
+def kept_task_name(partition: Partition, code: bytes) -> str:
+    """task_name() that asks Redis once, unless nobody knows the name yet: for those that look up many."""
+    name = kept_names.get((partition, code))
+    if name is None:
+        name = task_name(partition, code)
+        if not name.startswith("code:"):
+            kept_names[partition, code] = name
+    return name
+
+
+def shown(partition: Partition, found: Found) -> Message:
+    """The message as people see it; one that cannot be decoded without its contents, so that it hides no page."""
+    code = found.record[19:23]
+    name = kept_task_name(partition, code) if len(code) == 4 else "undecodable"
+    try:
+        return view(partition.topic, name, found.state, found)
+    except UndecodableMessage:
+        attempt = found.attempts.attempt if found.attempts else 0
+        return bare(partition.topic, found.id, name, found.state, found.due_at_ms, attempt)

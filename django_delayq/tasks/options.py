@@ -1,0 +1,282 @@
+"""What a task and a call can be told: the options, checked at the door."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict
+from uuid import UUID
+
+from ..core.conf import DEFAULT_TOPIC, check_name
+from ..core.exceptions import InvalidKey, InvalidMessage
+from ..core.ids import parse_id
+from ..core.message import Priority
+from ..core.times import duration_ms, instant_ms
+from .backoff import Backoff, as_backoff, exponential
+
+OnDuplicate = Literal["raise", "keep", "replace"]
+Duration = timedelta | float
+
+
+class SharedOptions(TypedDict, total=False):
+    """What both @delayed_task and using() take."""
+
+    topic: str
+    """Named channel; names are [A-Za-z0-9_.-], 1 to 64 characters. Default "default"."""
+    delay: Duration
+    """How long to wait: timedelta or seconds, 0 to ten years. Default 0."""
+    ttr: Duration | None
+    """Time to run: length of a lease, 1 s to 24 h. A living worker extends it."""
+    max_attempts: int | None
+    """Failed attempts after which the message is dead, 1 to 1,000."""
+    priority: Priority | Literal["high", "normal", "low"]
+    """Lane within the topic."""
+    expires: Duration | datetime | None
+    """Not started later than this after its due time, or than this instant."""
+    durable: bool
+    """Write the message into the database with the caller's transaction, so that no loss of Redis loses it."""
+    on_redis_error: Literal["spill", "raise"]
+    """What enqueue does when Redis cannot take the message: keep it in the database, or raise. Default DELAYQ's."""
+    on_duplicate: OnDuplicate
+    """What enqueue does when a message with this key is live. Default "raise"."""
+
+
+class TaskOptions(SharedOptions, total=False):
+    """What @delayed_task takes. These do not travel with a message: the worker reads them from the task."""
+
+    max_runtime: Duration | None
+    """How long one run may take before its lease is given up, 1 s to 7 days."""
+    backoff: Backoff | Sequence[Duration] | Duration
+    """Wait between attempts: a function of the failure number, a ladder of seconds, or one wait."""
+    retry_for: type[Exception] | Sequence[type[Exception]]
+    """Exceptions worth another attempt; others are dead at once. Default every Exception."""
+    exactly_once: bool
+    """Run in a transaction of DELAYQ["DATABASE"] that also says that it ran: what it writes there happens once."""
+
+
+class CallOptions(SharedOptions, total=False):
+    """What using() takes."""
+
+    due_at: datetime | None
+    """When to run; an aware datetime instead of a delay."""
+    key: str | None
+    """Business identity inside the topic: at most one live message has it."""
+    id: str | UUID | None
+    """Id of an earlier enqueue whose outcome is unknown: enqueueing it again stores it once."""
+    headers: Mapping[str, str]
+    """Small strings for people and tracing; the task reads them with current_message()."""
+    database: str | None
+    """Alias of the database whose transaction to wait for."""
+    after_commit: bool | None
+    """False sends at once, whatever the transaction does."""
+
+
+_OF_TASK = frozenset(TaskOptions.__annotations__)
+_OF_CALL = frozenset(CallOptions.__annotations__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Checked options of a task or of one call. Times are milliseconds."""
+
+    topic: str = DEFAULT_TOPIC
+    when: str = "+0"
+    ttr_ms: int | None = None
+    max_runtime_ms: int | None = None
+    max_attempts: int | None = None
+    backoff: Backoff = field(default_factory=exponential)
+    retry_for: tuple[type[BaseException], ...] = (Exception,)
+    priority: Priority = Priority.NORMAL
+    expires: str = ""
+    on_duplicate: OnDuplicate = "raise"
+    key: str | None = None
+    id: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    database: str | None = None
+    after_commit: bool | None = None
+    durable: bool = False
+    on_redis_error: Literal["spill", "raise"] | None = None
+    exactly_once: bool = False
+    replay_of: int | None = None
+    """Id of the archived message that is replayed. Only replay.py sets it."""
+
+    @classmethod
+    def declared(cls, options: TaskOptions) -> Options:
+        """What @delayed_task was given. Raises InvalidMessage and its subclasses."""
+        return cls()._with(options, _OF_TASK)
+
+    def changed(self, changes: CallOptions) -> Options:
+        """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
+        return self._with(changes, _OF_CALL)
+
+    def _with(self, changes: Mapping[str, Any], known: frozenset[str]) -> Options:
+        if "delay" in changes and changes.get("due_at") is not None and "due_at" in known:
+            raise InvalidMessage("Give delay or due_at, not both.")
+        values: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name not in known:
+                raise InvalidMessage(_refusal(name, known))
+            if value is not None or name in ("key", "expires"):
+                target, check = _CHECKS[name]
+                values[target] = check(value)
+        return replace(self, **values)
+
+
+#: What other queues call it.
+_ELSEWHERE = {
+    "countdown": "delay (a timedelta or seconds)",
+    "defer_by": "delay (a timedelta or seconds)",
+    "eta": "due_at (an aware datetime)",
+    "run_after": "due_at (an aware datetime)",
+    "run_at": "due_at (an aware datetime)",
+    "scheduled_for": "due_at (an aware datetime)",
+    "queue": "topic",
+    "queue_name": "topic",
+    "retries": "max_attempts, which counts the first run too (retries=3 is max_attempts=4)",
+    "max_retries": "max_attempts, which counts the first run too (max_retries=3 is max_attempts=4)",
+    "retry_backoff": "backoff",
+    "retry_delay": "backoff",
+    "default_retry_delay": "backoff",
+    "autoretry_for": "retry_for",
+    "timeout": "max_runtime",
+    "time_limit": "max_runtime",
+    "visibility_timeout": "ttr",
+    "unique_key": "key",
+    "task_id": "key, or id",
+    "job_id": "key, or id",
+}
+
+
+def _refusal(name: str, known: frozenset[str]) -> str:
+    """Why this option cannot be given there, and what may have been meant."""
+    if known is _OF_TASK and name in _OF_CALL:
+        return f"{name} is of one message, not of every one: give it to using()."
+    if known is _OF_CALL and name in (*_OF_TASK, "name"):
+        return f"{name} is of the task, it does not travel with a message: give it to @delayed_task."
+    here, there = ("@delayed_task", "using()") if known is _OF_TASK else ("using()", "@delayed_task")
+    if name in _ELSEWHERE:
+        word = _ELSEWHERE[name]
+        where = "" if re.split(r"\W", word)[0] in known else f" of {there}"
+        return f"{here} has no option {name!r}: here it is {word}{where}."
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"{here} has no option {name!r}. {hint}Its options are: {', '.join(sorted(known))}."
+
+
+def _between(low: int, high: int, name: str) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InvalidMessage(f"{name} must be a whole number from {low} to {high:,}, not {value!r}.")
+        return value
+
+    return check
+
+
+def _duration(low_s: int, high_s: int, name: str) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        milliseconds = duration_ms(value, name)
+        if not low_s * 1000 <= milliseconds <= high_s * 1000:
+            raise InvalidMessage(f"{name} must be from {low_s} to {high_s:,} seconds, not {value!r}.")
+        return milliseconds
+
+    return check
+
+
+def _expires(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(instant_ms(value, "expires")) if isinstance(value, datetime) else f"+{duration_ms(value, 'expires')}"
+
+
+def _on_duplicate(value: Any) -> Any:
+    if value not in ("raise", "keep", "replace"):
+        raise InvalidMessage(f'on_duplicate is {value!r}: use "raise", "keep" or "replace".')
+    return value
+
+
+def _boolean(name: str) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise InvalidMessage(f"{name} is True or False, not {value!r:.80}.")
+        return value
+
+    return check
+
+
+def _on_redis_error(value: Any) -> Any:
+    if value not in ("spill", "raise"):
+        raise InvalidMessage(f'on_redis_error is {value!r}: use "spill" or "raise".')
+    return value
+
+
+def check_key(value: Any) -> str | None:
+    """The key itself. Raises InvalidKey."""
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_storable(value)):
+        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.__doc__}")
+    return value
+
+
+def _is_storable(text: str) -> bool:
+    """Whether UTF-8 has it (no half characters) and PostgreSQL too (no character 0)."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
+    kinds = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise InvalidMessage(f"retry_for is a tuple of exception classes, not {value!r:.80}.")
+    return kinds
+
+
+def _backoff(value: Any) -> Backoff:
+    if not callable(value):
+        steps = [value] if isinstance(value, timedelta | int | float) else value
+        if not isinstance(steps, list | tuple) or not steps:
+            raise InvalidMessage(
+                f"backoff is {value!r:.80}: use a function of the failure number, seconds, or a list of seconds."
+            )
+        for step in steps:
+            duration_ms(step, "backoff")
+    return as_backoff(value)
+
+
+def _headers(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(x, str) for pair in value.items() for x in pair):
+        raise InvalidMessage("headers is a mapping of str to str.")
+    return dict(value)
+
+
+_CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "topic": ("topic", lambda value: check_name(value, "a topic")),
+    "delay": ("when", lambda value: f"+{duration_ms(value)}"),
+    "due_at": ("when", lambda value: str(instant_ms(value))),
+    "ttr": ("ttr_ms", _duration(1, 86_400, "ttr")),
+    "max_runtime": ("max_runtime_ms", _duration(1, 7 * 86_400, "max_runtime")),
+    "max_attempts": ("max_attempts", _between(1, 1000, "max_attempts")),
+    "backoff": ("backoff", _backoff),
+    "retry_for": ("retry_for", _retry_for),
+    "priority": ("priority", Priority.parse),
+    "expires": ("expires", _expires),
+    "on_duplicate": ("on_duplicate", _on_duplicate),
+    "key": ("key", check_key),
+    "id": ("id", parse_id),
+    "headers": ("headers", _headers),
+    "database": ("database", str),
+    "after_commit": ("after_commit", _boolean("after_commit")),
+    "durable": ("durable", _boolean("durable")),
+    "on_redis_error": ("on_redis_error", _on_redis_error),
+    "exactly_once": ("exactly_once", _boolean("exactly_once")),
+}
+
+
+def when(delay: Duration | None, due_at: datetime | None) -> str:
+    """`+ms` for a delay, the instant in ms for a due_at. Raises InvalidMessage unless exactly one is given."""
+    if (delay is None) == (due_at is None):
+        raise InvalidMessage("Give either delay or due_at.")
+    return f"+{duration_ms(delay)}" if due_at is None else str(instant_ms(due_at))

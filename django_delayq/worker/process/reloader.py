@@ -1,0 +1,94 @@
+"""Notices changed code in development, so that the worker can drain and start anew."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from django.utils.autoreload import iter_all_python_module_files
+
+from ...core.service import Service
+
+logger = logging.getLogger("delayq.worker")
+
+#: What a new worker does first: import the settings, the models and the tasks.
+_IMPORTS = "import django; django.setup()"
+#: The project that could not be imported is tried again after so many seconds: what was missing may be a new file.
+TRY_AGAIN = 5.0
+
+
+class Reloader(Service):
+    """Compares the modification times of all imported modules once a second."""
+
+    name = "reloader"
+    interval = 1.0
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_change = on_change
+        self._seen: dict[Path, float] = {}
+        self._broken_since = 0.0
+        self._error = ""
+        self._look()  # what is loaded now; the thread may come too late for a quick change
+
+    def run_once(self) -> float:
+        """Call back once when modules have changed and the project can be imported with them."""
+        changed = self._look()
+        if changed or (self._broken_since and time.monotonic() - self._broken_since > TRY_AGAIN):
+            self._try(changed)
+        return self.interval
+
+    def _look(self) -> list[Path]:
+        """The modules that have changed."""
+        changed = []
+        for path in iter_all_python_module_files():
+            try:
+                changed_at = path.stat().st_mtime
+            except OSError:
+                continue
+            if self._seen.setdefault(path, changed_at) != changed_at:
+                self._seen[path] = changed_at
+                changed.append(path)
+        return changed
+
+    def _try(self, changed: list[Path]) -> None:
+        names = ", ".join(map(str, changed)) or "code"
+        error = _compile_error(changed) or import_error()
+        if error:
+            if changed or error != self._error:
+                logger.error("%s has changed and cannot be imported; the old code goes on: %s", names, error)
+            self._broken_since, self._error = time.monotonic(), error
+            return
+        self._broken_since, self._error = 0.0, ""
+        logger.info("%s has changed: starting anew", names)
+        self._on_change()
+
+
+def _compile_error(paths: list[Path]) -> str:
+    for path in paths:
+        try:
+            compile(path.read_bytes(), str(path), "exec")
+        except (SyntaxError, ValueError, OSError) as error:
+            return str(error)
+    return ""
+
+
+def import_error() -> str:
+    """Why a new process of this project would end at once; empty: it would not.
+
+    Tried in a process of its own, as this one has the old modules.
+    """
+    if "DJANGO_SETTINGS_MODULE" not in os.environ:
+        return ""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    command = [sys.executable, "-c", _IMPORTS]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return "the import takes longer than a minute"
+    return (done.stderr.strip() or f"it ends with code {done.returncode}") if done.returncode else ""

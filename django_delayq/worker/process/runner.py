@@ -1,0 +1,191 @@
+"""Runs one worker in this process, from the first signal handler to the exit code."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from types import FrameType
+from typing import Any, NoReturn
+
+from ...core.service import Service, Sleeper
+from ..worker import Worker
+from .console import Console
+from .health import Health
+from .reloader import Reloader
+from .supervisor import STOP_SIGNALS
+
+logger = logging.getLogger("delayq.worker")
+
+#: Seconds after its drain in which a process may join threads, and in which it may then run its atexit handlers.
+JOIN_SECONDS = 1.0
+ATEXIT_SECONDS = 10.0
+#: Seconds within which two signals are one: a terminal, or systemd, tells the supervisor's children too.
+SAME_SIGNAL = 0.5
+
+
+class ExitCode(IntEnum):
+    """What the shell, systemd and Kubernetes see."""
+
+    OK = 0
+    """Drained."""
+    ERROR = 1
+    """An unexpected error."""
+    CONFIGURATION = 2
+    """Wrong settings or options, or a server that would lose messages."""
+    UNREACHABLE = 3
+    """Redis could not be reached at the start."""
+    ABANDONED = 4
+    """Some tasks outlived the shutdown timeout; their messages run again."""
+    STUCK = 6
+    """Every thread, or every coroutine, ran a task beyond its max_runtime, or one coroutine blocked all others."""
+    START_ANEW = -1
+    """Not for the shell: the code has changed, and the command calls start_anew()."""
+
+
+def run(worker: Worker, health_port: int | None = None, reload: bool = False) -> int:
+    """Work until a signal, the end of --burst or --max-messages, or changed code; then drain. Returns the exit code."""
+    restart: list[bool] = []
+    stop_requested: list[float] = []
+
+    def changed() -> None:
+        restart.append(True)
+        worker.progress.wake()
+
+    with (
+        contextlib.closing(Console()) as console,
+        _signals(lambda number: _request(stop_requested, number, worker.progress)),
+        _health(health_port, lambda: not worker.stuck, lambda: worker.ready, worker.figures),
+    ):
+        if reload:
+            Reloader(changed).start()
+        worker.start()
+        while not (stop_requested or restart or worker.finished or worker.stuck):
+            worker.progress.wait(0.2 if not worker.options.burst else 0.005)
+            console.summarise()
+        code = _drain(worker, console)
+    return ExitCode.START_ANEW if restart and not stop_requested else code
+
+
+def run_services(services: Sequence[Service], burst: bool, health_port: int | None = None) -> int:
+    """Host services without a worker until a signal, or with `burst` until they have no work. Returns the exit code."""
+    stop_requested: list[float] = []
+    progress = Sleeper()
+
+    def has_work() -> bool:
+        return any(service.has_work for service in services)
+
+    def ready() -> bool:
+        return not stop_requested and all(service.alive for service in services)
+
+    with (
+        _signals(lambda number: _request(stop_requested, number, progress)),
+        _health(health_port, lambda: True, ready, lambda: {service.name: service.figures for service in services}),
+    ):
+        for service in services:
+            service.start()
+        while not stop_requested and (has_work() or not burst):
+            progress.wait(0.2 if not burst else 0.01)
+        for service in services:
+            service.stop()
+        for service in services:
+            service.join(5.0)
+    return ExitCode.OK
+
+
+def _request(requested: list[float], number: int, progress: Sleeper) -> None:
+    now = time.monotonic()
+    if requested and now - requested[0] > SAME_SIGNAL:
+        # The second signal means it: no drain, no atexit handlers that could wait.
+        os.write(2, b"stopped at once; what was running runs again when its lease ends\n")
+        os._exit(128 + number)
+    requested.append(now)
+    progress.wake()
+
+
+def _drain(worker: Worker, console: Console) -> int:
+    stuck, begun = worker.stuck, time.monotonic()
+    running, waiting = len(worker.pool.running) + len(worker.event_loop.running), worker.pool.buffered
+    if running or waiting:
+        logger.info(
+            "draining: %d running, %d handed back (at most %.0f s)", running, waiting, worker.options.shutdown_timeout
+        )
+    left = worker.stop()
+    logger.info("stopped in %.1f s · %s · %d abandoned", time.monotonic() - begun, console.totals(), left)
+    if stuck:
+        return ExitCode.STUCK
+    return ExitCode.ABANDONED if left else ExitCode.OK
+
+
+@contextlib.contextmanager
+def _signals(request: Callable[[int], None]) -> Iterator[None]:
+    """TERM and INT ask to stop; USR2 shows what every thread does."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        request(number)
+
+    old = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _health(
+    port: int | None, healthy: Callable[[], bool], ready: Callable[[], bool], figures: Callable[[], Any]
+) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    health = Health(port, healthy, ready, figures)
+    health.start()
+    logger.info("health probes on port %d: /healthz /readyz", health.port)
+    try:
+        yield
+    finally:
+        health.stop()
+
+
+def make_sure_to_end(code: int) -> None:
+    """From now on the process ends soon, whatever still runs in it.
+
+    Python joins every thread that is no daemon: those of sync_to_async and of a task's own ThreadPoolExecutor, busy
+    with what has outlived the shutdown timeout. A call that hangs would keep the process for ever.
+    """
+    joined = threading.Event()
+    atexit.register(joined.set)  # the last one that is registered is called first, when all threads are joined
+    threading.Thread(target=_end_late, args=(code, joined), name="delayq-end", daemon=True).start()
+
+
+def _end_late(code: int, joined: threading.Event) -> None:
+    if joined.wait(JOIN_SECONDS):
+        Sleeper().wait(ATEXIT_SECONDS)
+    flush = threading.Thread(target=_flush, daemon=True)  # what hangs may hold a lock of the log
+    flush.start()
+    flush.join(JOIN_SECONDS)
+    os._exit(code)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def start_anew() -> NoReturn:
+    """The same command in the same process, with the new code."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,0 +1,132 @@
+"""What a worker makes sure of before it starts, and the first lines it prints."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import django
+from django.conf import settings as django_settings
+
+from ... import __version__
+from ...client.topics import topic_stats
+from ...core.conf import get_settings
+from ...core.exceptions import ConfigurationError, OutcomeUnknown, StoreUnavailable
+from ...core.service import Sleeper
+from ...core.text import on_one_line
+from ...core.times import in_words, now_ms
+from ...store.inspection import ServerReport, inspect_server
+from ...store.redis import RedisStore
+from ...tasks import task
+from ..heartbeat import DEAD_AFTER
+
+Say = Callable[[str], None]
+
+
+def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Topics and weights of `--topics`: `all`, `orders,mail`, `orders:3,mail:1`, or `-mail` for all but mail.
+
+    Raises ConfigurationError for a topic that nobody declares.
+    """
+    known = sorted(task.known_topics())
+    names = [part.strip() for part in wanted.split(",") if part.strip()]
+    weights = {name.partition(":")[0]: _weight(name) for name in names if ":" in name}
+    for name in weights:
+        if name == "all" or name.startswith("-"):
+            raise ConfigurationError(f"--topics: {name!r} takes no weight: name the topics that are to have one.")
+    plain = [name.partition(":")[0] for name in names]
+    for name in plain:
+        if name != "all" and name.lstrip("-") not in known:
+            raise ConfigurationError(f"--topics: {name.lstrip('-')!r} is not declared. Known: {', '.join(known)}.")
+    excluded = {name[1:] for name in plain if name.startswith("-")}
+    included = [name for name in plain if not name.startswith("-")]
+    chosen = known if not included or "all" in included else included
+    topics = tuple(name for name in dict.fromkeys(chosen) if name not in excluded)
+    if not topics:
+        raise ConfigurationError(f"--topics: {wanted!r} leaves nothing to serve. Known: {', '.join(known)}.")
+    return topics, weights
+
+
+def _weight(name: str) -> int:
+    weight = name.partition(":")[2]
+    if not weight.isdecimal() or not 1 <= int(weight) <= 100:
+        raise ConfigurationError(f"--topics: {name!r}: a weight is a whole number from 1 to 100.")
+    return int(weight)
+
+
+def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerReport]:
+    """Look at the servers; when they cannot be reached, say so at once and try again for `seconds`.
+
+    Raises StoreUnavailable when the time is over.
+    """
+    until, told, sleeper = time.monotonic() + seconds, False, Sleeper()
+    while True:
+        try:
+            return inspect_server(store)
+        except (StoreUnavailable, OutcomeUnknown) as error:  # the second: a proxy in front of a Redis that is down
+            if time.monotonic() >= until:
+                raise StoreUnavailable(str(error)) from error
+            if not told:
+                say(
+                    f"{error}\nStart one, set DELAYQ['REDIS'], or try the embedded one: "
+                    f"python manage.py run_delayq --embedded. Trying again for {seconds:.0f} s ..."
+                )
+                told = True
+            sleeper.wait(min(0.5, until - time.monotonic()))
+
+
+def port_here(where: str) -> int | None:
+    """The port of this machine that DELAYQ["REDIS"] names, for a server to be started there; None: another place.
+
+    Raises ConfigurationError when somebody listens there already.
+    """
+    if "://" not in where:  # an entry of CACHES, or nothing
+        location = django_settings.CACHES.get(where, {}).get("LOCATION")
+        where = location if isinstance(location, str) else ""
+    url = urlsplit(where)
+    if url.scheme != "redis" or url.hostname not in ("127.0.0.1", "localhost") or url.password:
+        return None
+    port = url.port or 6379
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise ConfigurationError(
+                f"--embedded: somebody listens on port {port} already, where DELAYQ['REDIS'] points. Is it a Redis? "
+                "Then leave --embedded out."
+            ) from None
+    return port
+
+
+def banner(store: RedisStore, reports: list[ServerReport], topics: tuple[str, ...], say: Say) -> None:
+    """Who works where on what, and what waits."""
+    where = f"{socket.gethostname()}:{os.getpid()}"
+    python = platform.python_version()
+    say(f"django-delayq {__version__} · Django {django.get_version()} · Python {python} · {where}")
+    for report in reports:
+        aof = f"AOF {report.fsync or 'on'} ✓" if report.aof else "AOF off"
+        eviction = "noeviction ✓" if report.eviction == "noeviction" else f"eviction {report.eviction or 'unknown'}"
+        say(f"  redis     {store.where}  {report.name} · {eviction} · {aof} · clock skew {report.skew_ms:.1f} ms")
+    settings = get_settings()
+    partitions = {name: len(store.partitions.all(name)) for name in topics}
+    names = [f"{name} ×{count}" if count > 1 else name for name, count in partitions.items()]
+    say(f"  topics    {'  '.join(names)}")
+    stats = [topic_stats(name) for name in topics]
+    for stat in stats:
+        if stat.paused:
+            who, why = (on_one_line(str(stat.paused.get(name) or "")) for name in ("by", "reason"))
+            reason = f', "{why}"' if why else ""
+            say(f"  paused    {stat.topic} (by {who or 'unknown'}{reason})")
+    heads = [stat.next_due_at for stat in stats if stat.next_due_at is not None]
+    head = f" · next due in {in_words(max(0.0, min(heads).timestamp() - time.time()))}" if heads else ""
+    waiting, due = sum(stat.delayed for stat in stats), sum(stat.backlog for stat in stats)
+    say(f"  backlog   {waiting:,} waiting · {due:,} due · {sum(stat.leased for stat in stats):,} running{head}")
+    alive = [beat for beat in store.heartbeats().values() if now_ms() - beat["at_ms"] < DEAD_AFTER * 1000]
+    say(f"  workers   {len(alive)} others alive · {len(task.by_name)} tasks known · prefix {settings.prefix}")
+    sys.stdout.flush()

@@ -1,3 +1,0 @@
-"""Tests that run on SQLite, PostgreSQL and MariaDB."""
-
-from __future__ import annotations

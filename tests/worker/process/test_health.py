@@ -1,0 +1,72 @@
+"""The port for probes."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from django_delayq.worker.process.health import Health
+
+Answers = dict[str, bool]
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return {"healthy": True, "ready": True}
+
+
+@pytest.fixture
+def port(answers: Answers) -> Iterator[int]:
+    health = Health(0, lambda: answers["healthy"], lambda: answers["ready"], lambda: {"in_flight": 3})
+    health.start()
+    yield health.port
+    health.stop()
+
+
+def get(port: int, path: str) -> tuple[int, object]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/readyz?full=1"])
+def test_worker_that_is_well(port: int, path: str) -> None:
+    assert get(port, path) == (200, {"in_flight": 3})
+
+
+def test_worker_that_is_stuck_is_not_healthy(port: int, answers: Answers) -> None:
+    answers["healthy"] = False
+    assert get(port, "/healthz") == (503, {"in_flight": 3})
+    assert get(port, "/readyz")[0] == 200
+
+
+def test_worker_that_stops_is_not_ready(port: int, answers: Answers) -> None:
+    answers["ready"] = False
+    assert get(port, "/readyz")[0] == 503
+    assert get(port, "/healthz")[0] == 200
+
+
+def test_other_paths_are_unknown(port: int) -> None:
+    assert get(port, "/metrics") == (404, {})
+
+
+def test_port_is_free_again_after_the_stop() -> None:
+    first = Health(0, lambda: True, lambda: True, dict)
+    first.start()
+    first.stop()
+    second = Health(first.port, lambda: True, lambda: True, dict)
+    second.start()
+    assert get(second.port, "/healthz")[0] == 200
+    second.stop()
+
+
+def test_probes_write_no_lines(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    get(port, "/healthz")
+    assert capfd.readouterr() == ("", "")
