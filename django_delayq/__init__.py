@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from .client.topics import (
-    Page,
-    TopicStats,
     list_messages,
     move_topic,
     pause_topic,
@@ -30,12 +28,15 @@ from .core.exceptions import (
     UnknownTopic,
 )
 from .core.message import Message, Priority, State
+from .core.page import Page
+from .core.version import PACKAGE_VERSION
+from .store.topic_stats import TopicStats
 from .tasks.backoff import constant, exponential, ladder
 from .tasks.context import current_message
 from .tasks.handle import Handle
 from .tasks.task import DelayedTask, delayed_task
 
-__version__ = "0.1.0"
+__version__ = PACKAGE_VERSION
 
 __all__ = [
     # Declaring

@@ -27,7 +27,7 @@ from django_delayq.store import finished, get_store
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import wakeups_channel
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import naming, task
+from django_delayq.tasks import naming, registry
 from tests.hands import Hands
 from tests.servers import Server, binary_of, launcher
 
@@ -129,11 +129,11 @@ def split(settings: Any, delayq: RedisStore) -> Callable[[int], RedisStore]:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A registry that forgets what the test declares."""
-    monkeypatch.setattr(task, "by_name", dict(task.by_name))
-    monkeypatch.setattr(task, "by_code", dict(task.by_code))
-    return task.by_name
+    monkeypatch.setattr(registry, "by_name", dict(registry.by_name))
+    monkeypatch.setattr(registry, "by_code", dict(registry.by_code))
+    return registry.by_name
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import task as tasks
+from django_delayq.tasks import registry
 from django_delayq.tasks.handle import Handle
 from django_delayq.worker.executor import Executor
 from django_delayq.worker.settler import Settler
@@ -41,7 +41,7 @@ class Hands:
 
     def __init__(self, store: RedisStore, name: str = "host:1:hands") -> None:
         self.store = store
-        topics = tuple(sorted(tasks.known_topics()))
+        topics = tuple(sorted(registry.known_topics()))
         self.shared = Shared(store, get_settings(), name, topics, perform_once=exactly_once.perform)
         self.shared.clock.sync(int(store.clock_ms() * 1000))
         self.settler = Settler(self.shared, lambda outcomes: None)

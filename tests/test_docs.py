@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_delayq.core.conf import Settings
 from django_delayq.models import OutboxMessage
-from django_delayq.tasks import task
+from django_delayq.tasks import registry
 from tests.hands import Hands
 from tests.store.test_scripts import ACL
 from tests.test_readme import ROOT, blocks
@@ -85,7 +85,7 @@ def binary() -> None:
 
 
 @pytest.fixture
-def ticking(registry: dict[str, Any]) -> dict[str, Any]:
+def ticking(declared: dict[str, Any]) -> dict[str, Any]:
     """The recipe of docs/tasks.md, declared."""
     from django_delayq import delayed_task
 
@@ -99,7 +99,7 @@ def ticking(registry: dict[str, Any]) -> dict[str, Any]:
 def test_the_recipe_of_a_task_that_comes_again_does(hands: Hands, ticking: dict[str, Any]) -> None:
     from django_delayq.store.keys import Partition
 
-    assert {"recipe.tick", "recipe.report"} <= task.by_name.keys()
+    assert {"recipe.tick", "recipe.report"} <= registry.by_name.keys()
     reports = Partition("reports", 0)
     tick = ticking["tick"]
     for _ in range(2):

@@ -23,11 +23,10 @@ from ..core.database import may_pass
 from ..core.exceptions import ArchiveUnavailable, DelayQError
 from ..core.ids import new_id
 from ..core.service import Service
-from ..outbox import outbox
 from ..store.finished import Entry, FinishedStream, lengths
 from ..store.keys import Partition
 from ..store.redis import RedisStore
-from . import archive_rows, unarchivable
+from . import archive_rows, closing, unarchivable
 
 logger = logging.getLogger("delayq.worker")
 
@@ -208,7 +207,7 @@ def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequenc
     with transaction.atomic(using=connection.alias):
         if rows:
             archive_rows.insert(rows, connection)
-        return outbox.close(entries, connection.alias)
+        return closing.close(entries, connection.alias)
 
 
 def _is_about_data(error: Exception) -> bool:
@@ -275,7 +274,7 @@ def _put_aside(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) 
     try:
         with transaction.atomic(using=connection.alias):
             unarchivable.put_aside(entry, error, connection.alias)
-            left = outbox.close([entry], connection.alias)
+            left = closing.close([entry], connection.alias)
     except Error as refused:
         raise ArchiveUnavailable(refused, _answers(connection)) from refused
     logger.error(

@@ -10,7 +10,7 @@ import msgspec
 from django.db.models import Q
 
 from ..models import ArchivedMessage
-from ..tasks import task as tasks
+from ..tasks import registry
 from .selection import Rows
 
 _MISSING = object()
@@ -75,9 +75,9 @@ def _named(row: ArchivedMessage) -> Mapping[str, Any]:
 
 def _by_position(task: str, args: Sequence[Any]) -> dict[str, Any]:
     """By the task's signature of today; what it has no names for is left out."""
-    if task not in tasks.by_name:
+    if task not in registry.by_name:
         return {}
-    parameters = tasks.by_name[task].definition.signature.parameters.values()
+    parameters = registry.by_name[task].definition.signature.parameters.values()
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [one.name for one in parameters if one.kind in plain]
     return dict(zip(names, args, strict=False))

@@ -20,7 +20,7 @@ from ..models import ArchivedMessage, Final, OperatorAction, UnarchivableEntry
 from ..store import get_store
 from ..store.keys import Partition
 from ..store.link import BATCH
-from ..tasks import task as tasks
+from ..tasks import registry
 
 #: Rows of the last hour always stay.
 MIN_AGE = timedelta(hours=1)
@@ -131,7 +131,7 @@ class _Prune:
         return not is_open
 
     def _without_needed(self, pks: Sequence[int]) -> Sequence[int]:
-        if not any(task.options.exactly_once for task in tasks.by_name.values()):
+        if not any(task.options.exactly_once for task in registry.by_name.values()):
             return pks
         needed: set[int] = set()
         for at in range(0, len(pks), IDS):
@@ -166,7 +166,7 @@ class _Prune:
 def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
     """The ids of those rows that keep a message from running twice: of exactly_once tasks, whose worker died before it
     could say that they ran, so that Redis still has them. All rows of such tasks while Redis is away."""
-    once = [name for name, task in tasks.by_name.items() if task.options.exactly_once]
+    once = [name for name, task in registry.by_name.items() if task.options.exactly_once]
     lives: dict[Partition, list[tuple[int, tuple[bytes, int]]]] = defaultdict(list)
     columns = ("pk", "topic", "partition", "message_id", "enqueued_at")
     for pk, topic, number, message_id, enqueued_at in rows.filter(task__in=once).values_list(*columns):

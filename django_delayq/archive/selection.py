@@ -12,7 +12,7 @@ from ..core.conf import get_settings
 from ..core.exceptions import InvalidKey, InvalidMessage
 from ..core.ids import key_id, parse_id
 from ..models import ArchivedMessage, Final
-from ..tasks import task as tasks
+from ..tasks import registry
 from ..tasks.options import check_key
 from .archive_rows import instant_of
 
@@ -88,7 +88,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.message_id:
             rows = rows.filter(message_id=self.message_id)
         if self.key:
-            topics = [self.topic] if self.topic else sorted(tasks.known_topics())
+            topics = [self.topic] if self.topic else sorted(registry.known_topics())
             rows = rows.filter(message_id__in=[key_id(topic, self.key).hex() for topic in topics])
         return rows.filter(pk__in=self.ids) if self.ids else rows
 

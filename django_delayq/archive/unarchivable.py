@@ -19,11 +19,10 @@ from ..core.database import may_pass
 from ..core.exceptions import DatabaseUnavailable, DelayQError, StoreError
 from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body
 from ..models import OperatorAction, UnarchivableEntry
-from ..outbox import outbox
 from ..store.finished import Entry
 from ..store.keys import Partition
 from ..tasks.naming import kept_task_name
-from . import archive_rows
+from . import archive_rows, closing
 
 #: Bytes of each field that are kept. No message of ours has more.
 MOST_BYTES = 2 * 1024 * 1024
@@ -185,7 +184,7 @@ def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
             entry, content = kept(row)
             archive_rows.insert([archive_rows.row_of(entry, connection, content)], connection)
             # Open still if somebody had it locked when the entry was put aside.
-            outbox.close([entry], alias)
+            closing.close([entry], alias)
             rows.delete()
     except DelayQError:
         raise

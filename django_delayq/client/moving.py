@@ -29,7 +29,7 @@ from ..store.link import BATCH
 from ..store.mending import Look
 from ..store.redis import RedisStore
 from ..tasks.naming import kept_task_name
-from ..tasks.task import check_topic
+from ..tasks.registry import check_topic
 
 #: Milliseconds for which a message that is moved waits where it goes to, so that it is in one place before it runs.
 MOVE_MS = 60_000

@@ -6,59 +6,25 @@ import heapq
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core import signals
 from ..core.exceptions import InvalidDelay, InvalidMessage
 from ..core.ids import parse_id
 from ..core.message import Found, Message, Priority, State
+from ..core.page import Page
 from ..core.times import instant_ms, now_ms, shown_instant
 from ..outbox.existing import check_existing
 from ..store import get_store
 from ..store.keys import Partition
 from ..store.link import BATCH
-from ..store.looking import lag_of
+from ..store.topic_stats import TopicStats, stats_of_topic
 from ..tasks.naming import shown
 
 if TYPE_CHECKING:
     from .moving import Moved
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopicStats:
-    """Figures of a topic; each partition's are of one instant."""
-
-    topic: str
-    delayed: int
-    """Messages that wait for their due time."""
-    backlog: int
-    """Messages that are due and wait for a worker (ready)."""
-    leased: int
-    """Messages that workers hold."""
-    finished: int
-    """Entries of the finished streams that are not yet archived."""
-    lag: float
-    """Seconds since the oldest waiting message fell due; 0 without a backlog."""
-    next_due_at: datetime | None
-    """When the next message is due; in the past with a backlog."""
-    paused: dict[str, Any] | None
-    """Who paused the topic (by), when (at), why (reason) and at most until when (until, or None); None while it runs.
-
-    Instants are milliseconds since 1970.
-    """
-    counters: dict[str, int] = field(default_factory=dict)
-    """Since the first message: enqueued, acked, retried, dead, cancelled, expired, reclaimed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """Part of a listing."""
-
-    messages: list[Message]
-    cursor: str | None
-    """Pass it to list_messages for the next page; None at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +38,10 @@ class Running:
     """Since when it is held; None after the first run, as only the first claim is remembered."""
 
 
-COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
-
-
 def topic_stats(topic: str) -> TopicStats:
     """Counts by state, backlog, lag and next due time. Raises UnknownTopic."""
     store = get_store()
-    parts = store.all_stats(store.partitions.all(check_existing(topic)))
-    heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
-    paused = next((part.meta["paused"] for part in parts if "paused" in part.meta), None)
-    return TopicStats(
-        topic=topic,
-        delayed=sum(part.waiting - part.ready for part in parts),
-        backlog=sum(part.ready for part in parts),
-        leased=sum(part.leased for part in parts),
-        finished=sum(part.finished for part in parts),
-        lag=lag_of(parts),
-        next_due_at=shown_instant(min(heads)) if heads else None,
-        paused=lasting_pause(paused, parts[0].now_ms),
-        counters={name: sum(int(part.meta.get(name, 0)) for part in parts) for name in COUNTERS},
-    )
+    return stats_of_topic(topic, store.all_stats(store.partitions.all(check_existing(topic))))
 
 
 def pause_topic(topic: str, *, by: str = "", reason: str = "", until: datetime | None = None) -> None:
@@ -105,12 +55,6 @@ def pause_topic(topic: str, *, by: str = "", reason: str = "", until: datetime |
     note = {"by": by, "reason": reason, "at": now_ms(), "until": until_ms}
     get_store().pause(check_existing(topic), json.dumps(note), until_ms)
     signals.report(signals.topic_paused, topic, [signals.Event("", reason=reason)])
-
-
-def lasting_pause(note: str | None, now_ms: float) -> dict[str, Any] | None:
-    """The note of a pause that lasts: one that has ended goes with the next claim."""
-    pause: dict[str, Any] | None = json.loads(note) if note else None
-    return None if pause and pause.get("until") and pause["until"] <= now_ms else pause
 
 
 def resume_topic(topic: str) -> None:

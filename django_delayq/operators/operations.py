@@ -21,7 +21,7 @@ from ..core.exceptions import InvalidMessage, MessageNotFound, NotPermitted, Out
 from ..core.ids import parse_id
 from ..models import ArchivedMessage, OperatorAction, UnarchivableEntry
 from ..store import get_store
-from ..tasks import task as tasks
+from ..tasks import registry
 from ..tasks.handle import Handle, Manner
 from ..tasks.options import when
 from . import replay
@@ -122,11 +122,11 @@ def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Han
     """Enqueue a message; `options` are those of using(). Raises InvalidMessage, DuplicateMessage and what enqueue
     raises."""
     require(user, "edit_message", "view_payload")
-    if task not in tasks.by_name:
+    if task not in registry.by_name:
         raise InvalidMessage(f"No task is named {task!r}.")
     args, kwargs = arguments
     with recorded(user, "schedule", f"task {task}") as action:
-        handle = tasks.by_name[task].using(**options).enqueue(*args, **kwargs)
+        handle = registry.by_name[task].using(**options).enqueue(*args, **kwargs)
         kept = handle.outcome == "kept"
         action.count = 0 if kept else 1
         action.selection = f"message {handle.id} of {handle.topic}, task {task}" + (": it was there" if kept else "")

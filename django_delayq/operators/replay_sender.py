@@ -24,7 +24,7 @@ from ..models import ArchivedMessage, Final, OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..store import get_store
 from ..store.keys import Partition
-from ..tasks import task as tasks
+from ..tasks import registry
 from ..tasks.builder import Item, Template
 from ..tasks.task import Call, DelayedTask
 from .replay_walk import Walk
@@ -64,7 +64,7 @@ class Sender:
 
     def send(self, locked: Sequence[Any]) -> int:
         """Insert the messages and mark their origins. Returns how many."""
-        known = tasks.known_topics()
+        known = registry.known_topics()
         rows = [row for row in locked if not self._walk.skip(_undeclared(row, known))]
         count = 0
         for pks in _chunks(self._without_keys_in_use(rows)):
@@ -113,7 +113,7 @@ class Sender:
             return None
         try:
             args, kwargs = _pair(edited) if edited is not None else (found.args, found.kwargs)
-            return self._template(row, headers, number).item(Call(tasks.by_name[row.task], args, kwargs), new_id())
+            return self._template(row, headers, number).item(Call(registry.by_name[row.task], args, kwargs), new_id())
         except InvalidMessage as error:
             if edited is not None:
                 raise InvalidMessage(f"Archived message {row.pk}: the edited arguments are refused. {error}") from error
@@ -121,7 +121,7 @@ class Sender:
             return None
 
     def _template(self, row: ArchivedMessage, headers: Mapping[str, str], number: int) -> Template:
-        task = tasks.by_name[row.task]
+        task = registry.by_name[row.task]
         options = with_changes(
             task.options,
             topic=row.topic,
@@ -180,7 +180,7 @@ class Sender:
 
 def _undeclared(row: Any, topics: set[str]) -> str:
     """Why this row cannot be a message, without a look at its body."""
-    if row.task not in tasks.by_name:
+    if row.task not in registry.by_name:
         return "unknown task"
     if row.topic not in topics:
         return "unknown topic"

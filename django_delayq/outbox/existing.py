@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..core.exceptions import UnknownTopic
 from ..store import get_store
-from ..tasks import task
+from ..tasks import registry
 
 
 def check_existing(topic: str) -> str:
@@ -14,7 +14,7 @@ def check_existing(topic: str) -> str:
 
     For an undeclared one Redis is asked, then the database.
     """
-    if topic in task.known_topics() or topic in get_store().topics():
+    if topic in registry.known_topics() or topic in get_store().topics():
         return topic
     from ..models import OutboxMessage  # not above: models need the apps, and topics.py is part of the package's face
 
@@ -29,7 +29,7 @@ def check_existing(topic: str) -> str:
 def every_topic(*, redis: bool = True) -> list[str]:
     """All of them, sorted. Without `redis` that is not asked."""
     used = get_store().topics() if redis else ()
-    return sorted({*task.known_topics(), *used, *topics_of_outbox()})
+    return sorted({*registry.known_topics(), *used, *topics_of_outbox()})
 
 
 def topics_of_outbox() -> Iterator[str]:

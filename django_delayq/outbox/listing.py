@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..client.topics import Page
 from ..core.exceptions import InvalidMessage, UndecodableMessage
 from ..core.message import Found, Message, State
+from ..core.page import Page
 from ..core.present import bare, view
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store

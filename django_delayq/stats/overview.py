@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from django.db import Error
 from django.utils.timezone import get_current_timezone
 
-from ..client.topics import COUNTERS, lasting_pause
 from ..core.exceptions import StoreError
 from ..core.times import from_ms, in_words, shown_instant
 from ..store import get_store
 from ..store.keys import Partition
 from ..store.looking import ENDS, PartitionStats, Snapshot, lag_of
 from ..store.redis import RedisStore
-from ..tasks import task as tasks
+from ..store.topic_stats import COUNTERS, lasting_pause
+from ..tasks import registry
 from . import sql_figures
 from .figure_types import Bucket, Overview, Sample, TopicFigures, WorkerFigures
 from .sql_figures import SqlFigures
@@ -157,7 +157,7 @@ class _Reader:
 
     def _partitions(self, used: Iterable[Partition]) -> list[Partition]:
         """Of topics that were used, and of those that tasks declare."""
-        declared = {task.options.topic for task in tasks.by_name.values()} | set(self.store.settings.topics)
+        declared = {task.options.topic for task in registry.by_name.values()} | set(self.store.settings.topics)
         new = (Partition(name, n) for name in declared for n in range(self.store.partitions.configured(name)))
         return sorted({*used, *new})
 
@@ -246,7 +246,7 @@ def _topic(
         dead_letters=sql.dead_letters[name] if sql else 0,
         workers=sum(name in one.topics and one.serves for one in living),
         quiet_workers=sum(name in one.topics and one.keeps_quiet for one in living),
-        declared=name in tasks.known_topics(),
+        declared=name in registry.known_topics(),
     )
 
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from django.db import Error
 
-from ..client.topics import lasting_pause
 from ..core.service import Service
 from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import CAP, count_outbox
 from ..store.looking import PartitionStats
 from ..store.redis import RedisStore
-from ..tasks import task
+from ..store.topic_stats import lasting_pause
+from ..tasks import registry
 from ..worker.heartbeat import DEAD_AFTER
 
 logger = logging.getLogger("delayq.worker")
@@ -58,7 +58,7 @@ def unserved_topics(store: RedisStore, serving: Iterable[str] = (), *, outbox: b
     if outbox:
         with suppress(Error):  # it is away, or not migrated: others say so
             rows = {topic: count_outbox(topic) for topic in {*rows, *topics_of_outbox()} - silent}
-    known = task.known_topics()
+    known = registry.known_topics()
     found = [_unserved(topic, stats.get(topic, ()), rows[topic], topic in known) for topic in sorted(rows)]
     return [one for one in found if one.waiting or one.held or one.outbox]
 

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from ..core.exceptions import InvalidArguments
-from . import task as tasks
+from . import registry
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -138,7 +138,7 @@ class Layout:
 
 def layout(task: str, arguments: Arguments | None = None) -> Layout:
     """The parameters of a task, and which of them these arguments fill. Raw when they do not fit or it is unknown."""
-    declared = tasks.by_name.get(task)
+    declared = registry.by_name.get(task)
     args, kwargs = arguments or ((), {})
     raw = Layout(parameters=RAW, given={"args": list(args), "kwargs": dict(kwargs)})
     if declared is None:

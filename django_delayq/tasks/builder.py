@@ -22,10 +22,11 @@ from ..core.message import (
     encode_record,
 )
 from ..store.redis import Outgoing
-from . import task as tasks
+from . import registry
 from .handle import Handle
 from .options import OnDuplicate, Options
-from .task import Call, DelayedTask, check_topic
+from .registry import check_topic
+from .task import Call, DelayedTask
 
 
 class Item(NamedTuple):
@@ -137,7 +138,7 @@ def build_one(call: Call) -> Item:
 def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """A stored record with other arguments; the rest of it stays. Raises InvalidMessage and its subclasses."""
     settings, old = get_settings(), Record.decode(record)
-    task = tasks.by_code.get(old.task_code)
+    task = registry.by_code.get(old.task_code)
     if task is None:
         raise InvalidMessage("The task of this message is not declared here, so nobody can tell what it takes.")
     task.definition.check_arguments(args, kwargs)

@@ -10,7 +10,7 @@ from ..core.exceptions import DelayQError, UndecodableMessage
 from ..core.message import ATTEMPTS, Attempts, Found, Message, State
 from ..core.present import view
 from ..store.lease import Lease
-from . import task as tasks
+from . import registry
 
 #: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody asks.
 running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
@@ -25,7 +25,7 @@ class MessageFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Never leaves a record out."""
         lease = running.get()
-        task = tasks.by_code.get(lease.record[19:23]) if lease else None
+        task = registry.by_code.get(lease.record[19:23]) if lease else None
         record.delayq_id = lease.id.hex() if lease else ""
         record.delayq_task = task.name if task else ""
         record.delayq_attempt = lease.attempt if lease else ""
@@ -49,7 +49,7 @@ def current_message() -> CurrentMessage:
     lease = running.get()
     if lease is None:
         raise DelayQError("current_message() is known only while a worker runs a task.")
-    task = tasks.by_code.get(lease.record[19:23])
+    task = registry.by_code.get(lease.record[19:23])
     if task is None or len(lease.entry) < ATTEMPTS.size:
         raise UndecodableMessage
     attempts = Attempts.decode(lease.entry)

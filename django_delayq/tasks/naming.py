@@ -7,12 +7,12 @@ from ..core.message import Found, Message
 from ..core.present import bare, view
 from ..store import get_store
 from ..store.keys import Partition
-from . import task as tasks
+from . import registry
 
 
 def task_name(partition: Partition, code: bytes) -> str:
     """The name of a task: from the registry, else from the partition, else `code:` and the code's digits."""
-    task = tasks.by_code.get(code)
+    task = registry.by_code.get(code)
     return task.name if task else get_store().task_name(partition, code)
 
 

@@ -13,13 +13,14 @@ from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 
-from ..core.conf import DEFAULT_TOPIC, get_settings
-from ..core.exceptions import DuplicateTask, InvalidArguments, InvalidTask, UnknownTopic
+from ..core.conf import get_settings
+from ..core.exceptions import InvalidArguments, InvalidTask
 from ..core.ids import task_code
 from ..core.message import Message
-from .declaration import check_function, fingerprint, name_of, place_of, signature_of
+from .declaration import check_function, name_of, signature_of
 from .handle import Handle, Manner, producer
 from .options import CallOptions, Duration, Options, TaskOptions, when
+from .registry import by_name, register
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -329,42 +330,12 @@ class DelayedTask(Generic[P, R]):
         return None if mine == self.definition.options.max_attempts else mine
 
 
-#: Every declared task by name and by code. Messages are resolved here and nowhere else.
-by_name: dict[str, DelayedTask[Any, Any]] = {}
-by_code: dict[bytes, DelayedTask[Any, Any]] = {}
-
-
-def register(task: DelayedTask[Any, Any]) -> None:
-    """Make the task known. Raises DuplicateTask when its name, or its code, belongs to another function."""
-    new = task.definition
-    known = by_code.get(new.code)
-    if known is not None and fingerprint(known.definition.func) != fingerprint(new.func):
-        raise DuplicateTask(
-            f"Two tasks are named {new.name!r} (or share its code): {place_of(known.definition.func)} and "
-            f"{place_of(new.func)}. Give one of them another name: @delayed_task(name=...)."
-        )
-    by_name[new.name] = by_code[new.code] = task
-
-
 def _restored(module: str, name: str, changes: Mapping[str, Any]) -> DelayedTask[Any, Any]:
     """A task that was pickled."""
     if name not in by_name:
         import_module(module)
     task = by_name[name]
     return DelayedTask(task.definition, replace(task.definition.options, **changes)) if changes else task
-
-
-def check_topic(topic: str) -> str:
-    """The topic itself. Raises UnknownTopic that names those that exist."""
-    known = known_topics()
-    if topic not in known:
-        raise UnknownTopic(f"Topic {topic!r} is not declared. Known topics: {', '.join(sorted(known))}.")
-    return topic
-
-
-def known_topics() -> set[str]:
-    """Every topic that a task or the settings declare."""
-    return {DEFAULT_TOPIC, *get_settings().topics, *(task.options.topic for task in by_name.values())}
 
 
 @overload

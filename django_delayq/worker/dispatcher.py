@@ -16,7 +16,7 @@ from ..core.signals import Event
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.link import BATCH
-from ..tasks import task as tasks
+from ..tasks import registry
 from .agenda import Agenda, Turn
 from .catch_up import CatchUp
 from .event_loop import EventLoop
@@ -233,13 +233,13 @@ class Dispatcher(Service):
     def _kinds(self) -> dict[str, set[bool]]:
         """Topic -> whether it has `async def` tasks (True), `def` tasks (False), or both: declared for it, or met."""
         kinds: dict[str, set[bool]] = {}
-        for task in tasks.by_name.values():
+        for task in registry.by_name.values():
             kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)
         return kinds
 
     @cached_property
     def _has_coroutines(self) -> bool:
-        return any(task.definition.is_async for task in tasks.by_name.values())
+        return any(task.definition.is_async for task in registry.by_name.values())
 
     def _until_next(self) -> float:
         next_due = self.agenda.next_due_ms()
@@ -299,5 +299,5 @@ class Dispatcher(Service):
 
 
 def _is_async(lease: Lease) -> bool:
-    task = tasks.by_code.get(lease.record[19:23])
+    task = registry.by_code.get(lease.record[19:23])
     return task is not None and task.definition.is_async

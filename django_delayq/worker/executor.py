@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 
-from .. import __version__
 from ..core import signals
 from ..core.connections import close_all, close_broken
 from ..core.exceptions import DelayQError, InvalidArguments, NewerRecord, Reject, Retry, Snooze, UndecodableMessage
 from ..core.last_words import say_failure
 from ..core.message import VERSION, Body, Record, decode_body
 from ..core.times import duration_ms
+from ..core.version import PACKAGE_VERSION
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..tasks import task as tasks
+from ..tasks import registry
 from ..tasks.context import running
 from ..tasks.task import DelayedTask
 from .outcome import Outcome, Result
@@ -37,7 +37,7 @@ logger = logging.getLogger("delayq.worker")
 PUT_OFF_FIRST = 5.0
 PUT_OFF_MOST = 15.0
 #: What a log line says of this worker, beside what it says of the message.
-HERE = f"this worker: django-delayq {__version__}, records of version {VERSION}"
+HERE = f"this worker: django-delayq {PACKAGE_VERSION}, records of version {VERSION}"
 #: Seconds for which an exactly_once task waits for its database, or for a worker that was started with one.
 NO_DATABASE_DELAY = 5.0
 #: How long a message waits that the worker itself failed at.
@@ -130,7 +130,7 @@ class Executor:
 
     def _resolve(self, lease: Lease) -> Resolved:
         record = Record.decode(lease.record)
-        task = tasks.by_code.get(record.task_code)
+        task = registry.by_code.get(record.task_code)
         if task is None:
             raise UnknownTask
         body = decode_body(record.flags, record.body)
@@ -244,7 +244,7 @@ class Executor:
     def _task_name(self, lease: Lease) -> str:
         """For a message that cannot run here: its producer told the partition the name."""
         code = lease.record[19:23]
-        if (task := tasks.by_code.get(code)) is not None:
+        if (task := registry.by_code.get(code)) is not None:
             return task.name
         known = self._names.get((lease.partition, code))
         if known is not None or len(code) < 4:

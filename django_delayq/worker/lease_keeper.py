@@ -15,7 +15,7 @@ from ..core.signals import Event
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.link import BATCH
-from ..tasks import task as tasks
+from ..tasks import registry
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
@@ -84,7 +84,7 @@ class LeaseKeeper(Service):
     def _runs_too_long(self, lease: Lease, now: float) -> bool:
         if not lease.started_at:
             return False
-        task = tasks.by_code.get(lease.record[19:23])
+        task = registry.by_code.get(lease.record[19:23])
         if task is None or now - lease.started_at < task.max_runtime_s:
             return False
         if lease not in self._given_up:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import __version__
 from ..core.conf import Settings
 from ..core.service import Service, Sleeper
+from ..core.version import PACKAGE_VERSION
 from ..store.keys import TOLD, Partition
 from ..store.lease import Lease
 from ..store.redis import RedisStore
@@ -170,7 +170,7 @@ class Worker:
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "version": __version__,
+            "version": PACKAGE_VERSION,
             "topics": list(self.options.topics),
             "concurrency": self.options.concurrency,
             "running": len(self.pool.running) + len(self.event_loop.running),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_delayq import DelayQError, Message, State, topic_stats
-from django_delayq.client.topics import TopicStats
+from django_delayq import DelayQError, Message, State, TopicStats, topic_stats
 
 from .models import Order
 from .tasks import close_order

@@ -19,7 +19,7 @@ HOSTILE = "</textarea><script>alert(1)</script>"
 
 
 @pytest.fixture
-def task(registry: dict[str, Any]) -> DelayedTask[Any, Any]:
+def task(declared: dict[str, Any]) -> DelayedTask[Any, Any]:
     """One parameter of each kind."""
 
     @delayed_task(name="t.every")

@@ -134,13 +134,13 @@ def test_a_message_that_cannot_be_decoded_is_shown_without_its_contents_and_can_
 
 
 def test_a_message_of_a_removed_task_is_shown_and_not_edited(
-    operator: Client, registry: dict[str, Any], hands: Hands
+    operator: Client, declared: dict[str, Any], hands: Hands
 ) -> None:
     @delayed_task(name="t.gone", topic="orders")
     def gone(number: int) -> None: ...
 
     handle = gone.using(delay=DAY).enqueue(1)
-    task.by_code.pop(gone.definition.code), registry.pop("t.gone")
+    declared.by_code.pop(gone.definition.code), declared.pop("t.gone")
     html = html_of(operator, handle)
     assert "t.gone" in html and "not declared here" in html
     assert path(handle, "message_edit") not in html

@@ -17,7 +17,7 @@ from django_delayq.core.ids import key_id
 from django_delayq.core.message import Message, Priority
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import task as tasks
+from django_delayq.tasks import registry
 from tests.admin.browser import address
 from tests.app.tasks import close_order, seen
 from tests.faults import lost_answers, unreachable
@@ -57,7 +57,7 @@ def due_in(message: Message) -> timedelta:
 
 def test_every_task_can_be_chosen(client: Client) -> None:
     html = client.get(address("schedule")).content.decode()
-    for name in tasks.by_name:
+    for name in registry.by_name:
         assert f'<option value="{name}">' in html
 
 
@@ -104,7 +104,7 @@ def test_a_durable_message_is_kept_by_the_database(client: Client) -> None:
     assert "yes: the database has it" in client.get(response.url).content.decode()
 
 
-def test_the_form_begins_with_what_the_task_says(client: Client, registry: dict[str, Any]) -> None:
+def test_the_form_begins_with_what_the_task_says(client: Client, declared: dict[str, Any]) -> None:
     @delayed_task(name="t.low", topic="orders", priority="low", durable=True, on_duplicate="keep")
     def low() -> None:
         """Does little.
@@ -232,9 +232,9 @@ def test_what_was_written_is_still_there_after_an_error(client: Client) -> None:
     assert "long &lt;words&gt;" in html
 
 
-def test_a_task_that_was_removed_is_said_in_words(client: Client, registry: dict[str, Any]) -> None:
+def test_a_task_that_was_removed_is_said_in_words(client: Client, declared: dict[str, Any]) -> None:
     data = filled(client, argument_order_id="7")
-    registry.pop(TASK)
+    declared.pop(TASK)
     for response in (client.get(address("schedule"), HERE), send(client, data)):
         assert response.status_code == 404 and "It may have been removed" in response.content.decode()
 

@@ -20,7 +20,7 @@ from shop.tasks import expire_coupon, remind_unpaid
 
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import task as tasks
+from django_delayq.tasks import registry
 from tests.acceptance.process import WorkerProcess
 from tests.admin.browser import address
 from tests.admin.world import heartbeat
@@ -154,8 +154,8 @@ def test_a_dead_letter_is_seen_mended_and_replayed(
 def busy(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shop in the middle of a day on which a webhook fails."""
     for name in ("by_name", "by_code"):
-        ours = {key: task for key, task in getattr(tasks, name).items() if task.name.startswith("shop.")}
-        monkeypatch.setattr(tasks, name, ours)
+        ours = {key: task for key, task in getattr(registry, name).items() if task.name.startswith("shop.")}
+        monkeypatch.setattr(registry, name, ours)
     for number in range(300):
         expire_coupon.using(delay=60 + number * number / 9).enqueue(number)
     for number in range(40):
@@ -177,7 +177,7 @@ def busy(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(240)
     ]
     ArchivedMessage.objects.bulk_create(rows)
-    heartbeat(hands.store, "web-3:4711:0", host="web-3", topics=sorted(tasks.known_topics()))
+    heartbeat(hands.store, "web-3:4711:0", host="web-3", topics=sorted(registry.known_topics()))
 
 
 def _dead(number: int) -> dict[str, Any]:

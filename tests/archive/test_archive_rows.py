@@ -17,7 +17,7 @@ from django_delayq.core.message import STAMP, Record, compress
 from django_delayq.core.times import from_ms
 from django_delayq.models import ArchivedMessage
 from django_delayq.store import keys
-from django_delayq.tasks import task
+from django_delayq.tasks import registry
 from tests.app.sql_tasks import fail
 from tests.app.tasks import act, close_order, noop, record
 from tests.hands import DAY, DEFAULT, ORDERS, PAST, Hands, end_lease, make_due, only_row, put_entry, stored_record
@@ -156,7 +156,7 @@ def test_an_unknown_task_has_the_name_that_its_producer_gave(hands: Hands) -> No
         """Known to its producer only."""
 
     gone.enqueue()
-    del task.by_name["tests.gone"], task.by_code[gone.definition.code]
+    del registry.by_name["tests.gone"], registry.by_code[gone.definition.code]
     hands.executor._settings = replace(get_settings(), unknown_task_grace=-1)
     hands.work()
     hands.archive()

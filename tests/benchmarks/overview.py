@@ -51,9 +51,9 @@ def _use(url: str, stack: ExitStack) -> None:
 
 def _enqueue(count: int) -> int:
     """Spread over a day, in the topics of the suite's tasks."""
-    from django_delayq.tasks import task as tasks
+    from django_delayq.tasks import registry
 
-    usable = [task for task in tasks.by_name.values() if not task.definition.is_async][:5]
+    usable = [task for task in registry.by_name.values() if not task.definition.is_async][:5]
     for number, task in enumerate(usable):
         topic = f"{task.options.topic}"
         for at in range(0, count // len(usable), 10_000):

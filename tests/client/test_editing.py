@@ -175,12 +175,11 @@ def test_arguments_that_are_too_large_are_refused(delayq: RedisStore) -> None:
 
 
 def test_a_task_that_is_not_declared_here_is_refused(
-    delayq: RedisStore, monkeypatch: pytest.MonkeyPatch, registry: dict[str, Any]
+    delayq: RedisStore, monkeypatch: pytest.MonkeyPatch, declared: dict[str, Any]
 ) -> None:
-    from django_delayq.tasks import task
 
     handle = noop.using(delay=60).enqueue(5)
-    monkeypatch.setattr(task, "by_code", {})
+    monkeypatch.setattr(declared, "by_code", {})
     refused(delayq, handle, exceptions.InvalidMessage, "not declared here", [6], {})
 
 

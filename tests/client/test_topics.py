@@ -298,10 +298,10 @@ def test_no_record_whatever_hides_a_page(delayq: RedisStore, record: bytes, entr
 
 
 def test_task_that_nobody_here_knows_is_shown_by_its_name(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_delayq.tasks import task
+    from django_delayq.tasks import registry
 
     later.enqueue(1)
-    monkeypatch.setattr(task, "by_code", {})
+    monkeypatch.setattr(registry, "by_code", {})
     assert list_messages("default").messages[0].task == "tests.app.tasks.record"
 
 

@@ -371,7 +371,7 @@ def test_types_say_what_is_wrong_with_them(spark: Any) -> None:
 # Tasks
 
 
-def test_a_task_is_described_by_its_signature(registry: Any) -> None:
+def test_a_task_is_described_by_its_signature(declared: Any) -> None:
     from django_delayq import delayed_task
 
     @delayed_task(name="test.described", topic="mail", ttr=90, priority="low", expires=5)

@@ -10,7 +10,7 @@ import pytest
 from django_delayq import delayed_task
 from django_delayq.core import exceptions
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import task as tasks
+from django_delayq.tasks import registry
 from django_delayq.tasks.options import Options
 from tests.app.tasks import act, close_order, noop
 
@@ -82,17 +82,17 @@ def test_wrong_option_is_refused(changes: dict[str, Any], kind: type[Exception],
 
 @pytest.mark.parametrize(("changes", "kind", "words"), BAD_OPTIONS + BAD_DECLARATIONS)
 def test_wrong_declaration_is_refused(
-    registry: dict[str, Any], changes: dict[str, Any], kind: type[Exception], words: str
+    declared: dict[str, Any], changes: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
-    before = dict(registry)
+    before = dict(declared)
     with pytest.raises(exceptions.InvalidMessage):
         delayed_task(**changes)(lambda: None)
-    assert registry == before
+    assert declared == before
 
 
 @pytest.mark.parametrize(("changes", "kind", "words"), BAD_DECLARATIONS)
 def test_wrong_declaration_says_what_is_wrong(
-    registry: dict[str, Any], changes: dict[str, Any], kind: type[Exception], words: str
+    declared: dict[str, Any], changes: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
         delayed_task(**changes)(lambda: None)
@@ -106,7 +106,7 @@ def test_what_does_not_travel_with_a_message_is_not_for_using(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["key", "id", "due_at"])
-def test_what_names_one_message_is_not_for_the_decorator(registry: dict[str, Any], name: str) -> None:
+def test_what_names_one_message_is_not_for_the_decorator(declared: dict[str, Any], name: str) -> None:
     with pytest.raises(exceptions.InvalidMessage, match=rf"{name}.*using\(\)"):
         delayed_task(**{name: "x"})(lambda: None)
 
@@ -120,7 +120,7 @@ def test_using_returns_a_copy_and_leaves_the_original() -> None:
     assert (copy.options.when, copy.options.key, copy.options.priority, copy.max_attempts) == ("+5000", "k", 2, 9)
     assert (noop.options.when, noop.options.key, noop.options.priority, noop.max_attempts) == ("+0", None, 1, 5)
     assert copy.definition is noop.definition
-    assert tasks.by_name[noop.name] is noop
+    assert registry.by_name[noop.name] is noop
 
 
 def test_the_name_of_a_task_is_of_its_declaration() -> None:
@@ -137,7 +137,7 @@ def test_a_wrong_option_is_answered_with_those_that_can_be_given_there(of: str, 
     assert absent not in options
 
 
-def test_a_ladder_of_timedeltas_is_one_of_seconds(registry: dict[str, Any]) -> None:
+def test_a_ladder_of_timedeltas_is_one_of_seconds(declared: dict[str, Any]) -> None:
     @delayed_task(name="tests.ladder", backoff=[timedelta(minutes=1), 90], retry_for=OSError)
     def task() -> None: ...
 
@@ -176,7 +176,7 @@ def test_by_default_a_message_is_neither_durable_nor_exactly_once() -> None:
     assert (options.durable, options.exactly_once, options.on_redis_error) == (False, False, None)
 
 
-def test_task_and_call_may_be_durable_and_say_what_to_do_without_redis(registry: dict[str, Any]) -> None:
+def test_task_and_call_may_be_durable_and_say_what_to_do_without_redis(declared: dict[str, Any]) -> None:
     @delayed_task(name="tests.durable", durable=True, on_redis_error="raise")
     def task() -> None: ...
 
@@ -216,7 +216,7 @@ def test_durable_message_waits_for_the_commit_whatever_the_setting_says(settings
     assert handle.outcome == "stored"
 
 
-def test_exactly_once_is_of_the_task(registry: dict[str, Any]) -> None:
+def test_exactly_once_is_of_the_task(declared: dict[str, Any]) -> None:
     @delayed_task(name="tests.once", exactly_once=True)
     def task() -> None: ...
 
@@ -225,11 +225,11 @@ def test_exactly_once_is_of_the_task(registry: dict[str, Any]) -> None:
         task.using(exactly_once=False)  # type: ignore[call-arg]
 
 
-def test_exactly_once_needs_a_def_task(registry: dict[str, Any]) -> None:
-    before = dict(registry)
+def test_exactly_once_needs_a_def_task(declared: dict[str, Any]) -> None:
+    before = dict(declared)
 
     async def task() -> None: ...
 
     with pytest.raises(exceptions.InvalidTask, match=r"once is async def, .* no transactions.*needs a def task"):
         delayed_task(name="tests.once", exactly_once=True)(task)
-    assert registry == before
+    assert declared == before

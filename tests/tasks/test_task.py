@@ -23,8 +23,7 @@ from django_delayq import DelayQError, Message, Priority, State, constant, delay
 from django_delayq.core import exceptions
 from django_delayq.core.ids import task_code
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import handle
-from django_delayq.tasks import task as tasks
+from django_delayq.tasks import handle, registry
 from tests.app.tasks import close_order, noop, remind
 
 UTC = timezone.utc
@@ -51,7 +50,7 @@ def test_task_without_options_has_the_defaults() -> None:
     assert 3.75 <= noop.options.backoff(1) <= 6.25
 
 
-def test_decorator_takes_every_option(registry: dict[str, Any]) -> None:
+def test_decorator_takes_every_option(declared: dict[str, Any]) -> None:
     @delayed_task(
         name="tests.all", topic="all", delay=timedelta(minutes=30), ttr=5, max_runtime=timedelta(hours=1),
         max_attempts=7, backoff=constant(3), retry_for=(OSError,), priority="high", expires=60, on_duplicate="keep",
@@ -59,7 +58,7 @@ def test_decorator_takes_every_option(registry: dict[str, Any]) -> None:
     def task() -> None: ...
 
     options = task.options
-    assert registry["tests.all"] is task
+    assert declared["tests.all"] is task
     assert (options.topic, options.when, options.expires) == ("all", "+1800000", "+60000")
     assert (task.ttr_ms, task.max_runtime_s, task.max_attempts) == (5000, 3600, 7)
     assert (options.backoff(9), options.retry_for, options.priority) == (3, (OSError,), Priority.HIGH)
@@ -87,18 +86,18 @@ def test_task_looks_like_its_function() -> None:
     assert repr(close_order) == "<delayed task tests.app.tasks.close_order of topic orders>"
 
 
-def test_two_functions_with_one_name_are_refused(registry: dict[str, Any]) -> None:
+def test_two_functions_with_one_name_are_refused(declared: dict[str, Any]) -> None:
     namespace: dict[str, Any] = {"__name__": "tests.one"}
     exec(compile(MODULE.format(1), "one.py", "exec"), namespace)
     with pytest.raises(exceptions.DuplicateTask, match=r"Two tasks are named 'tests\.twice'.*one\.py:4 and two\.py:4"):
         exec(compile(MODULE.format(2), "two.py", "exec"), {"__name__": "tests.two"})
-    assert registry["tests.twice"]() == 1
+    assert declared["tests.twice"]() == 1
 
 
-def test_module_that_is_imported_twice_declares_one_task(registry: dict[str, Any]) -> None:
+def test_module_that_is_imported_twice_declares_one_task(declared: dict[str, Any]) -> None:
     for name in ("tests.one", "one"):
         exec(compile(MODULE.format(1), "one.py", "exec"), {"__name__": name})
-    assert registry["tests.twice"]() == 1
+    assert declared["tests.twice"]() == 1
 
 
 def test_duplicate_task_is_an_error_of_the_configuration() -> None:
@@ -108,11 +107,11 @@ def test_duplicate_task_is_an_error_of_the_configuration() -> None:
 def test_tasks_of_installed_apps_are_found() -> None:
     """tests/app/tasks.py: "tests" is an installed app."""
     assert apps.is_installed("tests")
-    assert tasks.by_name["tests.app.tasks.noop"] is noop
+    assert registry.by_name["tests.app.tasks.noop"] is noop
 
 
 @pytest.mark.parametrize("name", ["", "with space", "brace{", "x" * 201, "löschen", "line\nbreak"])
-def test_name_of_a_task_is_checked(registry: dict[str, Any], name: str) -> None:
+def test_name_of_a_task_is_checked(declared: dict[str, Any], name: str) -> None:
     with pytest.raises(exceptions.InvalidName, match="task"):
         delayed_task(name=name)(lambda: None)
 
@@ -186,37 +185,37 @@ NO_TASKS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("thing", "words"), NO_TASKS)
 def test_what_no_worker_could_run_is_refused_when_it_is_declared(
-    registry: dict[str, Any], thing: Any, words: str
+    declared: dict[str, Any], thing: Any, words: str
 ) -> None:
-    before = dict(registry)
+    before = dict(declared)
     for declare in (delayed_task, delayed_task(name="tests.thing"), delayed_task(topic="orders")):
         with pytest.raises(exceptions.InvalidTask, match=words):
             declare(thing)
-    assert registry == before
+    assert declared == before
 
 
 @pytest.mark.parametrize(("thing", "words"), [(lambda: None, "is a lambda"), (logged(charge), "made inside another")])
 def test_a_function_that_others_share_their_name_with_needs_one_of_its_own(
-    registry: dict[str, Any], thing: Any, words: str
+    declared: dict[str, Any], thing: Any, words: str
 ) -> None:
     with pytest.raises(exceptions.InvalidName, match=rf"{words}.*@delayed_task\(name=\.\.\.\).*functools.wraps"):
         delayed_task(thing)
     assert delayed_task(name="tests.own")(thing).name == "tests.own"
 
 
-def test_a_function_of_a_class_that_needs_no_object_can_be_a_task(registry: dict[str, Any]) -> None:
+def test_a_function_of_a_class_that_needs_no_object_can_be_a_task(declared: dict[str, Any]) -> None:
     assert delayed_task(Caller.static).name == "tests.tasks.test_task.Caller.static"
 
 
-def test_two_functions_of_one_decorator_are_not_taken_for_one(registry: dict[str, Any]) -> None:
+def test_two_functions_of_one_decorator_are_not_taken_for_one(declared: dict[str, Any]) -> None:
     first = delayed_task(name="tests.money")(logged(charge))
     with pytest.raises(exceptions.DuplicateTask, match=r"Two tasks are named 'tests\.money'"):
         delayed_task(name="tests.money")(logged(refund))
-    assert registry["tests.money"] is first
-    assert delayed_task(name="tests.money")(logged(charge)) is registry["tests.money"]
+    assert declared["tests.money"] is first
+    assert delayed_task(name="tests.money")(logged(charge)) is declared["tests.money"]
 
 
-def test_two_functions_of_one_factory_are_not_taken_for_one(registry: dict[str, Any]) -> None:
+def test_two_functions_of_one_factory_are_not_taken_for_one(declared: dict[str, Any]) -> None:
     class Channel:
         def __init__(self, name: str) -> None:
             self.name = name
@@ -228,15 +227,15 @@ def test_two_functions_of_one_factory_are_not_taken_for_one(registry: dict[str, 
         return delayed_task(name="tests.notify")(notify)
 
     for mail, sms in (("mail", "sms"), (Channel("mail"), Channel("sms")), (["mail"], ["sms"])):
-        registry.pop("tests.notify", None)
-        tasks.by_code.pop(task_code("tests.notify"), None)
+        declared.pop("tests.notify", None)
+        declared.by_code.pop(task_code("tests.notify"), None)
         notifier(mail)
         with pytest.raises(exceptions.DuplicateTask):
             notifier(sms)
         notifier(mail)
 
 
-def test_a_function_may_close_over_things_that_hold_each_other(registry: dict[str, Any]) -> None:
+def test_a_function_may_close_over_things_that_hold_each_other(declared: dict[str, Any]) -> None:
     def make(number: int) -> Any:
         ring: dict[str, Any] = {f"{n}": [number] for n in range(100)}
         for name in list(ring):
@@ -254,7 +253,7 @@ def test_a_function_may_close_over_things_that_hold_each_other(registry: dict[st
 
 
 def test_a_module_that_is_loaded_anew_declares_its_tasks_anew(
-    registry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    declared: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.joinpath("loaded_anew.py").write_text(
         "import functools, threading\nfrom django_delayq import delayed_task\n"
@@ -271,12 +270,12 @@ def test_a_module_that_is_loaded_anew_declares_its_tasks_anew(
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("loaded_anew")
-    before = registry["loaded_anew.a"]
+    before = declared["loaded_anew.a"]
     importlib.reload(module)
-    assert registry["loaded_anew.a"] is module.a is not before
+    assert declared["loaded_anew.a"] is module.a is not before
 
 
-def test_an_async_def_behind_a_decorator_that_says_so_is_async(registry: dict[str, Any]) -> None:
+def test_an_async_def_behind_a_decorator_that_says_so_is_async(declared: dict[str, Any]) -> None:
     from asgiref.sync import markcoroutinefunction
 
     async def awaited(url: str) -> str:
@@ -284,8 +283,8 @@ def test_an_async_def_behind_a_decorator_that_says_so_is_async(registry: dict[st
 
     for func in (markcoroutinefunction(traced(fetch)), functools.wraps(fetch)(awaited)):
         assert delayed_task(name="tests.fetch")(func).definition.is_async
-        del registry["tests.fetch"]
-        del tasks.by_code[task_code("tests.fetch")]
+        del declared["tests.fetch"]
+        del declared.by_code[task_code("tests.fetch")]
 
 
 # What a call takes
@@ -316,7 +315,7 @@ def charge_with(client: str, order_id: int) -> tuple[str, int]:
 
 
 def test_a_decorator_that_gives_an_argument_is_believed_what_it_takes(
-    registry: dict[str, Any], delayq: RedisStore
+    declared: dict[str, Any], delayq: RedisStore
 ) -> None:
     task: Any = delayed_task(name="tests.given")(traced(with_client(charge_with)))
     assert task.using(delay=60).enqueue(1).outcome == "stored"
@@ -325,7 +324,7 @@ def test_a_decorator_that_gives_an_argument_is_believed_what_it_takes(
         task.enqueue("client", 1)
 
 
-def test_a_decorator_that_gives_an_argument_and_does_not_say_so_is_told_how(registry: dict[str, Any]) -> None:
+def test_a_decorator_that_gives_an_argument_and_does_not_say_so_is_told_how(declared: dict[str, Any]) -> None:
     task: Any = delayed_task(name="tests.silent")(silent(charge_with))
     with pytest.raises(
         exceptions.InvalidArguments, match=r"missing .* 'order_id'\. If its decorator gives it the rest"
@@ -337,7 +336,7 @@ def test_a_decorator_that_gives_an_argument_and_does_not_say_so_is_told_how(regi
     task.definition.check_arguments([1], {})
 
 
-def test_a_plain_decorator_leaves_the_arguments_checked(registry: dict[str, Any]) -> None:
+def test_a_plain_decorator_leaves_the_arguments_checked(declared: dict[str, Any]) -> None:
     task: Any = delayed_task(name="tests.traced")(functools.lru_cache(traced(traced(charge))))
     with pytest.raises(exceptions.InvalidArguments, match=r"traced\(order_id: 'int'\) -> 'str' cannot be called so"):
         task.enqueue(1, 2)
@@ -362,7 +361,7 @@ def test_a_task_can_be_pickled_and_copied(copier: Callable[[Any], Any]) -> None:
     assert again.options.backoff is close_order.options.backoff
 
 
-def test_a_pickled_task_imports_its_module_where_that_has_not_been_done(registry: dict[str, Any]) -> None:
+def test_a_pickled_task_imports_its_module_where_that_has_not_been_done(declared: dict[str, Any]) -> None:
     pickled = pickle.dumps(close_order)
     script = (
         "import pickle, sys, django; from django.conf import settings\n"
@@ -589,7 +588,7 @@ def outcome_of_import() -> Iterator[str]:
         assert not [name for name in sys.modules if name == "redis" and threading.active_count() > 1]
         django.setup()
         from django_delayq import tasks
-        print(sorted(tasks.by_name)[0], threading.active_count())
+        print(sorted(registry.by_name)[0], threading.active_count())
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

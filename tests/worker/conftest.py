@@ -16,7 +16,7 @@ from django_delayq.store import get_store
 from django_delayq.store.keys import Partition, wakeups_channel
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import task as tasks
+from django_delayq.tasks import registry
 from django_delayq.worker.executor import Executor
 from django_delayq.worker.outcome import Outcome
 from django_delayq.worker.shared import Shared
@@ -44,7 +44,7 @@ def clean_slate() -> Iterator[None]:
 @pytest.fixture
 def shared(delayq: RedisStore) -> Shared:
     """What the parts of one worker of all topics share."""
-    shared = Shared(delayq, get_settings(), "host:1:test", tuple(sorted(tasks.known_topics())))
+    shared = Shared(delayq, get_settings(), "host:1:test", tuple(sorted(registry.known_topics())))
     shared.clock.sync(int(delayq.clock_ms() * 1000))
     return shared
 
@@ -113,7 +113,7 @@ def work(delayq: RedisStore) -> Iterator[Callable[..., Worker]]:
     before = set(threading.enumerate())
 
     def start(**options: Any) -> Worker:
-        names = {"topics": tuple(sorted(tasks.known_topics())), "concurrency": 2, "shutdown_timeout": 5.0}
+        names = {"topics": tuple(sorted(registry.known_topics())), "concurrency": 2, "shutdown_timeout": 5.0}
         worker = Worker(get_store(), get_settings(), WorkerOptions(**(names | options)))
         begun.append(worker)
         worker.start()

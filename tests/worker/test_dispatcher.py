@@ -465,10 +465,10 @@ def test_purged_topic_is_quiet(dispatcher: Dispatcher, pool: Takes) -> None:
 def test_unknown_task_goes_to_the_threads(
     dispatcher: Dispatcher, pool: Takes, coroutines: Takes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_delayq.tasks import task as tasks
+    from django_delayq.tasks import registry
 
     due(1, remind)
-    monkeypatch.setattr(tasks, "by_code", {})
+    monkeypatch.setattr(registry, "by_code", {})
     settle_down(dispatcher)
     assert (len(pool.fed), coroutines.fed) == (1, [])
 

@@ -24,7 +24,7 @@ Claim = Callable[..., Lease]
 
 
 @pytest.fixture
-def once(registry: dict[str, Any]) -> DelayedTask[..., None]:
+def once(declared: dict[str, Any]) -> DelayedTask[..., None]:
     @delayed_task(name="tests.once", exactly_once=True, max_attempts=1)
     def task(fails: bool = False) -> None:
         seen.append(transaction.get_connection().in_atomic_block)

@@ -22,7 +22,7 @@ from django_delayq.core.message import Attempts
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
-from django_delayq.tasks import task as tasks
+from django_delayq.tasks import registry
 from django_delayq.tasks.context import MessageFilter, running
 from django_delayq.worker import executor as module
 from django_delayq.worker.executor import Executor
@@ -57,7 +57,7 @@ def run(executor: Executor, outcomes: list[Outcome]) -> Run:
     """Runs a lease as the pool or the event loop would; gives its outcome."""
 
     def run_lease(lease: Lease) -> Outcome:
-        task = tasks.by_code.get(lease.record[19:23])
+        task = registry.by_code.get(lease.record[19:23])
         if task is not None and task.definition.is_async:
             asyncio.run(executor.run_async(lease))
         else:
@@ -171,7 +171,7 @@ def test_own_log_lines_of_a_task_say_which_message_runs(
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this worker had older code."""
-    monkeypatch.setattr(tasks, "by_code", {})
+    monkeypatch.setattr(registry, "by_code", {})
 
 
 def test_unknown_task_waits_for_a_worker_that_knows_it(claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +441,7 @@ async def async_generator() -> Any:
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 @pytest.mark.filterwarnings("error")
 def test_call_that_returns_what_would_still_have_to_run_has_failed(
-    claim: Claim, run: Run, registry: dict[str, Any], unrun: Callable[[], Any], is_async: bool
+    claim: Claim, run: Run, declared: dict[str, Any], unrun: Callable[[], Any], is_async: bool
 ) -> None:
     """A plain decorator over `async def` does that, for example. Nothing ran: it must not be acked."""
 

@@ -173,7 +173,7 @@ def test_suspects_that_hang_do_not_hold_up_one_that_does_not(work: Work, delayq:
 
 
 @pytest.fixture
-def stubborn(registry: dict[str, Any]) -> Any:
+def stubborn(declared: dict[str, Any]) -> Any:
     """An `async def` that swallows its cancellation."""
 
     async def hold_on() -> None:
@@ -210,7 +210,7 @@ def test_worker_is_stuck_when_every_coroutine_hangs(work: Work, delayq: RedisSto
 
 
 def test_worker_is_stuck_when_a_coroutine_blocks_all_others(
-    work: Work, delayq: RedisStore, registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    work: Work, delayq: RedisStore, declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def block() -> None:
         gate.wait(20)
@@ -237,7 +237,7 @@ def test_hanging_tasks_do_not_hold_up_the_end(work: Work, delayq: RedisStore, qu
 
 
 def test_threads_outlive_what_nobody_can_format(
-    work: Work, delayq: RedisStore, registry: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    work: Work, delayq: RedisStore, declared: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     raised: list[BaseException] = []
 
@@ -318,7 +318,7 @@ def test_receivers_that_use_the_database_go_on_after_its_restart(
 
 @pytest.mark.django_db(transaction=True)
 def test_threads_that_end_leave_no_database_connection_open(
-    work: Work, delayq: RedisStore, registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    work: Work, delayq: RedisStore, declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the pool, of the services, and the one that coroutines use."""
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
@@ -365,7 +365,7 @@ def test_maximum_of_partitions_with_a_damaged_one_and_one_that_hangs(
     sound(worker, hanging=1)
 
 
-def test_two_hundred_threads_that_are_all_busy(work: Work, delayq: RedisStore, registry: dict[str, Any]) -> None:
+def test_two_hundred_threads_that_are_all_busy(work: Work, delayq: RedisStore, declared: dict[str, Any]) -> None:
     together = threading.Barrier(200)
 
     def meet(number: int) -> None:
@@ -383,7 +383,7 @@ def test_two_hundred_threads_that_are_all_busy(work: Work, delayq: RedisStore, r
 
 
 def test_every_thread_busy_delays_nothing_of_the_coroutines(
-    work: Work, delayq: RedisStore, registry: dict[str, Any]
+    work: Work, delayq: RedisStore, declared: dict[str, Any]
 ) -> None:
     async def look() -> None:
         seen.append(current_message().id)
@@ -435,7 +435,7 @@ def test_memory_stays_flat_over_very_many_claims_while_something_is_due_tomorrow
 
 
 def test_redis_away_for_longer_than_max_runtime(
-    work: Work, delayq: RedisStore, registry: dict[str, Any], heard: Heard
+    work: Work, delayq: RedisStore, declared: dict[str, Any], heard: Heard
 ) -> None:
     """Results wait in time, threads are idle: nothing is stuck, and what has run is settled when Redis is back."""
 
@@ -462,7 +462,7 @@ def test_redis_away_for_longer_than_max_runtime(
 
 
 def test_redis_away_for_longer_than_a_lease_is_told_to_the_task(
-    work: Work, delayq: RedisStore, registry: dict[str, Any]
+    work: Work, delayq: RedisStore, declared: dict[str, Any]
 ) -> None:
     def long() -> None:
         message = current_message()

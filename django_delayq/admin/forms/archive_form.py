@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage
 from ...models import Final
-from ...tasks import task as tasks
+from ...tasks import registry
 from ...templatetags.delayq import word
 
 #: What `period` may say.
@@ -81,8 +81,8 @@ class ArchiveForm(forms.Form):
         self.query = query
         self.fields["q"].widget.attrs |= {"placeholder": "key:order:1042", "type": "search", "autocomplete": "off"}
         self._offer("state", _("any state"), [(value, word(value)) for value in Final.values])
-        self._offer("topic", _("any topic"), [(name, name) for name in sorted(tasks.known_topics())])
-        self._offer("task", _("any task"), [(name, name) for name in sorted(tasks.by_name)])
+        self._offer("topic", _("any topic"), [(name, name) for name in sorted(registry.known_topics())])
+        self._offer("task", _("any task"), [(name, name) for name in sorted(registry.by_name)])
 
     def clean(self) -> dict[str, Any]:
         """The whole selection."""

@@ -16,7 +16,7 @@ from ...core.conf import get_settings
 from ...core.exceptions import InvalidMessage
 from ...core.message import Body, encode_body
 from ...core.times import MAX_DELAY_MS, duration_ms
-from ...tasks import task as tasks
+from ...tasks import registry
 from ...tasks.arguments import Arguments, Layout, Parameter, WrongArgument, layout, write_json
 
 #: A parameter that gets its default.
@@ -85,7 +85,7 @@ class ArgumentsForm(forms.Form):
     @property
     def is_known(self) -> bool:
         """Whether a task of this name is declared here."""
-        return self.task in tasks.by_name
+        return self.task in registry.by_name
 
     def arguments(self) -> Arguments:
         """What is_valid() has accepted."""
@@ -104,7 +104,7 @@ class ArgumentsForm(forms.Form):
         try:
             cleaned["arguments"] = args, kwargs = self.layout.arguments(values)
             if self.is_known:
-                tasks.by_name[self.task].definition.check_arguments(args, kwargs)
+                registry.by_name[self.task].definition.check_arguments(args, kwargs)
             encode_body(Body(list(args), dict(kwargs)), get_settings().body_limit)
         except WrongArgument as error:
             self.add_error(_PREFIX + error.parameter, str(error))

@@ -16,7 +16,7 @@ from ...archive.search import ArchivePage, page_of
 from ...core.exceptions import InvalidMessage
 from ...models import ArchivedMessage, Final, UnarchivableEntry
 from ...operators import operations
-from ...tasks import task as tasks
+from ...tasks import registry
 from .. import csv_export
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
@@ -148,7 +148,7 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
         "facts": _facts(row),
         "now": timezone.now(),
         "form": form,
-        "is_declared": row.task in tasks.by_name,
+        "is_declared": row.task in registry.by_name,
         "max_attempts": _max_attempts(row),
         "is_open": row.state == Final.DEAD and not row.replayed_at and not row.discarded_at,
         "runs": shown_runs(_runs(row), _may_see(request)),
@@ -163,7 +163,7 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
 
 def _max_attempts(row: ArchivedMessage) -> int | None:
     """The message's own, else what its task says today. Templates get no task: they would call it."""
-    task = tasks.by_name.get(row.task)
+    task = registry.by_name.get(row.task)
     return row.max_attempts or (task.max_attempts if task else None)
 
 

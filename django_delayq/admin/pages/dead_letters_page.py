@@ -13,7 +13,7 @@ from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, DeadLetters
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidName
 from ...models import Final, UnarchivableEntry
-from ...tasks import task
+from ...tasks import registry
 from ..forms.archive_form import query_of
 from ..site import page, show
 
@@ -50,7 +50,7 @@ def dead_letters(request: HttpRequest) -> HttpResponse:
         totals=[_total(found, window) for window in WINDOWS],
         rows=list(_rows(found)),
         older=Number(count=found.older, is_partial=found.is_older_partial, query=query_of(found.older_selection())),
-        topics=sorted(task.known_topics() | {found.topic} - {""}),
+        topics=sorted(registry.known_topics() | {found.topic} - {""}),
         most_rows=MOST_ROWS,
         most_groups=MOST_GROUPS,
     )

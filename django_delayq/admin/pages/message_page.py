@@ -18,7 +18,7 @@ from ...operators import lookup, operations, recent_actions
 from ...operators.lookup import Live
 from ...stats.obstacles import obstacles
 from ...store import get_store
-from ...tasks import task as tasks
+from ...tasks import registry
 from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm
 from ..site import action, back, page, show, url
 from .runs_page import shown_runs
@@ -109,7 +109,7 @@ def _page(
         "now": timezone.now(),
         "waiting": waiting,
         "running": not waiting,
-        "declared": shown.task in tasks.by_name,
+        "declared": shown.task in registry.by_name,
         "facts": _facts(found),
         "runs": shown_runs(shown.runs, may_see),
     }
@@ -142,7 +142,7 @@ def _facts(found: Live) -> dict[str, Any]:
     """What anybody may see of it: not the arguments, not the headers."""
     names = ("id", "topic", "task", "key", "priority", "attempt", "crashes", "enqueued_at", "due_at", "expires_at")
     facts = {name: getattr(found.message, name) for name in names}
-    task = tasks.by_name.get(found.message.task)
+    task = registry.by_name.get(found.message.task)
     facts |= {"most_attempts": task.max_attempts if task else None, "state": found.message.state.value}
     return {**facts, "replay_of": found.message.replay_of, "outbox": found.outbox}
 

@@ -11,12 +11,12 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...client.topics import COUNTERS
 from ...core.times import from_ms
 from ...stats import overview as figures
 from ...stats import sql_figures
 from ...stats.figure_types import Bucket, Overview, Sample, TopicFigures
 from ...stats.obstacles import pause_of
+from ...store.topic_stats import COUNTERS
 from ...templatetags.delayq import amount, next_due, seconds
 from .. import charts
 from ..site import page, show

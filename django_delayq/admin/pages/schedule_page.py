@@ -26,7 +26,7 @@ from ...core.ids import key_id, new_id, parse_id
 from ...core.message import Priority
 from ...operators import lookup, operations
 from ...store import get_store, keys
-from ...tasks import task as tasks
+from ...tasks import registry
 from ...tasks.arguments import read_json
 from ...tasks.handle import Handle
 from ...tasks.options import check_key
@@ -132,12 +132,12 @@ class ScheduleForm(WhenForm):
 def schedule(request: HttpRequest) -> HttpResponse:
     """Choose a task, fill in its form, enqueue."""
     name = request.GET.get("task", "")
-    task = tasks.by_name.get(name)
+    task = registry.by_name.get(name)
     if task is None:
         if name:
             words = _("No task is named %(name)s. It may have been removed or renamed.") % {"name": repr(name[:200])}
             return show(request, "not_there.html", _("No such task"), status=404, words=words)
-        return show(request, "schedule.html", _("Schedule"), names=sorted(tasks.by_name))
+        return show(request, "schedule.html", _("Schedule"), names=sorted(registry.by_name))
     if request.method != "POST":
         return _page(request, task, ScheduleForm(task), ArgumentsForm(name))
     form, arguments = ScheduleForm(task, request.POST), ArgumentsForm(name, None, request.POST)

@@ -9,11 +9,12 @@ from django.utils.translation import gettext as _
 
 from ...client import topics
 from ...core.exceptions import InvalidMessage, UnknownTopic
+from ...core.page import Page
 from ...operators import operations, recent_actions
 from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview
 from ...stats.obstacles import Pause, pause_of
-from ...tasks import task
+from ...tasks import registry
 from ...tasks.arguments import in_one_line
 from ..forms.message_forms import PauseForm
 from ..site import action, back, page, show, url
@@ -65,7 +66,7 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         "topic.html",
         _("Topic %(topic)s") % {"topic": topic},
         stats=stats,
-        declared=topic in task.known_topics(),
+        declared=topic in registry.known_topics(),
         now=timezone.now(),
         pause=pause,
         figures=next((one for one in overview.overview().topics if one.topic == topic), None),
@@ -83,14 +84,14 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
     )
 
 
-def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[topics.Page, str]:
+def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[Page, str]:
     """The page after a cursor, and what is wrong with it: the topic is known, so only the cursor can be."""
     listed = list_outbox if in_database else topics.list_messages
     try:
         return listed(topic, cursor=cursor or None, limit=LIMIT), ""
     except InvalidMessage:
         words = _("%(cursor)s is no place in this list: begin at its start.") % {"cursor": f"{cursor!r:.80}"}
-        return topics.Page(messages=[], cursor=None), words
+        return Page(messages=[], cursor=None), words
 
 
 def _pause_form(pause: Pause | None) -> PauseForm:

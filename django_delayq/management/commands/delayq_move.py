@@ -14,7 +14,7 @@ from ...client.moving import Moved
 from ...core.exceptions import DelayQError
 from ...operators import operations
 from ...outbox.listing import CAP, count_outbox
-from ...tasks.task import check_topic
+from ...tasks.registry import check_topic
 from .delayq_replay import Reporter, failed, interrupted, operator
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from django.db import connections, transaction
 from django.utils import timezone
 
+from ...archive import closing
 from ...client.moving import arrive, carry
 from ...core.conf import get_settings
 from ...core.message import DURABLE, VERSION, Priority, State
@@ -98,7 +99,7 @@ class Repair:
             if one.life in rows
         ]
         with transaction.atomic(using=alias):
-            left = {entry.id for entry in outbox.close(entries, alias)}
+            left = {entry.id for entry in closing.close(entries, alias)}
         return [one.life in rows and one.id not in left for one in found]
 
     def _take_out(self, partition: Partition, found: Sequence[Difference]) -> Done:

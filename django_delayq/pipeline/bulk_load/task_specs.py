@@ -6,7 +6,7 @@ import difflib
 import inspect
 from typing import Any
 
-from ...tasks import task as tasks
+from ...tasks import registry
 from ..errors import Refused
 from ..options import ParameterSpec, TaskSpec
 
@@ -20,10 +20,10 @@ _KINDS: dict[Any, Any] = {
 
 def spec_of(name: str) -> TaskSpec:
     """The declared task of this name. Raises Refused, with names that are near, when there is none."""
-    task = tasks.by_name.get(name)
+    task = registry.by_name.get(name)
     if task is None:
-        near = difflib.get_close_matches(name, tasks.by_name, n=3)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Declared are: {', '.join(sorted(tasks.by_name))}."
+        near = difflib.get_close_matches(name, registry.by_name, n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Declared are: {', '.join(sorted(registry.by_name))}."
         raise Refused(f"There is no task {name!r}. {hint}")
     signature = task.definition.signature
     return TaskSpec(
@@ -39,7 +39,7 @@ def spec_of(name: str) -> TaskSpec:
 
 def all_specs() -> list[TaskSpec]:
     """Every declared task, by name."""
-    return [spec_of(name) for name in sorted(tasks.by_name)]
+    return [spec_of(name) for name in sorted(registry.by_name)]
 
 
 def _parameter(one: inspect.Parameter) -> ParameterSpec:

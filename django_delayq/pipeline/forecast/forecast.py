@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from ...archive.archive_rows import instant_of
-from ...client.topics import lasting_pause
 from ...core.conf import get_settings
 from ...core.times import from_ms, in_words
 from ...models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
 from ...stats import overview
 from ...store import get_store
 from ...store.registry import SAMPLES
+from ...store.topic_stats import lasting_pause
 from .. import schemas
 from ..errors import Refused
 from ..options import ForecastOptions

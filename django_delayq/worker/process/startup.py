@@ -13,16 +13,16 @@ from urllib.parse import urlsplit
 import django
 from django.conf import settings as django_settings
 
-from ... import __version__
-from ...client.topics import topic_stats
 from ...core.conf import get_settings
 from ...core.exceptions import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from ...core.service import Sleeper
 from ...core.text import on_one_line
 from ...core.times import in_words, now_ms
+from ...core.version import PACKAGE_VERSION
 from ...store.inspection import ServerReport, inspect_server
 from ...store.redis import RedisStore
-from ...tasks import task
+from ...store.topic_stats import stats_of_topic
+from ...tasks import registry
 from ..heartbeat import DEAD_AFTER
 
 Say = Callable[[str], None]
@@ -33,7 +33,7 @@ def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
 
     Raises ConfigurationError for a topic that nobody declares.
     """
-    known = sorted(task.known_topics())
+    known = sorted(registry.known_topics())
     names = [part.strip() for part in wanted.split(",") if part.strip()]
     weights = {name.partition(":")[0]: _weight(name) for name in names if ":" in name}
     for name in weights:
@@ -108,7 +108,7 @@ def banner(store: RedisStore, reports: list[ServerReport], topics: tuple[str, ..
     """Who works where on what, and what waits."""
     where = f"{socket.gethostname()}:{os.getpid()}"
     python = platform.python_version()
-    say(f"django-delayq {__version__} · Django {django.get_version()} · Python {python} · {where}")
+    say(f"django-delayq {PACKAGE_VERSION} · Django {django.get_version()} · Python {python} · {where}")
     for report in reports:
         aof = f"AOF {report.fsync or 'on'} ✓" if report.aof else "AOF off"
         eviction = "noeviction ✓" if report.eviction == "noeviction" else f"eviction {report.eviction or 'unknown'}"
@@ -117,7 +117,7 @@ def banner(store: RedisStore, reports: list[ServerReport], topics: tuple[str, ..
     partitions = {name: len(store.partitions.all(name)) for name in topics}
     names = [f"{name} ×{count}" if count > 1 else name for name, count in partitions.items()]
     say(f"  topics    {'  '.join(names)}")
-    stats = [topic_stats(name) for name in topics]
+    stats = [stats_of_topic(name, store.all_stats(store.partitions.all(name))) for name in topics]
     for stat in stats:
         if stat.paused:
             who, why = (on_one_line(str(stat.paused.get(name) or "")) for name in ("by", "reason"))
@@ -128,5 +128,5 @@ def banner(store: RedisStore, reports: list[ServerReport], topics: tuple[str, ..
     waiting, due = sum(stat.delayed for stat in stats), sum(stat.backlog for stat in stats)
     say(f"  backlog   {waiting:,} waiting · {due:,} due · {sum(stat.leased for stat in stats):,} running{head}")
     alive = [beat for beat in store.heartbeats().values() if now_ms() - beat["at_ms"] < DEAD_AFTER * 1000]
-    say(f"  workers   {len(alive)} others alive · {len(task.by_name)} tasks known · prefix {settings.prefix}")
+    say(f"  workers   {len(alive)} others alive · {len(registry.by_name)} tasks known · prefix {settings.prefix}")
     sys.stdout.flush()

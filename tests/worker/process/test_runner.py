@@ -19,7 +19,7 @@ from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.store import get_store
 from django_delayq.store.keys import wakeups_channel
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import task
+from django_delayq.tasks import registry
 from django_delayq.worker.process import runner
 from django_delayq.worker.process.runner import ExitCode, run
 from django_delayq.worker.worker import Worker, WorkerOptions
@@ -32,7 +32,7 @@ def worker(delayq: RedisStore) -> Iterator[Callable[..., Worker]]:
     """A worker that is not started."""
 
     def make(**options: Any) -> Worker:
-        topics = tuple(sorted(task.known_topics()))
+        topics = tuple(sorted(registry.known_topics()))
         merged = {"topics": topics, "concurrency": 1, "shutdown_timeout": 5.0} | options
         return Worker(get_store(), get_settings(), WorkerOptions(**merged))
 

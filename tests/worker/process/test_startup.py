@@ -15,7 +15,7 @@ from django_delayq.core.exceptions import ConfigurationError, StoreUnavailable
 from django_delayq.store.connection import connect
 from django_delayq.store.inspection import ServerReport, inspect_server
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import task
+from django_delayq.tasks import registry
 from django_delayq.worker.process import startup
 from django_delayq.worker.process.startup import banner, choose_topics, wait_for_redis
 from tests.app.tasks import record
@@ -34,7 +34,7 @@ def said() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "known_topics", lambda: {"orders", "mail", "default"})
+    monkeypatch.setattr(registry, "known_topics", lambda: {"orders", "mail", "default"})
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_banner_tells_where_it_works(delayq: RedisStore) -> None:
     assert "Redis 7.0.15 · noeviction ✓ · AOF everysec ✓ · clock skew 0.4 ms" in text
     assert "topics    default  orders" in text
     assert "0 waiting · 0 due · 0 running" in text
-    assert f"0 others alive · {len(task.by_name)} tasks known · prefix {delayq.prefix}" in text
+    assert f"0 others alive · {len(registry.by_name)} tasks known · prefix {delayq.prefix}" in text
 
 
 def test_banner_tells_what_is_not_as_it_should_be(delayq: RedisStore) -> None:
