@@ -48,6 +48,7 @@ __all__ = [
     # Types
     "DelayedTask", "Handle", "Message", "Page", "Priority", "State", "TopicStats",
     # Errors
-    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage", "LeaseLost", "MessageNotFound",
-    "MessageRunning", "NotWaiting", "OutcomeUnknown", "StoreError", "StoreUnavailable", "UnknownTopic",
+    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage", "LeaseLost",
+    "MessageNotFound", "MessageRunning", "NotWaiting", "OutcomeUnknown", "StoreError",
+    "StoreUnavailable", "UnknownTopic",
 ]  # fmt: skip

@@ -33,10 +33,15 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
         found.append(Error('DELAYQ["REDIS"] is missing.', hint=hint, id="delayq.E002"))
     if settings.database not in django_settings.DATABASES:
         found.append(
-            Error(f'DELAYQ["DATABASE"] is {settings.database!r}, which is not in DATABASES.', id="delayq.E003")
+            Error(
+                f'DELAYQ["DATABASE"] is {settings.database!r}, which is not in DATABASES.',
+                id="delayq.E003",
+            )
         )
     if settings.redact and (problem := _import_problem(settings.redact)):
-        found.append(Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004"))
+        found.append(
+            Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
+        )
     return found + _caches(settings)
 
 
@@ -46,7 +51,10 @@ def _caches(settings: Settings) -> list[CheckMessage]:
     if not names:
         return []
     listed = ", ".join(repr(name) for name in names)
-    message = f"cache.clear() of CACHES {listed} is FLUSHDB on DELAYQ's database: it deletes all messages that wait."
+    message = (
+        f"cache.clear() of CACHES {listed} is FLUSHDB on DELAYQ's database: it deletes all "
+        f"messages that wait."
+    )
     hint = (
         "Give DELAYQ a Redis of its own, or at least another database number: "
         'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/1"}.'
@@ -60,8 +68,13 @@ def check_database(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
     if check_settings() or get_settings().database == "default":
         return []
     name = get_settings().database
-    message = f'DELAYQ["DATABASE"] is {name!r}: a durable message cannot be enqueued in a transaction of another alias.'
-    hint = f"Open those transactions with transaction.atomic(using={name!r}), or silence this check."
+    message = (
+        f'DELAYQ["DATABASE"] is {name!r}: a durable message cannot be enqueued in a transaction of '
+        f"another alias."
+    )
+    hint = (
+        f"Open those transactions with transaction.atomic(using={name!r}), or silence this check."
+    )
     return [checks.Warning(message, hint=hint, id="delayq.W006")]
 
 
@@ -72,10 +85,15 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
         return []
     name = get_settings().database
     message = (
-        f"There are {len(django_settings.DATABASES)} databases. A message waits for the transaction that is open; if "
-        f'several are, for that of DELAYQ["DATABASE"], {name!r}. Durable messages need it to be that one.'
+        f"There are {len(django_settings.DATABASES)} databases. A message waits for the "
+        f"transaction that is open; if "
+        f'several are, for that of DELAYQ["DATABASE"], {name!r}. Durable messages need it to be '
+        f"that one."
     )
-    hint = "using(database=...) names another one. Silence this check when that is what you want (docs/durability.md)."
+    hint = (
+        "using(database=...) names another one. Silence this check when that is what you want "
+        "(docs/durability.md)."
+    )
     return [checks.Warning(message, hint=hint, id="delayq.W007")]
 
 
@@ -116,7 +134,8 @@ def _unserved_warning(one: Unserved) -> CheckMessage:
         hint = f"Start a worker for it: manage.py run_delayq --topics {one.topic}."
         return checks.Warning(f"Topic {one}.", hint=hint, id="delayq.W022")
     hint = (
-        "Import the module of its tasks where every process does (AppConfig.ready), or move what waits: "
+        "Import the module of its tasks where every process does (AppConfig.ready), or move what "
+        "waits: "
         f"manage.py delayq_move {one.topic} --to another-topic."
     )
     return checks.Warning(f"Topic {one}.", hint=hint, id="delayq.W021")
@@ -124,10 +143,17 @@ def _unserved_warning(one: Unserved) -> CheckMessage:
 
 def check_reports(reports: Sequence[ServerReport], wait_replicas: int = 0) -> list[CheckMessage]:
     """The findings about servers that have been looked at."""
-    found = [finding for report in reports for finding in (*_memory(report), *_safety(report), *_replicas(report))]
+    found = [
+        finding
+        for report in reports
+        for finding in (*_memory(report), *_safety(report), *_replicas(report))
+    ]
     fewest = min((report.replicas for report in reports), default=0)
     if fewest < wait_replicas:
-        message = f'DELAYQ["WAIT_REPLICAS"] is {wait_replicas}, and Redis has {fewest}: all messages go to the outbox.'
+        message = (
+            f'DELAYQ["WAIT_REPLICAS"] is {wait_replicas}, and Redis has {fewest}: all messages go '
+            f"to the outbox."
+        )
         hint = "Let no more replicas be waited for than there are while one of them is restarted."
         found.append(checks.Warning(message, hint=hint, id="delayq.W017"))
     return found
@@ -137,20 +163,30 @@ def _replicas(report: ServerReport) -> list[CheckMessage]:
     if report.min_replicas != 0 or not (report.replicas or report.sentinel):
         return []
     message = (
-        "Redis has replicas, and its min-replicas-to-write is 0: a primary that is cut off takes messages, and they "
+        "Redis has replicas, and its min-replicas-to-write is 0: a primary that is cut off takes "
+        "messages, and they "
         "are lost when a replica has taken over."
     )
-    hint = "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 10, and in redis.conf of every node."
+    hint = (
+        "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 10, and in redis.conf of "
+        "every node."
+    )
     return [checks.Warning(message, hint=hint, id="delayq.W016")]
 
 
 def _memory(report: ServerReport) -> list[CheckMessage]:
     if report.eviction is None:
-        message = "Redis does not tell its maxmemory-policy (CONFIG is forbidden): make sure that it is noeviction."
+        message = (
+            "Redis does not tell its maxmemory-policy (CONFIG is forbidden): make sure that it is "
+            "noeviction."
+        )
         return [checks.Warning(message, id="delayq.W015")]
     if report.eviction == "noeviction":
         return []
-    message = f"Redis' maxmemory-policy is {report.eviction}: it deletes messages when its memory is full."
+    message = (
+        f"Redis' maxmemory-policy is {report.eviction}: it deletes messages when its memory is "
+        f"full."
+    )
     hint = "CONFIG SET maxmemory-policy noeviction, and in redis.conf."
     if report.maxmemory:
         return [Error(message, hint=hint, id="delayq.E011")]
@@ -160,12 +196,24 @@ def _memory(report: ServerReport) -> list[CheckMessage]:
 def _safety(report: ServerReport) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     if not report.aof:
-        message = "Redis does not write an append-only file: a restart loses the messages since the last snapshot."
-        found.append(checks.Warning(message, hint="CONFIG SET appendonly yes, and in redis.conf.", id="delayq.W012"))
+        message = (
+            "Redis does not write an append-only file: a restart loses the messages since the last "
+            "snapshot."
+        )
+        found.append(
+            checks.Warning(
+                message, hint="CONFIG SET appendonly yes, and in redis.conf.", id="delayq.W012"
+            )
+        )
     if report.version < OLDEST_VERSION:
         oldest = ".".join(str(part) for part in OLDEST_VERSION)
-        found.append(Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013"))
+        found.append(
+            Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013")
+        )
     if abs(report.skew_ms) > CLOCK_SKEW * 1000:
-        message = f"Redis' clock and this machine's differ by {report.skew_ms / 1000:.1f} s; Redis' clock decides."
+        message = (
+            f"Redis' clock and this machine's differ by {report.skew_ms / 1000:.1f} s; Redis' "
+            f"clock decides."
+        )
         found.append(checks.Warning(message, hint="Run NTP on both.", id="delayq.W014"))
     return found

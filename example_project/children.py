@@ -11,8 +11,9 @@ from types import TracebackType
 
 MANAGE = Path(__file__).with_name("manage.py")
 
-# Runs in the child before the command, and asks the kernel for a SIGKILL when the parent ends: nothing else is told
-# when a parent is killed. A parent that was gone before prctl() has changed our getppid().
+# Runs in the child before the command, and asks the kernel for a SIGKILL when the parent ends:
+# nothing else is told when a parent is killed. A parent that was gone before prctl() has changed
+# our getppid().
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
@@ -22,9 +23,12 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Child:
-    """One `manage.py` command. Start it from the main thread: the kernel's "parent ended" means that thread."""
+    """One `manage.py` command. Start it from the main thread: the kernel's "parent ended" means
+    that thread."""
 
-    def __init__(self, name: str, *arguments: str, log: Path | None = None, patience: float = 10.0) -> None:
+    def __init__(
+        self, name: str, *arguments: str, log: Path | None = None, patience: float = 10.0
+    ) -> None:
         self.name = name
         self.patience = patience
         """Seconds it gets to end."""
@@ -33,9 +37,11 @@ class Child:
             command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
         output = log.open("ab") if log else None
         try:
-            # A session of its own: Ctrl-C reaches the parent alone, which then ends everything in order.
+            # A session of its own: Ctrl-C reaches the parent alone, which then ends everything in
+            # order.
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output and subprocess.STDOUT,
+                command, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output and subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
         finally:
@@ -46,7 +52,10 @@ class Child:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 

@@ -1,4 +1,5 @@
-"""`make demo`: an embedded server, the shop, its worker and its web server. Ctrl-C ends all of them."""
+"""`make demo`: an embedded server, the shop, its worker and its web server. Ctrl-C ends all of
+them."""
 
 from __future__ import annotations
 
@@ -31,14 +32,26 @@ SMOKE_SECONDS = 15.0
 AFTERWARDS_SECONDS = 1.0
 #: "On time" for a machine that is busy with other things; usually it is a few milliseconds.
 LATE_LIMIT_MS = 1000
-LEFTOVERS = ("db.sqlite3", "db.sqlite3-wal", "db.sqlite3-shm", "redis.url", "web.log", "mail", "redis")
+LEFTOVERS = (
+    "db.sqlite3",
+    "db.sqlite3-wal",
+    "db.sqlite3-shm",
+    "redis.url",
+    "web.log",
+    "mail",
+    "redis",
+)
 
 
 def main() -> int:
     """Start everything, seed, report, and end in order. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="do not stay: exit 0 once the orders closed on time")
-    parser.add_argument("--dir", type=Path, default=Path(__file__).parent.parent / ".delayq-demo", help="its files")
+    parser.add_argument(
+        "--smoke", action="store_true", help="do not stay: exit 0 once the orders closed on time"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path(__file__).parent.parent / ".delayq-demo", help="its files"
+    )
     options = parser.parse_args()
     stop = stop_on_signals()
     try:
@@ -48,8 +61,13 @@ def main() -> int:
             (folder / "redis.url").write_text(redis.url)
             os.environ |= {"DELAYQ_REDIS_URL": redis.url, "SHOP_DEMO_DIR": str(folder)}
             migrate()
-            worker = stack.enter_context(Child("worker", "run_delayq", "--no-reload", "--log-format=pretty"))
-            say("demo: one webhook leads nowhere, on purpose: its message dies with a traceback, and is a dead letter")
+            worker = stack.enter_context(
+                Child("worker", "run_delayq", "--no-reload", "--log-format=pretty")
+            )
+            say(
+                "demo: one webhook leads nowhere, on purpose: its message dies with a traceback, "
+                "and is a dead letter"
+            )
             report = Report(*_seeded())
             if options.smoke:
                 return _smoke(report, worker, stop)
@@ -77,24 +95,39 @@ class Report:
         """Report what is new."""
         from shop.models import Order
 
-        for order in Order.objects.filter(pk__in=self.waiting).exclude(state=Order.State.PENDING).order_by("closed_at"):
+        for order in (
+            Order.objects.filter(pk__in=self.waiting)
+            .exclude(state=Order.State.PENDING)
+            .order_by("closed_at")
+        ):
             self.waiting.remove(order.pk)
             late = order.overdue_ms
             say(
-                f"demo: {order} closed {late} ms after its deadline, {time.monotonic() - STARTED:.1f} s after the start"
+                f"demo: {order} closed {late} ms after its deadline, "
+                f"{time.monotonic() - STARTED:.1f} s after the start"
             )
             if order.state != Order.State.CLOSED or late is None or not 0 <= late <= LATE_LIMIT_MS:
                 self.problems.append(f"{order} is {order.state}, {late} ms after its deadline")
-        if self._paid_is_open and self.paid.due_at and time.time() > self.paid.due_at.timestamp() + AFTERWARDS_SECONDS:
+        if (
+            self._paid_is_open
+            and self.paid.due_at
+            and time.time() > self.paid.due_at.timestamp() + AFTERWARDS_SECONDS
+        ):
             self._paid_is_open = False
             self._look_at_paid()
 
     def _look_at_paid(self) -> None:
         self.paid.refresh_from_db()
         if self.paid.state == "paid" and self.paid.fired_at is None:
-            say(f"demo: {self.paid} was paid in time: its message was cancelled and it is still paid")
+            say(
+                f"demo: {self.paid} was paid in time: its message was cancelled and it is still "
+                f"paid"
+            )
         else:
-            self.problems.append(f"{self.paid} was paid in time, but is {self.paid.state}, fired {self.paid.fired_at}")
+            self.problems.append(
+                f"{self.paid} was paid in time, but is {self.paid.state}, fired "
+                f"{self.paid.fired_at}"
+            )
 
 
 def migrate() -> None:
@@ -116,15 +149,25 @@ def _seeded() -> tuple[list[Order], Order]:
 
 def _smoke(report: Report, worker: Child, stop: threading.Event) -> int:
     _check_pages(report)
-    while not report.complete and worker.running and time.monotonic() < STARTED + SMOKE_SECONDS and not stop.wait(0.05):
+    while (
+        not report.complete
+        and worker.running
+        and time.monotonic() < STARTED + SMOKE_SECONDS
+        and not stop.wait(0.05)
+    ):
         report.look()
     if not report.complete:
-        report.problems.append(f"orders {sorted(report.waiting) or 'paid'} were not settled in time")
+        report.problems.append(
+            f"orders {sorted(report.waiting) or 'paid'} were not settled in time"
+        )
     if code := worker.stop():
         report.problems.append(f"the worker ended with exit code {code}")
     for problem in report.problems:
         say(f"demo: WRONG: {problem}")
-    say(f"demo: {'failed' if report.problems else 'passed'} after {time.monotonic() - STARTED:.1f} s")
+    say(
+        f"demo: {'failed' if report.problems else 'passed'} after {time.monotonic() - STARTED:.1f} "
+        f"s"
+    )
     return 1 if report.problems else 0
 
 
@@ -138,7 +181,9 @@ def _check_pages(report: Report) -> None:
             report.problems.append(f"{page} answered {status}")
 
 
-def _stay(report: Report, worker: Child, folder: Path, stop: threading.Event, stack: ExitStack) -> int:
+def _stay(
+    report: Report, worker: Child, folder: Path, stop: threading.Event, stack: ExitStack
+) -> int:
     from django.urls import reverse
 
     port = free_port(8000)
@@ -154,7 +199,10 @@ def _stay(report: Report, worker: Child, folder: Path, stop: threading.Event, st
         report.look()
         for child in (worker, web):
             if not child.running:
-                say(f"demo: the {child.name} ended with exit code {child.process.returncode}; see above or {folder}")
+                say(
+                    f"demo: the {child.name} ended with exit code {child.process.returncode}; see "
+                    f"above or {folder}"
+                )
                 return 1
     say("demo: stopping the web server, the worker and Redis")
     return 0
@@ -188,9 +236,13 @@ def fresh(folder: Path, leftovers: Sequence[str]) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DelayQError(f"Another demo runs in {folder}: stop it, or choose another --dir.") from None
+            raise DelayQError(
+                f"Another demo runs in {folder}: stop it, or choose another --dir."
+            ) from None
         for name in leftovers:
-            shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink(
+                missing_ok=True
+            )
         try:
             yield folder
         finally:
@@ -198,7 +250,8 @@ def fresh(folder: Path, leftovers: Sequence[str]) -> Iterator[Path]:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that is set by the first signal. The second ends this process at once, and the kernel its children."""
+    """An event that is set by the first signal. The second ends this process at once, and the
+    kernel its children."""
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,5 @@
-"""`make pipeline`: the shop with a past, and what the data pipeline makes of it. Ctrl-C ends everything."""
+"""`make pipeline`: the shop with a past, and what the data pipeline makes of it. Ctrl-C ends
+everything."""
 
 from __future__ import annotations
 
@@ -18,8 +19,17 @@ from django_delayq.testing.embedded import EmbeddedServer
 
 MESSAGES = 30_000
 COUPONS = 2_000
-LEFTOVERS = ("db.sqlite3", "db.sqlite3-wal", "db.sqlite3-shm", "redis.url", "web.log", "redis", "lake")
-#: The rows of the example were made just now: a real export leaves out what the database took in the last minute.
+LEFTOVERS = (
+    "db.sqlite3",
+    "db.sqlite3-wal",
+    "db.sqlite3-shm",
+    "redis.url",
+    "web.log",
+    "redis",
+    "lake",
+)
+#: The rows of the example were made just now: a real export leaves out what the database took in
+#: the last minute.
 COMMANDS = (
     ("export", "--settle", "0s"),
     ("stats",),
@@ -31,8 +41,15 @@ COMMANDS = (
 def main() -> int:
     """Seed, run the jobs, and serve the pages. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="do not stay: exit 0 once every job has done its work")
-    parser.add_argument("--dir", type=Path, default=Path(__file__).parent.parent / ".delayq-pipeline", help="its files")
+    parser.add_argument(
+        "--smoke", action="store_true", help="do not stay: exit 0 once every job has done its work"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(__file__).parent.parent / ".delayq-pipeline",
+        help="its files",
+    )
     options = parser.parse_args()
     stop = stop_on_signals()
     try:
@@ -56,7 +73,10 @@ def _remember() -> None:
     from shop.past import DAYS, remember
 
     remember(MESSAGES, COUPONS)
-    say(f"pipeline: {MESSAGES:,} messages finished in the last {DAYS} days, and {COUPONS:,} coupons wait\n")
+    say(
+        f"pipeline: {MESSAGES:,} messages finished in the last {DAYS} days, and {COUPONS:,} "
+        f"coupons wait\n"
+    )
 
 
 def _jobs(stop: threading.Event) -> bool:
@@ -83,7 +103,10 @@ def _smoke() -> int:
     waiting = [forecast.waiting for forecast in Forecast.objects.all()]
     # What finished in the hour that is not over yet is counted later.
     passed = MESSAGES * 0.97 < (counted or 0) <= MESSAGES and waiting == [COUPONS]
-    say(f"pipeline: {'passed' if passed else 'failed'}: {counted or 0:,} messages counted, {waiting} waiting")
+    say(
+        f"pipeline: {'passed' if passed else 'failed'}: {counted or 0:,} messages counted, "
+        f"{waiting} waiting"
+    )
     return 0 if passed else 1
 
 
@@ -95,7 +118,10 @@ def _stay(folder: Path, stop: threading.Event, stack: ExitStack) -> int:
     web = stack.enter_context(Child("web server", *arguments, log=folder / "web.log", patience=3))
     create_admin()
     site = f"http://127.0.0.1:{port}"
-    say(f"  statistics  {site}{reverse('admin:django_delayq_dashboard_statistics')}   user admin, password admin")
+    say(
+        f"  statistics  {site}{reverse('admin:django_delayq_dashboard_statistics')}   user admin, "
+        f"password admin"
+    )
     say(f"  forecast    {site}{reverse('admin:django_delayq_dashboard_changelist')}")
     say(f"  lake        {folder / 'lake'}")
     say(f"  again       export DELAYQ_LAKE={folder / 'lake'} SHOP_DEMO_DIR={folder}")

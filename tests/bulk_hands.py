@@ -1,4 +1,5 @@
-"""What the tests of bulk operations share: runners, an operator, kills at a step, and what has to agree."""
+"""What the tests of bulk operations share: runners, an operator, kills at a step, and what has to
+agree."""
 
 from __future__ import annotations
 
@@ -46,8 +47,11 @@ def die() -> None:
 
 
 @contextmanager
-def at(owner: Any, name: str, then: Callable[[], Any], *, after: bool = False, time: int = 2) -> Iterator[None]:
-    """Something happens before, or after, a call of a function: the second one, unless told otherwise."""
+def at(
+    owner: Any, name: str, then: Callable[[], Any], *, after: bool = False, time: int = 2
+) -> Iterator[None]:
+    """Something happens before, or after, a call of a function: the second one, unless told
+    otherwise."""
     calls: list[int] = []
     function = getattr(owner, name)
 
@@ -66,9 +70,13 @@ def at(owner: Any, name: str, then: Callable[[], Any], *, after: bool = False, t
     assert len(calls) >= time, f"{name} was called {len(calls)} times"
 
 
-def order(kind: str = "replay", selection: Selection | None = None, **options: Any) -> BulkOperation:
+def order(
+    kind: str = "replay", selection: Selection | None = None, **options: Any
+) -> BulkOperation:
     """An operation that waits for a worker."""
-    return bulk.start(OPERATOR, kind, selection or Selection(topic="default"), reason="it works again", **options)
+    return bulk.start(
+        OPERATOR, kind, selection or Selection(topic="default"), reason="it works again", **options
+    )
 
 
 def be_silent() -> None:
@@ -78,13 +86,19 @@ def be_silent() -> None:
 
 def dealt_with() -> int:
     """Dead letters that are replayed or discarded."""
-    return ArchivedMessage.objects.filter(state="dead").exclude(replayed_at=None, discarded_at=None).count()
+    return (
+        ArchivedMessage.objects.filter(state="dead")
+        .exclude(replayed_at=None, discarded_at=None)
+        .count()
+    )
 
 
 def check_agreement(operation: BulkOperation) -> None:
     """All that tells how far it is says the same, and what is the case."""
     operation.refresh_from_db()
-    up_to = ArchivedMessage.objects.filter(pk__lte=operation.position).exclude(replayed_at=None, discarded_at=None)
+    up_to = ArchivedMessage.objects.filter(pk__lte=operation.position).exclude(
+        replayed_at=None, discarded_at=None
+    )
     assert operation.action is not None
     assert (operation.count, operation.action.count, up_to.count()) == (dealt_with(),) * 3
 

@@ -42,8 +42,9 @@ hypothesis_settings.load_profile("tests")
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_flush() -> None:
-    """Tables are emptied after a test with transactions by DELETE, not by Django's flush: that also makes all content
-    types and permissions anew, and takes 60 to 200 ms for each of hundreds of tests."""
+    """Tables are emptied after a test with transactions by DELETE, not by Django's flush: that also
+    makes all content types and permissions anew, and takes 60 to 200 ms for each of hundreds of
+    tests."""
     TransactionTestCase._fixture_teardown = _empty_tables  # type: ignore[method-assign]
 
 
@@ -51,7 +52,11 @@ def _empty_tables(case: Any) -> None:
     for alias in case._databases_names(include_mirrors=False):
         connection = connections[alias]
         there = set(connection.introspection.table_names())
-        with connection.constraint_checks_disabled(), transaction.atomic(using=alias), connection.cursor() as cursor:
+        with (
+            connection.constraint_checks_disabled(),
+            transaction.atomic(using=alias),
+            connection.cursor() as cursor,
+        ):
             for model in reversed(apps.get_models(include_auto_created=True)):
                 table = model._meta.db_table
                 if model._meta.app_label not in ("contenttypes", "auth") and table in there:
@@ -113,7 +118,8 @@ def delayq(settings: Any, server: Server, prefix: str) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def raising(settings: Any) -> None:
-    """What Redis cannot take is an error, and not the outbox's. For usefixtures(): it comes before `delayq`."""
+    """What Redis cannot take is an error, and not the outbox's. For usefixtures(): it comes before
+    `delayq`."""
     settings.DELAYQ = {**settings.DELAYQ, "ON_REDIS_ERROR": "raise"}
 
 
@@ -138,7 +144,8 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Logging, signals and what tasks have seen are as before, whatever run_delayq does in this process."""
+    """Logging, signals and what tasks have seen are as before, whatever run_delayq does in this
+    process."""
     from tests.app.tasks import seen
 
     seen.clear()
@@ -151,7 +158,9 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def run_delayq(delayq: RedisStore, transactional_db: None) -> Iterator[Callable[..., tuple[str, str]]]:
+def run_delayq(
+    delayq: RedisStore, transactional_db: None
+) -> Iterator[Callable[..., tuple[str, str]]]:
     """Runs the command, archiver and all; gives what it wrote to stdout and stderr."""
     before = set(threading.enumerate())
 
@@ -168,7 +177,9 @@ def run_delayq(delayq: RedisStore, transactional_db: None) -> Iterator[Callable[
 
 
 @pytest.fixture
-def hands(delayq: RedisStore, transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
+def hands(
+    delayq: RedisStore, transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hands]:
     """A worker with its services, driven by hand. Nothing has to be waited for."""
     from tests.app.tasks import seen
 

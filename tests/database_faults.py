@@ -21,7 +21,8 @@ _TRIGGERS = {
     ],
     "postgresql": [
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN IF NEW.key = 'wrong' THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$",
+        "$$ BEGIN IF NEW.key = 'wrong' THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; "
+        "END $$",
         "CREATE TRIGGER refuse BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION refuse()",
     ],
     "mysql": [
@@ -77,7 +78,8 @@ def without_column(table: str, column: str) -> Iterator[None]:
 
 @contextmanager
 def database_away(alias: str = "default") -> Iterator[None]:
-    """Nobody connects, and what is connected breaks: at SQLite another process writes without end."""
+    """Nobody connects, and what is connected breaks: at SQLite another process writes without
+    end."""
     wrapper = connections[alias]
     wrapper.close()
     if wrapper.vendor == "sqlite":
@@ -127,8 +129,11 @@ def before(word: str, interruption: Callable[[], Any]) -> Iterator[None]:
 
 
 @contextmanager
-def failing_commits(times: int, error: Callable[[], Exception] = OperationalError) -> Iterator[list[int]]:
-    """The next commits of this thread fail, after all statements have succeeded. Gives the number that has failed."""
+def failing_commits(
+    times: int, error: Callable[[], Exception] = OperationalError
+) -> Iterator[list[int]]:
+    """The next commits of this thread fail, after all statements have succeeded. Gives the number
+    that has failed."""
     failed: list[int] = []
     commit = connection._commit
 
@@ -160,13 +165,18 @@ _IMPATIENT = {
 
 @contextmanager
 def archive_locked(statements: int) -> Iterator[list[str]]:
-    """Another connection keeps the archive locked against inserts until so many of this thread's have failed.
+    """Another connection keeps the archive locked against inserts until so many of this thread's
+    have failed.
 
     Gives the errors that they met.
     """
     other, met = connections.create_connection("default"), list[str]()
     # SQLite waits where the transaction begins.
-    begin = "BEGIN" if connection.vendor == "sqlite" else f"INSERT INTO {connection.ops.quote_name(ARCHIVE)}"
+    begin = (
+        "BEGIN"
+        if connection.vendor == "sqlite"
+        else f"INSERT INTO {connection.ops.quote_name(ARCHIVE)}"
+    )
 
     def insert(execute: Any, sql: str, *rest: Any) -> Any:
         if begin in sql and len(met) == statements:

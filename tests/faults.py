@@ -25,14 +25,18 @@ def lost_answers(times: int = 1) -> Iterator[list[str]]:
         return send(self, command, *args, **kwargs)
 
     def read_response(self: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = read(self, *args, **kwargs)  # NOSCRIPT is raised here: nothing was executed, nothing is lost
+        answer = read(
+            self, *args, **kwargs
+        )  # NOSCRIPT is raised here: nothing was executed, nothing is lost
         if id(self) in asked and len(lost) < times:
             asked.discard(id(self))
             lost.append(repr(answer))
             raise redis.ConnectionError("Connection closed by server.")
         return answer
 
-    with mock.patch.multiple(AbstractConnection, send_packed_command=send_packed_command, read_response=read_response):
+    with mock.patch.multiple(
+        AbstractConnection, send_packed_command=send_packed_command, read_response=read_response
+    ):
         yield lost
 
 

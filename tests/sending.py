@@ -18,13 +18,16 @@ from tests.app.tasks import record
 
 LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
 Capture = Callable[..., AbstractContextManager[list[Any]]]
-#: Committed for good: inside the transaction that pytest-django rolls back, every enqueue would wait for its commit.
+#: Committed for good: inside the transaction that pytest-django rolls back, every enqueue would
+#: wait for its commit.
 with_transactions = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
 def sent(topic: str = "default") -> list[Any]:
     """First argument of every waiting message, sorted."""
-    return sorted((message.args[0] for message in list_messages(topic, limit=500).messages), key=str)
+    return sorted(
+        (message.args[0] for message in list_messages(topic, limit=500).messages), key=str
+    )
 
 
 def kept() -> list[str]:

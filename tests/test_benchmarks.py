@@ -26,9 +26,24 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two workloads with tiny counts, through the command line."""
     require("redis7")
     path = tmp_path_factory.mktemp("bench") / "results.json"
-    arguments = ["enqueue", "burst", "--runs", "2", "--scale", "0.01", "--json", str(path), "--peers", ""]
+    arguments = [
+        "enqueue",
+        "burst",
+        "--runs",
+        "2",
+        "--scale",
+        "0.01",
+        "--json",
+        str(path),
+        "--peers",
+        "",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.benchmarks", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return path
@@ -58,9 +73,18 @@ def test_the_page_has_tables_bars_and_a_chart(results: Path, tmp_path: Path) -> 
 
 
 def test_charts_can_be_read_aloud(content: Any) -> None:
-    peer = {"workload": "burst", "peer": "other & co", "figure": 10.0, "ours": 90.0, "unit": "messages/s"}
+    peer = {
+        "workload": "burst",
+        "peer": "other & co",
+        "figure": 10.0,
+        "ours": 90.0,
+        "unit": "messages/s",
+    }
     lateness = {"workload": "precision", "figure": 0.5, "p99_ms": 2.0, "unit": "ms p50"}
-    growth = [{"workload": "growth", "waiting": n, "figure": 3.0, "p50_ms": 1.0, "p99_ms": 2.0} for n in (10, 1000)]
+    growth = [
+        {"workload": "growth", "waiting": n, "figure": 3.0, "p50_ms": 1.0, "p99_ms": 2.0}
+        for n in (10, 1000)
+    ]
     drawn = page.charts([*content["results"], peer, lateness, *growth])
     assert set(drawn) == {"burst.svg", "lateness.svg", "growth.svg"}
     for svg in drawn.values():

@@ -12,7 +12,13 @@ from django.core.checks import CheckMessage, run_checks
 from django.core.management import call_command
 from redis import Redis
 
-from django_delayq.checks import check_aliases, check_database, check_reports, check_server, check_settings
+from django_delayq.checks import (
+    check_aliases,
+    check_database,
+    check_reports,
+    check_server,
+    check_settings,
+)
 from django_delayq.store.inspection import ServerReport
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
@@ -45,9 +51,15 @@ def test_good_settings(delayq: RedisStore) -> None:
         ({"REDIS": "redis://x", "TTR": None}, 'DELAYQ["TTR"] must be'),
         ({"REDIS": "redis://x", "AFTER_COMMIT": "no"}, 'DELAYQ["AFTER_COMMIT"] must be'),
         ({"REDIS": "redis://x", "DATABASE": None}, 'DELAYQ["DATABASE"] must be'),
-        ({"REDIS": "redis://x", "TTR": "5"}, 'DELAYQ["TTR"] must be a timedelta or a number of seconds, not str'),
+        (
+            {"REDIS": "redis://x", "TTR": "5"},
+            'DELAYQ["TTR"] must be a timedelta or a number of seconds, not str',
+        ),
         ({"REDIS": "redis://x", "TOPICS": {"a b": {}}}, "'a b' cannot name a topic"),
-        ({"REDIS": "redis://x", "TOPICS": {"a": {"partitions": 0}}}, "must be from 1 to 256, not 0"),
+        (
+            {"REDIS": "redis://x", "TOPICS": {"a": {"partitions": 0}}},
+            "must be from 1 to 256, not 0",
+        ),
         ({"REDIS": "redis://x", "TOPICS": ["a"]}, "must be a dict of topic name"),
     ],
 )
@@ -86,7 +98,9 @@ def test_unknown_database_is_e003(settings: Any) -> None:
     assert "'nowhere', which is not in DATABASES" in found.msg
 
 
-@pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])
+@pytest.mark.parametrize(
+    "backend", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"]
+)
 def test_a_cache_whose_clear_deletes_all_messages_is_w005(settings: Any, backend: str) -> None:
     settings.CACHES = {
         "same": {"BACKEND": backend, "LOCATION": "redis://localhost:6379/1"},
@@ -103,8 +117,12 @@ def test_a_cache_whose_clear_deletes_all_messages_is_w005(settings: Any, backend
     assert "'first'" in check_settings()[0].msg
 
 
-def test_an_alias_of_caches_is_w005_and_the_server_is_looked_at_all_the_same(settings: Any, server: Server) -> None:
-    settings.CACHES = {"queue": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+def test_an_alias_of_caches_is_w005_and_the_server_is_looked_at_all_the_same(
+    settings: Any, server: Server
+) -> None:
+    settings.CACHES = {
+        "queue": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+    }
     settings.DELAYQ = {"REDIS": "queue"}
     assert ids(check_settings()) == ["delayq.W005"]
     assert "delayq.W012" in ids(check_server())  # no append-only file
@@ -150,7 +168,10 @@ def test_server_that_keeps_everything(delayq: RedisStore, server: Server) -> Non
 
 def test_server_checks_run_with_deploy_only(delayq: RedisStore) -> None:
     assert ids(run_checks(tags=["delayq"])) == []
-    assert set(ids(run_checks(tags=["delayq"], include_deployment_checks=True))) == {"delayq.W007", "delayq.W012"}
+    assert set(ids(run_checks(tags=["delayq"], include_deployment_checks=True))) == {
+        "delayq.W007",
+        "delayq.W012",
+    }
 
 
 def test_missing_aof_is_w012(delayq: RedisStore) -> None:
@@ -177,11 +198,15 @@ def test_eviction_without_a_limit_is_w011(delayq: RedisStore, server: Server) ->
 def limited(server: Server, *rules: str) -> str:
     """The URL of a user with these rights."""
     with Redis(unix_socket_path=str(server.primaries[0].socket)) as client:
-        client.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", *rules)
+        client.execute_command(
+            "ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", *rules
+        )
     return server.url.replace("redis://", "redis://limited:secret@")
 
 
-def test_user_without_config_is_told_what_info_tells(settings: Any, delayq: RedisStore, server: Server) -> None:
+def test_user_without_config_is_told_what_info_tells(
+    settings: Any, delayq: RedisStore, server: Server
+) -> None:
     """INFO has the policy too."""
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": limited(server, "-config")}
     with configured(server, appendonly="yes"):
@@ -189,7 +214,10 @@ def test_user_without_config_is_told_what_info_tells(settings: Any, delayq: Redi
 
 
 def test_wrong_password_is_e010(settings: Any, delayq: RedisStore, server: Server) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": server.url.replace("redis://", "redis://limited:wrong@")}
+    settings.DELAYQ = {
+        **settings.DELAYQ,
+        "REDIS": server.url.replace("redis://", "redis://limited:wrong@"),
+    }
     limited(server)
     (found,) = check_server()
     assert found.id == "delayq.E010"
@@ -221,7 +249,10 @@ def test_policy_that_is_not_told_is_w015() -> None:
 
 def test_old_server_is_e013() -> None:
     (found,) = check_reports([GOOD._replace(version=(6, 0, 16), name="Redis 6.0.16")])
-    assert (found.id, found.msg) == ("delayq.E013", "Redis 6.0.16 is too old: 6.2.0 or newer is needed.")
+    assert (found.id, found.msg) == (
+        "delayq.E013",
+        "Redis 6.0.16 is too old: 6.2.0 or newer is needed.",
+    )
     assert check_reports([GOOD._replace(version=(6, 2, 0))]) == []
 
 
@@ -233,12 +264,18 @@ def test_clock_that_differs_is_w014(skew_ms: float) -> None:
 
 
 def test_every_server_is_judged() -> None:
-    assert ids(check_reports([GOOD, GOOD._replace(aof=False), GOOD._replace(aof=False)])) == ["delayq.W012"] * 2
+    assert (
+        ids(check_reports([GOOD, GOOD._replace(aof=False), GOOD._replace(aof=False)]))
+        == ["delayq.W012"] * 2
+    )
 
 
 def test_findings_can_be_silenced(settings: Any, delayq: RedisStore) -> None:
     settings.SILENCED_SYSTEM_CHECKS = ["delayq.W012", "delayq.W007"]
-    assert all(message.is_silenced() for message in run_checks(tags=["delayq"], include_deployment_checks=True))
+    assert all(
+        message.is_silenced()
+        for message in run_checks(tags=["delayq"], include_deployment_checks=True)
+    )
 
 
 def test_replicas_and_no_min_replicas_to_write_is_w016() -> None:
@@ -246,9 +283,13 @@ def test_replicas_and_no_min_replicas_to_write_is_w016() -> None:
     assert ids(check_reports([GOOD._replace(sentinel=True, min_replicas=0)])) == ["delayq.W016"]
     assert check_reports([GOOD._replace(replicas=1, min_replicas=1)]) == []
     assert check_reports([GOOD._replace(replicas=0, min_replicas=0)]) == []
-    assert check_reports([GOOD._replace(replicas=1, min_replicas=None)]) == []  # CONFIG is forbidden
+    assert (
+        check_reports([GOOD._replace(replicas=1, min_replicas=None)]) == []
+    )  # CONFIG is forbidden
 
 
 def test_fewer_replicas_than_are_waited_for_is_w017() -> None:
-    assert ids(check_reports([GOOD, GOOD._replace(replicas=2, min_replicas=1)], 1)) == ["delayq.W017"]
+    assert ids(check_reports([GOOD, GOOD._replace(replicas=2, min_replicas=1)], 1)) == [
+        "delayq.W017"
+    ]
     assert check_reports([GOOD._replace(replicas=2, min_replicas=1)], 2) == []

@@ -26,7 +26,9 @@ def docs(name: str) -> str:
     return (ROOT / "docs" / name).read_text()
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.joinpath("docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.joinpath("docs").glob("*.md")), ids=lambda page: page.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
@@ -57,17 +59,35 @@ def test_each_setting_is_in_the_docs_with_its_default() -> None:
     assert said.keys() == known.keys()
     for name, one in known.items():
         if one.default is not MISSING and said[name] not in ("required", ""):
-            assert said[name] == (f"{one.default:g}" if isinstance(one.default, float) else str(one.default)), name
+            assert said[name] == (
+                f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
+            ), name
 
 
 def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) -> None:
-    for name, code in zip(("conftest.py", "test_orders.py"), blocks(docs("testing.md")), strict=True):
+    for name, code in zip(
+        ("conftest.py", "test_orders.py"), blocks(docs("testing.md")), strict=True
+    ):
         assert code.startswith(f"# {name}\n")
         tmp_path.joinpath(name).write_text(code)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--ds=tests.settings", "-c", os.devnull]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--ds=tests.settings",
+        "-c",
+        os.devnull,
+    ]
     command += [f"--rootdir={tmp_path}", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "example_project")])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
@@ -108,10 +128,16 @@ def test_the_recipe_of_a_task_that_comes_again_does(hands: Hands, ticking: dict[
         assert hands.work(reports) == 1, "the tick"
         assert hands.work(reports) == 1, "the report"
         waiting = tick.get(key="daily")
-        assert waiting is not None and 0 < (waiting.due_at - timezone.now()).total_seconds() < 2 * 86_400
+        assert (
+            waiting is not None
+            and 0 < (waiting.due_at - timezone.now()).total_seconds() < 2 * 86_400
+        )
         hands.archive()
         hands.reconcile()
         assert OutboxMessage.objects.count() == 1, day
         tick.reschedule(key="daily", delay=0)
         hands.relay()
-    assert {(row.task, row.state) for row in hands.archive()} == {("recipe.tick", "acked"), ("recipe.report", "acked")}
+    assert {(row.task, row.state) for row in hands.archive()} == {
+        ("recipe.tick", "acked"),
+        ("recipe.report", "acked"),
+    }

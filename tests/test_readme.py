@@ -51,7 +51,12 @@ def test_its_task_closes_an_unpaid_order_and_a_cancelled_one_stays_open(delayq: 
     from django_delayq import topic_stats
 
     product = Product.objects.create(name="Lamp", slug="lamp", price=1)
-    namespace: dict[str, Any] = {"Order": Order, "transaction": transaction, "product": product, "timedelta": timedelta}
+    namespace: dict[str, Any] = {
+        "Order": Order,
+        "transaction": transaction,
+        "product": product,
+        "timedelta": timedelta,
+    }
     namespace["__name__"] = "readme.tasks"
     _, task, view = blocks(README)
     exec(task, namespace)

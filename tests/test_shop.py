@@ -1,4 +1,5 @@
-"""The example project's shop: what a customer sees, and that payment and deadline never both win."""
+"""The example project's shop: what a customer sees, and that payment and deadline never both
+win."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from django.test import Client
 from django.utils import timezone
 from shop import checkout
 from shop.models import Coupon, Order, Product
-from shop.tasks import LADDER, auto_review, close_order, expire_coupon, pay_late, remind_unpaid, webhook_retry
+from shop.tasks import (
+    LADDER,
+    auto_review,
+    close_order,
+    expire_coupon,
+    pay_late,
+    remind_unpaid,
+    webhook_retry,
+)
 
 from django_delayq import State, list_messages, topic_stats
 from tests.sending import ack, claim
@@ -57,12 +66,15 @@ def without_redis(delayq: Any, settings: Any) -> None:
 
 
 def work(*topics: str) -> None:
-    call_command("run_delayq", burst=True, reload=False, topics=",".join(topics) or "all", verbosity=0)
+    call_command(
+        "run_delayq", burst=True, reload=False, topics=",".join(topics) or "all", verbosity=0
+    )
     _close_event_loops()
 
 
 def _close_event_loops() -> None:
-    """Do what worker.EventLoop.stop() leaves to the end of the process, which a test does not wait for."""
+    """Do what worker.EventLoop.stop() leaves to the end of the process, which a test does not wait
+    for."""
     for thread in threading.enumerate():
         if thread.name == "delayq-event-loop":
             thread.join(5)
@@ -76,12 +88,18 @@ def told(response: Any) -> str:
 
 
 class TestBuying:
-    def test_it_keeps_a_piece_and_sends_the_message_that_closes_the_order(self, browser: Client, product: Product):
+    def test_it_keeps_a_piece_and_sends_the_message_that_closes_the_order(
+        self, browser: Client, product: Product
+    ):
         response = browser.post("/buy/", {"product": product.pk, "window": 30})
         order = Order.objects.get()
         message = close_order.get(key=f"order:{order.pk}")
         assert response.headers["Location"] == f"/orders/{order.pk}/"
-        assert (message.id, message.due_at, message.state) == (order.message_id, order.due_at, State.DELAYED)
+        assert (message.id, message.due_at, message.state) == (
+            order.message_id,
+            order.due_at,
+            State.DELAYED,
+        )
         assert timedelta(seconds=30) <= order.due_at - order.created_at < timedelta(seconds=31)
         product.refresh_from_db()
         assert product.stock == 9
@@ -91,7 +109,11 @@ class TestBuying:
             order = checkout.place(product.pk, 30)
             raise ZeroDivisionError
         assert close_order.get(key=order.key) is None
-        assert topic_stats("orders").counters["enqueued"] == topic_stats("reminders").counters["enqueued"] == 0
+        assert (
+            topic_stats("orders").counters["enqueued"]
+            == topic_stats("reminders").counters["enqueued"]
+            == 0
+        )
         product.refresh_from_db()
         assert (product.stock, Order.objects.count()) == (10, 0)
 
@@ -147,7 +169,11 @@ class TestPaying:
         checkout.pay(due_order.pk)
         work()
         due_order.refresh_from_db()
-        assert (due_order.state, due_order.fired_at, due_order.product.stock) == (Order.State.PAID, None, 9)
+        assert (due_order.state, due_order.fired_at, due_order.product.stock) == (
+            Order.State.PAID,
+            None,
+            9,
+        )
 
     def test_the_page_says_that_the_message_was_cancelled(self, browser: Client, order: Order):
         page = browser.post(f"/orders/{order.pk}/pay/", follow=True).content.decode()
@@ -186,7 +212,9 @@ class TestMoreTime:
         browser.post(f"/orders/{order.pk}/extend/")
         before = order.due_at
         order.refresh_from_db()
-        assert order.due_at == before + timedelta(seconds=30) == close_order.get(key=order.key).due_at
+        assert (
+            order.due_at == before + timedelta(seconds=30) == close_order.get(key=order.key).due_at
+        )
 
     def test_a_late_one_counts_from_now(self, due_order: Order):
         assert checkout.more_time(due_order) > timezone.now() + timedelta(seconds=29)
@@ -226,7 +254,10 @@ class TestTheRace:
 
         with ThreadPoolExecutor(2 * len(orders)) as threads:
             moves = [
-                (threads.submit(run, checkout.pay, o.pk), threads.submit(run, Order.objects.close, o.pk))
+                (
+                    threads.submit(run, checkout.pay, o.pk),
+                    threads.submit(run, Order.objects.close, o.pk),
+                )
                 for o in orders
             ]
         winners = [(pay.result(), close.result()) for pay, close in moves]
@@ -243,7 +274,9 @@ class TestTheRace:
 
     def test_its_payment_comes_within_fifty_milliseconds_of_the_deadline(self, order: Order):
         offset_ms = checkout.race(order)
-        assert pay_late.get(key=order.key).due_at == order.due_at + timedelta(milliseconds=offset_ms)
+        assert pay_late.get(key=order.key).due_at == order.due_at + timedelta(
+            milliseconds=offset_ms
+        )
 
     def test_it_cannot_start_when_it_is_over(self, browser: Client, due_order: Order):
         close_order(due_order.pk)
@@ -260,7 +293,11 @@ class TestTheRace:
 
     def test_ten_of_them_can_be_started_and_are_counted(self, browser: Client, product: Product):
         browser.post("/races/")
-        assert topic_stats("payments").delayed == Order.objects.exclude(race_offset_ms=None).count() == 10
+        assert (
+            topic_stats("payments").delayed
+            == Order.objects.exclude(race_offset_ms=None).count()
+            == 10
+        )
         first, second, *_ = Order.objects.all()
         assert checkout.pay(first.pk)
         assert Order.objects.close(second.pk)

@@ -1,4 +1,5 @@
-"""The shop's pages: strict about what they load, careful with GET, and open even when Redis is not."""
+"""The shop's pages: strict about what they load, careful with GET, and open even when Redis is
+not."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def pages(browser: Client) -> list[Any]:
 def test_nothing_on_them_is_inline(pages: list[Any]):
     for page in pages:
         assert page.status_code == 200
-        assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]* src=)", page.content.decode())
+        assert not re.search(
+            r"<style|\sstyle=|\son\w+=|<script(?![^>]* src=)", page.content.decode()
+        )
         assert page.headers["Content-Security-Policy"].startswith("default-src 'self';")
 
 
@@ -60,10 +63,15 @@ def test_without_redis_orders_are_taken_and_the_outbox_keeps_what_closes_them(
     response = browser.post("/buy/", {"product": order.product_id, "window": 30})
     bought = Order.objects.exclude(pk=order.pk).get()
     assert response.headers["Location"] == bought.get_absolute_url()
-    assert {row.key for row in OutboxMessage.objects.all()} == {bought.key, ""}  # its deadline, and a reminder
+    assert {row.key for row in OutboxMessage.objects.all()} == {
+        bought.key,
+        "",
+    }  # its deadline, and a reminder
     assert bought.state == Order.State.PENDING and bought.due_at is not None
     page = browser.get(bought.get_absolute_url()).content.decode()
-    assert f'<time datetime="{bought.due_at.isoformat()}">' in page, "the outbox says when it closes"
+    assert f'<time datetime="{bought.due_at.isoformat()}">' in page, (
+        "the outbox says when it closes"
+    )
 
 
 @pytest.mark.parametrize("action", ["pay", "extend", "race"])
@@ -71,10 +79,16 @@ def test_only_a_post_changes_an_order(browser: Client, order: Order, action: str
     assert browser.get(f"/orders/{order.pk}/{action}/").status_code == 405
 
 
-@pytest.mark.parametrize("address", ["/buy/", "/races/", "/orders/1/pay/", "/orders/1/extend/", "/orders/1/race/"])
+@pytest.mark.parametrize(
+    "address", ["/buy/", "/races/", "/orders/1/pay/", "/orders/1/extend/", "/orders/1/race/"]
+)
 def test_every_post_needs_the_csrf_token(address: str):
     assert Client(enforce_csrf_checks=True).post(address).status_code == 403
 
 
 def test_an_unknown_order_is_not_found(browser: Client):
-    assert browser.get("/orders/999/").status_code == browser.post("/orders/999/pay/").status_code == 404
+    assert (
+        browser.get("/orders/999/").status_code
+        == browser.post("/orders/999/pay/").status_code
+        == 404
+    )

@@ -23,4 +23,6 @@ def declared(*topics: str) -> Iterator[None]:
 def leave(topic: str, *values: Any, **options: Any) -> list[Handle]:
     """Messages of a topic that nobody declares any more; each with one of these values."""
     with declared(topic):
-        return record.using(topic=topic, **({"delay": 600} | options)).enqueue_many([(value,) for value in values])
+        return record.using(topic=topic, **({"delay": 600} | options)).enqueue_many(
+            [(value,) for value in values]
+        )

@@ -1,4 +1,5 @@
-"""The operators' pages in the Django admin. Nothing to configure: the admin finds this package by itself.
+"""The operators' pages in the Django admin. Nothing to configure: the admin finds this package by
+itself.
 
 On a site of your own: `site.register(Dashboard, DashboardAdmin)`.
 """

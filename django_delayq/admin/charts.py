@@ -1,6 +1,7 @@
 """Pictures as SVG, made on the server: they need no script, print, and can be read as a table.
 
-Widths are percentages and heights pixels, so that a picture fits every screen while its text keeps its size.
+Widths are percentages and heights pixels, so that a picture fits every screen while its text keeps
+its size.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from django.utils.translation import gettext as _
 from ..stats.overview import Bucket
 from ..templatetags.delayq import amount
 
-#: Pixels: of the bars, of what stands above them (the number of the peak) and below them (the labels).
+#: Pixels: of the bars, of what stands above them (the number of the peak) and below them (the
+#: labels).
 HEIGHT, ABOVE, BELOW = 120, 18, 20
 #: As many labels fit below the bars of a wide picture. A narrow one hides every second of them.
 LABELS = 13
@@ -23,11 +25,13 @@ LABELS = 13
 SPARK_WIDTH, SPARK_HEIGHT = 100, 24
 
 
-def bars(name: str, buckets: Sequence[Bucket], *, what: str, unit: str, summed: bool = True) -> SafeString:
+def bars(
+    name: str, buckets: Sequence[Bucket], *, what: str, unit: str, summed: bool = True
+) -> SafeString:
     """A figure with one bar for each bucket, and the same numbers as a table below it.
 
-    `name` is unique on the page, `what` says what is counted ("Due in the next hour"), `unit` what a bucket is
-    ("minute"). Without `summed` nothing is said of the sum, which would mean nothing.
+    `name` is unique on the page, `what` says what is counted ("Due in the next hour"), `unit` what
+    a bucket is ("minute"). Without `summed` nothing is said of the sum, which would mean nothing.
     """
     sentence = in_a_sentence(buckets, what, summed=summed)
     return format_html(
@@ -58,7 +62,8 @@ def in_a_sentence(buckets: Sequence[Bucket], what: str, *, summed: bool = True) 
 
 
 def sparkline(values: Sequence[float], *, title: str) -> SafeString:
-    """A line without axes, from the oldest to the newest value, which are not negative. Fewer than two give nothing."""
+    """A line without axes, from the oldest to the newest value, which are not negative. Fewer than
+    two give nothing."""
     if len(values) < 2:
         return SafeString("")
     top = max(values) or 1
@@ -96,7 +101,9 @@ def _picture(name: str, buckets: Sequence[Bucket], sentence: str) -> SafeString:
         name,
         sentence,
         *(ABOVE, ABOVE, ABOVE + HEIGHT // 2, ABOVE + HEIGHT // 2),
-        format_html_join("", "{}", ((_bar(place, bucket, width, peak),) for place, bucket in enumerate(buckets))),
+        format_html_join(
+            "", "{}", ((_bar(place, bucket, width, peak),) for place, bucket in enumerate(buckets))
+        ),
         *(ABOVE + HEIGHT, ABOVE + HEIGHT),
         _labels(buckets, width),
         ABOVE - 5,
@@ -147,8 +154,10 @@ def _table(name: str, buckets: Sequence[Bucket], what: str, heads: tuple[str, st
     if not rows:
         return SafeString("")
     return format_html(
-        '<details id="{}-numbers"><summary>{}</summary><div class="delayq-scroll"><table class="delayq-table">'
-        '<caption>{}</caption><thead><tr><th scope="col">{}</th><th scope="col" class="delayq-number">{}</th></tr>'
+        '<details id="{}-numbers"><summary>{}</summary><div class="delayq-scroll"><table '
+        'class="delayq-table">'
+        '<caption>{}</caption><thead><tr><th scope="col">{}</th><th scope="col" '
+        'class="delayq-number">{}</th></tr>'
         "</thead><tbody>{}</tbody></table></div></details>",
         name,
         _("The numbers"),

@@ -20,25 +20,27 @@ from ..archive.selection import Selection
 from ..models import ArchivedMessage
 
 COLUMNS = (
-    "id", "message_id", "topic", "task", "key", "state", "reason", "error_class", "attempts", "crashes", "enqueued_at",
-    "due_at", "started_at", "finished_at", "lateness_ms", "run_ms", "worker", "replay_of", "replayed_by",
-    "replayed_at", "discarded_at",
+    "id", "message_id", "topic", "task", "key", "state", "reason", "error_class", "attempts",
+    "crashes", "enqueued_at", "due_at", "started_at", "finished_at", "lateness_ms", "run_ms",
+    "worker", "replay_of", "replayed_by", "replayed_at", "discarded_at",
 )  # fmt: skip
 #: Only with view_payload.
 PAYLOAD = ("body", "headers", "error_message", "traceback")
 #: Rows in memory at a time. A body may have 60 KB.
 ROWS = 200
 
-#: Excel reads UTF-8 only behind this mark, and takes "é" for two characters without it. Other programs skip it:
-#: Python's name for it is "utf-8-sig".
+#: Excel reads UTF-8 only behind this mark, and takes "é" for two characters without it. Other
+#: programs skip it: Python's name for it is "utf-8-sig".
 _BYTE_ORDER_MARK = "\ufeff"
-#: Where a spreadsheet takes text for a formula: at its beginning, and behind what it takes for the end of a cell. Where
-#: people write a decimal comma that is a semicolon, and then our quotes are in the middle of a cell and mean nothing.
+#: Where a spreadsheet takes text for a formula: at its beginning, and behind what it takes for the
+#: end of a cell. Where people write a decimal comma that is a semicolon, and then our quotes are in
+#: the middle of a cell and mean nothing.
 _FORMULA = re.compile(r"(?s)(?:^|(?<=;)|(?<=.[\t\r\n]))(?=[ \xa0\x22]*[=+\-@\t\r\n＝＋－＠])")
 
 
 def response(request: HttpRequest, selection: Selection, payload: bool) -> StreamingHttpResponse:
-    """All rows of the selection, the newest first. With `payload` also arguments, headers and errors."""
+    """All rows of the selection, the newest first. With `payload` also arguments, headers and
+    errors."""
     columns = COLUMNS + (PAYLOAD if payload else ())
     parts = written(every_row(selection, columns[1:], ROWS), columns)
     # A sync iterator under ASGI would be read to its end before the first byte is sent.
@@ -61,7 +63,8 @@ def written(rows: Iterable[ArchivedMessage], columns: Sequence[str]) -> Iterator
 
 
 def cell(value: Any) -> Any:
-    """As it stands in the file. An apostrophe stands before what a spreadsheet would take for a formula."""
+    """As it stands in the file. An apostrophe stands before what a spreadsheet would take for a
+    formula."""
     if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, datetime):

@@ -12,7 +12,8 @@ SIZE = 50
 
 
 def newest_first(request: HttpRequest, rows: QuerySet[Any]) -> tuple[Sequence[Any], dict[str, str]]:
-    """The page that `before` in the address says, and the query strings of those around it: `older`, `newest`.
+    """The page that `before` in the address says, and the query strings of those around it:
+    `older`, `newest`.
 
     Other parameters stay. One query; the cost does not grow with the depth.
     """
@@ -33,4 +34,8 @@ def newest_first(request: HttpRequest, rows: QuerySet[Any]) -> tuple[Sequence[An
 
 def _before(request: HttpRequest) -> int | None:
     text = request.GET.get("before", "")
-    return int(text) if text.isascii() and text.isdecimal() and int(text[:19]) < 2**63 and len(text) < 20 else None
+    return (
+        int(text)
+        if text.isascii() and text.isdecimal() and int(text[:19]) < 2**63 and len(text) < 20
+        else None
+    )

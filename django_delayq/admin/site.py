@@ -13,14 +13,26 @@ from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
 from django.db import DataError, Error, IntegrityError, transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+)
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..core.exceptions import DelayQError, NotPermitted, OutcomeUnknown, StoreError, StoreUnavailable
+from ..core.exceptions import (
+    DelayQError,
+    NotPermitted,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+)
 from ..models import Dashboard
 from ..stats import sql_figures
 from ..stats.overview import problem_of
@@ -71,7 +83,8 @@ _pages: list[Page] = []
 def page(
     route: str, name: str, *permissions: str, methods: tuple[str, ...] = ("GET", "HEAD")
 ) -> Callable[[View], View]:
-    """Make `view(request, **arguments of the route)` a page. Whoever sees it needs view_dashboard and `permissions`.
+    """Make `view(request, **arguments of the route)` a page. Whoever sees it needs view_dashboard
+    and `permissions`.
 
     Its address is `admin:django_delayq_dashboard_<name>`.
     """
@@ -84,9 +97,11 @@ def page(
 
 
 def action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
-    """Make `view(request, **arguments)` something that a form on a page does: a POST that ends on a page again.
+    """Make `view(request, **arguments)` something that a form on a page does: a POST that ends on a
+    page again.
 
-    The view returns where to go. What a DelayQError says is shown there, or on the page that the form stood on.
+    The view returns where to go. What a DelayQError says is shown there, or on the page that the
+    form stood on.
     """
 
     def decorate(view: View) -> View:
@@ -108,8 +123,8 @@ def action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
 
 def urls(site: AdminSite) -> list[URLPattern]:
     """All addresses, for one admin site."""
-    # Outside of a transaction of ATOMIC_REQUESTS: what an enqueue refuses is to be seen here, and a record of what was
-    # done must not go when the page fails.
+    # Outside of a transaction of ATOMIC_REQUESTS: what an enqueue refuses is to be seen here, and a
+    # record of what was done must not go when the page fails.
     views = {one: site.admin_view(_guarded(one, site)) for one in _pages}
     for alias in settings.DATABASES:
         views = {one: transaction.non_atomic_requests(alias)(view) for one, view in views.items()}
@@ -121,17 +136,27 @@ def url(request: HttpRequest, name: str, **arguments: Any) -> str:
     return reverse(f"admin:{_full(name)}", kwargs=arguments, current_app=request.current_app)
 
 
-def show(request: HttpRequest, template: str, title: str, *, status: int = 200, **context: Any) -> TemplateResponse:
+def show(
+    request: HttpRequest, template: str, title: str, *, status: int = 200, **context: Any
+) -> TemplateResponse:
     """A page of ours inside the admin's frame. `template` lies in templates/django_delayq/."""
     site: AdminSite = request.delayq_site  # type: ignore[attr-defined]
     tabs = [(url(request, name), text, name) for name, text in TABS if _may(request, name)]
-    frame = {**site.each_context(request), "opts": Dashboard._meta, "title": title, "delayq_tabs": tabs}
+    frame = {
+        **site.each_context(request),
+        "opts": Dashboard._meta,
+        "title": title,
+        "delayq_tabs": tabs,
+    }
     frame["delayq_may"] = {
-        codename: request.user.has_perm(f"django_delayq.{codename}") for codename, _ in Dashboard._meta.permissions
+        codename: request.user.has_perm(f"django_delayq.{codename}")
+        for codename, _ in Dashboard._meta.permissions
     }
     name = str(request.resolver_match and request.resolver_match.url_name).removeprefix(_full(""))
     frame["delayq_tab"] = _UNDER.get(name, name)
-    response = TemplateResponse(request, f"django_delayq/{template}", {**frame, **context}, status=status)
+    response = TemplateResponse(
+        request, f"django_delayq/{template}", {**frame, **context}, status=status
+    )
     response["Cache-Control"] = "no-store"
     return response
 
@@ -139,7 +164,9 @@ def show(request: HttpRequest, template: str, title: str, *, status: int = 200, 
 def back(request: HttpRequest, fallback: str = "changelist", **arguments: Any) -> HttpResponse:
     """To the page that the form names in `next`, else to the fallback."""
     target = request.POST.get("next", "")
-    if not url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):
+    if not url_has_allowed_host_and_scheme(
+        target, {request.get_host()}, require_https=request.is_secure()
+    ):
         target = url(request, fallback, **arguments)
     return HttpResponseRedirect(target)
 
@@ -170,12 +197,23 @@ def _guarded(one: Page, site: AdminSite) -> View:
         except Error as error:
             logger.exception("A page could not be shown: %s", request.path)
             title = gettext("The database does not answer")
-            return show(request, "away.html", title, status=503, problem=sql_figures.problem_of(error), database=True)
+            return show(
+                request,
+                "away.html",
+                title,
+                status=503,
+                problem=sql_figures.problem_of(error),
+                database=True,
+            )
 
     return view
 
 
 def _redis_is_away(request: HttpRequest, error: StoreError) -> HttpResponse:
     away = isinstance(error, StoreUnavailable | OutcomeUnknown)
-    title = gettext("Redis cannot be reached") if away else gettext("Redis gave an answer that nobody expected")
+    title = (
+        gettext("Redis cannot be reached")
+        if away
+        else gettext("Redis gave an answer that nobody expected")
+    )
     return show(request, "away.html", title, status=503, problem=problem_of(error))

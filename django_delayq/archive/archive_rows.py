@@ -1,7 +1,8 @@
-"""Makes rows of the archive of finished messages, and inserts them so that doing it twice changes nothing.
+"""Makes rows of the archive of finished messages, and inserts them so that doing it twice changes
+nothing.
 
-Past Django's bulk_create, which needs 50 us for a row of these 29 columns in instances alone: the whole way of a row
-from the stream to the table takes less than that here.
+Past Django's bulk_create, which needs 50 us for a row of these 29 columns in instances alone: the
+whole way of a row from the stream to the table takes less than that here.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from ..tasks.naming import kept_task_name
 logger = logging.getLogger("delayq")
 
 COLUMNS = (
-    "message_id", "enqueued_at", "topic", "partition", "task", "key", "state", "reason", "body", "headers", "priority",
-    "ttr_ms", "max_attempts", "attempts", "crashes", "history", "due_at", "started_at", "finished_at", "lateness_ms",
-    "run_ms", "worker", "error_class", "error_message", "traceback", "replay_of",
+    "message_id", "enqueued_at", "topic", "partition", "task", "key", "state", "reason", "body",
+    "headers", "priority", "ttr_ms", "max_attempts", "attempts", "crashes", "history", "due_at",
+    "started_at", "finished_at", "lateness_ms", "run_ms", "worker", "error_class", "error_message",
+    "traceback", "replay_of",
 )  # fmt: skip
 Row = tuple[Any, ...]
 #: The body of a message and its arguments as the archive shows them.
@@ -71,14 +73,17 @@ def wanted(entry: Entry, settings: Settings) -> bool:
 
 
 def row_of(entry: Entry, connection: BaseDatabaseWrapper, content: Content | None = None) -> Row:
-    """The values of COLUMNS, as the database takes them. A record that cannot be read becomes a row that says so.
+    """The values of COLUMNS, as the database takes them. A record that cannot be read becomes a row
+    that says so.
 
-    `content` is that of an entry whose record was cut to its header, because arguments are redacted.
-    Raises StoreError when the name of a task that is unknown here has to be asked for, and ValueError or OverflowError
-    for times that no calendar has.
+    `content` is that of an entry whose record was cut to its header, because arguments are
+    redacted. Raises StoreError when the name of a task that is unknown here has to be asked for,
+    and ValueError or OverflowError for times that no calendar has.
     """
     instant = _adapter(connection)
-    attempts = Attempts.decode(entry.attempts) if len(entry.attempts) >= ATTEMPTS.size else _NEVER_CLAIMED
+    attempts = (
+        Attempts.decode(entry.attempts) if len(entry.attempts) >= ATTEMPTS.size else _NEVER_CLAIMED
+    )
     detail = detail_of(entry.detail)
     record, body, arguments = content_of(entry) if content is None else (_header(entry), *content)
     due_ms = entry.due_ms or attempts.due_at_ms or entry.at_ms
@@ -114,7 +119,8 @@ def row_of(entry: Entry, connection: BaseDatabaseWrapper, content: Content | Non
 
 
 def content_of(entry: Entry) -> tuple[Record, Body, str]:
-    """Record, body and arguments as far as they can be read. The arguments are redacted where DELAYQ says so."""
+    """Record, body and arguments as far as they can be read. The arguments are redacted where
+    DELAYQ says so."""
     try:
         record = Record.decode(entry.record)
         body = decode_body(record.flags, record.body)
@@ -131,8 +137,8 @@ def _header(entry: Entry) -> Record:
 
 
 def insert(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> None:
-    """Insert the rows; those that are there already stay as they are. In the order of their ids, so that two
-    archivers with the same rows wait for each other instead of deadlocking."""
+    """Insert the rows; those that are there already stay as they are. In the order of their ids, so
+    that two archivers with the same rows wait for each other instead of deadlocking."""
     rows = sorted(rows, key=lambda row: row[:2])
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -181,8 +187,11 @@ def detail_of(raw: bytes) -> Detail:
         return Detail(reason="unreadable detail")
 
 
-def _first_start(attempts: Attempts, started_ms: float | None, instant: Callable[[float], Any]) -> Any:
-    """When the first run began: the only one's start, else the first claim, which comes a moment before."""
+def _first_start(
+    attempts: Attempts, started_ms: float | None, instant: Callable[[float], Any]
+) -> Any:
+    """When the first run began: the only one's start, else the first claim, which comes a moment
+    before."""
     if started_ms is not None and not attempts.history:
         return instant(started_ms)
     return instant(attempts.first_claimed_at_ms) if attempts.first_claimed_at_ms else None
@@ -193,7 +202,9 @@ def _arguments(partition: Partition, code: bytes, body: Body) -> str:
     redact = get_settings().redact
     if not redact:
         return _encode({"args": args, "kwargs": kwargs}).decode()
-    plain = _encode({"args": args, "kwargs": kwargs})  # before: a redactor may change what it is given
+    plain = _encode(
+        {"args": args, "kwargs": kwargs}
+    )  # before: a redactor may change what it is given
     try:
         shown = _redactor(redact)(partition.topic, kept_task_name(partition, code), args, kwargs)
         if _encode({"args": shown[0], "kwargs": shown[1]}) == plain:
@@ -240,12 +251,16 @@ def _statement(alias: str, values: str = "", *, strict: bool = False) -> str:
     values = values or f"VALUES ({', '.join(['%s'] * len(COLUMNS))})"
     # Not Django's INSERT IGNORE, which swallows more than a second row of the same life.
     ignore = "ON DUPLICATE KEY UPDATE topic = topic" if connection.vendor == "mysql" else _IGNORE
-    return f"INSERT INTO {ops.quote_name(meta.db_table)} ({columns}) {values} {'' if strict else ignore}"
+    return (
+        f"INSERT INTO {ops.quote_name(meta.db_table)} ({columns}) {values} "
+        f"{'' if strict else ignore}"
+    )
 
 
 def _unnested(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
-    """One statement with an array for each column: a third quicker than executemany. A column that holds the same in
-    all rows (most do, in a batch of one topic) is passed once: that halves the rest."""
+    """One statement with an array for each column: a third quicker than executemany. A column that
+    holds the same in all rows (most do, in a batch of one topic) is passed once: that halves the
+    rest."""
     sources, parameters = [], []
     for name, column in zip(COLUMNS, zip(*rows, strict=True), strict=True):
         kind = _type(connection.alias, name)

@@ -1,4 +1,5 @@
-"""Moves finished messages from Redis into the archive: read by consumer group, insert, commit, and only then remove."""
+"""Moves finished messages from Redis into the archive: read by consumer group, insert, commit, and
+only then remove."""
 
 from __future__ import annotations
 
@@ -32,12 +33,15 @@ logger = logging.getLogger("delayq.worker")
 
 #: Seconds between two looks, so that a row is inserted soon but not each alone.
 GATHER = 0.2
-#: Seconds between two looks when nobody says that there is something. In a worker, whoever finishes messages says so.
+#: Seconds between two looks when nobody says that there is something. In a worker, whoever finishes
+#: messages says so.
 IDLE = 15.0
-#: Beside busy tasks the archiver rests for so many times as long as it has worked: it then takes a fifth of the
-#: interpreter's time, and catches up when they are done, or when half the room of the stream is taken.
+#: Beside busy tasks the archiver rests for so many times as long as it has worked: it then takes a
+#: fifth of the interpreter's time, and catches up when they are done, or when half the room of the
+#: stream is taken.
 REST = 4.0
-#: Failures in a row of the same batch, with a database that answers, before the culprit is looked for.
+#: Failures in a row of the same batch, with a database that answers, before the culprit is looked
+#: for.
 PATIENCE = 3
 #: Seconds between two looks for what dead archivers have left.
 TAKE_OVER_INTERVAL = 5.0
@@ -53,7 +57,12 @@ class Archiver(Service):
     name = "archiver"
 
     def __init__(
-        self, store: RedisStore, consumer: str, *, tasks_run: Callable[[], bool] = bool, interval: float = IDLE
+        self,
+        store: RedisStore,
+        consumer: str,
+        *,
+        tasks_run: Callable[[], bool] = bool,
+        interval: float = IDLE,
     ) -> None:
         super().__init__()
         self._store = store
@@ -76,7 +85,8 @@ class Archiver(Service):
         """Entries of all streams at the last look."""
 
     def messages_ended(self) -> None:
-        """Messages have ended. While the database is away they wait for the next try, which is at most a second off."""
+        """Messages have ended. While the database is away they wait for the next try, which is at
+        most a second off."""
         self._hinted = True
         if not self.lagging:
             self.sleeper.wake()
@@ -97,7 +107,8 @@ class Archiver(Service):
         return bool(self._down_since)
 
     def run_once(self) -> float:
-        """One batch of each partition that has something. Raises ArchiveUnavailable while the database is away."""
+        """One batch of each partition that has something. Raises ArchiveUnavailable while the
+        database is away."""
         since = time.monotonic() - self._began_at
         if since < GATHER and not self._held:
             return GATHER - since
@@ -107,7 +118,9 @@ class Archiver(Service):
         sizes = dict(zip(partitions, lengths(self._store, partitions), strict=True))
         self.waiting = sum(sizes.values())
         archived, errors = [0], []
-        for partition in [partition for partition, size in sizes.items() if size or partition in self._held]:
+        for partition in [
+            partition for partition, size in sizes.items() if size or partition in self._held
+        ]:
             try:
                 archived.append(self._archive(partition))
             except DelayQError as error:  # the others have their turn all the same
@@ -130,7 +143,9 @@ class Archiver(Service):
     def _partitions(self) -> Sequence[Partition]:
         now = time.monotonic()
         if now - self._learned_at > PARTITIONS_REFRESH or not self._known:
-            self._known |= set(self._store.used_partitions())  # what FLUSHALL makes Redis forget is used again soon
+            self._known |= set(
+                self._store.used_partitions()
+            )  # what FLUSHALL makes Redis forget is used again soon
             self._learned_at = now
         return list(self._known | self._held.keys())
 
@@ -138,7 +153,9 @@ class Archiver(Service):
         """Archive one batch. Returns how many entries it had."""
         stream = self._streams.get(partition)
         if stream is None:
-            stream = self._streams[partition] = FinishedStream(self._store, partition, self._consumer)
+            stream = self._streams[partition] = FinishedStream(
+                self._store, partition, self._consumer
+            )
         entries = self._held.pop(partition, None) or self._left_by_others(stream) or stream.read()
         if entries:
             try:
@@ -178,12 +195,13 @@ class Archiver(Service):
 
 
 def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[Entry]:
-    """Insert the rows of the entries and close the outbox rows of the durable ones, in one transaction.
+    """Insert the rows of the entries and close the outbox rows of the durable ones, in one
+    transaction.
 
-    Returns the entries that have to wait, because somebody has locked their rows: they are taken over and tried again
-    later (TAKE_OVER_AFTER_MS). With `search`, a batch that fails is split until the bad entry is alone; when that is to
-    blame, it becomes an UnarchivableEntry.
-    Raises ArchiveUnavailable: nothing was committed of what failed, and all of it may be tried again.
+    Returns the entries that have to wait, because somebody has locked their rows: they are taken
+    over and tried again later (TAKE_OVER_AFTER_MS). With `search`, a batch that fails is split
+    until the bad entry is alone; when that is to blame, it becomes an UnarchivableEntry. Raises
+    ArchiveUnavailable: nothing was committed of what failed, and all of it may be tried again.
     """
     connection = connections[get_settings().database]
     try:
@@ -203,7 +221,11 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[En
 
 def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[Entry]:
     settings = get_settings()
-    rows = [archive_rows.row_of(entry, connection) for entry in entries if archive_rows.wanted(entry, settings)]
+    rows = [
+        archive_rows.row_of(entry, connection)
+        for entry in entries
+        if archive_rows.wanted(entry, settings)
+    ]
     with transaction.atomic(using=connection.alias):
         if rows:
             archive_rows.insert(rows, connection)
@@ -211,11 +233,14 @@ def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequenc
 
 
 def _is_about_data(error: Exception) -> bool:
-    """Whether trying the same again is useless. Operational errors are deadlocks, locks, lost connections.
+    """Whether trying the same again is useless. Operational errors are deadlocks, locks, lost
+    connections.
 
     What is not the database's comes from a driver that cannot even send the value.
     """
-    return not isinstance(error, Error) or isinstance(error, DataError | IntegrityError | InternalError)
+    return not isinstance(error, Error) or isinstance(
+        error, DataError | IntegrityError | InternalError
+    )
 
 
 def _answers(connection: BaseDatabaseWrapper) -> bool:
@@ -230,8 +255,11 @@ def _answers(connection: BaseDatabaseWrapper) -> bool:
     return usable
 
 
-def _store_alone(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> Sequence[Entry]:
-    """Store one entry that the database has refused. Only when it is itself to blame it is put aside."""
+def _store_alone(
+    entry: Entry, error: Exception, connection: BaseDatabaseWrapper
+) -> Sequence[Entry]:
+    """Store one entry that the database has refused. Only when it is itself to blame it is put
+    aside."""
     try:
         refused = _rehearse(entry, connection)
     except Error:  # a good row is not taken either: a lock, or a migration is missing
@@ -250,10 +278,11 @@ def _store_alone(entry: Entry, error: Exception, connection: BaseDatabaseWrapper
 
 
 def _rehearse(entry: Entry, connection: BaseDatabaseWrapper) -> Exception | None:
-    """What the database has against this entry while it takes a row that is surely good. Changes nothing.
+    """What the database has against this entry while it takes a row that is surely good. Changes
+    nothing.
 
-    Both in one transaction: it holds the locks of the good row, so what it then meets is no lock of the table that
-    came in between. Raises Error when the good row is not taken.
+    Both in one transaction: it holds the locks of the good row, so what it then meets is no lock of
+    the table that came in between. Raises Error when the good row is not taken.
     """
     good = Entry(b"", Partition("probe", 0), new_id(), "acked", 1, b"", b"", b"{}")
     refused: Exception | None = None

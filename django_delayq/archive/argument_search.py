@@ -1,4 +1,5 @@
-"""Whether a row of the archive was called with a given argument: `order_id`, `args.0` or `order.id` and its value."""
+"""Whether a row of the archive was called with a given argument: `order_id`, `args.0` or `order.id`
+and its value."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _MISSING = object()
 class Sought:
     """An argument and what it is to be: as JSON, or as a plain word.
 
-    `name` is a parameter of the task, or `args` and a number for the positional ones; further dots lead into objects
-    and arrays.
+    `name` is a parameter of the task, or `args` and a number for the positional ones; further dots
+    lead into objects and arrays.
     """
 
     def __init__(self, name: str, value: str) -> None:
@@ -28,7 +29,8 @@ class Sought:
         self.word, self.value = value, _read(value)
 
     def narrowed(self, rows: Rows) -> Rows:
-        """The rows whose text has the value anywhere, with their bodies: so few of them need to be read."""
+        """The rows whose text has the value anywhere, with their bodies: so few of them need to be
+        read."""
         if isinstance(self.value, dict | list):
             return rows
         needles = {_written(self.word).strip('"'), _written(self.value).strip('"')}
@@ -87,7 +89,12 @@ def _at(value: Any, path: Sequence[str]) -> Any:
     for step in path:
         if isinstance(value, Mapping) and step in value:
             value = value[step]
-        elif isinstance(value, list) and step.isascii() and step.isdecimal() and int(step[:9]) < len(value):
+        elif (
+            isinstance(value, list)
+            and step.isascii()
+            and step.isdecimal()
+            and int(step[:9]) < len(value)
+        ):
             value = value[int(step[:9])]
         else:
             return _MISSING

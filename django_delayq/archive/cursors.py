@@ -10,7 +10,8 @@ from ..core.exceptions import InvalidMessage
 from .archive_rows import instant_of
 
 Edge = tuple[datetime | None, int]
-"""Where a page begins, itself not included: finished_at (in lists that are in its order) and the id of a row."""
+"""Where a page begins, itself not included: finished_at (in lists that are in its order) and the id
+of a row."""
 
 LAST_ID = 2**62
 
@@ -18,7 +19,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def stepped(edge: Edge | None, by: int) -> Edge | None:
-    """The same place for a walk in the other direction: it does not see the edge itself, but one row less or more."""
+    """The same place for a walk in the other direction: it does not see the edge itself, but one
+    row less or more."""
     return edge and (edge[0], edge[1] + by)
 
 
@@ -34,7 +36,8 @@ def text_of(edge: Edge | None) -> str | None:
 
 
 def edge_of(text: str | None, timed: bool) -> Edge | None:
-    """From text_of(). Raises InvalidMessage for what is none, and for one of a list in another order."""
+    """From text_of(). Raises InvalidMessage for what is none, and for one of a list in another
+    order."""
     if not text:
         return None
     when, _, pk = text.rpartition(".")
@@ -43,4 +46,6 @@ def edge_of(text: str | None, timed: bool) -> Edge | None:
             raise ValueError
         return (instant_of(int(when) / 1000) if timed else None, int(pk))
     except (ValueError, OverflowError, OSError):
-        raise InvalidMessage(f"{text!r:.60} is not a place in this list: begin at its top.") from None
+        raise InvalidMessage(
+            f"{text!r:.60} is not a place in this list: begin at its top."
+        ) from None

@@ -1,4 +1,5 @@
-"""Open dead letters in groups: what died, of which error, and how many of it in the last hour, day and week."""
+"""Open dead letters in groups: what died, of which error, and how many of it in the last hour, day
+and week."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .selection import Rows, Selection
 
 #: How far back each window goes. The longest is also where counting ends.
 WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(hours=24), "week": timedelta(days=7)}
-#: Dead letters that are counted, the newest ones: a flood of them must not make the page slow when it is needed.
+#: Dead letters that are counted, the newest ones: a flood of them must not make the page slow when
+#: it is needed.
 MOST_ROWS = 100_000
 #: Groups that are told apart: a task may give a reason of its own to each message.
 MOST_GROUPS = 100
@@ -32,7 +34,8 @@ class Group:
 
     task: str
     error: str
-    """Class of the error; what has none has its reason here (poison, unknown_task ... or what Reject said)."""
+    """Class of the error; what has none has its reason here (poison, unknown_task ... or what
+    Reject said)."""
     hour: int
     """How many died in the last hour."""
     day: int
@@ -54,11 +57,13 @@ class DeadLetters:
     topic: str
     """The only topic that it is about; empty for all."""
     groups: Sequence[Group]
-    """What died most in the last hour first, then in the last day, then in the last week. At most MOST_GROUPS."""
+    """What died most in the last hour first, then in the last day, then in the last week. At most
+    MOST_GROUPS."""
     more_groups: bool
     """Whether there are others."""
     counted_since: datetime | None
-    """Set when there were more than MOST_ROWS: what died before that instant is not in the figures."""
+    """Set when there were more than MOST_ROWS: what died before that instant is not in the figures.
+    """
     older: int
     """How many died before the last week and are still open: up to MOST_OLDER."""
 
@@ -90,10 +95,11 @@ class DeadLetters:
 
 
 def grouped(topic: str = "", *, messages: bool = False) -> DeadLetters:
-    """Open dead letters by task and error: the newest MOST_ROWS of the last seven days, of one topic or of all.
+    """Open dead letters by task and error: the newest MOST_ROWS of the last seven days, of one
+    topic or of all.
 
-    `messages`: also what the newest of each group said. The index delayq_archive_open answers all three
-    queries without a look at the rows; only that one more does. Raises InvalidName.
+    `messages`: also what the newest of each group said. The index delayq_archive_open answers all
+    three queries without a look at the rows; only that one more does. Raises InvalidName.
     """
     if topic:
         check_name(topic, "a topic")
@@ -101,7 +107,9 @@ def grouped(topic: str = "", *, messages: bool = False) -> DeadLetters:
     rows = Selection(open=True, topic=topic).rows()
     week = rows.filter(finished_at__gte=at - WINDOWS["week"])
     counted_since = (
-        week.order_by("-finished_at").values_list("finished_at", flat=True)[MOST_ROWS : MOST_ROWS + 1].first()
+        week.order_by("-finished_at")
+        .values_list("finished_at", flat=True)[MOST_ROWS : MOST_ROWS + 1]
+        .first()
     )
     if counted_since is not None:
         week = week.filter(finished_at__gte=counted_since)
@@ -118,9 +126,11 @@ def grouped(topic: str = "", *, messages: bool = False) -> DeadLetters:
 
 
 def _groups(rows: Rows, at: datetime) -> Any:
-    """One query for all windows. It counts a column of the index, so that PostgreSQL need not read the rows."""
+    """One query for all windows. It counts a column of the index, so that PostgreSQL need not read
+    the rows."""
     counts = {
-        name: Count("finished_at", filter=Q(finished_at__gte=at - length)) for name, length in WINDOWS.items()
+        name: Count("finished_at", filter=Q(finished_at__gte=at - length)) for name,
+        length in WINDOWS.items()
     }  # fmt: skip
     named = rows.annotate(error=_error()).order_by().values("task", "error")
     named = named.annotate(**counts, newest_at=Max("finished_at"), oldest_at=Min("finished_at"))
@@ -133,7 +143,9 @@ def _error() -> Case:
 
 def _with_messages(rows: Rows, groups: Sequence[Group]) -> list[Group]:
     """Found by their instants, which the index knows; those of one instant are few."""
-    newest = rows.filter(finished_at__in={group.newest_at for group in groups}).annotate(error=_error())
+    newest = rows.filter(finished_at__in={group.newest_at for group in groups}).annotate(
+        error=_error()
+    )
     said = newest.values_list("task", "error", "finished_at", Left("error_message", MESSAGE_LENGTH))
     found = {(task, error, at): message for task, error, at, message in said[: 10 * MOST_GROUPS]}
     return [replace(g, message=found.get((g.task, g.error, g.newest_at), "")) for g in groups]

@@ -14,11 +14,15 @@ from ..worker.executor import NO_DATABASE_DELAY
 from . import archive_rows
 
 
-def perform(lease: Lease, run: Callable[[], object], detail: Callable[[], tuple[int, bytes]]) -> None:
-    """Call `run` unless this life of the message has its archive row; commit what it wrote together with that row.
+def perform(
+    lease: Lease, run: Callable[[], object], detail: Callable[[], tuple[int, bytes]]
+) -> None:
+    """Call `run` unless this life of the message has its archive row; commit what it wrote together
+    with that row.
 
-    `detail` gives, after the run, the time (ms) and the JSON for the row. A run that comes second, because an earlier
-    one was committed and not acked, changes nothing; of two at the same time, the row lets one commit.
+    `detail` gives, after the run, the time (ms) and the JSON for the row. A run that comes second,
+    because an earlier one was committed and not acked, changes nothing; of two at the same time,
+    the row lets one commit.
     """
     enqueued_at_us = int.from_bytes(lease.record[:8], "big")
     try:
@@ -30,7 +34,9 @@ def perform(lease: Lease, run: Callable[[], object], detail: Callable[[], tuple[
         with transaction.atomic(using=get_settings().database):
             run()
             at_ms, said = detail()
-            entry = Entry(b"", lease.partition, lease.id, "acked", at_ms, lease.record, lease.entry, said)
+            entry = Entry(
+                b"", lease.partition, lease.id, "acked", at_ms, lease.record, lease.entry, said
+            )
             archive_rows.archive_once(entry)
     except IntegrityError:
         if not archive_rows.is_archived(lease.id, enqueued_at_us):

@@ -1,4 +1,5 @@
-"""Deletes old rows of the archive, in short transactions, and never an open dead letter by accident."""
+"""Deletes old rows of the archive, in short transactions, and never an open dead letter by
+accident."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ class Pruned:
     kept: int
     """Rows that are old enough and stay: dead letters that nobody has replayed or discarded."""
     needed: int = 0
-    """Rows that are old enough and stay: of exactly_once tasks whose messages Redis still has, so that they may be
-    delivered again, or may have while it is away. Their rows keep them from running twice."""
+    """Rows that are old enough and stay: of exactly_once tasks whose messages Redis still has, so
+    that they may be delivered again, or may have while it is away. Their rows keep them from
+    running twice."""
 
 
 def prune(
@@ -54,13 +56,15 @@ def prune(
     progress: Callable[[Pruned], object] | None = None,
     batch: int = 1_000,
 ) -> Pruned:
-    """Delete rows of the archive that finished longer ago than `older_than`: a timedelta or seconds, 1 hour or more.
+    """Delete rows of the archive that finished longer ago than `older_than`: a timedelta or
+    seconds, 1 hour or more.
 
-    `state`: only acked, dead, cancelled or expired ones. Without it everything goes but the dead letters that nobody
-    has replayed or discarded: those go only with state="dead". What the archive refused (UnarchivableEntry) goes by the
-    same rules. The oldest go first, `batch` (1 to 10,000) rows in a
-    transaction, so that to interrupt is safe. `dry_run` only counts. `by` is for the OperatorAction.
-    `progress(pruned)` is called first and after each transaction. Raises InvalidMessage.
+    `state`: only acked, dead, cancelled or expired ones. Without it everything goes but the dead
+    letters that nobody has replayed or discarded: those go only with state="dead". What the archive
+    refused (UnarchivableEntry) goes by the same rules. The oldest go first, `batch` (1 to 10,000)
+    rows in a transaction, so that to interrupt is safe. `dry_run` only counts. `by` is for the
+    OperatorAction. `progress(pruned)` is called first and after each transaction. Raises
+    InvalidMessage.
     """
     before = timezone.now() - _checked_age(older_than)
     if state is not None and state not in Final.values:
@@ -71,21 +75,29 @@ def prune(
     if not dry_run:
         age = in_words(timedelta(milliseconds=duration_ms(older_than)).total_seconds())
         what = state or "all but open dead letters"
-        work.begin(by, f"{what}, finished more than {age} ago, before {before.isoformat(timespec='seconds')}")
+        work.begin(
+            by,
+            f"{what}, finished more than {age} ago, before {before.isoformat(timespec='seconds')}",
+        )
     return work.run(batch)
 
 
 def _checked_age(older_than: Duration) -> timedelta:
     age = timedelta(milliseconds=duration_ms(older_than, "older_than"))
     if age < MIN_AGE:
-        raise InvalidMessage("older_than is at least 1 hour: younger rows are looked at by those who just wrote them.")
+        raise InvalidMessage(
+            "older_than is at least 1 hour: younger rows are looked at by those who just wrote "
+            "them."
+        )
     return age
 
 
 class _Prune:
     """One call of prune()."""
 
-    def __init__(self, before: datetime, state: str | None, progress: Callable[[Pruned], object] | None) -> None:
+    def __init__(
+        self, before: datetime, state: str | None, progress: Callable[[Pruned], object] | None
+    ) -> None:
         self._before, self._state, self._progress = before, state, progress
         self._alias = get_settings().database
         self._action: OperatorAction | None = None
@@ -110,8 +122,8 @@ class _Prune:
         return self._so_far()
 
     def _pages(self) -> Iterator[Sequence[int]]:
-        """The ids of rows to delete. Read along the index of finished_at, whatever is wanted of it: so each query is
-        short, also one for a state that is rare."""
+        """The ids of rows to delete. Read along the index of finished_at, whatever is wanted of it:
+        so each query is short, also one for a state that is rare."""
         rows = ArchivedMessage.objects.using(self._alias).filter(finished_at__lt=self._before)
         columns = rows.order_by("finished_at", "pk").values_list(
             "pk", "finished_at", "state", "replayed_at", "discarded_at"
@@ -121,9 +133,15 @@ class _Prune:
             yield [pk for pk, _, *standing in page if self._goes(*standing)]
             pk, finished_at = page[-1][:2]
             further = Q(finished_at__gt=finished_at) | Q(pk__gt=pk)
-            page = list(columns.filter(further, finished_at__gte=finished_at)[:PAGE]) if len(page) == PAGE else []
+            page = (
+                list(columns.filter(further, finished_at__gte=finished_at)[:PAGE])
+                if len(page) == PAGE
+                else []
+            )
 
-    def _goes(self, state: str, replayed_at: datetime | None, discarded_at: datetime | None) -> bool:
+    def _goes(
+        self, state: str, replayed_at: datetime | None, discarded_at: datetime | None
+    ) -> bool:
         if self._state:
             return state == self._state
         is_open = state == Final.DEAD and not replayed_at and not discarded_at
@@ -142,7 +160,9 @@ class _Prune:
 
     def _aside(self) -> Sequence[int]:
         rows = UnarchivableEntry.objects.using(self._alias).filter(created_at__lt=self._before)
-        return [pk for pk, state in rows.values_list("pk", "state") if self._goes(state, None, None)]
+        return [
+            pk for pk, state in rows.values_list("pk", "state") if self._goes(state, None, None)
+        ]
 
     def _delete(self, model: type[ArchivedMessage | UnarchivableEntry], pks: Sequence[int]) -> int:
         if self._action is None or not pks:
@@ -164,12 +184,15 @@ class _Prune:
 
 
 def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
-    """The ids of those rows that keep a message from running twice: of exactly_once tasks, whose worker died before it
-    could say that they ran, so that Redis still has them. All rows of such tasks while Redis is away."""
+    """The ids of those rows that keep a message from running twice: of exactly_once tasks, whose
+    worker died before it could say that they ran, so that Redis still has them. All rows of such
+    tasks while Redis is away."""
     once = [name for name, task in registry.by_name.items() if task.options.exactly_once]
     lives: dict[Partition, list[tuple[int, tuple[bytes, int]]]] = defaultdict(list)
     columns = ("pk", "topic", "partition", "message_id", "enqueued_at")
-    for pk, topic, number, message_id, enqueued_at in rows.filter(task__in=once).values_list(*columns):
+    for pk, topic, number, message_id, enqueued_at in rows.filter(task__in=once).values_list(
+        *columns
+    ):
         lives[Partition(topic, number)].append((pk, (message_id.bytes, _microseconds(enqueued_at))))
     needed: set[int] = set()
     for partition, those in lives.items():

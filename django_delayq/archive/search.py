@@ -1,10 +1,12 @@
-"""Finds one page of the archive, the newest rows first, in a time that grows with neither the table nor the depth.
+"""Finds one page of the archive, the newest rows first, in a time that grows with neither the table
+nor the depth.
 
-No index serves every combination of filters, so rows are looked at in windows, and a page that is not full says how far
-back it looked. What is not acked is little: an index of its own (delayq_archive_others) holds all that filters ask for,
-and a window is 100,000 of its entries. Else it is a number of rows in the order in which they finished when a period is
-given, and without one a range of ids: 20,000 at first, then as many as the time that is left allows. Where a task or a
-topic is rare its index has all of its rows at once, and there is no window.
+No index serves every combination of filters, so rows are looked at in windows, and a page that is
+not full says how far back it looked. What is not acked is little: an index of its own
+(delayq_archive_others) holds all that filters ask for, and a window is 100,000 of its entries. Else
+it is a number of rows in the order in which they finished when a period is given, and without one a
+range of ids: 20,000 at first, then as many as the time that is left allows. Where a task or a topic
+is rare its index has all of its rows at once, and there is no window.
 """
 
 from __future__ import annotations
@@ -28,15 +30,17 @@ from .selection import Rows, Selection
 
 #: What the list shows. Bodies, headers and tracebacks stay in the database.
 LISTED = (
-    "message_id", "topic", "task", "key", "state", "reason", "attempts", "due_at", "finished_at", "lateness_ms",
-    "run_ms", "error_class", "replay_of", "replayed_by", "replayed_at", "discarded_at",
+    "message_id", "topic", "task", "key", "state", "reason", "attempts", "due_at", "finished_at",
+    "lateness_ms", "run_ms", "error_class", "replay_of", "replayed_by", "replayed_at",
+    "discarded_at",
 )  # fmt: skip
 SIZE = 100
 #: Ids of the first window.
 FIRST_IDS = 20_000
 #: Seconds that the second window may take, by what the first one took.
 BUDGET = 0.06
-#: Rows in one window of a period; when an index without the acked ones has them; when bodies are searched.
+#: Rows in one window of a period; when an index without the acked ones has them; when bodies are
+#: searched.
 PERIOD_ROWS, FEW_ROWS, SEARCHED_ROWS = 60_000, 100_000, 50_000
 #: A task or a topic with at most as many rows is looked up in its index, without windows.
 RARE = 5_000
@@ -58,7 +62,8 @@ class ArchivePage:
     newer: str | None
     """Pass it as `after` for what comes above; None at the top."""
     searched_back_to: datetime | None
-    """The page is not full because the search stopped there for now; None when it is full or complete."""
+    """The page is not full because the search stopped there for now; None when it is full or
+    complete."""
     complete: bool
     """Whether the search came to the end: nothing lies beyond this page."""
 
@@ -81,11 +86,13 @@ def page_of(
     size: int = SIZE,
     columns: Sequence[str] = LISTED,
 ) -> ArchivePage:
-    """The `size` newest rows; the next older ones than the cursor `before`, or the next newer ones than `after`.
+    """The `size` newest rows; the next older ones than the cursor `before`, or the next newer ones
+    than `after`.
 
-    In the order of finishing, or (all rows or acked ones, without a period) in that of archiving, which is nearly the
-    same. Two short queries at most, four on SQLite. `columns`: the fields to read. Raises InvalidMessage for a cursor
-    that is not of this selection's pages, and for a search for an argument without a period.
+    In the order of finishing, or (all rows or acked ones, without a period) in that of archiving,
+    which is nearly the same. Two short queries at most, four on SQLite. `columns`: the fields to
+    read. Raises InvalidMessage for a cursor that is not of this selection's pages, and for a search
+    for an argument without a period.
     """
     if selection.argument and not (selection.since or selection.until):
         raise InvalidMessage("An argument can only be searched for inside a period: choose one.")
@@ -97,12 +104,23 @@ def page_of(
         rows.reverse()
         older, newer = text_of(_after(rows[-1], kind) if rows else stepped(edge, 1)), beyond
     else:
-        older, newer = beyond, text_of(_after(rows[0], kind) if rows else stepped(edge, -1)) if before else None
+        older, newer = (
+            beyond,
+            text_of(_after(rows[0], kind) if rows else stepped(edge, -1)) if before else None,
+        )
     stopped_at = found.stopped_at if len(rows) < size else None
-    return ArchivePage(rows=rows, older=older, newer=newer, searched_back_to=stopped_at, complete=found.edge is None)
+    return ArchivePage(
+        rows=rows,
+        older=older,
+        newer=newer,
+        searched_back_to=stopped_at,
+        complete=found.edge is None,
+    )
 
 
-def every_row(selection: Selection, columns: Sequence[str], size: int = 500) -> Iterator[ArchivedMessage]:
+def every_row(
+    selection: Selection, columns: Sequence[str], size: int = 500
+) -> Iterator[ArchivedMessage]:
     """All rows, page by page. Raises InvalidMessage."""
     before: str | None = None
     while True:
@@ -122,10 +140,13 @@ class _Walk:
         self.table: Rows = ArchivedMessage.objects.using(self.rows.db).only("pk", *columns)
         self.features = connections[self.rows.db].features
         if selection.topic and not selection.state:
-            self.rows = self.rows.filter(state__in=Final.values)  # all there are: the index begins with them
+            self.rows = self.rows.filter(
+                state__in=Final.values
+            )  # all there are: the index begins with them
 
     def mark(self) -> Any:
-        """In SQL: _RARE when so few rows have this task, or topic, that an index gives all of them at once."""
+        """In SQL: _RARE when so few rows have this task, or topic, that an index gives all of them
+        at once."""
         wanted = self.selection
         states = [wanted.state] if wanted.state else Final.values
         if wanted.task:
@@ -167,17 +188,24 @@ class _Ids(_Walk):
         rest = self._from(self.rows, start).order_by(*self.order("pk"))
         return _cut([*rows, *rest[: size + 1 - len(rows)]], size, _Ids)
 
-    def _window(self, start: int | None, span: int, limit: int) -> tuple[list[ArchivedMessage], ArchivedMessage | None]:
-        """The first rows of the selection among `span` ids, and the first row of the table beyond those."""
+    def _window(
+        self, start: int | None, span: int, limit: int
+    ) -> tuple[list[ArchivedMessage], ArchivedMessage | None]:
+        """The first rows of the selection among `span` ids, and the first row of the table beyond
+        those."""
         if start is None:
             newest = Subquery(self.table.order_by("-pk").values("pk")[:1])
             end: Any = ExpressionWrapper(newest - Value(span), output_field=BigIntegerField())
         else:
             end = start + span if self.upwards else max(start - span, 0)
-        inside, outside = (Q(pk__lte=end), Q(pk__gt=end)) if self.upwards else (Q(pk__gte=end), Q(pk__lt=end))
+        inside, outside = (
+            (Q(pk__lte=end), Q(pk__gt=end)) if self.upwards else (Q(pk__gte=end), Q(pk__lt=end))
+        )
         rows = self._from(self.rows, start).filter(inside).annotate(mark=Value(0))
         beyond = self.table.filter(outside).annotate(mark=self.mark())
-        found = self._both(rows.order_by(*self.order("pk"))[:limit], beyond.order_by(*self.order("pk"))[:1])
+        found = self._both(
+            rows.order_by(*self.order("pk"))[:limit], beyond.order_by(*self.order("pk"))[:1]
+        )
         within = [row for row in found if not row.mark]  # type: ignore[attr-defined]
         within.sort(key=lambda row: row.pk, reverse=not self.upwards)
         return within, next((row for row in found if row.mark), None)  # type: ignore[attr-defined]
@@ -207,7 +235,9 @@ class _Times(_Walk):
         super().__init__(selection, columns, upwards=upwards)
         self.few = _is_few(selection, self.features)
         if self.few:
-            self.rows = self.rows.exclude(state=Final.ACKED)  # said, for that is the condition of the index
+            self.rows = self.rows.exclude(
+                state=Final.ACKED
+            )  # said, for that is the condition of the index
 
     def walk(self, edge: Edge | None, size: int) -> _Found:
         """At most `size` rows from the edge on."""
@@ -217,31 +247,49 @@ class _Times(_Walk):
         rows = rows.order_by(*self.order("finished_at", "pk"))
         if self.selection.argument:
             return self._searched(rows, end, size)
-        if self.few and self.features.allow_sliced_subqueries_with_in:  # then the index alone tells which
-            rows = self.table.filter(pk__in=rows.values("pk")[: size + 1]).order_by(*self.order("finished_at", "pk"))
+        if (
+            self.few and self.features.allow_sliced_subqueries_with_in
+        ):  # then the index alone tells which
+            rows = self.table.filter(pk__in=rows.values("pk")[: size + 1]).order_by(
+                *self.order("finished_at", "pk")
+            )
         return self._page(list(rows[: size + 1]), end, size)
 
     def _end(self, edge: Edge | None) -> datetime | None:
-        """When the last row of this window finished; None when nothing lies beyond. OFFSET, but only of this many
-        entries of an index: ids would not do, for rows of any id may have finished in the period."""
+        """When the last row of this window finished; None when nothing lies beyond. OFFSET, but
+        only of this many entries of an index: ids would not do, for rows of any id may have
+        finished in the period."""
         scope = Selection(since=self.selection.since, until=self.selection.until).rows()
-        count = self._searchable(scope, edge) if self.selection.argument else FEW_ROWS if self.few else PERIOD_ROWS
+        count = (
+            self._searchable(scope, edge)
+            if self.selection.argument
+            else FEW_ROWS
+            if self.few
+            else PERIOD_ROWS
+        )
         if self.few:
             scope = scope.exclude(state=Final.ACKED)
         mark = Value(_COMMON) if self.few or self.selection.argument else self.mark()
         ends = self._from(scope, edge).order_by(*self.order("finished_at")).annotate(mark=mark)
-        end, mark = next(iter(ends.values_list("finished_at", "mark")[count : count + 1]), (None, _COMMON))
+        end, mark = next(
+            iter(ends.values_list("finished_at", "mark")[count : count + 1]), (None, _COMMON)
+        )
         return None if mark == _RARE else end
 
     def _searchable(self, scope: Rows, edge: Edge | None) -> int:
-        """How many rows from the edge on may be searched: fewer where the database would read much for each."""
+        """How many rows from the edge on may be searched: fewer where the database would read much
+        for each."""
         first = self._from(scope, edge).order_by(*self.order("finished_at"))[:SAMPLE]
         total = 0
         for number, size in enumerate(first.values_list(Octets("body"), flat=True), 1):
             total += size
             if total > SEARCHED_BYTES:
                 return number
-        return SEARCHED_ROWS if not total else min(SEARCHED_ROWS, max(SAMPLE, SAMPLE * SEARCHED_BYTES // total))
+        return (
+            SEARCHED_ROWS
+            if not total
+            else min(SEARCHED_ROWS, max(SAMPLE, SAMPLE * SEARCHED_BYTES // total))
+        )
 
     def _searched(self, rows: Rows, end: datetime | None, size: int) -> _Found:
         sought = Sought(self.selection.argument, self.selection.value)
@@ -288,7 +336,8 @@ def _is_exact(selection: Selection) -> bool:
 
 
 def _is_few(selection: Selection, features: Any) -> bool:
-    """Whether no acked row is meant, and the index of the others is there (delayq_archive_others)."""
+    """Whether no acked row is meant, and the index of the others is there
+    (delayq_archive_others)."""
     others = selection.open or selection.error or selection.state not in ("", Final.ACKED)
     return bool(others and features.supports_partial_indexes)
 

@@ -1,4 +1,5 @@
-"""Which rows of the archive are meant: what a filter form says, a bulk operation stores and a link carries."""
+"""Which rows of the archive are meant: what a filter form says, a bulk operation stores and a link
+carries."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from ..tasks.options import check_key
 from .archive_rows import instant_of
 
 #: What every zone's calendar has, in ms.
-_FIRST_MS, _LAST_MS = (datetime(*day, tzinfo=timezone.utc).timestamp() * 1000 for day in ((1, 1, 2), (9999, 12, 30)))
+_FIRST_MS, _LAST_MS = (
+    datetime(*day, tzinfo=timezone.utc).timestamp() * 1000 for day in ((1, 1, 2), (9999, 12, 30))
+)
 
 Rows = QuerySet[ArchivedMessage]
 
@@ -25,7 +28,9 @@ Rows = QuerySet[ArchivedMessage]
 MOST_IDS = 1_000
 
 
-class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Selection(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Every part that is given narrows it down; an empty one is the whole archive."""
 
     state: str = ""
@@ -35,8 +40,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     topic: str = ""
     task: str = ""
     error: str = ""
-    """Class of the error, in full or its last part, or the row's reason. With = before it: just this class, or of
-    rows without one just this reason."""
+    """Class of the error, in full or its last part, or the row's reason. With = before it: just
+    this class, or of rows without one just this reason."""
     since: datetime | None = None
     """Finished then or later; aware."""
     until: datetime | None = None
@@ -48,7 +53,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ids: tuple[int, ...] = ()
     """Ids of rows, 1,000 at most."""
     argument: str = ""
-    """`name` or `a.b` of an argument. Not a condition of rows(): whoever walks the rows compares each."""
+    """`name` or `a.b` of an argument. Not a condition of rows(): whoever walks the rows compares
+    each."""
     value: str = ""
     """What that argument is, as JSON or as a plain word."""
 
@@ -56,7 +62,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.state and self.state not in Final.values:
             raise InvalidMessage(f"state is {self.state!r}: use one of {', '.join(Final.values)}.")
         if len(self.ids) > MOST_IDS:
-            raise InvalidMessage(f"At most {MOST_IDS:,} rows can be named one by one; say what they have in common.")
+            raise InvalidMessage(
+                f"At most {MOST_IDS:,} rows can be named one by one; say what they have in common."
+            )
         if self.message_id:
             parse_id(self.message_id)
         if self.key:
@@ -75,7 +83,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The rows, without an order. Nothing here looks at a body."""
         rows: Rows = ArchivedMessage.objects.using(get_settings().database).all()
         equal: dict[str, Any] = {"state": self.state, "topic": self.topic, "task": self.task}
-        equal |= {"finished_at__gte": _as_stored(self.since), "finished_at__lt": _as_stored(self.until)}
+        equal |= {
+            "finished_at__gte": _as_stored(self.since),
+            "finished_at__lt": _as_stored(self.until),
+        }
         rows = rows.filter(**{name: value for name, value in equal.items() if value})
         if self.open:
             rows = rows.filter(state=Final.DEAD, replayed_at=None, discarded_at=None)
@@ -84,7 +95,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             without_class = Q(error_class="", reason=error)
             rows = rows.filter(Q(error_class=error) | without_class if error else without_class)
         elif error := self.error:
-            rows = rows.filter(Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error))
+            rows = rows.filter(
+                Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error)
+            )
         if self.message_id:
             rows = rows.filter(message_id=self.message_id)
         if self.key:
@@ -111,7 +124,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         words += ["open dead letters"] if self.open else []
         for name in ("state", "topic", "task", "error", "key"):
             if value := getattr(self, name):
-                words.append(f"{name} {value.removeprefix('=') or 'none'}" if name == "error" else f"{name} {value}")
+                words.append(
+                    f"{name} {value.removeprefix('=') or 'none'}"
+                    if name == "error"
+                    else f"{name} {value}"
+                )
         words += [f"id {self.message_id}"] if self.message_id else []
         words += [f"{self.argument} = {self.value}"] if self.argument else []
         words += [f"since {self.since.isoformat(' ', 'seconds')}"] if self.since else []
@@ -120,7 +137,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def _as_stored(when: datetime | None) -> datetime | None:
-    """Naive where the project has no time zones (USE_TZ). What lies beyond the calendar of UTC is its end."""
+    """Naive where the project has no time zones (USE_TZ). What lies beyond the calendar of UTC is
+    its end."""
     if when is None:
         return None
     try:

@@ -1,4 +1,5 @@
-"""Entries of finished streams that the archive refused: kept aside, and archived again when they can be."""
+"""Entries of finished streams that the archive refused: kept aside, and archived again when they
+can be."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Kept(NamedTuple):
 
     entry: Entry
     content: archive_rows.Content | None
-    """Of an entry that was put aside where arguments are redacted: body and arguments as they may be shown."""
+    """Of an entry that was put aside where arguments are redacted: body and arguments as they may
+    be shown."""
 
 
 @dataclass(kw_only=True)
@@ -51,11 +53,13 @@ class ArchivedAgain:
 
 
 def put_aside(entry: Entry, error: Exception, alias: str) -> None:
-    """Keep an entry, in letters that every database takes. One that is there already stays as it is."""
+    """Keep an entry, in letters that every database takes. One that is there already stays as it
+    is."""
     raw = {"record": entry.record, "attempts": entry.attempts, "detail": entry.detail}
     content: dict[str, Any] = {"at_ms": entry.at_ms}
     if get_settings().redact:
-        # As a row of the archive would have shown it: which other parts may be shown, nobody could tell.
+        # As a row of the archive would have shown it: which other parts may be shown, nobody could
+        # tell.
         _, body, arguments = archive_rows.content_of(entry)
         shown = msgspec.structs.replace(body, args=[], kwargs={})
         raw |= {
@@ -111,7 +115,9 @@ class Shown:
 def shown(row: UnarchivableEntry) -> Shown:
     """Of an entry whose task nobody can name, `code:` and its digits."""
     entry, content = kept(row)
-    record, body, arguments = archive_rows.content_of(entry) if content is None else (None, *content)
+    record, body, arguments = (
+        archive_rows.content_of(entry) if content is None else (None, *content)
+    )
     code = record.task_code if record else entry.record[HEADER_END - 4 : HEADER_END]
     try:
         task = kept_task_name(entry.partition, code)
@@ -121,7 +127,9 @@ def shown(row: UnarchivableEntry) -> Shown:
         finished_at = archive_rows.instant_of(entry.at_ms)
     except (ValueError, OverflowError):
         finished_at = None
-    attempts = Attempts.decode(entry.attempts).attempt if len(entry.attempts) >= ATTEMPTS.size else 0
+    attempts = (
+        Attempts.decode(entry.attempts).attempt if len(entry.attempts) >= ATTEMPTS.size else 0
+    )
     return Shown(
         task=task,
         finished_at=finished_at,
@@ -139,13 +147,15 @@ def archive_again(
     reason: str = "",
     progress: Callable[[ArchivedAgain], object] | None = None,
 ) -> ArchivedAgain:
-    """Try once more to make each of these entries a row of the archive, whatever ARCHIVE says: the oldest first, each
-    in a transaction of its own, in which it also leaves UnarchivableEntry. What is refused again stays, with the new
-    error. `progress` is called after each.
+    """Try once more to make each of these entries a row of the archive, whatever ARCHIVE says: the
+    oldest first, each in a transaction of its own, in which it also leaves UnarchivableEntry. What
+    is refused again stays, with the new error. `progress` is called after each.
     """
     alias = get_settings().database
     pks = list(rows.using(alias).order_by("pk").values_list("pk", flat=True))
-    action = OperatorAction(action="archive again", operator=by[:150], reason=reason, selection=_words(rows, pks))
+    action = OperatorAction(
+        action="archive again", operator=by[:150], reason=reason, selection=_words(rows, pks)
+    )
     action.save(using=alias)
     done = ArchivedAgain(action=action)
     for pk in pks:
@@ -165,7 +175,10 @@ def archive_again(
 def _words(rows: QuerySet[UnarchivableEntry], pks: Sequence[int]) -> str:
     if len(pks) != 1:
         return f"{len(pks)} unarchivable entries"
-    message_id, topic = rows.filter(pk=pks[0]).values_list("message_id", "topic").first() or ("", "")
+    message_id, topic = rows.filter(pk=pks[0]).values_list("message_id", "topic").first() or (
+        "",
+        "",
+    )
     return f"message {message_id} of {topic}, unarchivable entry {pks[0]}"
 
 
@@ -176,7 +189,9 @@ def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
     try:
         with transaction.atomic(using=alias):
             # A write comes first: SQLite then has no other writer between our look and our delete.
-            OperatorAction.objects.using(alias).filter(pk=done.action.pk).update(count=F("count") + 1)
+            OperatorAction.objects.using(alias).filter(pk=done.action.pk).update(
+                count=F("count") + 1
+            )
             row = rows.select_for_update().first()
             if row is None:  # somebody else was quicker
                 transaction.set_rollback(True, using=alias)

@@ -1,4 +1,5 @@
-"""Cancels, reschedules and edits a message wherever it is: at once, or when the open transaction commits."""
+"""Cancels, reschedules and edits a message wherever it is: at once, or when the open transaction
+commits."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ class Target(NamedTuple):
         check_existing(topic)
         if (key is None) == (message_id is None):
             raise InvalidMessage("Give either key or id.")
-        identity = key_id(topic, check_key(key) or "") if message_id is None else parse_id(message_id)
+        identity = (
+            key_id(topic, check_key(key) or "") if message_id is None else parse_id(message_id)
+        )
         return cls(topic, identity, key)
 
     @property
@@ -76,13 +79,17 @@ class Target(NamedTuple):
         return MessageNotFound(f"{words}: never sent, finished or cancelled.")
 
     def running(self, verb: str) -> MessageRunning:
-        return MessageRunning(f"{named(self.key, self.identity)}: a worker holds it, so it can no longer be {verb}.")
+        return MessageRunning(
+            f"{named(self.key, self.identity)}: a worker holds it, so it can no longer be {verb}."
+        )
 
 
 # Public calls
 
 
-def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None, manner: Manner = DEFAULT) -> bool:
+def cancel(
+    topic: str, key: str | None, message_id: str | UUID | bytes | None, manner: Manner = DEFAULT
+) -> bool:
     """Take a waiting message back. Returns whether there was one; see DelayedTask.cancel()."""
     target = Target.of(topic, key, message_id)
     alias = awaited(manner.database, manner.after_commit)
@@ -108,7 +115,11 @@ def cancel(topic: str, key: str | None, message_id: str | UUID | bytes | None, m
 
 
 def reschedule(
-    topic: str, key: str | None, message_id: str | UUID | bytes | None, when: str, manner: Manner = DEFAULT
+    topic: str,
+    key: str | None,
+    message_id: str | UUID | bytes | None,
+    when: str,
+    manner: Manner = DEFAULT,
 ) -> datetime | None:
     """Give a waiting message another due time, which is returned; see DelayedTask.reschedule()."""
     target = Target.of(topic, key, message_id)
@@ -132,15 +143,19 @@ def reschedule(
     return None if due_ms is None else from_ms(due_ms)
 
 
-def edit(topic: str, message_id: str | UUID | bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Give a waiting message other arguments, at once. Raises MessageNotFound, MessageRunning, MessageChanged,
-    InvalidMessage, and StoreUnavailable when Redis may have it and is away.
+def edit(
+    topic: str, message_id: str | UUID | bytes, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Give a waiting message other arguments, at once. Raises MessageNotFound, MessageRunning,
+    MessageChanged, InvalidMessage, and StoreUnavailable when Redis may have it and is away.
 
     What an open transaction has yet to send is refused too.
     """
     target = Target.of(topic, None, message_id)
     if on_commit.find(*target.place):
-        raise InvalidMessage("This message is sent when the open transaction commits: edit it after that.")
+        raise InvalidMessage(
+            "This message is sent when the open transaction commits: edit it after that."
+        )
 
     def change(record: bytes) -> bytes:
         return edited(record, args, kwargs)
@@ -165,9 +180,11 @@ def edit(topic: str, message_id: str | UUID | bytes, args: Sequence[Any], kwargs
 
 
 def _cancel_now(target: Target, manner: Manner, stamp_us: int | None = None) -> bool:
-    """Whether there was something to take back. Raises MessageRunning, and StoreUnavailable when it may not be kept.
+    """Whether there was something to take back. Raises MessageRunning, and StoreUnavailable when it
+    may not be kept.
 
-    `stamp_us` names the life of the row that is meant, NO_ROW none: another one has been enqueued since.
+    `stamp_us` names the life of the row that is meant, NO_ROW none: another one has been enqueued
+    since.
     """
     try:
         _refuse_to_wait(manner)
@@ -191,7 +208,9 @@ def _cancel_now(target: Target, manner: Manner, stamp_us: int | None = None) -> 
     return word == "OK"
 
 
-def _reschedule_now(target: Target, when: str, manner: Manner, stamp_us: int | None = None) -> int | None:
+def _reschedule_now(
+    target: Target, when: str, manner: Manner, stamp_us: int | None = None
+) -> int | None:
     """The new due time in ms, None when there is nothing to move. Raises as _cancel_now() does."""
     try:
         _refuse_to_wait(manner)
@@ -217,7 +236,8 @@ def _reschedule_now(target: Target, when: str, manner: Manner, stamp_us: int | N
 
 
 def _unless_cancelled(row: OutboxMessage | None) -> OutboxMessage | None:
-    """A cancel that Redis may not have heard of is said first. Then only what has come since can be meant."""
+    """A cancel that Redis may not have heard of is said first. Then only what has come since can be
+    meant."""
     if row is None or row.status != OutboxStatus.CANCELLED:
         return row
     postponed.cancel(row.topic, row.message_id.bytes, row.enqueued_at_us)
@@ -231,14 +251,16 @@ def _refuse_to_wait(manner: Manner) -> None:
 
 
 def _may_keep(manner: Manner) -> bool:
-    """Whether the outbox may keep what Redis cannot be told. Inside a transaction a rollback would take it away."""
+    """Whether the outbox may keep what Redis cannot be told. Inside a transaction a rollback would
+    take it away."""
     settings = get_settings()
     how = manner.on_redis_error or settings.on_redis_error
     return how == "spill" and not connections[settings.database].in_atomic_block
 
 
 def _keep(error: DelayQError, target: Target, manner: Manner, keep: Callable[[], T]) -> T:
-    """Let the outbox keep what Redis could not be told. Raises `error` when it may not, or cannot."""
+    """Let the outbox keep what Redis could not be told. Raises `error` when it may not, or
+    cannot."""
     if not _may_keep(manner):
         # What only the outbox has needs no Redis.
         if not _is_only_here(_row(target)):
@@ -252,7 +274,9 @@ def _keep(error: DelayQError, target: Target, manner: Manner, keep: Callable[[],
     except (Error, SynchronousOnlyOperation, ConfigurationError) as failed:
         raise unkept(error, failed) from failed
     if is_first:
-        logger.warning("what cancel and reschedule say is kept in the outbox until Redis is back: %s", error)
+        logger.warning(
+            "what cancel and reschedule say is kept in the outbox until Redis is back: %s", error
+        )
     return kept
 
 
@@ -261,7 +285,8 @@ def _keep(error: DelayQError, target: Target, manner: Manner, keep: Callable[[],
 
 def _cancel_later(alias: str, target: Target, manner: Manner, withdrawn: bool) -> bool:
     """Cancel at the commit. Raises what can be known now."""
-    # What is live now may be cancelled by this transaction already; what it has enqueued since may be a row only.
+    # What is live now may be cancelled by this transaction already; what it has enqueued since may
+    # be a row only.
     seen = "" if on_commit.is_cancelled(*target.place) else _look(target, manner, withdrawn)
     if seen in ("runs", "follows") and not manner.missing_ok:
         raise target.running("cancelled")
@@ -287,8 +312,11 @@ def _cancel_at_commit(target: Target, manner: Manner, quiet: bool, stamp_us: int
         postponed.tell_refused("cancel", target.topic, target.event(), word)
 
 
-def _reschedule_later(alias: str, target: Target, when: str, manner: Manner, due_ms: int | None) -> int | None:
-    """Move at the commit. Returns the new due time in ms as far as it is known. Raises what can be known now."""
+def _reschedule_later(
+    alias: str, target: Target, when: str, manner: Manner, due_ms: int | None
+) -> int | None:
+    """Move at the commit. Returns the new due time in ms as far as it is known. Raises what can be
+    known now."""
     pending_one = due_ms is not None
     seen = "" if on_commit.is_cancelled(*target.place) else _look(target, manner, pending_one)
     if seen == "runs" and not pending_one:
@@ -296,7 +324,8 @@ def _reschedule_later(alias: str, target: Target, when: str, manner: Manner, due
     then = lookup.due_ms_of(when)
     in_row, stamp_us = ("", None) if pending_one else _move_row(alias, target, then, seen)
     if in_row == "marked":
-        # What SQL holds has an instant; what only Redis has counts a delay from the commit, as an enqueue does.
+        # What SQL holds has an instant; what only Redis has counts a delay from the commit, as an
+        # enqueue does.
         act = partial(_say_at_commit, "reschedule", target, False, stamp_us, str(then))
         on_commit.add_change(alias, target.place, act, cancels=False)
     elif in_row == "elsewhere" or (seen not in ("", "runs") and in_row != "moved"):
@@ -307,7 +336,9 @@ def _reschedule_later(alias: str, target: Target, when: str, manner: Manner, due
     return due_ms or then
 
 
-def _reschedule_at_commit(target: Target, when: str, manner: Manner, quiet: bool, stamp_us: int | None) -> None:
+def _reschedule_at_commit(
+    target: Target, when: str, manner: Manner, quiet: bool, stamp_us: int | None
+) -> None:
     try:
         word = "OK" if _reschedule_now(target, when, manner, stamp_us) is not None else "NOT_FOUND"
     except MessageRunning:
@@ -318,10 +349,13 @@ def _reschedule_at_commit(target: Target, when: str, manner: Manner, quiet: bool
         postponed.tell_refused("reschedule", target.topic, target.event(), word)
 
 
-def _say_at_commit(action: str, target: Target, quiet: bool, stamp_us: int | None, when: str = "") -> None:
+def _say_at_commit(
+    action: str, target: Target, quiet: bool, stamp_us: int | None, when: str = ""
+) -> None:
     """Tell Redis what the row says since the commit. If nobody can, the relay does.
 
-    `stamp_us` names the life that was meant: the same transaction may have enqueued another one since.
+    `stamp_us` names the life that was meant: the same transaction may have enqueued another one
+    since.
     """
     try:
         if get_store().breaker.open:
@@ -356,7 +390,8 @@ def _move_marked(target: Target, stamp_us: int | None, when: str) -> str:
 
 
 def _look(target: Target, manner: Manner, found: bool) -> str:
-    """What Redis has now: waits, runs, "" (nothing) or unknown. Raises StoreUnavailable where that is to be raised."""
+    """What Redis has now: waits, runs, "" (nothing) or unknown. Raises StoreUnavailable where that
+    is to be raised."""
     store = get_store()
     spills = (manner.on_redis_error or get_settings().on_redis_error) == "spill"
     try:
@@ -368,7 +403,10 @@ def _look(target: Target, manner: Manner, found: bool) -> str:
             if (live := store.find(partition, [target.identity])[0]) is not None
         ]
         runs = bool(states) and all(state == "leased" for state in states)
-        if runs and any(store.has_follower(p, target.identity) for p in store.partitions.candidates(*target.place)):
+        if runs and any(
+            store.has_follower(p, target.identity)
+            for p in store.partitions.candidates(*target.place)
+        ):
             return "follows"
         return "runs" if runs else "waits" if states else ""
     except _AWAY:
@@ -380,8 +418,8 @@ def _look(target: Target, manner: Manner, found: bool) -> str:
 
 
 def _cancel_row(alias: str, target: Target, seen: str) -> tuple[str, int]:
-    """Cancel, in the open transaction, what SQL holds: ended (it was only there), marked (Redis may have it), elsewhere
-    (the row is not of that transaction) or "". And the stamp of the row."""
+    """Cancel, in the open transaction, what SQL holds: ended (it was only there), marked (Redis may
+    have it), elsewhere (the row is not of that transaction) or "". And the stamp of the row."""
     row = _row_for(alias, target)
     stamp_us = NO_ROW if row is None else row.enqueued_at_us
     if alias != get_settings().database:
@@ -474,12 +512,15 @@ def _move_pending(target: Target, when: str) -> tuple[int | None, bool]:
         on_commit.replace(database, item, item._replace(message=moved[1]) if moved[1] else None)
         return moved[0], True
     _, mode, _, expires, record = item.message
-    on_commit.replace(database, item, item._replace(message=(target.identity, mode, when, expires, record)))
+    on_commit.replace(
+        database, item, item._replace(message=(target.identity, mode, when, expires, record))
+    )
     return lookup.due_ms_of(when), mode == "replace" or not item.template.fixed
 
 
 def _cancel_in_redis(target: Target) -> str:
-    """Wherever it can be: two processes with different numbers of partitions may both have accepted a key."""
+    """Wherever it can be: two processes with different numbers of partitions may both have accepted
+    a key."""
     store = get_store()
     places = store.partitions.candidates(*target.place)
     words = {store.cancel(partition, [target.identity])[0] for partition in places}
@@ -538,14 +579,15 @@ def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:
 
 @contextmanager
 def _savepoint(alias: str) -> Iterator[None]:
-    """Around statements in somebody's transaction: a project that has no table for the outbox has no row either, and
-    its transaction goes on."""
+    """Around statements in somebody's transaction: a project that has no table for the outbox has
+    no row either, and its transaction goes on."""
     with suppress(ConfigurationError), outbox.migrated(), transaction.atomic(using=alias):
         yield
 
 
 def _tell_outbox(change: Callable[[], object]) -> None:
-    """Do the same to what the outbox holds. Redis has obeyed already, so nothing that goes wrong here is an error."""
+    """Do the same to what the outbox holds. Redis has obeyed already, so nothing that goes wrong
+    here is an error."""
     try:
         change()
     except (Error, SynchronousOnlyOperation) as error:

@@ -1,4 +1,5 @@
-"""Sends messages, at once or when the transaction commits, and finds them again wherever they are."""
+"""Sends messages, at once or when the transaction commits, and finds them again wherever they
+are."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ __all__ = ["cancel", "edit", "get", "reschedule", "send", "send_one"]
 
 
 def send(calls: Iterable[Call]) -> list[Handle]:
-    """Check, encode and store one message per call; inside a transaction when it commits. Returns their handles.
+    """Check, encode and store one message per call; inside a transaction when it commits. Returns
+    their handles.
 
     An error that stops it half-way carries the handles of what was sent before as `enqueued`.
     """
@@ -58,7 +60,8 @@ def send(calls: Iterable[Call]) -> list[Handle]:
 
 
 def send_one(call: Call) -> Handle:
-    """send() for one call. Without its chunks and batches a lone enqueue costs the producer half as much."""
+    """send() for one call. Without its chunks and batches a lone enqueue costs the producer half as
+    much."""
     if call.task.options.durable:
         return send([call])[0]
     item = build_one(call)
@@ -93,12 +96,15 @@ def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> M
 
 
 def _chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
-    """Up to 500 calls of one destination: same topic, same database, same moment of sending, durable or not."""
+    """Up to 500 calls of one destination: same topic, same database, same moment of sending,
+    durable or not."""
     iterator = iter(calls)
     waiting = list(islice(iterator, BATCH))
     while waiting:
         first = _destination(waiting[0])
-        size = next((i for i, call in enumerate(waiting) if _destination(call) != first), len(waiting))
+        size = next(
+            (i for i, call in enumerate(waiting) if _destination(call) != first), len(waiting)
+        )
         yield waiting[:size]
         waiting = waiting[size:] or list(islice(iterator, BATCH))
 

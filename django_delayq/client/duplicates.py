@@ -1,4 +1,5 @@
-"""Tells at the call, inside a transaction, of keys that are live already. The commit finds those that come later."""
+"""Tells at the call, inside a transaction, of keys that are live already. The commit finds those
+that come later."""
 
 from __future__ import annotations
 
@@ -19,22 +20,32 @@ from .on_commit import Place
 def split_live(items: list[Item]) -> tuple[list[Item], list[Handle]]:
     """The items to accept, and the handles of those that a live message forbids.
 
-    Redis is asked once per partition, and only for keys and given ids that may not be live; for durable ones the outbox
-    decides. While Redis is away nobody is refused here.
+    Redis is asked once per partition, and only for keys and given ids that may not be live; for
+    durable ones the outbox decides. While Redis is away nobody is refused here.
     """
     asked = [item for item in items if _is_asked(item)]
     if not asked:
         return items, []
     # What is cancelled, and Redis has yet to hear of it, is told before the message is sent.
     gone = postponed.unsaid
-    taken = _in_redis([one for one in asked if not gone.get(_place(one)) and not on_commit.is_cancelled(*_place(one))])
+    taken = _in_redis(
+        [
+            one
+            for one in asked
+            if not gone.get(_place(one)) and not on_commit.is_cancelled(*_place(one))
+        ]
+    )
     accepted: list[Item] = []
     refused: list[Handle] = []
     for item in items:
         place = _place(item)
         standing = on_commit.find(*place) if _is_asked(item) else None
         other = standing[1].message[4] if standing else taken.get(place)
-        if _is_asked(item) and other is not None and not (item.template.may_exist and _is_same(other, item)):
+        if (
+            _is_asked(item)
+            and other is not None
+            and not (item.template.may_exist and _is_same(other, item))
+        ):
             refused.append(item.handle)
             continue
         accepted.append(item)

@@ -31,14 +31,16 @@ from . import replicated
 
 logger = logging.getLogger("delayq")
 
-#: Script calls of one bulk that wait for their answers at the same time, each on a connection of its own.
+#: Script calls of one bulk that wait for their answers at the same time, each on a connection of
+#: its own.
 MOST_ON_ITS_WAY = 32
 
 Answer = Callable[[], tuple[int, dict[int, str]]]
 
 
 class Sender:
-    """Stores chunks of items. While Redis takes one chunk the caller builds the next: 1.4 times the rate in bulk."""
+    """Stores chunks of items. While Redis takes one chunk the caller builds the next: 1.4 times the
+    rate in bulk."""
 
     def __init__(self) -> None:
         self.duplicates: list[Handle] = []
@@ -54,12 +56,14 @@ class Sender:
         if kind is None:
             self.finish()
         else:
-            # The answers must be read, and complete the handles; the error that is on its way is the one to tell.
+            # The answers must be read, and complete the handles; the error that is on its way is
+            # the one to tell.
             with suppress(DelayQError):
                 self.finish()
 
     def accept(self, items: list[Item]) -> list[Item]:
-        """Write the durable ones into the outbox. Returns what is to be sent now, or at the commit."""
+        """Write the durable ones into the outbox. Returns what is to be sent now, or at the
+        commit."""
         durable = [item for item in items if item.template.durable]
         if not durable:
             return items
@@ -68,7 +72,8 @@ class Sender:
         return [item for item in items if not item.template.durable] + to_send
 
     def store(self, items: list[Item]) -> None:
-        """Send the items, one script call per partition and 500. Raises what went wrong with the chunk before."""
+        """Send the items, one script call per partition and 500. Raises what went wrong with the
+        chunk before."""
         self.finish()
         items = _still_open(items)
         if get_store().breaker.open:
@@ -81,7 +86,9 @@ class Sender:
                 self._on_its_way[partition] = _begin(partition, batch), batch
         except (StoreUnavailable, OutcomeUnknown) as error:
             began = {id(item) for _, batch in self._on_its_way.values() for item in batch}
-            begun_not = [item for item in items if not item.handle.outcome and id(item) not in began]
+            begun_not = [
+                item for item in items if not item.handle.outcome and id(item) not in began
+            ]
             failed = {id(item) for _, batch in self.failed for item in batch}
             errors = self._failed([item for item in begun_not if id(item) not in failed], error)
         if errors:
@@ -121,23 +128,29 @@ class Sender:
 
 
 def store_committed(items: list[Item]) -> None:
-    """Send the items of a transaction that stands. What goes wrong is told by handle.outcome, a signal and the log:
-    an error that a commit hook raises makes Django drop the hooks of others."""
+    """Send the items of a transaction that stands. What goes wrong is told by handle.outcome, a
+    signal and the log: an error that a commit hook raises makes Django drop the hooks of others."""
     sender = Sender()
     try:
         with sender:
             sender.store(items)
     except DelayQError as caught:
         told = {id(item) for _, left in sender.failed for item in left}
-        sender.failed.append((caught, [item for item in items if not item.handle.outcome and id(item) not in told]))
+        sender.failed.append(
+            (caught, [item for item in items if not item.handle.outcome and id(item) not in told])
+        )
     for handle in sender.duplicates:
         handle.outcome = "duplicate"
-    _tell_refused(sender.duplicates, "duplicate", logging.WARNING, "another message with its key is live")
+    _tell_refused(
+        sender.duplicates, "duplicate", logging.WARNING, "another message with its key is live"
+    )
     for error, left in sender.failed:
         unknown = isinstance(error, OutcomeUnknown)
         for item in left:
             # Of a durable one SQL has the row, whatever happened here: the reconciler sends it.
-            item.handle.outcome = "outbox" if item.template.durable else "unknown" if unknown else "failed"
+            item.handle.outcome = (
+                "outbox" if item.template.durable else "unknown" if unknown else "failed"
+            )
         lost = [item.handle for item in left if not item.template.durable]
         _tell_refused(lost, f"{type(error).__name__}: {error}", logging.ERROR, str(error))
 
@@ -148,7 +161,9 @@ def _tell_refused(handles: Sequence[Handle], reason: str, level: int, why: str) 
         return
     logger.log(level, "at the commit, %s not enqueued: %s", _names(handles), why)
     for topic in dict.fromkeys(handle.topic for handle in handles):
-        events = [Event(one.id, one.task, one.key, reason=reason) for one in handles if one.topic == topic]
+        events = [
+            Event(one.id, one.task, one.key, reason=reason) for one in handles if one.topic == topic
+        ]
         signals.report(signals.refused, topic, events, action="enqueue")
 
 
@@ -158,7 +173,9 @@ def store_one(item: Item) -> None:
     try:
         if store.breaker.open and _may_spill(item):
             raise StoreUnavailable
-        partition = store.partitions.place(item.template.topic, item.message[0], item.template.fixed)
+        partition = store.partitions.place(
+            item.template.topic, item.message[0], item.template.fixed
+        )
         duplicates = _complete(_begin(partition, batch), batch)
     except (StoreUnavailable, OutcomeUnknown) as error:
         duplicates, left = _spill(batch, error)
@@ -172,7 +189,8 @@ def store_one(item: Item) -> None:
 def _may_spill(item: Item) -> bool:
     """Whether the outbox may take what Redis could not.
 
-    Inside a transaction (after_commit=False, or that of another database) a rollback would take it away again.
+    Inside a transaction (after_commit=False, or that of another database) a rollback would take it
+    away again.
     """
     return item.template.durable or (
         item.template.spills and not connections[item.template.settings.database].in_atomic_block
@@ -180,7 +198,8 @@ def _may_spill(item: Item) -> bool:
 
 
 def _spill(items: Sequence[Item], error: DelayQError) -> tuple[list[Handle], list[Item]]:
-    """Leave items to the outbox, as far as they may. Returns the handles of duplicates, and the items that may not.
+    """Leave items to the outbox, as far as they may. Returns the handles of duplicates, and the
+    items that may not.
 
     Raises `error` when the database fails too: then nobody has them.
     """
@@ -210,11 +229,15 @@ def unkept(error: DelayQError, failed: Exception) -> DelayQError:
 
 
 def _still_open(items: list[Item]) -> list[Item]:
-    """outbox.still_open(). Without an answer of the database what it has is left to the reconciler."""
+    """outbox.still_open(). Without an answer of the database what it has is left to the
+    reconciler."""
     try:
         return outbox.still_open(items)
     except Error as error:
-        logger.warning("durable messages are sent by the reconciler: the outbox could not be looked at: %s", error)
+        logger.warning(
+            "durable messages are sent by the reconciler: the outbox could not be looked at: %s",
+            error,
+        )
         return [item for item in items if not item.template.durable]
 
 
@@ -230,7 +253,8 @@ def refuse(duplicates: Sequence[Handle]) -> None:
     """Raise DuplicateMessage that names them, if there are any."""
     if duplicates:
         raise DuplicateMessage(
-            f'{_names(duplicates)}: already live. Pass on_duplicate="keep" or "replace", or cancel it first.',
+            f'{_names(duplicates)}: already live. Pass on_duplicate="keep" or "replace", or cancel '
+            f"it first.",
             keys=[handle.key or handle.id for handle in duplicates],
         )
 
@@ -241,13 +265,16 @@ def _names(handles: Sequence[Handle]) -> str:
 
 
 def _batches(items: list[Item]) -> Iterator[tuple[Partition, list[Item]]]:
-    """Group by partition; a repeated id starts a new batch, so that order decides between the two."""
+    """Group by partition; a repeated id starts a new batch, so that order decides between the
+    two."""
     partitions = get_store().partitions
     open_batches: dict[Partition, dict[bytes, Item]] = {}
     single = {topic: partitions.single(topic) for topic in {item.template.topic for item in items}}
     for item in items:
         identity = item.message[0]
-        partition = single[item.template.topic] or partitions.place(item.template.topic, identity, item.template.fixed)
+        partition = single[item.template.topic] or partitions.place(
+            item.template.topic, identity, item.template.fixed
+        )
         batch = open_batches.get(partition)
         if batch is None:
             batch = open_batches[partition] = {}
@@ -283,9 +310,14 @@ def _complete(answer: Answer, batch: list[Item]) -> list[Handle]:
         when = message[2]
         due_ms = now_ms + int(when) if when[0] == "+" else int(when.rpartition(":")[2])
         handle.outcome, handle.due_ms = "stored", due_ms
-    duplicates = [batch[index].handle for index, word in words.items() if _settle_word(batch[index], word)]
+    duplicates = [
+        batch[index].handle for index, word in words.items() if _settle_word(batch[index], word)
+    ]
     if short:
-        _secure([item for item in batch if item.handle.outcome != "kept" and not item.template.durable], short)
+        _secure(
+            [item for item in batch if item.handle.outcome != "kept" and not item.template.durable],
+            short,
+        )
     return duplicates
 
 
@@ -306,7 +338,8 @@ def _unknown(batch: list[Item], error: OutcomeUnknown) -> EnqueueUnknown:
 
 
 def _settle_word(item: Item, word: str) -> bool:
-    """Complete the handle of a message that was not simply stored. Returns whether it is a duplicate to raise for."""
+    """Complete the handle of a message that was not simply stored. Returns whether it is a
+    duplicate to raise for."""
     handle, mode = item.handle, item.message[1]
     if item.template.durable and word not in _OUTCOMES:
         _tell_row(item, word)
@@ -329,7 +362,11 @@ def _tell_row(item: Item, word: str) -> None:
         elif word.startswith("ADOPTED"):
             outbox.adopt(item, word)
     except Error as error:
-        logger.warning("the outbox row of message %s could not be brought up to date: %s", item.handle.id, error)
+        logger.warning(
+            "the outbox row of message %s could not be brought up to date: %s",
+            item.handle.id,
+            error,
+        )
 
 
 _OUTCOMES = {"REPLACED": "replaced", "FOLLOWS": "follows"}

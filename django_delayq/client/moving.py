@@ -1,7 +1,9 @@
-"""Moves waiting messages: from one partition to another, and from one topic to another. None is lost on the way.
+"""Moves waiting messages: from one partition to another, and from one topic to another. None is
+lost on the way.
 
-First there, due in a minute at the earliest, then away from here, then due: it does not run in both, and a crash in
-between leaves it in one of them at least. Whoever does it again finds it there and goes on.
+First there, due in a minute at the earliest, then away from here, then due: it does not run in
+both, and a crash in between leaves it in one of them at least. Whoever does it again finds it there
+and goes on.
 """
 
 from __future__ import annotations
@@ -16,9 +18,24 @@ from django.db import IntegrityError, transaction
 
 from ..archive import archive_rows
 from ..core.conf import get_settings
-from ..core.exceptions import DelayQError, InvalidMessage, MessageNotFound, MessageRunning, UndecodableMessage
+from ..core.exceptions import (
+    DelayQError,
+    InvalidMessage,
+    MessageNotFound,
+    MessageRunning,
+    UndecodableMessage,
+)
 from ..core.ids import key_id
-from ..core.message import DURABLE, EXPIRES_WITH_DUE, STAMP, Found, Priority, Record, State, decode_body
+from ..core.message import (
+    DURABLE,
+    EXPIRES_WITH_DUE,
+    STAMP,
+    Found,
+    Priority,
+    Record,
+    State,
+    decode_body,
+)
 from ..core.text import counted
 from ..models import OutboxMessage, OutboxStatus
 from ..outbox import outbox
@@ -31,9 +48,11 @@ from ..store.redis import RedisStore
 from ..tasks.naming import kept_task_name
 from ..tasks.registry import check_topic
 
-#: Milliseconds for which a message that is moved waits where it goes to, so that it is in one place before it runs.
+#: Milliseconds for which a message that is moved waits where it goes to, so that it is in one place
+#: before it runs.
 MOVE_MS = 60_000
-#: Messages with a row in the outbox that move in one transaction: each of its own would cost a write to the disk.
+#: Messages with a row in the outbox that move in one transaction: each of its own would cost a
+#: write to the disk.
 TOGETHER = 50
 #: And for which nobody else moves messages of its topic.
 TURN_MS = 60_000
@@ -53,12 +72,17 @@ class Carried(NamedTuple):
 
 
 def carry(
-    store: RedisStore, source: Place, target: Place, *, stamp: bytes | None = None, alone: bool = False
+    store: RedisStore,
+    source: Place,
+    target: Place,
+    *,
+    stamp: bytes | None = None,
+    alone: bool = False,
 ) -> Carried:
     """Move a message to a partition, as it is, perhaps under another id. Of a given stamp only.
 
-    `alone`: nobody else moves it at the same time. Then what has been claimed or cancelled here meanwhile is surely
-    taken back there.
+    `alone`: nobody else moves it at the same time. Then what has been claimed or cancelled here
+    meanwhile is surely taken back there.
     """
     (here, message_id), (there, as_id) = source, target
     (found,) = store.find(here, [message_id])
@@ -94,9 +118,11 @@ def arrive(store: RedisStore, target: Place, carried: Carried) -> None:
             store.reschedule(*target, str(carried.due_ms))
 
 
-def _park(store: RedisStore, target: Place, found: Found, record: Record, name: str) -> tuple[str, int]:
-    """Put it there, under its stamp, due in a minute at the earliest. Returns the word of the enqueue, and that due
-    time in ms."""
+def _park(
+    store: RedisStore, target: Place, found: Found, record: Record, name: str
+) -> tuple[str, int]:
+    """Put it there, under its stamp, due in a minute at the earliest. Returns the word of the
+    enqueue, and that due time in ms."""
     parked_ms = max(found.due_at_ms, store.now_us() // 1000 + MOVE_MS)
     expires_ms = record.expires_at_ms
     if expires_ms and record.flags & EXPIRES_WITH_DUE:  # moves back with the due time
@@ -108,7 +134,14 @@ def _park(store: RedisStore, target: Place, found: Found, record: Record, name: 
 
 
 def _leave(  # noqa: PLR0913 - one step, cut out so that tests can die before it
-    store: RedisStore, source: Place, target: Place, stamp: bytes, due_ms: int | None, *, fresh: bool, alone: bool
+    store: RedisStore,
+    source: Place,
+    target: Place,
+    stamp: bytes,
+    due_ms: int | None,
+    *,
+    fresh: bool,
+    alone: bool,
 ) -> Carried:
     (here, message_id), (there, as_id) = source, target
     if store.mend(here, "out", [(message_id, stamp)])[0]:
@@ -137,7 +170,8 @@ class Moved:
     running: int = 0
     """Held by workers: they stay, and end where they are."""
     taken: list[str] = field(default_factory=list)
-    """Keys, or ids, of those that stay because another message with theirs is live in the other topic."""
+    """Keys, or ids, of those that stay because another message with theirs is live in the other
+    topic."""
     unreadable: int = 0
     """Not moved: their records cannot be decoded."""
 
@@ -145,17 +179,21 @@ class Moved:
         words = f"moved {counted(self.moved, 'message')}"
         if self.taken:
             more = f" and {len(self.taken) - 10:,} more" if len(self.taken) > 10 else ""
-            words += f"; {len(self.taken):,} stay, their keys are live there: {', '.join(self.taken[:10])}{more}"
+            keys = ", ".join(self.taken[:10])
+            words += f"; {len(self.taken):,} stay, their keys are live there: {keys}{more}"
         words += f"; {self.running:,} run and stay" if self.running else ""
         return words + (f"; {self.unreadable:,} cannot be read and stay" if self.unreadable else "")
 
 
-def move_topic(topic: str, to: str, progress: Callable[[Moved], object] = lambda so_far: None) -> Moved:
+def move_topic(
+    topic: str, to: str, progress: Callable[[Moved], object] = lambda so_far: None
+) -> Moved:
     """Move all that waits in a topic, in Redis and in the outbox, to another one that is declared.
 
-    What is moved keeps its id (but see below), its place in time, its attempts and its enqueued_at. With a key it keeps
-    the key, and so has another id: that is a hash of topic and key. `progress` hears every 500 messages how far it is.
-    Raises UnknownTopic and InvalidMessage; called again it goes on.
+    What is moved keeps its id (but see below), its place in time, its attempts and its enqueued_at.
+    With a key it keeps the key, and so has another id: that is a hash of topic and key. `progress`
+    hears every 500 messages how far it is. Raises UnknownTopic and InvalidMessage; called again it
+    goes on.
     """
     store = get_store()
     check_topic(to)
@@ -183,7 +221,9 @@ def _refuse_transaction() -> None:
         with transaction.atomic(using=get_settings().database, durable=True):
             pass  # Django knows which transactions are those of a TestCase
     except RuntimeError:
-        raise InvalidMessage("Redis moves at once, whatever becomes of a transaction: move a topic outside.") from None
+        raise InvalidMessage(
+            "Redis moves at once, whatever becomes of a transaction: move a topic outside."
+        ) from None
 
 
 def _waiting(store: RedisStore, partition: Partition, lane: Priority) -> Iterator[Sequence[Found]]:
@@ -206,7 +246,9 @@ class _Journey(NamedTuple):
 
 
 class _Mover:
-    def __init__(self, store: RedisStore, topic: str, to: str, progress: Callable[[Moved], object]) -> None:
+    def __init__(
+        self, store: RedisStore, topic: str, to: str, progress: Callable[[Moved], object]
+    ) -> None:
         self._store = store
         self._topic = topic
         self._to = to
@@ -218,7 +260,8 @@ class _Mover:
         """Raise InvalidMessage when somebody else moves the same topic."""
         if not self._store.takes_turn(self.turn, TURN_MS):
             raise InvalidMessage(
-                f"Somebody moves the topic {self._topic!r} already, or died at it: try again in a minute."
+                f"Somebody moves the topic {self._topic!r} already, or died at it: try again in a "
+                f"minute."
             )
 
     def move(self, here: Partition, page: Sequence[Found]) -> None:
@@ -229,7 +272,9 @@ class _Mover:
             some = journeys[at : at + TOGETHER]
             carried, error = self._carry_all(some)
             for journey, how in zip(some, carried, strict=False):
-                arrive(self._store, journey.target, how)  # not before the row says so: it may run at once
+                arrive(
+                    self._store, journey.target, how
+                )  # not before the row says so: it may run at once
                 self.done.moved += how.word == "MOVED"
                 if how.word == "TAKEN":
                     self.done.taken.append(journey.name)
@@ -248,14 +293,19 @@ class _Mover:
         durable = bool(record.flags & DURABLE)
         return _Journey((here, found.id), target, found.record[:8], durable, key or found.id.hex())
 
-    def _carry_all(self, journeys: Sequence[_Journey]) -> tuple[Sequence[Carried], BaseException | None]:
-        """Those with rows in one transaction. What goes wrong with one of them is no reason to undo the others."""
+    def _carry_all(
+        self, journeys: Sequence[_Journey]
+    ) -> tuple[Sequence[Carried], BaseException | None]:
+        """Those with rows in one transaction. What goes wrong with one of them is no reason to undo
+        the others."""
         carried: list[Carried] = []
         durable = any(journey.durable for journey in journeys)
         with transaction.atomic(using=get_settings().database) if durable else nullcontext():
             for journey in journeys:
                 try:
-                    carried.append(self._with_row(journey) if journey.durable else self._carry(journey))
+                    carried.append(
+                        self._with_row(journey) if journey.durable else self._carry(journey)
+                    )
                 except (DelayQError, KeyboardInterrupt) as error:
                     return carried, error
         return carried, None
@@ -264,7 +314,8 @@ class _Mover:
         return carry(self._store, journey.source, journey.target, stamp=journey.stamp, alone=True)
 
     def _with_row(self, journey: _Journey) -> Carried:
-        """The row of the outbox changes when the message has been carried, and not when it stays."""
+        """The row of the outbox changes when the message has been carried, and not when it
+        stays."""
         alias = get_settings().database
         with transaction.atomic(using=alias):
             row = self._lock(journey.source[1], int.from_bytes(journey.stamp, "big"))
@@ -277,16 +328,24 @@ class _Mover:
 
     def move_rows(self) -> None:
         """What waits in the outbox only, and what Redis has lost."""
-        newest = OutboxMessage.objects.filter(topic=self._topic).order_by("-pk").values_list("pk", flat=True).first()
+        newest = (
+            OutboxMessage.objects.filter(topic=self._topic)
+            .order_by("-pk")
+            .values_list("pk", flat=True)
+            .first()
+        )
         after = 0
         while newest and after < newest:
-            rows = OutboxMessage.objects.filter(topic=self._topic, pk__gt=after, pk__lte=newest).order_by("pk")
+            rows = OutboxMessage.objects.filter(
+                topic=self._topic, pk__gt=after, pk__lte=newest
+            ).order_by("pk")
             page = list(rows.values_list("pk", "message_id", "enqueued_at_us")[:BATCH])
             self._keep_turn()
             for at in range(0, len(page), TOGETHER):
                 with transaction.atomic(using=get_settings().database):
                     words = [
-                        self._move_row(message_id, stamp_us) for _, message_id, stamp_us in page[at : at + TOGETHER]
+                        self._move_row(message_id, stamp_us)
+                        for _, message_id, stamp_us in page[at : at + TOGETHER]
                     ]
                 self.done.moved += sum(word == "" for word in words)
                 self.done.taken += filter(None, words)
@@ -298,13 +357,23 @@ class _Mover:
         if row is None:
             return None
         if row.status == OutboxStatus.SENT:
-            if outbox.standing(row)[1] != "MISSING" or archive_rows.is_archived(message_id.bytes, stamp_us):
+            if outbox.standing(row)[1] != "MISSING" or archive_rows.is_archived(
+                message_id.bytes, stamp_us
+            ):
                 return None  # it runs, or it has ended
             row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.now_ms()
-        return "" if self._readdress(row, self._id_there(message_id.bytes, row.key or None)) else row.key
+        return (
+            ""
+            if self._readdress(row, self._id_there(message_id.bytes, row.key or None))
+            else row.key
+        )
 
     def _id_there(self, message_id: bytes, key: str | None) -> bytes:
-        return key_id(self._to, key) if key is not None and message_id == key_id(self._topic, key) else message_id
+        return (
+            key_id(self._to, key)
+            if key is not None and message_id == key_id(self._topic, key)
+            else message_id
+        )
 
     def _lock(self, message_id: bytes, stamp_us: int) -> OutboxMessage | None:
         rows = OutboxMessage.objects.filter(
@@ -318,7 +387,10 @@ class _Mover:
         row.topic, row.message_id = self._to, UUID(bytes=as_id)
         try:
             with transaction.atomic(using=row._state.db):
-                row.save(using=row._state.db, update_fields=["topic", "message_id", "status", "relay_at_ms"])
+                row.save(
+                    using=row._state.db,
+                    update_fields=["topic", "message_id", "status", "relay_at_ms"],
+                )
         except IntegrityError:
             return False
         return True

@@ -1,4 +1,5 @@
-"""What waits for the commit of a transaction: messages, in one batch, and what is to be done to others before."""
+"""What waits for the commit of a transaction: messages, in one batch, and what is to be done to
+others before."""
 
 from __future__ import annotations
 
@@ -20,19 +21,22 @@ Place = tuple[str, bytes]
 
 
 def add(database: str, items: list[Item]) -> None:
-    """Send the items when the open transaction commits, unless the savepoint around this call is rolled back."""
+    """Send the items when the open transaction commits, unless the savepoint around this call is
+    rolled back."""
     batch = _Batch.of(database)
     batch.hook(_Add(batch, items))
 
 
 def add_change(database: str, place: Place, act: Callable[[], None], *, cancels: bool) -> None:
-    """Do something to a message when the open transaction commits, before what it has enqueued is sent."""
+    """Do something to a message when the open transaction commits, before what it has enqueued is
+    sent."""
     batch = _Batch.of(database)
     batch.hook(_Change(batch, place, act, cancels))
 
 
 def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
-    """The item of this message that an open transaction will send as things stand, and the database of that.
+    """The item of this message that an open transaction will send as things stand, and the database
+    of that.
 
     Of several, the one that counts at the commit: the first, unless a later one replaces it.
     """
@@ -57,8 +61,8 @@ def replace(database: str, old: Item, new: Item | None) -> None:
 
 
 def give_way(items: Iterable[Item]) -> None:
-    """Durable messages replace what the transaction would send at its commit: accepted before, they would then be the
-    older ones in Redis."""
+    """Durable messages replace what the transaction would send at its commit: accepted before, they
+    would then be the older ones in Redis."""
     for item in items:
         if item.message[1] == "replace":
             while place := find(item.template.topic, item.message[0]):
@@ -81,8 +85,9 @@ def _newest_flush(hooks: list[Any]) -> _Flush | None:
 
 @dataclass(slots=True)
 class _Standing:
-    """What the hooks that stand will do, by message. Read on from where it ended: a look must not cost more with each
-    message. Django makes another list of hooks when it drops those of a savepoint: then it is read anew."""
+    """What the hooks that stand will do, by message. Read on from where it ended: a look must not
+    cost more with each message. Django makes another list of hooks when it drops those of a
+    savepoint: then it is read anew."""
 
     hooks: list[Any] = field(default_factory=list)
     read: int = 0
@@ -100,7 +105,8 @@ class _Standing:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """What one transaction has asked for. Lives in the connection's list of commit hooks and nowhere else."""
+    """What one transaction has asked for. Lives in the connection's list of commit hooks and
+    nowhere else."""
 
     database: str
     confirmed: list[_Add | _Replace | _Change] = field(default_factory=list)
@@ -109,7 +115,8 @@ class _Batch:
 
     @classmethod
     def of(cls, database: str) -> _Batch:
-        """The batch of the open transaction, found through its hook, so that a rollback forgets it."""
+        """The batch of the open transaction, found through its hook, so that a rollback forgets
+        it."""
         newest = _newest_flush(connections[database].run_on_commit)
         return newest.batch if newest else cls(database)
 
@@ -124,8 +131,9 @@ class _Batch:
     def hook(self, step: _Add | _Replace | _Change) -> None:
         """Take the step at the commit, then send the batch.
 
-        Two hooks: Django drops the first with its savepoint. The second stands behind it and outlives every savepoint
-        (no savepoint ids); the newest of these does what the others have left.
+        Two hooks: Django drops the first with its savepoint. The second stands behind it and
+        outlives every savepoint (no savepoint ids); the newest of these does what the others have
+        left.
         """
         transaction.on_commit(step, using=self.database)
         self.newest = _Flush(self)
@@ -133,10 +141,11 @@ class _Batch:
         hooks.append((set(), self.newest, False))
 
     def flush(self) -> None:
-        """Do it all. Never raises: the transaction stands, and the hooks of others must not be dropped for us.
+        """Do it all. Never raises: the transaction stands, and the hooks of others must not be
+        dropped for us.
 
-        What is to be cancelled or moved comes first. It is never a message of this batch: those are taken out of it,
-        or moved in it, when that is asked for.
+        What is to be cancelled or moved comes first. It is never a message of this batch: those are
+        taken out of it, or moved in it, when that is asked for.
         """
         steps, self.confirmed, self.known = self.confirmed, [], _Standing()
         leaving = _Leaving()
@@ -151,12 +160,15 @@ class _Batch:
                 postponed.catch_up((item.template.topic, item.message[0]) for item in items)
             store_committed(items)
         except Exception:
-            logger.exception("the commit stands, but not everything that it enqueued may have been sent")
+            logger.exception(
+                "the commit stands, but not everything that it enqueued may have been sent"
+            )
 
 
 @dataclass(slots=True)
 class _Leaving:
-    """What is sent in the end. One that replaces another stands in its place: of two with one key the order counts."""
+    """What is sent in the end. One that replaces another stands in its place: of two with one key
+    the order counts."""
 
     items: dict[int, Item] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
@@ -232,7 +244,9 @@ class _Change:
         try:
             self.act()
         except Exception:
-            logger.exception("the commit stands, but message %s could not be changed", self.place[1].hex())
+            logger.exception(
+                "the commit stands, but message %s could not be changed", self.place[1].hex()
+            )
 
     def stand(self, known: _Standing) -> None:
         if self.cancels:

@@ -24,13 +24,18 @@ GRACE_MS = 10_000
 
 
 def secure(items: Sequence[Item]) -> None:
-    """Make durable messages of these, as far as they are still live: what has run meanwhile must not run again.
+    """Make durable messages of these, as far as they are still live: what has run meanwhile must
+    not run again.
 
-    When we cannot find out, the relay sends them in GRACE_MS: then one may run twice, and none is lost.
+    When we cannot find out, the relay sends them in GRACE_MS: then one may run twice, and none is
+    lost.
     """
     if not items:
         return
-    logger.warning("%d messages are kept in the outbox, too: too few replicas have them (WAIT_REPLICAS)", len(items))
+    logger.warning(
+        "%d messages are kept in the outbox, too: too few replicas have them (WAIT_REPLICAS)",
+        len(items),
+    )
     due = [item.handle.due_ms for item in items]
     outbox.spill([_due_at(item) for item in items], unknown=True, wait_ms=GRACE_MS)
     handles = {item.message[0]: item.handle for item in items if item.handle.outcome == "outbox"}
@@ -46,19 +51,27 @@ def secure(items: Sequence[Item]) -> None:
 
 
 def _adopt(partition: Partition, rows: Sequence[OutboxMessage]) -> Sequence[OutboxMessage]:
-    """Let the rows answer for what is live. Returns those of messages that have ended meanwhile, and forgets them."""
+    """Let the rows answer for what is live. Returns those of messages that have ended meanwhile,
+    and forgets them."""
     # Copies that are only to be adopted: nothing is stored where the message is not live.
-    copies = [(i, "adopt", when, expires, record) for i, _, when, expires, record in map(outbox.stamped, rows)]
+    copies = [
+        (i, "adopt", when, expires, record)
+        for i, _, when, expires, record in map(outbox.stamped, rows)
+    ]
     try:
         _, words = get_store().enqueue(partition, {}, copies)
     except StoreError as error:
         logger.warning("whether %d of them are live could not be asked: %s", len(rows), error)
         return []
     ended = []
-    with transaction.atomic(using=get_settings().database):  # hundreds of statements of a bulk, and one commit
+    with transaction.atomic(
+        using=get_settings().database
+    ):  # hundreds of statements of a bulk, and one commit
         for index, row in enumerate(rows):
             word = words.get(index, "")
-            of_this_life = OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us)
+            of_this_life = OutboxMessage.objects.filter(
+                pk=row.pk, enqueued_at_us=row.enqueued_at_us
+            )
             if word.startswith("ADOPTED"):
                 of_this_life.update(enqueued_at_us=outbox.stamp_of(word), status=OutboxStatus.SENT)
             elif word == "GONE" or (word == "DUPLICATE" and row.on_duplicate != "replace"):

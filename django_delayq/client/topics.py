@@ -44,10 +44,14 @@ def topic_stats(topic: str) -> TopicStats:
     return stats_of_topic(topic, store.all_stats(store.partitions.all(check_existing(topic))))
 
 
-def pause_topic(topic: str, *, by: str = "", reason: str = "", until: datetime | None = None) -> None:
-    """Hold a topic: what runs goes on, nothing more is claimed. At `until` (aware) it goes on by itself.
+def pause_topic(
+    topic: str, *, by: str = "", reason: str = "", until: datetime | None = None
+) -> None:
+    """Hold a topic: what runs goes on, nothing more is claimed. At `until` (aware) it goes on by
+    itself.
 
-    Raises UnknownTopic, and InvalidMessage for an `until` that is naive, past or more than ten years ahead.
+    Raises UnknownTopic, and InvalidMessage for an `until` that is naive, past or more than ten
+    years ahead.
     """
     until_ms = None if until is None else instant_ms(until, "until")
     if until_ms is not None and until_ms <= get_store().now_us() // 1000:
@@ -64,7 +68,8 @@ def resume_topic(topic: str) -> None:
 
 
 def purge_topic(topic: str, *, reason: str = "purged") -> int:
-    """Cancel everything that waits in a topic, in Redis and in the outbox; what runs goes on. Returns how many.
+    """Cancel everything that waits in a topic, in Redis and in the outbox; what runs goes on.
+    Returns how many.
 
     Raises UnknownTopic.
     """
@@ -72,11 +77,12 @@ def purge_topic(topic: str, *, reason: str = "purged") -> int:
 
 
 def move_topic(topic: str, to: str) -> Moved:
-    """Move all that waits in a topic, in Redis and in the outbox, to another one that is declared; what runs stays.
+    """Move all that waits in a topic, in Redis and in the outbox, to another one that is declared;
+    what runs stays.
 
-    What is moved keeps its due time, attempts and key, and its id if it has no key: with one the id is that of the key
-    in the other topic. Done again, it goes on where it was. Raises UnknownTopic, and InvalidMessage while somebody else
-    moves the topic.
+    What is moved keeps its due time, attempts and key, and its id if it has no key: with one the id
+    is that of the key in the other topic. Done again, it goes on where it was. Raises UnknownTopic,
+    and InvalidMessage while somebody else moves the topic.
     """
     from . import moving  # not above: see purge_batches()
 
@@ -84,27 +90,38 @@ def move_topic(topic: str, to: str) -> Moved:
 
 
 def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[int]:
-    """purge_topic() step by step, of at most so many messages: gives how many each batch of up to 500 has ended."""
-    from ..outbox import lookup  # not above: models need the apps, and this module is part of the package's face
+    """purge_topic() step by step, of at most so many messages: gives how many each batch of up to
+    500 has ended."""
+    from ..outbox import (
+        lookup,
+    )  # not above: models need the apps, and this module is part of the package's face
 
     store, partitions = get_store(), get_store().partitions.all(check_existing(topic))
     # The outbox first: the relay moves messages from there to Redis, and they are then met there.
     for kept in lookup.purge(topic, reason, most):
-        signals.report(signals.cancelled, topic, [signals.Event(message_id, reason=reason) for message_id in kept])
+        signals.report(
+            signals.cancelled,
+            topic,
+            [signals.Event(message_id, reason=reason) for message_id in kept],
+        )
         most -= len(kept)
         yield len(kept)
     for partition in partitions:
-        # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for ever.
+        # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for
+        # ever.
         left = min(store.stats(partition).waiting, most)
         while left > 0 and (ids := store.purge(partition, int(min(left, BATCH)), reason)):
-            signals.report(signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids])
+            signals.report(
+                signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids]
+            )
             left -= len(ids)
             most -= len(ids)
             yield len(ids)
 
 
 def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) -> Page:
-    """One page of waiting messages by due time, at most 500. The cost does not grow with the queue or the depth.
+    """One page of waiting messages by due time, at most 500. The cost does not grow with the queue
+    or the depth.
 
     Raises UnknownTopic, and InvalidMessage for a cursor that is not ours.
     """
@@ -125,7 +142,8 @@ def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) ->
 
 
 def list_running(topic: str, *, limit: int = 50) -> list[Running]:
-    """The leased messages of a topic whose leases end first, at most 500. The cost does not grow with the topic.
+    """The leased messages of a topic whose leases end first, at most 500. The cost does not grow
+    with the topic.
 
     Two reads: one that ends between them is left out. Raises UnknownTopic.
     """
@@ -141,7 +159,12 @@ def list_running(topic: str, *, limit: int = 50) -> list[Running]:
 
 def _running(partition: Partition, found: Found, deadline_ms: float) -> Running:
     attempts = found.attempts
-    is_first = attempts is not None and attempts.attempt == 1 and not attempts.crashes and not attempts.runs
+    is_first = (
+        attempts is not None
+        and attempts.attempt == 1
+        and not attempts.crashes
+        and not attempts.runs
+    )
     return Running(
         message=shown(partition, found),
         lease_until=shown_instant(deadline_ms),
@@ -162,4 +185,6 @@ def _parse_cursor(cursor: str | None) -> tuple[int, bytes] | None:
     try:
         return int(due), parse_id(message_id)
     except ValueError:
-        raise InvalidMessage(f"{cursor!r:.80} is no place in this list: begin at its start.") from None
+        raise InvalidMessage(
+            f"{cursor!r:.80} is no place in this list: begin at its start."
+        ) from None

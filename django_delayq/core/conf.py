@@ -24,7 +24,8 @@ class TopicSettings:
     """One entry of DELAYQ["TOPICS"]. None means: what the task or DELAYQ says."""
 
     partitions: int = 1
-    """Into how many partitions the topic is split, 1 to 256. May be raised while running, not lowered."""
+    """Into how many partitions the topic is split, 1 to 256. May be raised while running, not
+    lowered."""
     weight: int = 1
     """Share of the claims when several topics are due, 1 to 100."""
     ttr: float | None = None
@@ -37,28 +38,33 @@ class TopicSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything DELAYQ may hold; upper-case in the settings file. Durations are seconds or timedelta."""
+    """Everything DELAYQ may hold; upper-case in the settings file. Durations are seconds or
+    timedelta."""
 
     redis: str = ""
-    """A CACHES alias (django-redis), or a URL: redis://, rediss://, unix://, redis+sentinel://, redis+cluster://."""
+    """A CACHES alias (django-redis), or a URL: redis://, rediss://, unix://, redis+sentinel://,
+    redis+cluster://."""
     prefix: str = "delayq"
     """First part of every key. Give each project that shares a Redis its own."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     """Topics by name. A topic that only tasks name needs no entry."""
     database: str = "default"
-    """The database alias of the archive and the outbox. Of several open transactions its own is waited for."""
+    """The database alias of the archive and the outbox. Of several open transactions its own is
+    waited for."""
     after_commit: bool = True
     """Enqueue, cancel and reschedule when the surrounding transaction commits."""
     ttr: float = 60.0
     """Length of a lease in seconds, 1 to 86,400. A living worker extends it."""
     max_runtime: float = 3600.0
-    """Seconds after which a running task is no longer extended, so that a stuck one is run again elsewhere."""
+    """Seconds after which a running task is no longer extended, so that a stuck one is run again
+    elsewhere."""
     max_attempts: int = 5
     """Failed attempts after which a message is dead, 1 to 1,000."""
     poison_limit: int = 3
     """Crashes (leases that ended without a word) after which a message is dead."""
     unknown_task_grace: float = 600.0
-    """Seconds for which a message that the code here cannot run waits for a worker that can (a rolling deploy)."""
+    """Seconds for which a message that the code here cannot run waits for a worker that can (a
+    rolling deploy)."""
     body_limit: int = 64 * 1024
     """Most bytes of JSON per message, at most 1 MiB."""
     compress_above: int = 1024
@@ -66,21 +72,26 @@ class Settings:
     archive: str = "all"
     """Which finished messages become rows of the archive: all, dead (dead letters only) or none."""
     redact: str = ""
-    """Dotted path of a function: redact(topic, task, args, kwargs) -> (args, kwargs) as they may be archived."""
+    """Dotted path of a function: redact(topic, task, args, kwargs) -> (args, kwargs) as they may be
+    archived."""
     finished_limit: int = 200_000
-    """Finished messages that may wait for the archiver in a partition; with more of them nothing is claimed there."""
+    """Finished messages that may wait for the archiver in a partition; with more of them nothing is
+    claimed there."""
     horizon: float = 3600.0
     """How long before its due time a durable message is brought to Redis, 1 minute to 10 years."""
     on_redis_error: str = "spill"
     """When Redis cannot take a message, a cancel or a move: spill (into the outbox) or raise."""
     wait_replicas: int = 0
-    """Replicas that must have a message before its enqueue returns, 0 to 10; else the outbox keeps it as well."""
+    """Replicas that must have a message before its enqueue returns, 0 to 10; else the outbox keeps
+    it as well."""
     reconcile_after: float = 10.0
-    """Seconds after which it is looked whether Redis still has a durable message that was sent to it."""
+    """Seconds after which it is looked whether Redis still has a durable message that was sent to
+    it."""
     priority_ageing: float = 60.0
     """Seconds of waiting that are worth one step of priority, so that a low one never starves."""
     sweep_interval: float = 1.0
-    """Seconds between two looks at an idle partition. Wake-ups are quicker; this is what holds without them."""
+    """Seconds between two looks at an idle partition. Wake-ups are quicker; this is what holds
+    without them."""
     connect_timeout: float = 2.0
     """Seconds to wait for a connection."""
     socket_timeout: float = 5.0
@@ -111,11 +122,17 @@ _RANGES: dict[str, tuple[float, float]] = {
     "partitions": (1, 256),
     "weight": (1, 100),
 }
-_TYPES: dict[str, type] = {"redis": str, "prefix": str, "database": str, "after_commit": bool, "redact": str}
+_TYPES: dict[str, type] = {
+    "redis": str,
+    "prefix": str,
+    "database": str,
+    "after_commit": bool,
+    "redact": str,
+}
 _CHOICES = {"archive": ("all", "dead", "none"), "on_redis_error": ("spill", "raise")}
 _DURATIONS = {
-    "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval", "connect_timeout",
-    "socket_timeout", "horizon", "reconcile_after",
+    "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval",
+    "connect_timeout", "socket_timeout", "horizon", "reconcile_after",
 }  # fmt: skip
 
 
@@ -126,13 +143,18 @@ def get_settings() -> Settings:
 
 
 def parse_settings(raw: Any) -> Settings:
-    """Build Settings from the dict of a settings file. Raises ConfigurationError that names the entry."""
+    """Build Settings from the dict of a settings file. Raises ConfigurationError that names the
+    entry."""
     if not isinstance(raw, Mapping):
         raise ConfigurationError(f"DELAYQ must be a dict, not {type(raw).__name__}.")
-    values = _checked(Settings, {str(name).lower(): value for name, value in raw.items()}, "DELAYQ", str.upper)
+    values = _checked(
+        Settings, {str(name).lower(): value for name, value in raw.items()}, "DELAYQ", str.upper
+    )
     topics = values.get("topics", {})
     if not isinstance(topics, Mapping):
-        raise ConfigurationError('DELAYQ["TOPICS"] must be a dict of topic name -> dict of options.')
+        raise ConfigurationError(
+            'DELAYQ["TOPICS"] must be a dict of topic name -> dict of options.'
+        )
     values["topics"] = {name: _topic(name, options) for name, options in topics.items()}
     if "{" in str(values.get("prefix", "")) or not NAME.match(str(values.get("prefix", "delayq"))):
         raise ConfigurationError(f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.__doc__}')
@@ -142,13 +164,18 @@ def parse_settings(raw: Any) -> Settings:
 def _topic(name: str, options: Any) -> TopicSettings:
     where = f'DELAYQ["TOPICS"]["{name}"]'
     if not isinstance(options, Mapping):
-        raise ConfigurationError(f"{where} must be a dict of options, not {type(options).__name__}.")
+        raise ConfigurationError(
+            f"{where} must be a dict of options, not {type(options).__name__}."
+        )
     check_name(name, "a topic", ConfigurationError)
     return TopicSettings(**_checked(TopicSettings, dict(options), where, str))
 
 
 def _checked(
-    cls: type[Settings] | type[TopicSettings], raw: dict[str, Any], where: str, spelling: Callable[[str], str]
+    cls: type[Settings] | type[TopicSettings],
+    raw: dict[str, Any],
+    where: str,
+    spelling: Callable[[str], str],
 ) -> dict[str, Any]:
     known = {f.name: f for f in fields(cls)}
     for name, value in raw.items():
@@ -156,7 +183,9 @@ def _checked(
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {spelling(near[0])}?" if near else ""
             raise ConfigurationError(f"{where} has no option {spelling(name)}.{hint}")
-        if value is not None or known[name].default is not None:  # None is a value only where it is the default
+        if (
+            value is not None or known[name].default is not None
+        ):  # None is a value only where it is the default
             raw[name] = _checked_value(name, value, f'{where}["{spelling(name)}"]')
     return raw
 

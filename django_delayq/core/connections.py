@@ -1,4 +1,5 @@
-"""The connections of the worker's threads: Django looks after those of requests, and knows none of ours."""
+"""The connections of the worker's threads: Django looks after those of requests, and knows none of
+ours."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ logger = logging.getLogger("delayq.worker")
 def make_caches() -> None:
     """At the start of a thread that runs tasks.
 
-    Django keeps a thread's caches in its context, and each task has a context of its own: what is made in there would
-    end with the task, connections and all.
+    Django keeps a thread's caches in its context, and each task has a context of its own: what is
+    made in there would end with the task, connections and all.
     """
     for alias in caches:
         try:
@@ -24,7 +25,8 @@ def make_caches() -> None:
 
 
 def close_broken() -> None:
-    """Between two pieces of work: drop what the server has closed meanwhile, or what is too old (CONN_MAX_AGE).
+    """Between two pieces of work: drop what the server has closed meanwhile, or what is too old
+    (CONN_MAX_AGE).
 
     A connection that cannot even be closed says nothing about the work that has been done.
     """
@@ -35,7 +37,8 @@ def close_broken() -> None:
 
 
 def close_all() -> None:
-    """At the end of a thread. A connection that is only dropped stays open until the garbage is collected."""
+    """At the end of a thread. A connection that is only dropped stays open until the garbage is
+    collected."""
     try:
         connections.close_all()
     except Exception:

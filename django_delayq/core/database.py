@@ -15,7 +15,8 @@ from .exceptions import DatabaseUnavailable
 
 @contextmanager
 def reached() -> Iterator[None]:
-    """Around one turn of a service: a connection that does not work any more is made anew, now or the next time.
+    """Around one turn of a service: a connection that does not work any more is made anew, now or
+    the next time.
 
     Raises DatabaseUnavailable in place of what the database raises.
     """
@@ -29,28 +30,40 @@ def reached() -> Iterator[None]:
 
 
 def write_first(connection: BaseDatabaseWrapper, model: type[Model]) -> None:
-    """Lock out other writers where rows cannot be locked; changes nothing. At the beginning of a transaction that reads
-    rows, acts on them, and then changes them: SQLite's own (Django's default, not with transaction_mode IMMEDIATE)
-    locks nothing until its first write, and refuses that when somebody else has written since."""
+    """Lock out other writers where rows cannot be locked; changes nothing. At the beginning of a
+    transaction that reads rows, acts on them, and then changes them: SQLite's own (Django's
+    default, not with transaction_mode IMMEDIATE) locks nothing until its first write, and refuses
+    that when somebody else has written since."""
     if not connection.features.has_select_for_update:
-        model._default_manager.using(connection.alias).filter(pk=0).update(**{model._meta.pk.attname: 0})
+        model._default_manager.using(connection.alias).filter(pk=0).update(
+            **{model._meta.pk.attname: 0}
+        )
 
 
-#: Classes of SQLSTATE (PostgreSQL) that say nothing of a row: lost connections, a server that only reads, deadlocks,
-#: no room, locks, timeouts and shutdowns, a failing disk.
+#: Classes of SQLSTATE (PostgreSQL) that say nothing of a row: lost connections, a server that only
+#: reads, deadlocks, no room, locks, timeouts and shutdowns, a failing disk.
 _PASSING_STATES = ("08", "25006", "40", "53", "55", "57", "58")
-#: Numbers of MariaDB and MySQL that say the same; from 2000 on it is the client that has lost its server.
+#: Numbers of MariaDB and MySQL that say the same; from 2000 on it is the client that has lost its
+#: server.
 _PASSING_NUMBERS = frozenset({
-    1015, 1020, 1021, 1040, 1053, 1114, 1158, 1159, 1160, 1161, 1180, 1203, 1205, 1206, 1213, 1226, 1290, 1317, 1637,
-    1792, 1836, 1927, 1969, 3024, 3572,
+    1015, 1020, 1021, 1040, 1053, 1114, 1158, 1159, 1160, 1161, 1180, 1203, 1205, 1206, 1213, 1226,
+    1290, 1317, 1637, 1792, 1836, 1927, 1969, 3024, 3572,
 })  # fmt: skip
 #: What SQLite says of locks, of its disk, and of a file that it cannot open or write.
-_PASSING_WORDS = ("locked", "busy", "disk", "unable to open", "readonly", "interrupted", "out of memory")
+_PASSING_WORDS = (
+    "locked",
+    "busy",
+    "disk",
+    "unable to open",
+    "readonly",
+    "interrupted",
+    "out of memory",
+)
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a database refused for a reason that has nothing to do with what it was given: a lock, a timeout, a
-    server that is about to end. The same may succeed later."""
+    """Whether a database refused for a reason that has nothing to do with what it was given: a
+    lock, a timeout, a server that is about to end. The same may succeed later."""
     if not isinstance(error, OperationalError | InternalError):
         return False
     cause = error.__cause__

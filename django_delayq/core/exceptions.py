@@ -62,7 +62,8 @@ class InvalidArguments(InvalidMessage):
 
 
 class UnserialisableArguments(InvalidMessage):
-    """Arguments are JSON: None, bool, int, finite float, str, list, tuple and dict with str keys."""
+    """Arguments are JSON: None, bool, int, finite float, str, list, tuple and dict with str
+    keys."""
 
 
 class BodyTooLarge(InvalidMessage):
@@ -81,7 +82,8 @@ class NotPermitted(DelayQError, PermissionDenied):
 
 
 class DuplicateMessage(DelayQError):
-    """A message with this key is live. Pass on_duplicate="keep" or "replace", or cancel it first."""
+    """A message with this key is live. Pass on_duplicate="keep" or "replace", or cancel it
+    first."""
 
     def __init__(self, message: str = "", *, keys: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -93,7 +95,8 @@ class NotWaiting(DelayQError):
 
 
 class MessageNotFound(NotWaiting):
-    """No live message has this id or key: it was never sent, or it is already finished or cancelled."""
+    """No live message has this id or key: it was never sent, or it is already finished or
+    cancelled."""
 
 
 class MessageRunning(NotWaiting):
@@ -105,7 +108,8 @@ class MessageChanged(DelayQError):
 
 
 class LeaseLost(DelayQError):
-    """The lease on this message ended: another worker may run it, and this run's result is not recorded."""
+    """The lease on this message ended: another worker may run it, and this run's result is not
+    recorded."""
 
 
 class UndecodableMessage(DelayQError):
@@ -120,7 +124,8 @@ class NewerRecord(UndecodableMessage):
 
 
 class StoreError(DelayQError):
-    """Redis could not do what was asked. Raised itself for an answer that nobody expects: a bug, or a wrong server."""
+    """Redis could not do what was asked. Raised itself for an answer that nobody expects: a bug, or
+    a wrong server."""
 
     @property
     def is_bug(self) -> bool:
@@ -133,11 +138,13 @@ class StoreUnavailable(StoreError):
 
 
 class StoreReadOnly(StoreUnavailable):
-    """Redis is a read-only replica or cannot write to its disk. Connect to the primary, or mend the disk."""
+    """Redis is a read-only replica or cannot write to its disk. Connect to the primary, or mend the
+    disk."""
 
 
 class StoreFull(StoreUnavailable):
-    """Redis is at maxmemory and takes no new message. Workers go on draining; raise maxmemory or add workers."""
+    """Redis is at maxmemory and takes no new message. Workers go on draining; raise maxmemory or
+    add workers."""
 
 
 class StoreLoading(StoreUnavailable):
@@ -149,7 +156,8 @@ class TooFewReplicas(StoreUnavailable):
 
 
 class StoreForbidden(StoreUnavailable):
-    """The Redis user may not run this command or touch this key. See docs/operations.md for the ACL it needs."""
+    """The Redis user may not run this command or touch this key. See docs/operations.md for the ACL
+    it needs."""
 
 
 class OutcomeUnknown(StoreError):
@@ -157,7 +165,8 @@ class OutcomeUnknown(StoreError):
 
 
 class NotReplicated(OutcomeUnknown):
-    """The messages are stored, but too few replicas have them (WAIT_REPLICAS): a failover may lose them."""
+    """The messages are stored, but too few replicas have them (WAIT_REPLICAS): a failover may lose
+    them."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -166,7 +175,8 @@ class NotReplicated(OutcomeUnknown):
 
 
 class EnqueueUnknown(OutcomeUnknown):
-    """It is not known whether the messages were stored. Enqueue again with using(id=...): that is safe."""
+    """It is not known whether the messages were stored. Enqueue again with using(id=...): that is
+    safe."""
 
     def __init__(self, message: str = "", *, ids: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -181,12 +191,14 @@ class FenceChanged(InvalidMessage):
 
 
 class ArchiveUnavailable(DelayQError):
-    """The database did not take rows of the archive. Nothing is lost: the finished streams keep them."""
+    """The database did not take rows of the archive. Nothing is lost: the finished streams keep
+    them."""
 
     def __init__(self, error: Exception, answers: bool) -> None:
         super().__init__(f"{type(error).__name__}: {error}".strip())
         self.answers = answers
-        """Whether the database answers at all: then the rows are to blame, or locks, or a missing migration."""
+        """Whether the database answers at all: then the rows are to blame, or locks, or a missing
+        migration."""
 
 
 class DatabaseUnavailable(DelayQError):
@@ -217,7 +229,8 @@ class Snooze(ControlFlow):
 
 
 class Reject(ControlFlow):
-    """Give up at once: the message becomes a dead letter with this reason, which all operators may read."""
+    """Give up at once: the message becomes a dead letter with this reason, which all operators may
+    read."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

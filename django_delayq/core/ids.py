@@ -16,11 +16,14 @@ def task_code(name: str) -> bytes:
 
 
 def new_ids(count: int) -> list[bytes]:
-    """Fresh UUIDv7 (RFC 9562): they sort by time. One read of the kernel's randomness for all: quick and fork-safe."""
+    """Fresh UUIDv7 (RFC 9562): they sort by time. One read of the kernel's randomness for all:
+    quick and fork-safe."""
     noise = os.urandom(10 * count)
     stamp = int(time.time() * 1000).to_bytes(6, "big")
     return [
-        stamp + bytes((0x70 | noise[at] & 0x0F, noise[at + 1], 0x80 | noise[at + 2] & 0x3F)) + noise[at + 3 : at + 10]
+        stamp
+        + bytes((0x70 | noise[at] & 0x0F, noise[at + 1], 0x80 | noise[at + 2] & 0x3F))
+        + noise[at + 3 : at + 10]
         for at in range(0, 10 * count, 10)
     ]
 
@@ -36,7 +39,11 @@ def key_id(topic: str, key: str) -> bytes:
     """The id of the message with this key, a UUIDv8: finding it costs no index."""
     digest = hashlib.blake2b(f"{topic}\0{key}".encode(), digest_size=16).digest()
     # Not 0x80 itself in the ninth byte: MariaDB takes no UUIDv8 that has it.
-    return digest[:6] + bytes((0x80 | digest[6] & 0x0F, digest[7], 0x80 | max(1, digest[8] & 0x3F))) + digest[9:]
+    return (
+        digest[:6]
+        + bytes((0x80 | digest[6] & 0x0F, digest[7], 0x80 | max(1, digest[8] & 0x3F)))
+        + digest[9:]
+    )
 
 
 def parse_id(value: str | uuid.UUID | bytes) -> bytes:
@@ -51,5 +58,7 @@ def parse_id(value: str | uuid.UUID | bytes) -> bytes:
     except ValueError:
         raise InvalidMessage(f"{value!r} is not a message id: 32 hexadecimal digits.") from None
     if parsed.variant != uuid.RFC_4122 or (parsed.bytes[6] >= 0x80 and parsed.bytes[8] == 0x80):
-        raise InvalidMessage(f"{value!r} is not a UUID of RFC 9562: use the id of a handle, or uuid.uuid4().")
+        raise InvalidMessage(
+            f"{value!r} is not a UUID of RFC 9562: use the id of a handle, or uuid.uuid4()."
+        )
     return parsed.bytes

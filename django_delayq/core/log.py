@@ -1,4 +1,5 @@
-"""Writes what producers and operators do to the log: receivers of signals, connected only where somebody reads them."""
+"""Writes what producers and operators do to the log: receivers of signals, connected only where
+somebody reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _receivers: list[Any] = []
 
 
 def connect() -> None:
-    """Connect a receiver for each signal whose level the logger shows: a silent one would cost every enqueue."""
+    """Connect a receiver for each signal whose level the logger shows: a silent one would cost
+    every enqueue."""
     for name, level in _LEVELS.items():
         if logger.isEnabledFor(level):
             receiver = _receiver(name, level)
@@ -37,6 +39,8 @@ def _receiver(name: str, level: int) -> Any:
         more = f" and {len(events) - 5} more" if len(events) > 5 else ""
         # What an operator has typed is one line here, whatever it is.
         reasons = {on_one_line(event.reason) for event in events if event.reason}
-        logger.log(level, "%s: topic %s %s%s %s", name, sender, ids, more, "; ".join(sorted(reasons)))
+        logger.log(
+            level, "%s: topic %s %s%s %s", name, sender, ids, more, "; ".join(sorted(reasons))
+        )
 
     return receive

@@ -3,15 +3,17 @@
 A record, as it lies in Redis, is a fixed header that the Lua scripts can unpack, then the body:
 
     offset  size  field           meaning
-    0       8     enqueued_at_us  Redis clock, microseconds: id and enqueued_at name one life of a key exactly
+    0       8     enqueued_at_us  Redis clock, microseconds: with the id it names one life of a key
     8       6     expires_at_ms   0 = never
-    14      1     flags           bits 0-1 priority, 2 compressed, 3 expiry moves with due_at, 4-6 version, 7 durable
+    14      1     flags           bits 0-1 priority, 2 compressed, 3 expiry moves with due_at,
+                                  4-6 version, 7 durable
     15      4     ttr_ms          length of a lease
-    19      4     task code       first bytes of a hash of the task's name; `meta` holds `task:<code>` -> name
-    23      ...   body            JSON in UTF-8: the arguments as an array, or an object when there is more
+    19      4     task code       first bytes of a hash of the task's name; `meta` has the name
+    23      ...   body            JSON in UTF-8: an array of arguments, or an object with more
 
-All integers are unsigned and big-endian. The first 14 bytes are the stamp: the enqueue script writes them, because
-only Redis' clock counts. A code in place of the name saves some 25 bytes in every waiting message.
+All integers are unsigned and big-endian. The first 14 bytes are the stamp: the enqueue script
+writes them, because only Redis' clock counts. A code in place of the name saves some 25 bytes in
+every waiting message.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ from uuid import UUID
 import msgspec
 from django.db.models import TextChoices
 
-from .exceptions import BodyTooLarge, InvalidMessage, NewerRecord, UndecodableMessage, UnserialisableArguments
+from .exceptions import (
+    BodyTooLarge,
+    InvalidMessage,
+    NewerRecord,
+    UndecodableMessage,
+    UnserialisableArguments,
+)
 
 VERSION = 1
 STAMP = struct.Struct(">Q6s")
@@ -42,7 +50,8 @@ PRIORITY_BITS = 0b0011
 COMPRESSED = 0b0100
 EXPIRES_WITH_DUE = 0b1000
 VERSION_BITS = 0b0111_0000
-#: The outbox holds a row of this message, which its end has to close. The scripts know this bit too.
+#: The outbox holds a row of this message, which its end has to close. The scripts know this bit
+#: too.
 DURABLE = 0b1000_0000
 #: A compressed body may not unfold to more than the hard limit of DELAYQ["BODY_LIMIT"].
 MAX_BODY = 1024 * 1024
@@ -50,10 +59,13 @@ MAX_DEPTH = 32
 
 
 class State(TextChoices):
-    """Where a message is. Membership in a Redis structure is the state; the last four are rows of the archive.
+    """Where a message is. Membership in a Redis structure is the state; the last four are rows of
+    the archive.
 
-    - -> delayed by enqueue; delayed -> delayed by reschedule; delayed and due (ready) -> leased by claim;
-    leased -> acked by ack, -> delayed or dead by nack, -> delayed by release or put_off, -> delayed or dead by reclaim;
+    - -> delayed by enqueue; delayed -> delayed by reschedule;
+    delayed and due (ready) -> leased by claim;
+    leased -> acked by ack, -> delayed or dead by nack, -> delayed by release or put_off,
+    -> delayed or dead by reclaim;
     delayed -> cancelled by cancel, -> expired by claim.
     """
 
@@ -74,7 +86,8 @@ class State(TextChoices):
 
 
 class Priority(IntEnum):
-    """Which lane of a topic a message waits in. A higher one goes first, a waiting one ages upwards."""
+    """Which lane of a topic a message waits in. A higher one goes first, a waiting one ages
+    upwards."""
 
     HIGH = 0
     NORMAL = 1
@@ -120,7 +133,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int = 0
     """Leases that ended without a word from the worker."""
     runs: Sequence[Mapping[str, Any]] = ()
-    """One mapping per run that has ended, the oldest first: started_ms, ended_ms, outcome, worker, error."""
+    """One mapping per run that has ended, the oldest first: started_ms, ended_ms, outcome, worker,
+    error."""
     enqueued_at: datetime
     due_at: datetime
     expires_at: datetime | None = None
@@ -152,9 +166,13 @@ class Attempts(msgspec.Struct, frozen=True):
     def decode(cls, raw: bytes) -> Attempts:
         """From the bytes in the `attempts` hash."""
         attempt, crashes, due, first, token, put_off = ATTEMPTS.unpack_from(raw)
-        due_at_ms, first_claimed_at_ms, put_off_since_ms = (int.from_bytes(at, "big") for at in (due, first, put_off))
+        due_at_ms, first_claimed_at_ms, put_off_since_ms = (
+            int.from_bytes(at, "big") for at in (due, first, put_off)
+        )
         history = raw[ATTEMPTS.size :]
-        return cls(attempt, crashes, due_at_ms, first_claimed_at_ms, token, history, put_off_since_ms)
+        return cls(
+            attempt, crashes, due_at_ms, first_claimed_at_ms, token, history, put_off_since_ms
+        )
 
 
 def runs_of(history: bytes) -> list[dict[str, Any]]:
@@ -190,15 +208,23 @@ class Record(msgspec.Struct, frozen=True):
     def decode(cls, raw: bytes) -> Record:
         """From the bytes in the `messages` hash. Raises UndecodableMessage."""
         if len(raw) < HEADER_END:
-            raise UndecodableMessage(f"The record has {len(raw)} bytes, its header alone has {HEADER_END}.")
+            raise UndecodableMessage(
+                f"The record has {len(raw)} bytes, its header alone has {HEADER_END}."
+            )
         enqueued_at_us, expires_at = STAMP.unpack_from(raw)
         flags, ttr_ms, code = HEADER.unpack_from(raw, STAMP.size)
         version = cls.version_of(raw)
         if version > VERSION:
-            raise NewerRecord(f"The record has version {version}, django-delayq here reads version {VERSION}.")
+            raise NewerRecord(
+                f"The record has version {version}, django-delayq here reads version {VERSION}."
+            )
         if version != VERSION:
-            raise UndecodableMessage(f"The record has version {version}, django-delayq here reads version {VERSION}.")
-        return cls(enqueued_at_us, int.from_bytes(expires_at, "big"), flags, ttr_ms, code, raw[HEADER_END:])
+            raise UndecodableMessage(
+                f"The record has version {version}, django-delayq here reads version {VERSION}."
+            )
+        return cls(
+            enqueued_at_us, int.from_bytes(expires_at, "big"), flags, ttr_ms, code, raw[HEADER_END:]
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -217,7 +243,8 @@ _decode_object = msgspec.json.Decoder(Body).decode
 def encode_body(content: Body | Sequence[Any], limit: int) -> bytes:
     """JSON: a plain array when there are only positional arguments, else an object.
 
-    Raises UnserialisableArguments for what JSON cannot carry unchanged and BodyTooLarge above `limit` bytes.
+    Raises UnserialisableArguments for what JSON cannot carry unchanged and BodyTooLarge above
+    `limit` bytes.
     """
     if isinstance(content, Body):
         check_json(content.args)
@@ -227,10 +254,13 @@ def encode_body(content: Body | Sequence[Any], limit: int) -> bytes:
     try:
         encoded = _encoder.encode(content)
     except (TypeError, ValueError, OverflowError, UnicodeError) as error:
-        raise UnserialisableArguments(f"The arguments cannot be written as JSON: {error}.") from None
+        raise UnserialisableArguments(
+            f"The arguments cannot be written as JSON: {error}."
+        ) from None
     if len(encoded) > limit:
         raise BodyTooLarge(
-            f"The arguments take {len(encoded):,} bytes, the limit is {limit:,}. Store the data and send its key."
+            f"The arguments take {len(encoded):,} bytes, the limit is {limit:,}. Store the data "
+            f"and send its key."
         )
     return encoded
 
@@ -243,7 +273,9 @@ def compress(flags: int, ttr_ms: int, code: bytes, body: bytes) -> bytes:
     return HEADER.pack(flags, ttr_ms, code) + body
 
 
-def encode_record(code: bytes, body: bytes, *, flags: int, ttr_ms: int, compress_above: int) -> bytes:
+def encode_record(
+    code: bytes, body: bytes, *, flags: int, ttr_ms: int, compress_above: int
+) -> bytes:
     """Header and body without the stamp, which the enqueue script adds."""
     flags |= VERSION << 4
     if len(body) > compress_above:
@@ -258,7 +290,9 @@ def decode_body(flags: int, raw: bytes) -> Body:
             unpacker = zlib.decompressobj()
             raw = unpacker.decompress(raw, MAX_BODY + 1)
             if len(raw) > MAX_BODY or not unpacker.eof:
-                raise UndecodableMessage(f"The compressed body is cut short or larger than {MAX_BODY} bytes.")
+                raise UndecodableMessage(
+                    f"The compressed body is cut short or larger than {MAX_BODY} bytes."
+                )
         return _decode_object(raw) if raw[:1] == b"{" else Body(_decode_array(raw))
     except (msgspec.MsgspecError, zlib.error, UnicodeError, RecursionError) as error:
         raise UndecodableMessage(f"The body is not the JSON we write: {error}.") from None
@@ -276,10 +310,15 @@ _SCALARS = frozenset({str, int, bool, type(None)})
 
 
 def check_json(value: Any, depth: int = 0) -> None:
-    """Raise UnserialisableArguments unless a round trip through JSON gives the value back (tuples become lists)."""
+    """Raise UnserialisableArguments unless a round trip through JSON gives the value back (tuples
+    become lists)."""
     kind = type(value)
     # A str or int of a subclass (TextChoices, SafeString) comes back as a plain one that is equal.
-    if kind in _SCALARS or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+    if (
+        kind in _SCALARS
+        or isinstance(value, str | int)
+        or (isinstance(value, float) and math.isfinite(value))
+    ):
         return
     if depth > MAX_DEPTH:
         raise UnserialisableArguments(f"The arguments are nested deeper than {MAX_DEPTH} levels.")
@@ -287,7 +326,8 @@ def check_json(value: Any, depth: int = 0) -> None:
         value = value.values()
     elif kind is not list and kind is not tuple:
         raise UnserialisableArguments(
-            f"An argument is {_shown(value)}of type {kind.__name__}. {UnserialisableArguments.__doc__} "
+            f"An argument is {_shown(value)}of type {kind.__name__}. "
+            f"{UnserialisableArguments.__doc__} "
             "Pass a primary key or an ISO string and load the rest in the task."
         )
     for item in value:

@@ -36,9 +36,17 @@ def view(topic: str, task: str, state: State, found: Found) -> Message:
     )
 
 
-def bare(topic: str, identity: bytes, task: str, state: State, due_at_ms: int, attempt: int = 0) -> Message:
+def bare(
+    topic: str, identity: bytes, task: str, state: State, due_at_ms: int, attempt: int = 0
+) -> Message:
     """A message without its contents."""
     when = shown_instant(due_at_ms)
     return Message(
-        id=identity.hex(), topic=topic, task=task, state=state, attempt=attempt, enqueued_at=when, due_at=when
+        id=identity.hex(),
+        topic=topic,
+        task=task,
+        state=state,
+        attempt=attempt,
+        enqueued_at=when,
+        due_at=when,
     )

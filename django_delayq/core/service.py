@@ -15,7 +15,8 @@ logger = logging.getLogger("delayq.worker")
 
 
 class Sleeper:
-    """A sleep that wake() ends. A bare lock: half the cost of a threading.Event, and never allocates."""
+    """A sleep that wake() ends. A bare lock: half the cost of a threading.Event, and never
+    allocates."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,7 +108,9 @@ class Service:
                 pause = min(1.0, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
                 level = logging.WARNING if failures == 1 and self.reports_outages else logging.DEBUG
                 logger.log(level, "%s: %s", self.name, error)
-            except BaseException as error:  # also what a receiver of signals raises to end "the program"
+            except (
+                BaseException
+            ) as error:  # also what a receiver of signals raises to end "the program"
                 failures += 1
                 pause = min(5.0, 0.1 * 2 ** min(failures, 10))
                 say_failure(logger, error, "%s failed; it tries again in %.1f s", self.name, pause)

@@ -1,9 +1,9 @@
 """Signals for every state change.
 
-Messages change state in batches (one script, one batch), and so do the signals: each is sent once per batch
-with `sender` = the Topic and `events` = a list of Event. Receivers must be quick: those of a worker run on its
-settler thread, whose database connections are looked after. A receiver that raises is logged and does not stop the
-queue. docs/signals.md has the table.
+Messages change state in batches (one script, one batch), and so do the signals: each is sent once
+per batch with `sender` = the Topic and `events` = a list of Event. Receivers must be quick: those
+of a worker run on its settler thread, whose database connections are looked after. A receiver that
+raises is logged and does not stop the queue. docs/signals.md has the table.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ logger = logging.getLogger("delayq")
 
 
 class Topic(str):
-    """The name of a topic as the sender of signals. There is one object for each name: Django compares senders by
-    identity, and of a plain str there may be any number that are equal."""
+    """The name of a topic as the sender of signals. There is one object for each name: Django
+    compares senders by identity, and of a plain str there may be any number that are equal."""
 
     __slots__ = ()
 
@@ -33,11 +33,15 @@ _topics: dict[str, Topic] = {}
 class TopicSignal(Signal):
     """A signal whose receivers may ask for one topic, by its name."""
 
-    def connect(self, receiver: Any, sender: object = None, weak: bool = True, dispatch_uid: Any = None) -> None:
+    def connect(
+        self, receiver: Any, sender: object = None, weak: bool = True, dispatch_uid: Any = None
+    ) -> None:
         """As Django's. `sender`: the name of a topic. Raises TypeError for anything else."""
         super().connect(receiver, _sender(sender), weak, dispatch_uid)
 
-    def disconnect(self, receiver: Any = None, sender: object = None, dispatch_uid: Any = None) -> bool:
+    def disconnect(
+        self, receiver: Any = None, sender: object = None, dispatch_uid: Any = None
+    ) -> bool:
         """As Django's."""
         return super().disconnect(receiver, _sender(sender), dispatch_uid)
 
@@ -45,7 +49,10 @@ class TopicSignal(Signal):
 def _sender(sender: object) -> Topic | None:
     if sender is None or isinstance(sender, str):
         return None if sender is None else Topic(sender)
-    raise TypeError(f"sender is {sender!r:.80}: give the name of a topic. Of which task an event is, event.task says.")
+    raise TypeError(
+        f"sender is {sender!r:.80}: give the name of a topic. Of which task an event is, "
+        f"event.task says."
+    )
 
 
 class Event(NamedTuple):
@@ -68,7 +75,8 @@ class Event(NamedTuple):
     reason: str = ""
     """Why, for everything but success: error class and message, or a word such as `poison`."""
     error: BaseException | None = None
-    """What the task raised, with its traceback: for receivers in the process that ran it. Do not keep it."""
+    """What the task raised, with its traceback: for receivers in the process that ran it. Do not
+    keep it."""
 
 
 enqueued = TopicSignal()
@@ -78,11 +86,13 @@ rescheduled = TopicSignal()
 cancelled = TopicSignal()
 """delayed -> cancelled."""
 refused = TopicSignal()
-"""What a commit, or the end of an outage, was to do and could not: `action` is enqueue, cancel or reschedule."""
+"""What a commit, or the end of an outage, was to do and could not: `action` is enqueue, cancel or
+reschedule."""
 expired = TopicSignal()
 """delayed -> expired: too late by the message's own expires_at."""
 started = TopicSignal()
-"""leased: a task begins. Sent per message, on the thread that runs it, and only when somebody listens."""
+"""leased: a task begins. Sent per message, on the thread that runs it, and only when somebody
+listens."""
 acked = TopicSignal()
 """leased -> acked."""
 retried = TopicSignal()
@@ -90,7 +100,8 @@ retried = TopicSignal()
 snoozed = TopicSignal()
 """leased -> delayed: the task asked for another time; the attempt does not count."""
 put_off = TopicSignal()
-"""leased -> delayed: the code of this worker cannot run the message, that of another may; does not count."""
+"""leased -> delayed: the code of this worker cannot run the message, that of another may; does not
+count."""
 released = TopicSignal()
 """leased -> delayed: given back unrun, the attempt with it."""
 dead = TopicSignal()

@@ -10,7 +10,8 @@ from .exceptions import InvalidDelay, NaiveDatetime
 
 Duration = timedelta | float | int
 
-#: Ten years. Longer delays are mistakes of unit (milliseconds given as seconds) more often than plans.
+#: Ten years. Longer delays are mistakes of unit (milliseconds given as seconds) more often than
+#: plans.
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
 
 
@@ -22,7 +23,9 @@ def duration_ms(value: Any, name: str = "delay") -> int:
     """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidDelay(f"{name} must be a timedelta or a number of seconds, not {type(value).__name__}.")
+        raise InvalidDelay(
+            f"{name} must be a timedelta or a number of seconds, not {type(value).__name__}."
+        )
     if not 0 <= seconds < math.inf:  # NaN is not either
         raise InvalidDelay(f"{name} must be zero or more seconds and finite, not {value!r:.40}.")
     if seconds * 1000 > MAX_DELAY_MS:
@@ -34,14 +37,19 @@ def duration_ms(value: Any, name: str = "delay") -> int:
 def instant_ms(value: Any, name: str = "due_at") -> int:
     """The aware datetime as milliseconds since 1970 UTC, rounded up.
 
-    Raises NaiveDatetime without a time zone, InvalidDelay for another type or more than ten years ahead.
+    Raises NaiveDatetime without a time zone, InvalidDelay for another type or more than ten years
+    ahead.
     """
     if not isinstance(value, datetime):
         raise InvalidDelay(f"{name} must be an aware datetime, not {type(value).__name__}.")
     if value.tzinfo is None or value.utcoffset() is None:
-        raise NaiveDatetime(f"{name} is {value.isoformat()} without a time zone. Use django.utils.timezone.")
+        raise NaiveDatetime(
+            f"{name} is {value.isoformat()} without a time zone. Use django.utils.timezone."
+        )
     since_epoch = value.astimezone(timezone.utc) - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    milliseconds = -(since_epoch // timedelta(milliseconds=-1))  # integers only: a float would lose microseconds
+    milliseconds = -(
+        since_epoch // timedelta(milliseconds=-1)
+    )  # integers only: a float would lose microseconds
     if milliseconds > now_ms() + MAX_DELAY_MS:
         raise InvalidDelay(f"{name} is {value.isoformat()}: more than ten years ahead.")
     return max(milliseconds, 0)
@@ -58,12 +66,14 @@ def from_ms(milliseconds: float) -> datetime:
 
 
 def shown_instant(milliseconds: float) -> datetime:
-    """from_ms() for people: what lies beyond the calendar (a foreign producer's microseconds) is its last day."""
+    """from_ms() for people: what lies beyond the calendar (a foreign producer's microseconds) is
+    its last day."""
     return from_ms(max(0.0, min(milliseconds, 253_402_214_400_000.0)))
 
 
 def in_words(seconds: float, digits: int = 3) -> str:
-    """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`; so many digits, more only of whole ones."""
+    """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`; so many digits, more only
+    of whole ones."""
     if abs(seconds) < 1:
         return f"{seconds * 1000:.0f} ms"
     for unit, size in (("d", 86400 * 2), ("h", 7200), ("min", 120)):

@@ -1,4 +1,5 @@
-"""The services that join Redis with the database, and who hosts them: a worker, or `run_delayq --archiver` alone."""
+"""The services that join Redis with the database, and who hosts them: a worker, or `run_delayq
+--archiver` alone."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def alone(store: RedisStore, name: str) -> Sequence[Service]:
 
 
 def check_tables() -> None:
-    """Raise ConfigurationError when the database lacks our tables. One that is away is no reason not to start."""
+    """Raise ConfigurationError when the database lacks our tables. One that is away is no reason
+    not to start."""
     alias = get_settings().database
     if alias not in connections:
         raise ConfigurationError(f'DELAYQ["DATABASE"] is {alias!r}, which is not in DATABASES.')
@@ -63,10 +65,13 @@ def check_tables() -> None:
         logger.warning("database %r does not answer; the archive waits for it: %s", alias, error)
         connections[alias].close()
         return
-    models = [model for model in apps.get_app_config("django_delayq").get_models() if model._meta.managed]
+    models = [
+        model for model in apps.get_app_config("django_delayq").get_models() if model._meta.managed
+    ]
     if missing := sorted({model._meta.db_table for model in models} - there):
         option = "" if alias == "default" else f" --database {alias}"
         raise ConfigurationError(
-            f"Database {alias!r} has no table {', '.join(missing)}. Run: manage.py migrate django_delayq{option} (or "
+            f"Database {alias!r} has no table {', '.join(missing)}. Run: manage.py migrate "
+            f"django_delayq{option} (or "
             "start with --no-archiver when another process archives)."
         )

@@ -56,7 +56,10 @@ class Migration(migrations.Migration):
                 ("headers", models.TextField(blank=True, verbose_name="headers")),
                 ("priority", models.PositiveSmallIntegerField(default=1, verbose_name="priority")),
                 ("ttr_ms", models.PositiveIntegerField(default=0, verbose_name="time to run")),
-                ("max_attempts", models.PositiveSmallIntegerField(null=True, verbose_name="maximum of attempts")),
+                (
+                    "max_attempts",
+                    models.PositiveSmallIntegerField(null=True, verbose_name="maximum of attempts"),
+                ),
                 ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
                 ("crashes", models.PositiveIntegerField(default=0, verbose_name="crashes")),
                 ("history", models.TextField(blank=True, verbose_name="attempts history")),
@@ -83,7 +86,9 @@ class Migration(migrations.Migration):
                     models.Index(fields=["finished_at"], name="delayq_archive_finished"),
                 ],
                 "constraints": [
-                    models.UniqueConstraint(fields=("message_id", "enqueued_at"), name="delayq_archive_life")
+                    models.UniqueConstraint(
+                        fields=("message_id", "enqueued_at"), name="delayq_archive_life"
+                    )
                 ],
             },
         ),
@@ -145,7 +150,9 @@ class Migration(migrations.Migration):
                 "verbose_name": "unarchivable entry",
                 "verbose_name_plural": "unarchivable entries",
                 "constraints": [
-                    models.UniqueConstraint(fields=("topic", "partition", "entry"), name="delayq_unarchivable_entry")
+                    models.UniqueConstraint(
+                        fields=("topic", "partition", "entry"), name="delayq_unarchivable_entry"
+                    )
                 ],
             },
         ),

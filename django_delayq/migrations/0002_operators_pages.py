@@ -13,7 +13,17 @@ from django.db.models import Q
 #: acked, but MariaDB has none, and Django would say so at each migrate.
 PARTIAL = [
     models.Index(
-        fields=["finished_at", "id", "state", "topic", "task", "error_class", "reason", "replayed_at", "discarded_at"],
+        fields=[
+            "finished_at",
+            "id",
+            "state",
+            "topic",
+            "task",
+            "error_class",
+            "reason",
+            "replayed_at",
+            "discarded_at",
+        ],
         condition=~Q(state="acked"),
         name="delayq_archive_others",
     ),
@@ -61,7 +71,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Dashboard",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "overview",
@@ -138,12 +153,16 @@ class Migration(migrations.Migration):
                 "verbose_name": "bulk operation",
                 "verbose_name_plural": "bulk operations",
                 "indexes": [models.Index(fields=["status", "id"], name="delayq_bulk_status")],
-                "constraints": [models.UniqueConstraint(fields=("token", "dry_run"), name="delayq_bulk_token")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("token", "dry_run"), name="delayq_bulk_token")
+                ],
             },
         ),
         migrations.AddIndex(
             model_name="outboxmessage",
-            index=models.Index(fields=["topic", "status", "due_at_ms", "id"], name="delayq_outbox_due"),
+            index=models.Index(
+                fields=["topic", "status", "due_at_ms", "id"], name="delayq_outbox_due"
+            ),
         ),
         migrations.RunPython(add_indexes, remove_indexes, atomic=False),
     ]

@@ -37,7 +37,9 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "day of a task",
                 "verbose_name_plural": "days of tasks",
-                "constraints": [models.UniqueConstraint(fields=("day", "topic", "task"), name="delayq_task_day")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("day", "topic", "task"), name="delayq_task_day")
+                ],
             },
         ),
         migrations.CreateModel(
@@ -64,7 +66,9 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "hour of a topic",
                 "verbose_name_plural": "hours of topics",
-                "constraints": [models.UniqueConstraint(fields=("hour", "topic"), name="delayq_topic_hour")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("hour", "topic"), name="delayq_topic_hour")
+                ],
             },
         ),
     ]

@@ -33,7 +33,9 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="archivedmessage",
             name="archived_at",
-            field=models.DateTimeField(db_default=django_delayq.models.functions.UtcNow(), verbose_name="archived at"),
+            field=models.DateTimeField(
+                db_default=django_delayq.models.functions.UtcNow(), verbose_name="archived at"
+            ),
         ),
         migrations.CreateModel(
             name="LakeBatch",
@@ -59,7 +61,10 @@ class Migration(migrations.Migration):
                 ("attempt", models.CharField(blank=True, max_length=100, verbose_name="attempt")),
                 ("seq", models.PositiveIntegerField(null=True, verbose_name="commit")),
                 ("rows", models.BigIntegerField(null=True, verbose_name="rows")),
-                ("signature", models.CharField(blank=True, max_length=80, verbose_name="signature")),
+                (
+                    "signature",
+                    models.CharField(blank=True, max_length=80, verbose_name="signature"),
+                ),
                 ("oldest_at", models.DateTimeField(null=True, verbose_name="first finished at")),
                 ("newest_at", models.DateTimeField(null=True, verbose_name="last finished at")),
                 ("counted_at", models.DateTimeField(null=True, verbose_name="counted at")),
@@ -71,7 +76,9 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "batch of a lake",
                 "verbose_name_plural": "batches of lakes",
-                "constraints": [models.UniqueConstraint(fields=("lake", "lo"), name="delayq_lake_batch")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("lake", "lo"), name="delayq_lake_batch")
+                ],
             },
         ),
         migrations.CreateModel(
@@ -103,7 +110,9 @@ class Migration(migrations.Migration):
                 "verbose_name": "count of a forecast",
                 "verbose_name_plural": "counts of a forecast",
                 "constraints": [
-                    models.UniqueConstraint(fields=("forecast", "unit", "at", "topic"), name="delayq_forecast_count")
+                    models.UniqueConstraint(
+                        fields=("forecast", "unit", "at", "topic"), name="delayq_forecast_count"
+                    )
                 ],
             },
         ),

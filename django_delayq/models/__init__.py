@@ -1,4 +1,5 @@
-"""The SQL side: the archive, the outbox, and what operators did. All of it lives in DELAYQ["DATABASE"]."""
+"""The SQL side: the archive, the outbox, and what operators did. All of it lives in
+DELAYQ["DATABASE"]."""
 
 from __future__ import annotations
 

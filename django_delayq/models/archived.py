@@ -22,10 +22,11 @@ class Final(models.TextChoices):
 
 
 class ArchivedMessage(models.Model):
-    """How one message ended. One row for each life of a message: its id and the instant at which it was enqueued.
+    """How one message ended. One row for each life of a message: its id and the instant at which it
+    was enqueued.
 
-    Ids grow in the order of archiving, so a page is `id < last` and never an OFFSET. To find a message by its key, look
-    for the message id that `key_id(topic, key)` gives: it is indexed.
+    Ids grow in the order of archiving, so a page is `id < last` and never an OFFSET. To find a
+    message by its key, look for the message id that `key_id(topic, key)` gives: it is indexed.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -37,9 +38,11 @@ class ArchivedMessage(models.Model):
     key = models.CharField(_("key"), max_length=256, blank=True)
     state = models.CharField(_("state"), max_length=9, choices=Final.choices)
     reason = models.CharField(_("reason"), max_length=200, blank=True)
-    """One word for what ends without an error of its own: poison, unknown_task, cancelled ..., or what Reject said."""
+    """One word for what ends without an error of its own: poison, unknown_task, cancelled ..., or
+    what Reject said."""
     body = models.TextField(_("body"))
-    """The arguments as JSON text, byte for byte as they were sent: {"args": [...], "kwargs": {...}}."""
+    """The arguments as JSON text, byte for byte as they were sent: {"args": [...], "kwargs":
+    {...}}."""
     headers = models.TextField(_("headers"), blank=True)
     """JSON object of strings, or empty."""
     priority = models.PositiveSmallIntegerField(_("priority"), default=1)
@@ -49,7 +52,8 @@ class ArchivedMessage(models.Model):
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     crashes = models.PositiveIntegerField(_("crashes"), default=0)
     history = models.TextField(_("attempts history"), blank=True)
-    """One JSON object per line and run: started_ms, run_ms, outcome, worker, error. The newest 8 KiB."""
+    """One JSON object per line and run: started_ms, run_ms, outcome, worker, error. The newest 8
+    KiB."""
     due_at = models.DateTimeField(_("due at"))
     """Of the last run."""
     started_at = models.DateTimeField(_("first started at"), null=True)
@@ -71,15 +75,19 @@ class ArchivedMessage(models.Model):
     """When an operator decided that this dead letter needs no replay."""
 
     archived_at = models.DateTimeField(_("archived at"), db_default=UtcNow())
-    """When the database took the row, by its own clock. Rows older than any open transaction are settled: no smaller id
-    comes after them."""
+    """When the database took the row, by its own clock. Rows older than any open transaction are
+    settled: no smaller id comes after them."""
 
     objects = DelayQManager["ArchivedMessage"]()
 
     class Meta:
         verbose_name = _("archived message")
         verbose_name_plural = _("archived messages")
-        constraints = [models.UniqueConstraint(fields=["message_id", "enqueued_at"], name="delayq_archive_life")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["message_id", "enqueued_at"], name="delayq_archive_life"
+            )
+        ]
         indexes = [
             models.Index(fields=["state", "topic", "id"], name="delayq_archive_state"),
             models.Index(fields=["task", "state", "id"], name="delayq_archive_task"),
@@ -91,7 +99,8 @@ class ArchivedMessage(models.Model):
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """One dict per run, the oldest first: started_ms, ended_ms, outcome, worker, error. The newest 8 KiB of them.
+        """One dict per run, the oldest first: started_ms, ended_ms, outcome, worker, error. The
+        newest 8 KiB of them.
 
         A crash knows only its end; its worker could not say more.
         """
@@ -100,13 +109,19 @@ class ArchivedMessage(models.Model):
             ended_ms = self.finished_at.timestamp() * 1000
             started_ms = round(self.due_at.timestamp() * 1000 + self.lateness_ms, 3)
             error = f"{self.error_class}: {self.error_message}" if self.error_class else self.reason
-            run = {"worker": self.worker, "started_ms": started_ms, "ended_ms": ended_ms, "outcome": self.state}
+            run = {
+                "worker": self.worker,
+                "started_ms": started_ms,
+                "ended_ms": ended_ms,
+                "outcome": self.state,
+            }
             runs.append({**run, "error": error})
         return runs
 
 
 class UnarchivableEntry(models.Model):
-    """An entry of a finished stream that the archive refused, kept for people: one bad row blocks nobody."""
+    """An entry of a finished stream that the archive refused, kept for people: one bad row blocks
+    nobody."""
 
     id = models.BigAutoField(primary_key=True)
     entry = models.CharField(_("stream entry"), max_length=40)
@@ -126,7 +141,9 @@ class UnarchivableEntry(models.Model):
         verbose_name = _("unarchivable entry")
         verbose_name_plural = _("unarchivable entries")
         constraints = [
-            models.UniqueConstraint(fields=["topic", "partition", "entry"], name="delayq_unarchivable_entry")
+            models.UniqueConstraint(
+                fields=["topic", "partition", "entry"], name="delayq_unarchivable_entry"
+            )
         ]
 
     def __str__(self) -> str:

@@ -9,11 +9,12 @@ from .manager import DelayQManager
 
 
 class Figures(models.Model):
-    """What both tables hold. Whole hours and days are computed anew and replaced, never added to: by a process that
-    archives, of recent rows of the archive (statistician.py), or by the pipeline, of the lake; both give equal figures.
+    """What both tables hold. Whole hours and days are computed anew and replaced, never added to:
+    by a process that archives, of recent rows of the archive (statistician.py), or by the pipeline,
+    of the lake; both give equal figures.
 
-    Histograms are JSON, bucket -> count (histogram.py): they can be added, so a percentile of several rows is exact to
-    a thirty-second of its value.
+    Histograms are JSON, bucket -> count (histogram.py): they can be added, so a percentile of
+    several rows is exact to a thirty-second of its value.
     """
 
     messages = models.PositiveBigIntegerField(_("messages"))
@@ -64,15 +65,17 @@ class TaskDay(Figures):
     topic = models.CharField(_("topic"), max_length=64)
     task = models.CharField(_("task"), max_length=200)
     errors = models.TextField(_("errors"), default="{}")
-    """JSON: class of the error, or the reason of what has none -> dead letters. The fifty most frequent, and of
-    equally frequent ones those with the first names."""
+    """JSON: class of the error, or the reason of what has none -> dead letters. The fifty most
+    frequent, and of equally frequent ones those with the first names."""
 
     objects = DelayQManager["TaskDay"]()
 
     class Meta:
         verbose_name = _("day of a task")
         verbose_name_plural = _("days of tasks")
-        constraints = [models.UniqueConstraint(fields=["day", "topic", "task"], name="delayq_task_day")]
+        constraints = [
+            models.UniqueConstraint(fields=["day", "topic", "task"], name="delayq_task_day")
+        ]
 
     def __str__(self) -> str:
         return f"{self.task} {self.day}"

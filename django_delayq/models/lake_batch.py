@@ -24,7 +24,8 @@ class BatchState(models.TextChoices):
 
 
 class LakeBatch(models.Model):
-    """One range of ids of the archive on its way to a lake. The lake's commits decide; this is the record of it."""
+    """One range of ids of the archive on its way to a lake. The lake's commits decide; this is the
+    record of it."""
 
     id = models.BigAutoField(primary_key=True)
     lake = models.CharField(_("lake"), max_length=400)
@@ -99,7 +100,9 @@ class ForecastCount(models.Model):
     """Messages of a topic that fall due in one span; what is overdue is in the first."""
 
     id = models.BigAutoField(primary_key=True)
-    forecast = models.ForeignKey(Forecast, models.CASCADE, related_name="counts", verbose_name=_("forecast"))
+    forecast = models.ForeignKey(
+        Forecast, models.CASCADE, related_name="counts", verbose_name=_("forecast")
+    )
     unit = models.CharField(_("unit"), max_length=6, choices=ForecastUnit.choices)
     at = models.DateTimeField(_("at"))
     """Beginning of the span."""
@@ -112,7 +115,9 @@ class ForecastCount(models.Model):
         verbose_name = _("count of a forecast")
         verbose_name_plural = _("counts of a forecast")
         constraints = [
-            models.UniqueConstraint(fields=["forecast", "unit", "at", "topic"], name="delayq_forecast_count")
+            models.UniqueConstraint(
+                fields=["forecast", "unit", "at", "topic"], name="delayq_forecast_count"
+            )
         ]
 
     def __str__(self) -> str:

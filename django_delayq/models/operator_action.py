@@ -55,10 +55,11 @@ class BulkStatus(models.TextChoices):
 
 
 class BulkOperation(models.Model):
-    """Something that an operator wants done to many messages. Stored by a page, run by a worker, resumed by another.
+    """Something that an operator wants done to many messages. Stored by a page, run by a worker,
+    resumed by another.
 
-    Everything that tells how far it is changes in the transactions that change the messages, so a kill loses and
-    repeats nothing.
+    Everything that tells how far it is changes in the transactions that change the messages, so a
+    kill loses and repeats nothing.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -68,12 +69,15 @@ class BulkOperation(models.Model):
     selection = models.TextField(_("selection"))
     """JSON of a Selection (selection.py)."""
     options = models.TextField(_("options"), default="{}")
-    """JSON: delay (seconds), rate (messages per second), began_ms (from when on the rate counts)."""
+    """JSON: delay (seconds), rate (messages per second), began_ms (from when on the rate counts).
+    """
     token = models.UUIDField(_("token"), null=True)
     """Of the form that ordered it: sent twice, it counts once."""
     operator = models.CharField(_("operator"), max_length=150)
     reason = models.TextField(_("reason"), blank=True)
-    status = models.CharField(_("status"), max_length=9, choices=BulkStatus.choices, default=BulkStatus.WAITING)
+    status = models.CharField(
+        _("status"), max_length=9, choices=BulkStatus.choices, default=BulkStatus.WAITING
+    )
     cutoff = models.BigIntegerField(_("cutoff"), default=0)
     """The newest row of the archive when it was asked for: what ends later is not of it."""
     position = models.BigIntegerField(_("position"), default=0)
@@ -100,14 +104,17 @@ class BulkOperation(models.Model):
         verbose_name = _("bulk operation")
         verbose_name_plural = _("bulk operations")
         indexes = [models.Index(fields=["status", "id"], name="delayq_bulk_status")]
-        constraints = [models.UniqueConstraint(fields=["token", "dry_run"], name="delayq_bulk_token")]
+        constraints = [
+            models.UniqueConstraint(fields=["token", "dry_run"], name="delayq_bulk_token")
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.pk} ({self.status})"
 
 
 class Dashboard(models.Model):
-    """No table: the entry of the operators' pages in the admin, and what they may be permitted to do there."""
+    """No table: the entry of the operators' pages in the admin, and what they may be permitted to
+    do there."""
 
     class Meta:
         managed = False

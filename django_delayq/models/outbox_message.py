@@ -16,16 +16,18 @@ class OutboxStatus(models.TextChoices):
     SENT = "sent"
     """Redis has it too. The reconciler sends it again when Redis has lost it."""
     CANCELLED = "cancelled"
-    """Redis may have it and has to hear that it is cancelled, at the commit or from the relay. Goes when archived."""
+    """Redis may have it and has to hear that it is cancelled, at the commit or from the relay. Goes
+    when archived."""
     MOVED = "moved"
     """Redis may have it and has to hear of its new due time, at the commit or from the relay."""
 
 
 class OutboxMessage(models.Model):
-    """A message that SQL answers for until it has ended. Written in the caller's transaction, removed by the archiver.
+    """A message that SQL answers for until it has ended. Written in the caller's transaction,
+    removed by the archiver.
 
-    Without a record (cancelled or moved) it is only a word about a message that Redis alone has. Times are integers:
-    exactly what Redis will hold.
+    Without a record (cancelled or moved) it is only a word about a message that Redis alone has.
+    Times are integers: exactly what Redis will hold.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -43,12 +45,15 @@ class OutboxMessage(models.Model):
     """Header and body as in Redis (message.py), without the stamp."""
     status = models.CharField(_("status"), max_length=9, choices=OutboxStatus.choices)
     told = models.BooleanField(default=False)
-    """Of a waiting one: Redis may hold it all the same, or another life of its id. Never taken for one that is only
-    here. Without a record: False when Redis may have obeyed already, and only its answer was lost."""
+    """Of a waiting one: Redis may hold it all the same, or another life of its id. Never taken for
+    one that is only here. Without a record: False when Redis may have obeyed already, and only its
+    answer was lost."""
     changed_at_us = models.BigIntegerField(default=0)
-    """When it was cancelled or moved here: what is enqueued under its key later is not meant. 0: Redis has obeyed."""
+    """When it was cancelled or moved here: what is enqueued under its key later is not meant. 0:
+    Redis has obeyed."""
     moved_to_ms = models.BigIntegerField(default=0)
-    """When what may be live in Redis under its id is due, said while Redis was away; 0: nothing was said."""
+    """When what may be live in Redis under its id is due, said while Redis was away; 0: nothing was
+    said."""
     reason = models.CharField(max_length=200, blank=True)
     """Why it is cancelled."""
     relay_at_ms = models.BigIntegerField(_("relay at"))

@@ -38,14 +38,17 @@ def start(  # noqa: PLR0913 - keyword-only, and each of them is what an operator
 ) -> BulkOperation:
     """Store an operation; a worker that archives takes it up within seconds.
 
-    replay and discard: dead letters among the selection, as of now. purge: what waits in the selection's topic.
-    `delay` (seconds) and `rate` (messages per second) are those of replay(). With a `token` the same order, or a dry
-    run of it, is stored once, and returned when it comes again. Raises NotPermitted or InvalidMessage.
+    replay and discard: dead letters among the selection, as of now. purge: what waits in the
+    selection's topic. `delay` (seconds) and `rate` (messages per second) are those of replay().
+    With a `token` the same order, or a dry run of it, is stored once, and returned when it comes
+    again. Raises NotPermitted or InvalidMessage.
     """
     require(user, "bulk_operate", PERMISSIONS[kind_of(kind)])
     check(kind, selection, reason if not dry_run else "dry run", delay, rate)
     alias = get_settings().database
-    newest = ArchivedMessage.objects.using(alias).order_by("-pk").values_list("pk", flat=True).first()
+    newest = (
+        ArchivedMessage.objects.using(alias).order_by("-pk").values_list("pk", flat=True).first()
+    )
     operation = BulkOperation(
         kind=kind,
         dry_run=dry_run,
@@ -67,7 +70,9 @@ def start(  # noqa: PLR0913 - keyword-only, and each of them is what an operator
 
 def _same_as_before(operation: BulkOperation) -> BulkOperation:
     """What this token has ordered already. Raises InvalidMessage when that was something else."""
-    before: BulkOperation = BulkOperation.objects.get(token=operation.token, dry_run=operation.dry_run)
+    before: BulkOperation = BulkOperation.objects.get(
+        token=operation.token, dry_run=operation.dry_run
+    )
     if _ordered(before) != _ordered(operation):
         raise InvalidMessage("This form has ordered something else before: open it again.")
     return before
@@ -81,18 +86,25 @@ def _ordered(operation: BulkOperation) -> tuple[str, str, str, Any, Any]:
 def _store(operation: BulkOperation, selection: Selection, alias: str) -> None:
     with transaction.atomic(using=alias):
         if not operation.dry_run:
-            words = {"action": operation.kind, "reason": operation.reason, "selection": selection.in_words()}
+            words = {
+                "action": operation.kind,
+                "reason": operation.reason,
+                "selection": selection.in_words(),
+            }
             operation.action = OperatorAction(operator=operation.operator, **words)
             operation.action.save(using=alias)
         operation.save(using=alias)
 
 
 def cancel(user: User, pk: int) -> None:
-    """Stop an operation; what is done stays done. Raises NotPermitted, or InvalidMessage when it has ended."""
+    """Stop an operation; what is done stays done. Raises NotPermitted, or InvalidMessage when it
+    has ended."""
     operation = get(pk)
     require(user, "bulk_operate", PERMISSIONS[kind_of(operation.kind)])
     with recorded(user, "cancel bulk", f"bulk operation {pk}: {operation.kind}"):
-        alive = BulkOperation.objects.filter(pk=pk, status__in=(BulkStatus.WAITING, BulkStatus.RUNNING))
+        alive = BulkOperation.objects.filter(
+            pk=pk, status__in=(BulkStatus.WAITING, BulkStatus.RUNNING)
+        )
         if not alive.update(status=BulkStatus.CANCELLED, finished_at=timezone.now()):
             raise InvalidMessage(f"Bulk operation {pk} has ended already.")
 
@@ -110,7 +122,9 @@ def kind_of(kind: str) -> BulkKind:
     try:
         return BulkKind(kind)
     except ValueError:
-        raise InvalidMessage(f"{kind!r} is not a bulk operation: use one of {', '.join(BulkKind.values)}.") from None
+        raise InvalidMessage(
+            f"{kind!r} is not a bulk operation: use one of {', '.join(BulkKind.values)}."
+        ) from None
 
 
 def check(kind: str, selection: Selection, reason: str, delay: float, rate: float | None) -> None:
@@ -118,12 +132,18 @@ def check(kind: str, selection: Selection, reason: str, delay: float, rate: floa
     if not reason.strip():
         raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
     if selection.argument:
-        raise InvalidMessage("A search for an argument cannot be a bulk operation: narrow it down by other filters.")
+        raise InvalidMessage(
+            "A search for an argument cannot be a bulk operation: narrow it down by other filters."
+        )
     if kind == BulkKind.PURGE:
         check_existing(selection.topic)
         if selection != Selection(topic=selection.topic):
             raise InvalidMessage("purge is about all that waits in one topic.")
     elif selection.is_everything:
         raise InvalidMessage("Say which: by state, topic, task, error, period, key, or one by one.")
-    if not 0 <= delay <= timedelta(days=3660).total_seconds() or (rate is not None and not 0 < rate < 1e9):
-        raise InvalidMessage("delay is 0 to ten years in seconds, rate a number of messages per second above 0.")
+    if not 0 <= delay <= timedelta(days=3660).total_seconds() or (
+        rate is not None and not 0 < rate < 1e9
+    ):
+        raise InvalidMessage(
+            "delay is 0 to ten years in seconds, rate a number of messages per second above 0."
+        )

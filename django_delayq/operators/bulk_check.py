@@ -1,5 +1,5 @@
-"""What stands between asking for a bulk operation and storing it: what it is about, the word that has to be typed for
-many messages."""
+"""What stands between asking for a bulk operation and storing it: what it is about, the word that
+has to be typed for many messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MANY = 10_000
 ALL_TOPICS = "everything"
 SAMPLE = 5
 
-_SHOWN = ("pk", "message_id", "topic", "task", "key", "state", "reason", "error_class", "finished_at", "replayed_at",
+_SHOWN = ("pk", "message_id", "topic", "task", "key", "state", "reason", "error_class",
+"finished_at", "replayed_at",
           "discarded_at")  # fmt: skip
 
 
@@ -42,7 +43,8 @@ def check(kind: str, selection: Selection) -> None:
 
 
 def about(kind: str, selection: Selection) -> About:
-    """Count, and look at the newest. The cost has a bound. Raises UnknownTopic and StoreUnavailable for a purge."""
+    """Count, and look at the newest. The cost has a bound. Raises UnknownTopic and StoreUnavailable
+    for a purge."""
     if BulkKind(kind) is BulkKind.PURGE:
         counted, sample = _waiting(selection.topic), []
     else:
@@ -60,6 +62,7 @@ def dead_letters(selection: Selection) -> Rows:
 
 
 def _waiting(topic: str) -> int:
-    """Messages that wait in a topic: all of those in Redis, and of the outbox up to outbox_list.CAP."""
+    """Messages that wait in a topic: all of those in Redis, and of the outbox up to
+    outbox_list.CAP."""
     stats = topic_stats(topic)
     return stats.delayed + stats.backlog + count_outbox(topic)

@@ -80,13 +80,18 @@ def progress(operation: BulkOperation, at: datetime | None = None) -> Progress:
         took=took,
         rate=rate,
         left=(total - done) / rate if runs and rate and total is not None else None,
-        options={name: value for name, value in json.loads(operation.options).items() if value and name in _SHOWN},
+        options={
+            name: value
+            for name, value in json.loads(operation.options).items()
+            if value and name in _SHOWN
+        },
         words=in_words(operation),
     )
 
 
 def in_words(operation: BulkOperation) -> str:
-    """What it is about, also when a newer version has written something that this one does not know."""
+    """What it is about, also when a newer version has written something that this one does not
+    know."""
     try:
         return Selection.decode(operation.selection).in_words()
     except InvalidMessage:

@@ -1,4 +1,5 @@
-"""Runs bulk operations: one at a time, in batches that each commit with how far it is, and from there after a kill."""
+"""Runs bulk operations: one at a time, in batches that each commit with how far it is, and from
+there after a kill."""
 
 from __future__ import annotations
 
@@ -23,7 +24,15 @@ from ..core.database import reached
 from ..core.exceptions import DelayQError, InvalidMessage, StoreError
 from ..core.service import Service
 from ..core.times import duration_ms
-from ..models import BulkKind, BulkOperation, BulkStatus, Final, OperatorAction, OutboxMessage, OutboxStatus
+from ..models import (
+    BulkKind,
+    BulkOperation,
+    BulkStatus,
+    Final,
+    OperatorAction,
+    OutboxMessage,
+    OutboxStatus,
+)
 from ..store.redis import RedisStore
 from .bulk_progress import SILENT_AFTER
 from .replay_sender import Sender
@@ -33,12 +42,13 @@ logger = logging.getLogger("delayq.worker")
 
 #: Seconds between two looks for something to do.
 LOOK = 2.0
-#: Seconds without a word from its worker after which an operation is another's. That one cannot go on unnoticed then:
-#: every batch asks whether the operation is still its own.
+#: Seconds without a word from its worker after which an operation is another's. That one cannot go
+#: on unnoticed then: every batch asks whether the operation is still its own.
 TAKE_OVER_AFTER = SILENT_AFTER.total_seconds()
 #: Beside busy tasks it rests for so many times as long as a batch took.
 REST, LONGEST_REST = 2.0, 5.0
-#: Seconds until an operation is tried again for which a server was away: others have their turn meanwhile.
+#: Seconds until an operation is tried again for which a server was away: others have their turn
+#: meanwhile.
 AGAIN = 5.0
 
 
@@ -52,7 +62,9 @@ class BulkRunner(Service):
     name = "bulk"
     interval = LOOK
 
-    def __init__(self, store: RedisStore, name: str, *, tasks_run: Callable[[], bool] = bool) -> None:
+    def __init__(
+        self, store: RedisStore, name: str, *, tasks_run: Callable[[], bool] = bool
+    ) -> None:
         super().__init__()
         self._store = store
         self._worker = f"{name}:{secrets.token_hex(2)}"[:200]
@@ -71,7 +83,8 @@ class BulkRunner(Service):
         return not self._looked
 
     def run_once(self) -> float:
-        """Run one operation to its end. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
+        """Run one operation to its end. Raises StoreUnavailable and DatabaseUnavailable: it is
+        tried again."""
         with reached():
             operation = self._take()
             if operation is not None:
@@ -88,9 +101,13 @@ class BulkRunner(Service):
         operation: BulkOperation | None = BulkOperation.objects.filter(free).order_by("pk").first()
         if operation is None:
             return None
-        same = BulkOperation.objects.filter(pk=operation.pk, status=operation.status, worker=operation.worker)
+        same = BulkOperation.objects.filter(
+            pk=operation.pk, status=operation.status, worker=operation.worker
+        )
         began = operation.started_at or now
-        if not same.update(status=BulkStatus.RUNNING, worker=self._worker, alive_at=now, started_at=began):
+        if not same.update(
+            status=BulkStatus.RUNNING, worker=self._worker, alive_at=now, started_at=began
+        ):
             return None
         operation.refresh_from_db(using=get_settings().database)
         return operation
@@ -103,7 +120,11 @@ class BulkRunner(Service):
             self.ended += 1
         except Stopped:
             ledger.put_down()
-        except (OperationalError, InterfaceError, StoreError) as error:  # somebody is away: later, from where it is
+        except (
+            OperationalError,
+            InterfaceError,
+            StoreError,
+        ) as error:  # somebody is away: later, from where it is
             ledger.put_down(_said(error))
             raise
         except Exception as error:
@@ -123,15 +144,19 @@ class BulkRunner(Service):
 
 
 class BulkLedger(Ledger):
-    """Writes how far an operation is. Every write asks whether it is still ours: else it raises Stopped, and the
-    transaction is undone."""
+    """Writes how far an operation is. Every write asks whether it is still ours: else it raises
+    Stopped, and the transaction is undone."""
 
-    def __init__(self, operation: BulkOperation, worker: str, rest: Callable[[float], None]) -> None:
+    def __init__(
+        self, operation: BulkOperation, worker: str, rest: Callable[[float], None]
+    ) -> None:
         self._alias = get_settings().database
         actions = OperatorAction.objects.using(self._alias).filter(pk=operation.action_id)
         super().__init__(actions.first() or OperatorAction(), self._alias)
         self._operation = operation
-        self._ours = BulkOperation.objects.filter(pk=operation.pk, status=BulkStatus.RUNNING, worker=worker)
+        self._ours = BulkOperation.objects.filter(
+            pk=operation.pk, status=BulkStatus.RUNNING, worker=worker
+        )
         self._rest = rest
         self._began_at = time.monotonic()
         self._kept = Counter(_decoded(operation.skipped))
@@ -176,7 +201,9 @@ class BulkLedger(Ledger):
         """It has come to its end."""
         now = timezone.now()
         with transaction.atomic(using=self._alias):
-            self.write(status=BulkStatus.DONE, finished_at=now, skipped=self._skipped(skipped), error="")
+            self.write(
+                status=BulkStatus.DONE, finished_at=now, skipped=self._skipped(skipped), error=""
+            )
             self._rows.update(finished_at=now)
 
     def fail(self, error: str) -> None:
@@ -216,7 +243,9 @@ def _walk(operation: BulkOperation, ledger: BulkLedger) -> None:
     walk = Walk(rows, False, None, after=operation.position, last=operation.cutoff)
     walk.on_page = ledger.write
     walk.run(
-        ledger, walk.discard if operation.kind == BulkKind.DISCARD else _send(walk, operation, ledger), ledger.rest
+        ledger,
+        walk.discard if operation.kind == BulkKind.DISCARD else _send(walk, operation, ledger),
+        ledger.rest,
     )
 
 
@@ -230,7 +259,9 @@ def _count(walk: Walk, ledger: BulkLedger) -> None:
     ledger.counted(total)
 
 
-def _send(walk: Walk, operation: BulkOperation, ledger: BulkLedger) -> Callable[[Sequence[Any]], int]:
+def _send(
+    walk: Walk, operation: BulkOperation, ledger: BulkLedger
+) -> Callable[[Sequence[Any]], int]:
     """A rate goes on from when the first worker began."""
     options = _decoded(operation.options)
     sender = Sender(walk, duration_ms(options.get("delay", 0)), options.get("rate"), None)
@@ -241,8 +272,9 @@ def _send(walk: Walk, operation: BulkOperation, ledger: BulkLedger) -> Callable[
 
 
 def _purge(operation: BulkOperation, ledger: BulkLedger) -> None:
-    """As many messages as waited in a topic, in Redis and in the outbox, when the first worker took it up: those that
-    are due first. A kill between a batch and its count leaves that batch of 500 uncounted."""
+    """As many messages as waited in a topic, in Redis and in the outbox, when the first worker took
+    it up: those that are due first. A kill between a batch and its count leaves that batch of 500
+    uncounted."""
     topic = Selection.decode(operation.selection).topic
     if operation.total is None:
         waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).count()

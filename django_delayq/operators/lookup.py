@@ -1,4 +1,5 @@
-"""Finds one message wherever it is: live in Redis or the outbox, or its newest row in the archive. Never scans."""
+"""Finds one message wherever it is: live in Redis or the outbox, or its newest row in the archive.
+Never scans."""
 
 from __future__ import annotations
 
@@ -47,14 +48,15 @@ class Live:
     problem: str = ""
     """Why it cannot be decoded; then the message has neither arguments nor headers."""
     outbox: str = ""
-    """Status of its row in the outbox: waiting (only there), sent (in Redis too), or empty for none."""
+    """Status of its row in the outbox: waiting (only there), sent (in Redis too), or empty for
+    none."""
 
 
 def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> Hit | None:
     """The message with this id, in any topic unless one is given.
 
-    Without `redis` only SQL is asked: the archive and what waits in the outbox. Raises InvalidMessage, UnknownTopic,
-    or StoreUnavailable when Redis is to be asked and cannot.
+    Without `redis` only SQL is asked: the archive and what waits in the outbox. Raises
+    InvalidMessage, UnknownTopic, or StoreUnavailable when Redis is to be asked and cannot.
     """
     identity = parse_id(message_id)
     lives = _lives(dict.fromkeys(_topics(topic, redis), identity), redis)
@@ -83,7 +85,11 @@ def live(topic: str, message_id: str) -> Live | None:
     except UndecodableMessage as error:
         bare = _bare(topic, identity)
         return Live(message=bare, problem=str(error)) if bare else None
-    return Live(message=message, outbox=rows.values_list("status", flat=True).first() or "") if message else None
+    return (
+        Live(message=message, outbox=rows.values_list("status", flat=True).first() or "")
+        if message
+        else None
+    )
 
 
 def archived(message_id: str) -> ArchivedMessage | None:
@@ -92,7 +98,8 @@ def archived(message_id: str) -> ArchivedMessage | None:
 
 
 def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
-    """The row of the newest life of each of these ids, in one query: one step into the index for each of them."""
+    """The row of the newest life of each of these ids, in one query: one step into the index for
+    each of them."""
     if not identities:
         return []
     rows = ArchivedMessage.objects.using(get_settings().database)
@@ -111,7 +118,8 @@ def _topics(topic: str, redis: bool) -> Sequence[str]:
 
 
 def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, Hit]:
-    """The live ones among these ids, by topic: one round trip to Redis and one query for all of them."""
+    """The live ones among these ids, by topic: one round trip to Redis and one query for all of
+    them."""
     uuids = {UUID(bytes=identity) for identity in identities.values()}
     rows = OutboxMessage.objects.filter(message_id__in=uuids)
     kept = {row.topic: row for row in rows if identities.get(row.topic) == row.message_id.bytes}
@@ -123,16 +131,26 @@ def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, Hit]:
 def _in_redis(identities: Mapping[str, bytes]) -> dict[str, Hit]:
     store = get_store()
     candidates = store.partitions.candidates
-    places = [(place, identity) for topic, identity in identities.items() for place in candidates(topic, identity)]
+    places = [
+        (place, identity)
+        for topic, identity in identities.items()
+        for place in candidates(topic, identity)
+    ]
     answers = zip(places, store.find_all(places), strict=True)
-    return {partition.topic: _live_hit(shown(partition, found)) for (partition, _), found in answers if found}
+    return {
+        partition.topic: _live_hit(shown(partition, found))
+        for (partition, _), found in answers
+        if found
+    }
 
 
 def _kept_hit(row: OutboxMessage | None, redis: bool) -> Hit | None:
     """Of a row whose message is not in Redis, as far as that could be asked."""
     if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
         return None
-    if row.status == OutboxStatus.SENT:  # it has ended and is not archived yet, or Redis has lost it
+    if (
+        row.status == OutboxStatus.SENT
+    ):  # it has ended and is not archived yet, or Redis has lost it
         found = live(row.topic, row.message_id.hex) if redis else None
         return _live_hit(found.message) if found else None
     is_due = row.due_at_ms <= get_store().now_us() // 1000

@@ -1,6 +1,8 @@
-"""What operators do, and whether they may: every call asks for a permission, acts, and leaves one OperatorAction.
+"""What operators do, and whether they may: every call asks for a permission, acts, and leaves one
+OperatorAction.
 
-`user` is a Django user, or whatever has has_perm() and get_username(). The permissions are those of models.Dashboard.
+`user` is a Django user, or whatever has has_perm() and get_username(). The permissions are those of
+models.Dashboard.
 """
 
 from __future__ import annotations
@@ -42,14 +44,17 @@ class User(Protocol):
 def require(user: User, *permissions: str) -> None:
     """Raise NotPermitted unless the user has all of these permissions of ours."""
     if missing := [name for name in permissions if not user.has_perm(f"django_delayq.{name}")]:
-        raise NotPermitted(f"{user.get_username() or 'Nobody'} lacks the permission {', '.join(missing)}.")
+        raise NotPermitted(
+            f"{user.get_username() or 'Nobody'} lacks the permission {', '.join(missing)}."
+        )
 
 
 # Topics
 
 
 def pause(user: User, topic: str, *, reason: str, until: datetime | None = None) -> None:
-    """Hold a topic, at most until then. Raises UnknownTopic, InvalidMessage without a reason or for a past instant."""
+    """Hold a topic, at most until then. Raises UnknownTopic, InvalidMessage without a reason or for
+    a past instant."""
     require(user, "pause_topic")
     _required(reason)
     words = f"topic {topic}" + (f", until {until.isoformat(' ', 'seconds')}" if until else "")
@@ -65,9 +70,15 @@ def resume(user: User, topic: str, *, reason: str = "") -> None:
 
 
 def move(
-    user: User, topic: str, to: str, *, reason: str = "", progress: Callable[[Moved], object] = lambda so_far: None
+    user: User,
+    topic: str,
+    to: str,
+    *,
+    reason: str = "",
+    progress: Callable[[Moved], object] = lambda so_far: None,
 ) -> Moved:
-    """Move all that waits in a topic to another one. Raises UnknownTopic, or InvalidMessage while somebody does it."""
+    """Move all that waits in a topic to another one. Raises UnknownTopic, or InvalidMessage while
+    somebody does it."""
     require(user, "bulk_operate", "cancel_message")
     with recorded(user, "move", f"topic {topic}, to topic {to}", reason) as action:
 
@@ -100,8 +111,11 @@ def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> Non
         client.reschedule(topic, None, message_id, "+0", _AT_ONCE)
 
 
-def reschedule(user: User, topic: str, message_id: str, due_at: datetime, *, reason: str = "") -> datetime:
-    """Give a waiting message another due time, which is returned. Raises MessageNotFound or MessageRunning."""
+def reschedule(
+    user: User, topic: str, message_id: str, due_at: datetime, *, reason: str = ""
+) -> datetime:
+    """Give a waiting message another due time, which is returned. Raises MessageNotFound or
+    MessageRunning."""
     require(user, "cancel_message")
     message_id = parse_id(message_id).hex()
     words = f"message {message_id} of {topic} to {due_at.isoformat(' ', 'seconds')}"
@@ -109,9 +123,11 @@ def reschedule(user: User, topic: str, message_id: str, due_at: datetime, *, rea
         return client.reschedule(topic, None, message_id, when(None, due_at), _AT_ONCE) or due_at
 
 
-def edit(user: User, topic: str, message_id: str, arguments: Arguments, *, reason: str = "") -> None:
-    """Give a waiting message other arguments; the rest of it stays. Raises MessageNotFound, MessageRunning or
-    InvalidMessage."""
+def edit(
+    user: User, topic: str, message_id: str, arguments: Arguments, *, reason: str = ""
+) -> None:
+    """Give a waiting message other arguments; the rest of it stays. Raises MessageNotFound,
+    MessageRunning or InvalidMessage."""
     require(user, "edit_message", "view_payload")
     message_id = parse_id(message_id).hex()
     with recorded(user, "edit", f"message {message_id} of {topic}", reason):
@@ -119,8 +135,8 @@ def edit(user: User, topic: str, message_id: str, arguments: Arguments, *, reaso
 
 
 def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Handle:
-    """Enqueue a message; `options` are those of using(). Raises InvalidMessage, DuplicateMessage and what enqueue
-    raises."""
+    """Enqueue a message; `options` are those of using(). Raises InvalidMessage, DuplicateMessage
+    and what enqueue raises."""
     require(user, "edit_message", "view_payload")
     if task not in registry.by_name:
         raise InvalidMessage(f"No task is named {task!r}.")
@@ -129,16 +145,20 @@ def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Han
         handle = registry.by_name[task].using(**options).enqueue(*args, **kwargs)
         kept = handle.outcome == "kept"
         action.count = 0 if kept else 1
-        action.selection = f"message {handle.id} of {handle.topic}, task {task}" + (": it was there" if kept else "")
+        action.selection = f"message {handle.id} of {handle.topic}, task {task}" + (
+            ": it was there" if kept else ""
+        )
     return handle
 
 
 # Dead letters
 
 
-def replay_one(user: User, pk: int, *, arguments: Arguments | None = None, reason: str = "") -> ArchivedMessage:
-    """Send one dead letter again, with other arguments when they are given. Returns its row, which names the new
-    message.
+def replay_one(
+    user: User, pk: int, *, arguments: Arguments | None = None, reason: str = ""
+) -> ArchivedMessage:
+    """Send one dead letter again, with other arguments when they are given. Returns its row, which
+    names the new message.
 
     Raises MessageNotFound, InvalidMessage (it cannot be replayed; says why) or StoreUnavailable.
     """
@@ -163,9 +183,11 @@ def discard_one(user: User, pk: int, *, reason: str) -> None:
 # What the archive refused
 
 
-def archive_again(user: User, pk: int | None = None, *, reason: str = "") -> unarchivable.ArchivedAgain:
-    """Try once more to archive one unarchivable entry, or the oldest MOST_AT_ONCE of all. Raises MessageNotFound and
-    DatabaseUnavailable."""
+def archive_again(
+    user: User, pk: int | None = None, *, reason: str = ""
+) -> unarchivable.ArchivedAgain:
+    """Try once more to archive one unarchivable entry, or the oldest MOST_AT_ONCE of all. Raises
+    MessageNotFound and DatabaseUnavailable."""
     require(user, "replay_message", *(("bulk_operate",) if pk is None else ()))
     rows: QuerySet[UnarchivableEntry] = UnarchivableEntry.objects.using(get_settings().database)
     if pk is None:
@@ -174,7 +196,9 @@ def archive_again(user: User, pk: int | None = None, *, reason: str = "") -> una
     else:
         rows = rows.filter(pk=pk)
         if not rows.exists():
-            raise MessageNotFound(f"There is no unarchivable entry {pk}: it was archived again, or never there.")
+            raise MessageNotFound(
+                f"There is no unarchivable entry {pk}: it was archived again, or never there."
+            )
     return unarchivable.archive_again(rows, by=user.get_username(), reason=clean(reason))
 
 
@@ -182,7 +206,8 @@ def archive_again(user: User, pk: int | None = None, *, reason: str = "") -> una
 
 
 def quiet(user: User, worker: str, *, reason: str = "") -> None:
-    """A worker claims nothing more, until unquiet(). What it runs goes on. Raises InvalidMessage for an unknown one."""
+    """A worker claims nothing more, until unquiet(). What it runs goes on. Raises InvalidMessage
+    for an unknown one."""
     require(user, "pause_topic")
     if worker not in get_store().heartbeats():
         raise InvalidMessage(f"No worker is named {worker!r}; it may have ended.")
@@ -204,7 +229,9 @@ def unquiet(user: User, worker: str, *, reason: str = "") -> None:
 
 def _dead_letter(pk: int) -> tuple[QuerySet[ArchivedMessage], str]:
     """The row, as a selection and in the words of its record."""
-    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.using(get_settings().database).filter(pk=pk)
+    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.using(get_settings().database).filter(
+        pk=pk
+    )
     row = rows.only("message_id", "topic", "task").first()
     if row is None:
         raise MessageNotFound(f"The archive has no row {pk}: it was pruned, or never there.")
@@ -213,8 +240,8 @@ def _dead_letter(pk: int) -> tuple[QuerySet[ArchivedMessage], str]:
 
 @contextmanager
 def _one(pk: int, done: str, words: str) -> Iterator[dict[str, Any]]:
-    """Around a replay or discard of one row: its record has these words, and when nothing was changed no record
-    stays. Gives the progress to pass."""
+    """Around a replay or discard of one row: its record has these words, and when nothing was
+    changed no record stays. Gives the progress to pass."""
     seen: list[replay.Replayed] = []
 
     def look(so_far: replay.Replayed) -> None:
@@ -226,7 +253,9 @@ def _one(pk: int, done: str, words: str) -> Iterator[dict[str, Any]]:
     try:
         yield {"progress": look}
         if not seen[-1].count:
-            raise InvalidMessage(f"Dead letter {pk} was not {done}: {', '.join(seen[-1].skipped) or 'it is gone'}.")
+            raise InvalidMessage(
+                f"Dead letter {pk} was not {done}: {', '.join(seen[-1].skipped) or 'it is gone'}."
+            )
     except Exception:
         if seen and not seen[-1].count:
             seen[-1].action.delete(using=get_settings().database)
@@ -234,7 +263,8 @@ def _one(pk: int, done: str, words: str) -> Iterator[dict[str, Any]]:
 
 
 def clean(text: str) -> str:
-    """What an operator has written, at most 1,000 characters. Raises InvalidMessage for what no database takes."""
+    """What an operator has written, at most 1,000 characters. Raises InvalidMessage for what no
+    database takes."""
     if "\0" in text:
         raise InvalidMessage("The character 0 cannot be stored.")
     return text[:1_000]
@@ -247,7 +277,8 @@ def _required(reason: str) -> None:
 
 @contextmanager
 def recorded(user: User, name: str, selection: str, reason: str = "") -> Iterator[OperatorAction]:
-    """The record is there before anything changes, and goes when nothing was changed. Raises InvalidMessage."""
+    """The record is there before anything changes, and goes when nothing was changed. Raises
+    InvalidMessage."""
     alias = get_settings().database
     words = {"reason": clean(reason), "selection": clean(selection)}
     action = OperatorAction(action=name, operator=user.get_username()[:150], **words)

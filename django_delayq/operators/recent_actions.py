@@ -1,4 +1,5 @@
-"""What operators did to one message or one topic: a look at the newest records only, as the table may grow."""
+"""What operators did to one message or one topic: a look at the newest records only, as the table
+may grow."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ NEWEST = 1_000
 
 
 def of_message(message_id: str, limit: int = 20) -> Sequence[OperatorAction]:
-    """What was done to the message with this id (32 hexadecimal digits) by name, the newest first."""
+    """What was done to the message with this id (32 hexadecimal digits) by name, the newest
+    first."""
     return _named(f"message {message_id}", " ", limit)
 
 
@@ -23,7 +25,8 @@ def of_topic(topic: str, limit: int = 10) -> Sequence[OperatorAction]:
 
 
 def _named(beginning: str, goes_on: str, limit: int) -> Sequence[OperatorAction]:
-    """Records whose selection is just this, or goes on behind it with one of these characters. One query."""
+    """Records whose selection is just this, or goes on behind it with one of these characters. One
+    query."""
     every = OperatorAction.objects.all()
     newest = every.order_by("-pk").values(floor=F("pk") - NEWEST)[:1]
     is_meant = Q(selection=beginning)

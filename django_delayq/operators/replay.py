@@ -1,4 +1,5 @@
-"""Sends dead letters again, or marks those that need it not: in batches that may be interrupted, and each only once."""
+"""Sends dead letters again, or marks those that need it not: in batches that may be interrupted,
+and each only once."""
 
 from __future__ import annotations
 
@@ -47,21 +48,25 @@ def replay(  # noqa: PLR0913 - keyword-only, and each of them is what an operato
     progress: Progress | None = None,
     **filters: Any,
 ) -> Replayed:
-    """Send dead letters again, each as a new durable message that names its origin. The relay brings them to Redis.
+    """Send dead letters again, each as a new durable message that names its origin. The relay
+    brings them to Redis.
 
-    `selection` is a queryset of ArchivedMessage; `filters` are field lookups, on their own or within it (the row's own
-    reason is `reason__exact`). The oldest come first, in transactions of 500 rows: to interrupt is safe, and to run
-    again goes on where it ended. A row that was replayed or discarded is skipped, unless `force`. Rows that are not
-    dead, whose task or topic is not declared, whose body was redacted or cannot be read, and whose arguments the task
-    no longer takes are skipped too. So is a row whose key is live, and one with a newer row of the same key in the
-    selection: of those only the newest counts, whatever became of it short of discarded.
+    `selection` is a queryset of ArchivedMessage; `filters` are field lookups, on their own or
+    within it (the row's own reason is `reason__exact`). The oldest come first, in transactions of
+    500 rows: to interrupt is safe, and to run again goes on where it ended. A row that was replayed
+    or discarded is skipped, unless `force`. Rows that are not dead, whose task or topic is not
+    declared, whose body was redacted or cannot be read, and whose arguments the task no longer
+    takes are skipped too. So is a row whose key is live, and one with a newer row of the same key
+    in the selection: of those only the newest counts, whatever became of it short of discarded.
 
-    `delay`: seconds or timedelta before they are due, 0 to ten years. `rate`: messages per second, more than 0; spreads
-    the due times evenly from then on. `limit`: most messages to replay. `edit(row)` returns other `(args, kwargs)`, or
-    None. `by` and `reason` are for the OperatorAction. `progress(replayed)` is called first and after each transaction.
+    `delay`: seconds or timedelta before they are due, 0 to ten years. `rate`: messages per second,
+    more than 0; spreads the due times evenly from then on. `limit`: most messages to replay.
+    `edit(row)` returns other `(args, kwargs)`, or None. `by` and `reason` are for the
+    OperatorAction. `progress(replayed)` is called first and after each transaction.
 
-    Raises InvalidMessage: for `edit`ed arguments that are refused nothing of their transaction is replayed. Raises
-    StoreUnavailable when Redis cannot be asked for keys. What was committed before stays, and `action.count` tells it.
+    Raises InvalidMessage: for `edit`ed arguments that are refused nothing of their transaction is
+    replayed. Raises StoreUnavailable when Redis cannot be asked for keys. What was committed before
+    stays, and `action.count` tells it.
     """
     walk = Walk(_selected(selection, filters), force, limit)
     sender = Sender(walk, duration_ms(delay), _checked_rate(rate), edit)
@@ -77,10 +82,11 @@ def discard(
     progress: Progress | None = None,
     **filters: Any,
 ) -> Replayed:
-    """Mark dead letters as needing no replay: they count as dealt with, and prune() may delete them.
+    """Mark dead letters as needing no replay: they count as dealt with, and prune() may delete
+    them.
 
-    Selection, batches, `limit`, `by` and `progress` are those of replay(). A `reason` is required. Raises
-    InvalidMessage.
+    Selection, batches, `limit`, `by` and `progress` are those of replay(). A `reason` is required.
+    Raises InvalidMessage.
     """
     if not reason.strip():
         raise InvalidMessage("Say why these messages need no replay: discard(..., reason=...).")
@@ -89,9 +95,15 @@ def discard(
 
 
 def preview(
-    selection: Rows | None = None, *, force: bool = False, limit: int | None = None, first: int = 10, **filters: Any
+    selection: Rows | None = None,
+    *,
+    force: bool = False,
+    limit: int | None = None,
+    first: int = 10,
+    **filters: Any,
 ) -> Preview:
-    """What replay() or discard() would take up, without changing anything. Tasks, arguments and keys are not checked.
+    """What replay() or discard() would take up, without changing anything. Tasks, arguments and
+    keys are not checked.
 
     `first`: how many rows to return. Raises InvalidMessage.
     """
@@ -99,21 +111,32 @@ def preview(
     candidates = islice(walk.candidates(), limit)
     pks = list(islice(candidates, first))
     count = len(pks) + sum(1 for _ in candidates)
-    return Preview(count=count, first=list(walk.table.filter(pk__in=pks).order_by("pk")), skipped=walk.skipped)
+    return Preview(
+        count=count, first=list(walk.table.filter(pk__in=pks).order_by("pk")), skipped=walk.skipped
+    )
 
 
 # What is asked for
 
 
 def _selected(selection: Rows | None, filters: Mapping[str, Any]) -> Rows:
-    """The rows in the order of their ids; lookups alone are about dead ones. Raises InvalidMessage."""
+    """The rows in the order of their ids; lookups alone are about dead ones. Raises
+    InvalidMessage."""
     if selection is None and not filters:
-        raise InvalidMessage("Say which: a queryset or field lookups. For everything: ArchivedMessage.objects.all().")
-    rows: Rows = ArchivedMessage.objects.filter(state=Final.DEAD) if selection is None else selection
+        raise InvalidMessage(
+            "Say which: a queryset or field lookups. For everything: ArchivedMessage.objects.all()."
+        )
+    rows: Rows = (
+        ArchivedMessage.objects.filter(state=Final.DEAD) if selection is None else selection
+    )
     if not isinstance(rows, QuerySet) or rows.model is not ArchivedMessage:
-        raise InvalidMessage(f"The selection is a queryset of ArchivedMessage, not {selection!r:.80}.")
+        raise InvalidMessage(
+            f"The selection is a queryset of ArchivedMessage, not {selection!r:.80}."
+        )
     if rows.query.is_sliced or rows.query.combinator:
-        raise InvalidMessage("A sliced or combined queryset cannot be walked in batches: use filter() and limit=.")
+        raise InvalidMessage(
+            "A sliced or combined queryset cannot be walked in batches: use filter() and limit=."
+        )
     try:
         rows = rows.using(get_settings().database).filter(**filters)
     except (FieldError, ValidationError, TypeError, ValueError) as error:
@@ -124,6 +147,8 @@ def _selected(selection: Rows | None, filters: Mapping[str, Any]) -> Rows:
 
 
 def _checked_rate(rate: float | None) -> float | None:
-    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf):
+    if rate is not None and (
+        isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
+    ):
         raise InvalidMessage(f"rate is a number of messages per second above 0, not {rate!r}.")
     return rate

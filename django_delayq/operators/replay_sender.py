@@ -1,4 +1,5 @@
-"""Makes new messages of dead letters: rows of the outbox, in the transaction that marks their origins."""
+"""Makes new messages of dead letters: rows of the outbox, in the transaction that marks their
+origins."""
 
 from __future__ import annotations
 
@@ -98,7 +99,12 @@ class Sender:
         rows = self._walk.rows.filter(message_id__in=ids, state=Final.DEAD, pk__lte=self._walk.last)
         if not self._walk.force:
             rows = rows.filter(discarded_at=None)
-        return dict(rows.order_by().values("message_id").annotate(Max("pk")).values_list("message_id", "pk__max"))
+        return dict(
+            rows.order_by()
+            .values("message_id")
+            .annotate(Max("pk"))
+            .values_list("message_id", "pk__max")
+        )
 
     def _item(self, row: ArchivedMessage, number: int) -> Item | None:
         """The message that replays this row, or None: counted as skipped."""
@@ -113,10 +119,14 @@ class Sender:
             return None
         try:
             args, kwargs = _pair(edited) if edited is not None else (found.args, found.kwargs)
-            return self._template(row, headers, number).item(Call(registry.by_name[row.task], args, kwargs), new_id())
+            return self._template(row, headers, number).item(
+                Call(registry.by_name[row.task], args, kwargs), new_id()
+            )
         except InvalidMessage as error:
             if edited is not None:
-                raise InvalidMessage(f"Archived message {row.pk}: the edited arguments are refused. {error}") from error
+                raise InvalidMessage(
+                    f"Archived message {row.pk}: the edited arguments are refused. {error}"
+                ) from error
             self._walk.skip("arguments refused")
             return None
 
@@ -127,7 +137,9 @@ class Sender:
             topic=row.topic,
             when=self._when(number),
             ttr_ms=row.ttr_ms,
-            max_attempts=task.options.max_attempts if row.max_attempts is None else row.max_attempts,
+            max_attempts=task.options.max_attempts
+            if row.max_attempts is None
+            else row.max_attempts,
             priority=Priority(row.priority),
             expires="",
             on_duplicate="keep",  # one that comes in between is newer
@@ -141,13 +153,19 @@ class Sender:
     def _when(self, number: int) -> str:
         if self._rate is None:
             return f"+{self._delay_ms}"
-        return str(self.began_ms + self._delay_ms + math.ceil((self.sent_before + number) * 1000 / self._rate))
+        return str(
+            self.began_ms
+            + self._delay_ms
+            + math.ceil((self.sent_before + number) * 1000 / self._rate)
+        )
 
     def _insert(self, items: Mapping[int, Item]) -> dict[int, UUID]:
         """Returns the ids of the messages by those of their origins."""
         now_us = get_store().now_us()
         rows = {pk: outbox.row_of(item, now_us, OutboxStatus.WAITING) for pk, item in items.items()}
-        for row in rows.values():  # behind what waits already, so that a million of them hold up nobody
+        for (
+            row
+        ) in rows.values():  # behind what waits already, so that a million of them hold up nobody
             row.relay_at_ms = max(row.relay_at_ms, now_us // 1000)
         self._table.bulk_create([row for row in rows.values() if not row.key])
         refused = self._insert_keyed([row for row in rows.values() if row.key], now_us)
@@ -158,10 +176,13 @@ class Sender:
         """Insert what may be there, also since a moment. Returns the ids of those that are."""
         if not rows:
             return set()
-        # In one order, so that two replays of the same keys wait for each other instead of deadlocking.
+        # In one order, so that two replays of the same keys wait for each other instead of
+        # deadlocking.
         self._table.bulk_create(sorted(rows, key=lambda row: row.message_id), ignore_conflicts=True)
         ids = {row.message_id for row in rows}
-        ours = self._table.filter(message_id__in=ids, enqueued_at_us=now_us).values_list("message_id", flat=True)
+        ours = self._table.filter(message_id__in=ids, enqueued_at_us=now_us).values_list(
+            "message_id", flat=True
+        )
         return ids - set(ours)
 
     def _mark(self, replayed: Mapping[int, UUID]) -> int:
@@ -171,7 +192,10 @@ class Sender:
         # Case and When take Django longer than everything else that a replay does.
         field: Any = ArchivedMessage._meta.get_field("replayed_by")
         connection = connections[self._walk.alias]
-        values = [(pk, field.get_db_prep_value(message_id, connection)) for pk, message_id in replayed.items()]
+        values = [
+            (pk, field.get_db_prep_value(message_id, connection))
+            for pk, message_id in replayed.items()
+        ]
         cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
         by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
         self._walk.table.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
@@ -195,7 +219,12 @@ def _live(rows: Sequence[Any]) -> set[bytes]:
     for topic, identity in {(row.topic, row.message_id.bytes) for row in rows}:
         for partition in store.partitions.candidates(topic, identity):
             asked[partition].append(identity)
-    return {found.id for partition, ids in asked.items() for found in store.find(partition, ids) if found}
+    return {
+        found.id
+        for partition, ids in asked.items()
+        for found in store.find(partition, ids)
+        if found
+    }
 
 
 def _chunks(rows: Sequence[Any]) -> Iterator[list[int]]:

@@ -1,4 +1,5 @@
-"""Goes through a selection of dead letters in batches, each a transaction of its own that also counts."""
+"""Goes through a selection of dead letters in batches, each a transaction of its own that also
+counts."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from ..core.exceptions import InvalidMessage
 from ..models import ArchivedMessage, Final, OperatorAction
 from ..store.link import BATCH
 
-#: Rows of a selection that are looked at in one query: only their ids and what tells whether they are to be changed.
+#: Rows of a selection that are looked at in one query: only their ids and what tells whether they
+#: are to be changed.
 PAGE = 10_000
 
 #: Ids that one query looks through: so it is short, however rare what is sought.
@@ -55,8 +57,8 @@ class Ledger:
         self._rows = OperatorAction.objects.using(alias).filter(pk=action.pk)
 
     def open(self) -> None:
-        """Begin a transaction. A write first: where there are no row locks (SQLite), who reads first may not write
-        afterwards."""
+        """Begin a transaction. A write first: where there are no row locks (SQLite), who reads
+        first may not write afterwards."""
         self._rows.update(count=F("count"))
 
     def enter(self, count: int, position: int, skipped: Mapping[str, int]) -> None:
@@ -72,8 +74,12 @@ class Ledger:
 class Walk:
     """Goes through a selection by its ids, changes it batch by batch, and counts."""
 
-    def __init__(self, rows: Rows, force: bool, limit: int | None, *, after: int = 0, last: int | None = None) -> None:
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+    def __init__(
+        self, rows: Rows, force: bool, limit: int | None, *, after: int = 0, last: int | None = None
+    ) -> None:
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
+        ):
             raise InvalidMessage(f"limit is a whole number from 1 on, not {limit!r}.")
         self.rows, self.force, self.limit, self.alias = rows, force, limit, rows.db
         self.count = 0
@@ -83,19 +89,33 @@ class Walk:
         """Rows up to this id are dealt with, skipped ones too."""
         self.on_page: Callable[[], object] = bool
         """Called before each query for rows: a long walk may find nothing to change for a while."""
-        newest = self.table.order_by("-pk").values_list("pk", flat=True).first() if last is None else last
+        newest = (
+            self.table.order_by("-pk").values_list("pk", flat=True).first()
+            if last is None
+            else last
+        )
         self.last: int = newest or 0
-        """What dies after the beginning is not of the selection: else a task that always fails had us here for ever."""
+        """What dies after the beginning is not of the selection: else a task that always fails had
+        us here for ever."""
 
     def begin(self, name: str, by: str, reason: str) -> Ledger:
         """Record that somebody does something."""
-        said = [_in_words(self.rows), "force" if self.force else "", f"limit {self.limit:,}" if self.limit else ""]
+        said = [
+            _in_words(self.rows),
+            "force" if self.force else "",
+            f"limit {self.limit:,}" if self.limit else "",
+        ]
         words = ", ".join(filter(None, said))[:2_000]
         action = OperatorAction(action=name, operator=by[:150], reason=reason, selection=words)
         action.save(using=self.alias)
         return Ledger(action, self.alias)
 
-    def run(self, ledger: Ledger, change: Callable[[Sequence[Any]], int], progress: Progress | None = None) -> Replayed:
+    def run(
+        self,
+        ledger: Ledger,
+        change: Callable[[Sequence[Any]], int],
+        progress: Progress | None = None,
+    ) -> Replayed:
         """Change every batch in a transaction of its own, which also says so in the ledger."""
         tell = progress or bool
         tell(self._so_far(ledger))
@@ -112,7 +132,9 @@ class Walk:
 
     def discard(self, locked: Sequence[Any]) -> int:
         """Say that these need no replay. Returns how many."""
-        discarded: int = self.table.filter(pk__in=[row.pk for row in locked]).update(discarded_at=timezone.now())
+        discarded: int = self.table.filter(pk__in=[row.pk for row in locked]).update(
+            discarded_at=timezone.now()
+        )
         return discarded
 
     def candidates(self) -> Iterator[int]:
@@ -145,14 +167,21 @@ class Walk:
         return BATCH if self.limit is None else min(BATCH, self.limit - self.count)
 
     def _lock(self, pks: Sequence[int]) -> list[Any]:
-        """The rows that are still to be changed, without their bodies. What others change meanwhile is left to them."""
+        """The rows that are still to be changed, without their bodies. What others change meanwhile
+        is left to them."""
         skip_locked = connections[self.alias].features.has_select_for_update_skip_locked
-        rows = self.table.filter(pk__in=pks).select_for_update(skip_locked=skip_locked).order_by("pk")
+        rows = (
+            self.table.filter(pk__in=pks).select_for_update(skip_locked=skip_locked).order_by("pk")
+        )
         rows = rows.annotate(size=Length("body") + Length("headers"))
         names = (*_STANDING, "message_id", "topic", "task", "key", "size")
         found = list(rows.values_list(*names, named=True))
         self.skip("locked or deleted", len(pks) - len(found))
-        return [row for row in found if not self.skip(self._standing(row.state, row.replayed_at, row.discarded_at))]
+        return [
+            row
+            for row in found
+            if not self.skip(self._standing(row.state, row.replayed_at, row.discarded_at))
+        ]
 
     def _standing(self, state: str, replayed_at: object, discarded_at: object) -> str:
         if state != Final.DEAD:

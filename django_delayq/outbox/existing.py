@@ -1,4 +1,5 @@
-"""Which topics there are: those that code declares, and those of which Redis or the outbox still knows messages."""
+"""Which topics there are: those that code declares, and those of which Redis or the outbox still
+knows messages."""
 
 from __future__ import annotations
 
@@ -10,13 +11,16 @@ from ..tasks import registry
 
 
 def check_existing(topic: str) -> str:
-    """The topic itself: to look at it and to empty it nobody has to declare it. Raises UnknownTopic.
+    """The topic itself: to look at it and to empty it nobody has to declare it. Raises
+    UnknownTopic.
 
     For an undeclared one Redis is asked, then the database.
     """
     if topic in registry.known_topics() or topic in get_store().topics():
         return topic
-    from ..models import OutboxMessage  # not above: models need the apps, and topics.py is part of the package's face
+    from ..models import (
+        OutboxMessage,
+    )  # not above: models need the apps, and topics.py is part of the package's face
 
     if OutboxMessage.objects.filter(topic=topic).exists():
         return topic

@@ -1,4 +1,5 @@
-"""Operations on one message that SQL answers for: Redis does not know it yet, or does not know it any more."""
+"""Operations on one message that SQL answers for: Redis does not know it yet, or does not know it
+any more."""
 
 from __future__ import annotations
 
@@ -25,12 +26,15 @@ logger = logging.getLogger("delayq")
 
 def find(topic: str, identity: bytes) -> OutboxMessage | None:
     """The row of a message."""
-    row: OutboxMessage | None = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic).first()
+    row: OutboxMessage | None = OutboxMessage.objects.filter(
+        message_id=UUID(bytes=identity), topic=topic
+    ).first()
     return row
 
 
 def get(topic: str, identity: bytes, *, only_waiting: bool = False) -> tuple[str, Found] | None:
-    """Name of the task and the message, when it is live and only here. `only_waiting` asks nothing of Redis."""
+    """Name of the task and the message, when it is live and only here. `only_waiting` asks nothing
+    of Redis."""
     row = find(topic, identity)
     if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
         return None
@@ -47,12 +51,14 @@ def is_cancelled(topic: str, identity: bytes) -> bool:
 
 
 def is_unsettled(row: OutboxMessage) -> bool:
-    """Whether Redis may have something of the message that SQL does not know, or has yet to hear something of it."""
+    """Whether Redis may have something of the message that SQL does not know, or has yet to hear
+    something of it."""
     return row.status != OutboxStatus.SENT and (row.told or row.status != OutboxStatus.WAITING)
 
 
 def reschedule(topic: str, identity: bytes, when: str) -> int | None:
-    """Move a message that is only here, or that Redis has lost. Returns its new due time in ms; None: there is none.
+    """Move a message that is only here, or that Redis has lost. Returns its new due time in ms;
+    None: there is none.
 
     Raises MessageRunning.
     """
@@ -66,7 +72,9 @@ def reschedule(topic: str, identity: bytes, when: str) -> int | None:
                 due_ms = get_store().reschedule(partition, identity, when)
                 follow(topic, identity, due_ms)
                 return due_ms
-            if word == "DONE" or archive_rows.is_archived(identity, row.enqueued_at_us):  # an exactly_once task has run
+            if word == "DONE" or archive_rows.is_archived(
+                identity, row.enqueued_at_us
+            ):  # an exactly_once task has run
                 return None
             begin_anew(row, partition)
         move(row, due_ms_of(when))
@@ -76,17 +84,22 @@ def reschedule(topic: str, identity: bytes, when: str) -> int | None:
 
 
 def begin_anew(row: OutboxMessage, partition: Partition) -> None:
-    """Another life for a message that Redis does not have: the relay sends it, and nobody the one before."""
+    """Another life for a message that Redis does not have: the relay sends it, and nobody the one
+    before."""
     first = outbox.record_of(row)
     row.enqueued_at_us += 1
     row.told = True  # Redis remembers the life before as ended
-    row.status, row.relay_at_ms = OutboxStatus.WAITING, max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
+    row.status, row.relay_at_ms = (
+        OutboxStatus.WAITING,
+        max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms)),
+    )
     # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
     transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
 
 
 def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
-    """Whoever is about to send the message as it was comes too late; what was sent meanwhile is changed too."""
+    """Whoever is about to send the message as it was comes too late; what was sent meanwhile is
+    changed too."""
     identity, store = row.message_id.bytes, get_store()
     try:
         if store.bury(partition, identity, first, None) == "LIVE":
@@ -97,7 +110,8 @@ def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
 
 
 def reschedule_unsent(topic: str, identity: bytes, when: str) -> tuple[int, Outgoing | None] | None:
-    """Move a message that this transaction has written. Returns its due time, and what to send at the commit, if so."""
+    """Move a message that this transaction has written. Returns its due time, and what to send at
+    the commit, if so."""
     row = find(topic, identity)
     if row is None:
         return None
@@ -111,8 +125,8 @@ def reschedule_unsent(topic: str, identity: bytes, when: str) -> tuple[int, Outg
 
 
 def follow(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None) -> None:
-    """Redis has moved the message: what SQL holds under its id moves too, be it the same or one that waits for it; with
-    `stamp_us` only that life."""
+    """Redis has moved the message: what SQL holds under its id moves too, be it the same or one
+    that waits for it; with `stamp_us` only that life."""
     row = find(topic, identity)
     if row is None or stamp_us not in (None, row.enqueued_at_us):
         return
@@ -121,11 +135,16 @@ def follow(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None
     if row.status == OutboxStatus.WAITING:
         changes["relay_at_ms"] = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
     # Not save(): the row may be gone by now, or about another life.
-    OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us, status=row.status).update(**changes)
+    OutboxMessage.objects.filter(
+        pk=row.pk, enqueued_at_us=row.enqueued_at_us, status=row.status
+    ).update(**changes)
 
 
-def edit(topic: str, identity: bytes, change: Callable[[bytes], bytes], *, only_waiting: bool = False) -> bool:
-    """Change the record of a message that is only here, or that Redis has lost. False when there is none.
+def edit(
+    topic: str, identity: bytes, change: Callable[[bytes], bytes], *, only_waiting: bool = False
+) -> bool:
+    """Change the record of a message that is only here, or that Redis has lost. False when there is
+    none.
 
     `only_waiting` asks nothing of Redis. Raises MessageChanged and what `change` raises.
     """
@@ -152,7 +171,9 @@ def edit(topic: str, identity: bytes, change: Callable[[bytes], bytes], *, only_
 def follow_edit(topic: str, identity: bytes, record: bytes) -> None:
     """Redis has another record for the message: so has SQL, should it have to send it again."""
     stamp_us = STAMP.unpack_from(record)[0]
-    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic, enqueued_at_us=stamp_us)
+    rows = OutboxMessage.objects.filter(
+        message_id=UUID(bytes=identity), topic=topic, enqueued_at_us=stamp_us
+    )
     rows.update(record=record[STAMP.size :])
 
 
@@ -164,13 +185,18 @@ def withdraw(topic: str, identity: bytes) -> None:
 
 
 def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[str]]:
-    """End what waits only here now, at most so many, in batches of 500, each a transaction. Gives the ids of each."""
+    """End what waits only here now, at most so many, in batches of 500, each a transaction. Gives
+    the ids of each."""
     waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING)
     newest = waiting.order_by("-id").values_list("id", flat=True).first()
     while newest is not None and most > 0:
         size = int(min(BATCH, most))
         with transaction.atomic(using=get_settings().database):
-            rows = list(waiting.filter(id__lte=newest).select_for_update().order_by("due_at_ms", "id")[:size])
+            rows = list(
+                waiting.filter(id__lte=newest)
+                .select_for_update()
+                .order_by("due_at_ms", "id")[:size]
+            )
             take_back(rows, reason)
         most -= len(rows)
         if rows:
@@ -180,7 +206,8 @@ def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[
 
 
 def take_back(rows: Sequence[OutboxMessage], reason: str) -> None:
-    """End waiting rows, in the caller's transaction; of what Redis may have, the relay tells Redis first."""
+    """End waiting rows, in the caller's transaction; of what Redis may have, the relay tells Redis
+    first."""
     end([row for row in rows if not row.told], reason)
     for row in rows:
         if row.told:
@@ -188,7 +215,8 @@ def take_back(rows: Sequence[OutboxMessage], reason: str) -> None:
 
 
 def mark(row: OutboxMessage, status: str, reason: str = "", *, in_ms: int = 0) -> None:
-    """Note that Redis has to hear of it, from the relay in so many ms unless somebody is quicker."""
+    """Note that Redis has to hear of it, from the relay in so many ms unless somebody is
+    quicker."""
     row.status, row.reason = status, reason[:200]
     row.changed_at_us = get_store().now_us()
     row.relay_at_ms = outbox.now_ms() + in_ms
@@ -196,7 +224,8 @@ def mark(row: OutboxMessage, status: str, reason: str = "", *, in_ms: int = 0) -
 
 
 def end(rows: Sequence[OutboxMessage], reason: str = "cancelled") -> None:
-    """Make these rows ones of the archive: nobody will send them. Two statements, in the caller's transaction."""
+    """Make these rows ones of the archive: nobody will send them. Two statements, in the caller's
+    transaction."""
     settings = get_settings()
     entries = [outbox.cancelled_entry(row, reason) for row in rows]
     archive_rows.archive_all([entry for entry in entries if archive_rows.wanted(entry, settings)])

@@ -1,8 +1,9 @@
 """Messages that SQL answers for: durable ones from the start, and those that Redis could not take.
 
-A row is the message until it has ended. It is inserted in the caller's transaction, sent to Redis from here (at the
-commit), by the relay or by the reconciler, always under the same stamp, and removed by the archiver with the archive
-row of that stamp. Redis knows which lives are LIVE and which are DONE and not yet archived, so sending twice is safe.
+A row is the message until it has ended. It is inserted in the caller's transaction, sent to Redis
+from here (at the commit), by the relay or by the reconciler, always under the same stamp, and
+removed by the archiver with the archive row of that stamp. Redis knows which lives are LIVE and
+which are DONE and not yet archived, so sending twice is safe.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from ..tasks.builder import Item
 from ..tasks.handle import Handle
 
 STATEMENT_BYTES = 1024 * 1024
-#: Microseconds from the insert to the send after which a row is looked at once more: somebody may have cancelled it.
+#: Microseconds from the insert to the send after which a row is looked at once more: somebody may
+#: have cancelled it.
 LATE_US = 1_000_000
 #: Times that an insert is tried while rows of its id come and go.
 RACES = 5
@@ -47,12 +49,14 @@ def record_of(row: OutboxMessage) -> bytes:
 
 
 def candidates(row: OutboxMessage) -> list[Partition]:
-    """Where Redis can have the message, today's place first: one partition unless the topic once had fewer."""
+    """Where Redis can have the message, today's place first: one partition unless the topic once
+    had fewer."""
     return get_store().partitions.candidates(row.topic, row.message_id.bytes)
 
 
 def standing(row: OutboxMessage) -> tuple[Partition, str]:
-    """Where the message is in Redis, and what is known of its life there: LIVE, DONE, or MISSING everywhere."""
+    """Where the message is in Redis, and what is known of its life there: LIVE, DONE, or MISSING
+    everywhere."""
     life = [(row.message_id.bytes, row.enqueued_at_us)]
     partitions = candidates(row)
     for partition in partitions:
@@ -63,7 +67,8 @@ def standing(row: OutboxMessage) -> tuple[Partition, str]:
 
 
 def place(row: OutboxMessage) -> Partition:
-    """Where to send the message: where it or another with its id is, else where it belongs today."""
+    """Where to send the message: where it or another with its id is, else where it belongs
+    today."""
     partitions = candidates(row)
     if len(partitions) == 1:
         return partitions[0]
@@ -74,7 +79,9 @@ def place(row: OutboxMessage) -> Partition:
 
 
 #: What another life of an id writes into the row.
-_CONTENT = tuple(f.name for f in OutboxMessage._meta.local_fields if f.name not in ("id", "message_id"))
+_CONTENT = tuple(
+    f.name for f in OutboxMessage._meta.local_fields if f.name not in ("id", "message_id")
+)
 #: What a call that is repeated under its id takes from the row of the first.
 _LIFE = ("enqueued_at_us", "due_at_ms", "expires_at_ms", "status")
 
@@ -125,9 +132,14 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Han
 
 
 def still_open(items: list[Item]) -> list[Item]:
-    """What is to be sent. Of durable messages whose commit took its time only those that nobody has ended meanwhile."""
+    """What is to be sent. Of durable messages whose commit took its time only those that nobody has
+    ended meanwhile."""
     late_us = get_store().now_us() - LATE_US if any(item.template.durable for item in items) else 0
-    late = {UUID(bytes=item.message[0]) for item in items if item.template.durable and _stamp(item) < late_us}
+    late = {
+        UUID(bytes=item.message[0])
+        for item in items
+        if item.template.durable and _stamp(item) < late_us
+    }
     if not late:
         return items
     found = OutboxMessage.objects.filter(message_id__in=late, status=OutboxStatus.SENT)
@@ -135,7 +147,8 @@ def still_open(items: list[Item]) -> list[Item]:
     return [
         item
         for item in items
-        if UUID(bytes=item.message[0]) not in late or (UUID(bytes=item.message[0]), _stamp(item)) in lives
+        if UUID(bytes=item.message[0]) not in late
+        or (UUID(bytes=item.message[0]), _stamp(item)) in lives
     ]
 
 
@@ -148,15 +161,23 @@ def put_back(items: Sequence[Item]) -> None:
     """Leave durable messages that could not be sent to the relay."""
     if items:
         # With their stamps: by now another life of a key may have the row.
-        ids, stamps = [UUID(bytes=item.message[0]) for item in items], [_stamp(item) for item in items]
-        rows = OutboxMessage.objects.filter(message_id__in=ids, enqueued_at_us__in=stamps, status=OutboxStatus.SENT)
-        rows.update(status=OutboxStatus.WAITING, told=True, relay_at_ms=get_store().now_us() // 1000)
+        ids, stamps = (
+            [UUID(bytes=item.message[0]) for item in items],
+            [_stamp(item) for item in items],
+        )
+        rows = OutboxMessage.objects.filter(
+            message_id__in=ids, enqueued_at_us__in=stamps, status=OutboxStatus.SENT
+        )
+        rows.update(
+            status=OutboxStatus.WAITING, told=True, relay_at_ms=get_store().now_us() // 1000
+        )
     for item in items:
         item.handle.outcome = "outbox"
 
 
 def row_of(item: Item, now_us: int, status: str) -> OutboxMessage:
-    """The row of a message that is accepted at `now_us`; waiting when it is due beyond the horizon."""
+    """The row of a message that is accepted at `now_us`; waiting when it is due beyond the
+    horizon."""
     identity, mode, when, expires, record = item.message
     accepted_ms = -(-now_us // 1000)
     due_ms = accepted_ms + int(when) if when[0] == "+" else int(when)
@@ -181,9 +202,12 @@ def row_of(item: Item, now_us: int, status: str) -> OutboxMessage:
 
 
 def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Handle]:
-    """One statement for new ids; for given ones what their on_duplicate says. Returns the handles of duplicates."""
+    """One statement for new ids; for given ones what their on_duplicate says. Returns the handles
+    of duplicates."""
     using = OutboxMessage.objects.using(get_settings().database)
-    for part in _parts([row for row, item in zip(rows, items, strict=True) if not item.template.fixed]):
+    for part in _parts(
+        [row for row, item in zip(rows, items, strict=True) if not item.template.fixed]
+    ):
         using.bulk_create(part)
     refused: list[Handle] = []
     # In one order, so that two calls with the same keys wait for each other instead of deadlocking.
@@ -221,7 +245,9 @@ def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
             return True
         # A word about a move does not tell whether there is something to move.
         is_live = there.status != OutboxStatus.CANCELLED and bool(there.record)
-        if is_live and may_exist and bytes(there.record) == bytes(row.record):  # the same call again, under its id
+        if (
+            is_live and may_exist and bytes(there.record) == bytes(row.record)
+        ):  # the same call again, under its id
             _copy(row, {name: getattr(there, name) for name in _LIFE})
             return True
         if is_live and row.on_duplicate != "replace" and not is_done(there):
@@ -234,8 +260,8 @@ def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
 
 
 def _there(row: OutboxMessage, *, lock: bool) -> OutboxMessage | None:
-    """The row with this id. Locked it is the newest, also where the snapshot of the transaction shows an older state
-    (REPEATABLE READ of MariaDB and MySQL)."""
+    """The row with this id. Locked it is the newest, also where the snapshot of the transaction
+    shows an older state (REPEATABLE READ of MariaDB and MySQL)."""
     alias = get_settings().database
     rows = OutboxMessage.objects.using(alias).filter(message_id=row.message_id)
     if lock and connections[alias].in_atomic_block:
@@ -245,7 +271,8 @@ def _there(row: OutboxMessage, *, lock: bool) -> OutboxMessage | None:
 
 
 def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
-    """Write the row over another life of its id. False when somebody has changed that one meanwhile."""
+    """Write the row over another life of its id. False when somebody has changed that one
+    meanwhile."""
     rows = OutboxMessage.objects.using(get_settings().database)
     # Clocks of hosts differ by a little: what comes later is newer all the same.
     stamp_us = max(row.enqueued_at_us, there.enqueued_at_us + 1)
@@ -258,15 +285,20 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
             archive_rows.archive_all([entry] if archive_rows.wanted(entry, get_settings()) else [])
     elif not there.record:
         changes |= {"moved_to_ms": there.due_at_ms, "changed_at_us": there.changed_at_us}
-    if (there.told or there.status != OutboxStatus.WAITING) and not (_is_far(row) and is_done(there)):
-        # However far it is from due: Redis has to hear that the life before is over. From the caller or from the relay.
+    if (there.told or there.status != OutboxStatus.WAITING) and not (
+        _is_far(row) and is_done(there)
+    ):
+        # However far it is from due: Redis has to hear that the life before is over. From the
+        # caller or from the relay.
         if row.status == OutboxStatus.WAITING and not row.told and not get_store().breaker.open:
             changes["status"] = OutboxStatus.SENT
             changes["relay_at_ms"] = now_ms() + int(get_settings().reconcile_after * 1000)
         elif row.status == OutboxStatus.WAITING:
             changes["relay_at_ms"] = now_ms()
         changes["told"] = True
-    if not rows.filter(pk=there.pk, enqueued_at_us=there.enqueued_at_us, status=there.status).update(**changes):
+    if not rows.filter(
+        pk=there.pk, enqueued_at_us=there.enqueued_at_us, status=there.status
+    ).update(**changes):
         return False
     _copy(row, changes)
     return True
@@ -282,7 +314,8 @@ def _is_far(row: OutboxMessage) -> bool:
 
 
 def is_done(row: OutboxMessage) -> bool:
-    """Whether the row's message has ended in Redis, and only waits for the archiver. False when Redis is away."""
+    """Whether the row's message has ended in Redis, and only waits for the archiver. False when
+    Redis is away."""
     try:
         return standing(row)[1] == "DONE"
     except DelayQError:
@@ -290,8 +323,11 @@ def is_done(row: OutboxMessage) -> bool:
 
 
 def adopt(item: Item, word: str) -> None:
-    """Redis had stored the message before, under the stamp in `word`: from now on the row is about that life."""
-    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=item.message[0]), enqueued_at_us=_stamp(item))
+    """Redis had stored the message before, under the stamp in `word`: from now on the row is about
+    that life."""
+    rows = OutboxMessage.objects.filter(
+        message_id=UUID(bytes=item.message[0]), enqueued_at_us=_stamp(item)
+    )
     rows.update(enqueued_at_us=stamp_of(word), status=OutboxStatus.SENT)
 
 
@@ -299,22 +335,30 @@ def cancelled_entry(row: OutboxMessage, reason: str) -> Entry:
     """How the archive hears of a row that nobody sends any more."""
     detail = json.dumps({"reason": reason}).encode()
     # Not place(), which asks Redis: it may be away, and no part of the topic has the message.
-    partition = partition_of(row.topic, row.message_id.bytes, get_store().partitions.configured(row.topic))
+    partition = partition_of(
+        row.topic, row.message_id.bytes, get_store().partitions.configured(row.topic)
+    )
     identity, record = row.message_id.bytes, record_of(row)
-    return Entry(b"", partition, identity, "cancelled", now_ms(), record, b"", detail, row.due_at_ms)
+    return Entry(
+        b"", partition, identity, "cancelled", now_ms(), record, b"", detail, row.due_at_ms
+    )
 
 
 @contextmanager
 def migrated() -> Iterator[None]:
-    """Around statements on the outbox. Raises ConfigurationError when it is not there, and says what to do."""
+    """Around statements on the outbox. Raises ConfigurationError when it is not there, and says
+    what to do."""
     try:
         yield
     except (ProgrammingError, OperationalError) as error:
         text, table = str(error), OutboxMessage._meta.db_table
-        if table in text and any(words in text for words in ("no such table", "does not exist", "doesn't exist")):
+        if table in text and any(
+            words in text for words in ("no such table", "does not exist", "doesn't exist")
+        ):
             alias = get_settings().database
             raise ConfigurationError(
-                f"The database {alias!r} has no table {table}: run manage.py migrate --database {alias}."
+                f"The database {alias!r} has no table {table}: run manage.py migrate --database "
+                f"{alias}."
             ) from error
         raise
 

@@ -1,8 +1,9 @@
-"""What Redis has yet to hear: cancels and moves of messages that it may have, kept in the outbox until they are said.
+"""What Redis has yet to hear: cancels and moves of messages that it may have, kept in the outbox
+until they are said.
 
-Beside a message's row, or as a row without a record for a message that Redis alone has. They are said at the commit,
-else by the relay. Saying them twice changes nothing, and a message that was enqueued later is not meant, as far as
-clocks tell (CLOCK_ERROR_US).
+Beside a message's row, or as a row without a record for a message that Redis alone has. They are
+said at the commit, else by the relay. Saying them twice changes nothing, and a message that was
+enqueued later is not meant, as far as clocks tell (CLOCK_ERROR_US).
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from .lookup import begin_anew, due_ms_of, end, lock, mark, move
 
 logger = logging.getLogger("delayq")
 
-#: Rows that one round of the relay looks at. Each takes a few calls of Redis, and they are few: those of an outage.
+#: Rows that one round of the relay looks at. Each takes a few calls of Redis, and they are few:
+#: those of an outage.
 BATCH = 100
-#: Microseconds by which this process's idea of Redis' clock may be behind, with a reading of it and without one.
+#: Microseconds by which this process's idea of Redis' clock may be behind, with a reading of it and
+#: without one.
 CLOCK_ERROR_US = 100_000
 CLOCK_UNKNOWN_US = 2_000_000
-#: In place of the instant of a cancel: Redis has obeyed, so that nothing was enqueued before it any more.
+#: In place of the instant of a cancel: Redis has obeyed, so that nothing was enqueued before it any
+#: more.
 OBEYED = 0
 #: Milliseconds after which the relay tries again what Redis did not take.
 AGAIN_MS = 500
@@ -39,8 +43,8 @@ AGAIN_MS = 500
 # Keeping
 
 
-#: What this process has kept and Redis has perhaps not heard yet: an enqueue of the same key must not overtake it. And
-#: whether it is a cancel.
+#: What this process has kept and Redis has perhaps not heard yet: an enqueue of the same key must
+#: not overtake it. And whether it is a cancel.
 unsaid: dict[tuple[str, bytes], bool] = {}
 MOST_UNSAID = 10_000
 
@@ -53,7 +57,8 @@ def remember(topic: str, identity: bytes, *, cancels: bool) -> None:
 
 
 def catch_up(places: Iterable[tuple[str, bytes]]) -> None:
-    """Before an enqueue: tell Redis what this process has kept for these ids, unless it was told."""
+    """Before an enqueue: tell Redis what this process has kept for these ids, unless it was
+    told."""
     for topic, identity in unsaid.keys() & places:
         unsaid.pop((topic, identity), None)
         if get_store().breaker.open:
@@ -64,15 +69,23 @@ def catch_up(places: Iterable[tuple[str, bytes]]) -> None:
                 if row is not None and row.status in (OutboxStatus.CANCELLED, OutboxStatus.MOVED):
                     _say(row)
         except (StoreError, Error) as error:
-            logger.warning("the relay tells Redis what was kept for message %s: %s", identity.hex(), error)
+            logger.warning(
+                "the relay tells Redis what was kept for message %s: %s", identity.hex(), error
+            )
 
 
 def keep_cancel(
-    topic: str, identity: bytes, key: str | None, *, unknown: bool = False, stamp_us: int | None = None
+    topic: str,
+    identity: bytes,
+    key: str | None,
+    *,
+    unknown: bool = False,
+    stamp_us: int | None = None,
 ) -> bool:
     """Cancel without Redis, which hears of it later. False: it is cancelled already.
 
-    `unknown`: Redis may have obeyed. `stamp_us`: only that life; one that came since takes its place.
+    `unknown`: Redis may have obeyed. `stamp_us`: only that life; one that came since takes its
+    place.
     """
     with transaction.atomic(using=get_settings().database):
         row = _row(topic, identity, key)
@@ -95,8 +108,11 @@ def keep_cancel(
         return True
 
 
-def keep_move(topic: str, identity: bytes, key: str | None, when: str, stamp_us: int | None = None) -> int | None:
-    """Reschedule without Redis, which hears of it later. Returns the new due time in ms; None: it is cancelled.
+def keep_move(
+    topic: str, identity: bytes, key: str | None, when: str, stamp_us: int | None = None
+) -> int | None:
+    """Reschedule without Redis, which hears of it later. Returns the new due time in ms; None: it
+    is cancelled.
 
     `stamp_us`: only that life.
     """
@@ -104,7 +120,9 @@ def keep_move(topic: str, identity: bytes, key: str | None, when: str, stamp_us:
         row = _row(topic, identity, key)
         if row.record and stamp_us not in (None, row.enqueued_at_us):
             return row.due_at_ms
-        if row.status == OutboxStatus.CANCELLED and has_obeyed(row):  # what has been enqueued since is meant
+        if row.status == OutboxStatus.CANCELLED and has_obeyed(
+            row
+        ):  # what has been enqueued since is meant
             end([row])
             row = _row(topic, identity, key)
         if row.status == OutboxStatus.CANCELLED:
@@ -165,10 +183,13 @@ def cancel(topic: str, identity: bytes, stamp_us: int | None = None) -> str:
         return say_cancel(row)
 
 
-def reschedule(topic: str, identity: bytes, when: str, stamp_us: int | None = None) -> tuple[str, int]:
+def reschedule(
+    topic: str, identity: bytes, when: str, stamp_us: int | None = None
+) -> tuple[str, int]:
     """Move what SQL has a row of, wherever it is; with `stamp_us` only that life.
 
-    Returns OK (also when another life has taken its place), RUNNING or NOT_FOUND, and the due time in ms.
+    Returns OK (also when another life has taken its place), RUNNING or NOT_FOUND, and the due time
+    in ms.
     """
     with transaction.atomic(using=get_settings().database):
         row = lock(topic, identity)
@@ -182,8 +203,8 @@ def reschedule(topic: str, identity: bytes, when: str, stamp_us: int | None = No
 
 
 def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None) -> None:
-    """Redis has obeyed. What waits here under its id ends too; of a sent one nothing may come back, should Redis lose
-    its memory before the archiver has read of it. `stamp_us`: only that life."""
+    """Redis has obeyed. What waits here under its id ends too; of a sent one nothing may come back,
+    should Redis lose its memory before the archiver has read of it. `stamp_us`: only that life."""
     with transaction.atomic(using=get_settings().database):
         row = lock(topic, identity)
         if row is None or stamp_us not in (None, row.enqueued_at_us):
@@ -198,8 +219,11 @@ def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None)
 
 
 def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
-    """Redis has obeyed: the row says so, unless its transaction has moved it on, which Redis hears next."""
-    rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic, status=OutboxStatus.MOVED)
+    """Redis has obeyed: the row says so, unless its transaction has moved it on, which Redis hears
+    next."""
+    rows = OutboxMessage.objects.filter(
+        message_id=UUID(bytes=identity), topic=topic, status=OutboxStatus.MOVED
+    )
     rows.filter(due_at_ms=due_ms).exclude(task="").update(
         status=OutboxStatus.SENT, relay_at_ms=outbox.now_ms() + patience_ms()
     )
@@ -208,15 +232,19 @@ def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
 def hurry(topic: str, identity: bytes) -> None:
     """The commit could not tell Redis: the relay does it as soon as it can."""
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
-    rows.filter(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]).update(relay_at_ms=outbox.now_ms())
+    rows.filter(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]).update(
+        relay_at_ms=outbox.now_ms()
+    )
 
 
 def say_all() -> bool:
-    """Tell Redis what it has yet to hear, one batch. Returns whether there may be more. Raises StoreError."""
+    """Tell Redis what it has yet to hear, one batch. Returns whether there may be more. Raises
+    StoreError."""
     connection = connections[get_settings().database]
     errors: list[StoreError] = []
     rows = OutboxMessage.objects.filter(
-        status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED], relay_at_ms__lte=get_store().now_us() // 1000
+        status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED],
+        relay_at_ms__lte=get_store().now_us() // 1000,
     )
     if not rows.exists():
         return False
@@ -229,7 +257,9 @@ def say_all() -> bool:
                 _say(row)
             except StoreError as error:
                 errors.append(error)
-                OutboxMessage.objects.filter(pk=row.pk).update(relay_at_ms=outbox.now_ms() + AGAIN_MS)
+                OutboxMessage.objects.filter(pk=row.pk).update(
+                    relay_at_ms=outbox.now_ms() + AGAIN_MS
+                )
                 break
     if errors:
         raise errors[0]
@@ -244,7 +274,9 @@ def _say(row: OutboxMessage) -> None:
     word = said(row)
     if word == "OK":
         signals.report(signal, row.topic, [event])
-    elif word == "RUNNING" or (not row.record and row.told):  # of the others the archive tells how they have ended
+    elif word == "RUNNING" or (
+        not row.record and row.told
+    ):  # of the others the archive tells how they have ended
         tell_refused(action, row.topic, event, word)
 
 
@@ -253,19 +285,29 @@ def tell_refused(action: str, topic: str, event: Event, word: str) -> None:
     why = {"RUNNING": "running", "NOT_FOUND": "not found"}.get(word, word)
     level = logging.WARNING if word != "NOT_FOUND" else logging.INFO
     name = f"{event.key!r}" if event.key else event.id
-    logger.log(level, "%s of message %s of topic %s came too late, or to nothing: %s", action, name, topic, why)
+    logger.log(
+        level,
+        "%s of message %s of topic %s came too late, or to nothing: %s",
+        action,
+        name,
+        topic,
+        why,
+    )
     signals.report(signals.refused, topic, [event._replace(reason=why)], action=action)
 
 
 def say_cancel(row: OutboxMessage) -> str:
     """Cancel in Redis what a row says is cancelled. In a transaction that holds the row.
 
-    Returns OK, RUNNING (it goes on, and so does its row) or NOT_FOUND. The archiver removes what Redis knows.
+    Returns OK, RUNNING (it goes on, and so does its row) or NOT_FOUND. The archiver removes what
+    Redis knows.
     """
     store, identity, running, ended = get_store(), row.message_id.bytes, [], []
     for partition in outbox.candidates(row):
         found = store.find(partition, [identity])[0]
-        word = store.cancel(partition, [identity], row.reason or "cancelled", _meant_before_us(row))[0]
+        word = store.cancel(
+            partition, [identity], row.reason or "cancelled", _meant_before_us(row)
+        )[0]
         if word == "RUNNING":
             running.append(found.record if found is not None else b"")
         elif word == "OK" and found is not None:
@@ -274,24 +316,32 @@ def say_cancel(row: OutboxMessage) -> str:
     if not row.record:
         row.delete()
         return answer
-    if any(_is_same(one, row) or one[:8] == row.enqueued_at_us.to_bytes(8, "big") for one in running):
+    if any(
+        _is_same(one, row) or one[:8] == row.enqueued_at_us.to_bytes(8, "big") for one in running
+    ):
         _live_again(row)
         return answer
     # What runs is another life: that of the row was to follow it.
     partition, word = outbox.standing(row)
     if word == "MISSING":
-        # What Redis had under another stamp was this very message: it is archived as that. Or it has run exactly once.
-        if any(_is_same(one, row) for one in ended) or archive_rows.is_archived(identity, row.enqueued_at_us):
+        # What Redis had under another stamp was this very message: it is archived as that. Or it
+        # has run exactly once.
+        if any(_is_same(one, row) for one in ended) or archive_rows.is_archived(
+            identity, row.enqueued_at_us
+        ):
             row.delete()
             return answer
-        store.bury(partition, identity, outbox.record_of(row), row.reason or "cancelled", row.due_at_ms)
+        store.bury(
+            partition, identity, outbox.record_of(row), row.reason or "cancelled", row.due_at_ms
+        )
         answer = answer if running else "OK"
     _obeyed(row)
     return answer
 
 
 def say_move(row: OutboxMessage) -> str:
-    """Move in Redis what a row says is moved. In a transaction that holds the row. Returns OK, RUNNING or NOT_FOUND."""
+    """Move in Redis what a row says is moved. In a transaction that holds the row. Returns OK,
+    RUNNING or NOT_FOUND."""
     answer = _move_in_redis(row, row.due_at_ms)
     if answer == "RUNNING" or not row.record:
         _live_again(row)
@@ -303,7 +353,9 @@ def say_move(row: OutboxMessage) -> str:
     if archive_rows.is_archived(row.message_id.bytes, row.enqueued_at_us):
         row.delete()
         return answer
-    if answer == "OK":  # under another stamp, so probably this very message: the relay brings both together
+    if (
+        answer == "OK"
+    ):  # under another stamp, so probably this very message: the relay brings both together
         row.status, row.relay_at_ms, row.told = OutboxStatus.WAITING, outbox.now_ms(), True
     else:
         begin_anew(row, partition)
@@ -321,7 +373,9 @@ def _move_in_redis(row: OutboxMessage, due_ms: int) -> str:
     words = set()
     for partition in outbox.candidates(row):
         try:
-            get_store().reschedule(partition, row.message_id.bytes, str(due_ms), _meant_before_us(row))
+            get_store().reschedule(
+                partition, row.message_id.bytes, str(due_ms), _meant_before_us(row)
+            )
             words.add("OK")
         except MessageRunning:
             words.add("RUNNING")
@@ -339,14 +393,18 @@ def _live_again(row: OutboxMessage) -> None:
 
 
 def _obeyed(row: OutboxMessage) -> None:
-    """Redis has cancelled what was meant. From now on that is the row's own life, should somebody send it late: what is
-    enqueued right after the cancel is never meant, however long the archiver takes to close the row."""
+    """Redis has cancelled what was meant. From now on that is the row's own life, should somebody
+    send it late: what is enqueued right after the cancel is never meant, however long the archiver
+    takes to close the row."""
     row.changed_at_us, row.relay_at_ms = OBEYED, outbox.now_ms() + patience_ms()
-    row.save(using=row._state.db, update_fields=["status", "reason", "changed_at_us", "relay_at_ms"])
+    row.save(
+        using=row._state.db, update_fields=["status", "reason", "changed_at_us", "relay_at_ms"]
+    )
 
 
 def has_obeyed(row: OutboxMessage) -> bool:
-    """Whether Redis is known to have heard of the cancel: what it has now under that id is another life."""
+    """Whether Redis is known to have heard of the cancel: what it has now under that id is another
+    life."""
     return row.changed_at_us == OBEYED
 
 

@@ -1,4 +1,5 @@
-"""Sends durable messages again that Redis has lost: by FLUSHALL, a failover, a power cut, an emptied disk."""
+"""Sends durable messages again that Redis has lost: by FLUSHALL, a failover, a power cut, an
+emptied disk."""
 
 from __future__ import annotations
 
@@ -28,10 +29,11 @@ REST = 2.0
 
 
 class Reconciler(Service):
-    """Walks through all sent rows in the order of their ids, again and again, and asks Redis for each of them.
+    """Walks through all sent rows in the order of their ids, again and again, and asks Redis for
+    each of them.
 
-    A message is sent again when it is neither live nor finished in Redis. What has finished is known there until the
-    archiver has closed its row, so nothing runs twice because of this walk.
+    A message is sent again when it is neither live nor finished in Redis. What has finished is
+    known there until the archiver has closed its row, so nothing runs twice because of this walk.
     """
 
     name = "reconciler"
@@ -64,7 +66,9 @@ class Reconciler(Service):
 
     def _page(self) -> Sequence[OutboxMessage]:
         now_ms = self._store.now_us() // 1000
-        rows = OutboxMessage.objects.filter(status=OutboxStatus.SENT, pk__gt=self._after, relay_at_ms__lte=now_ms)
+        rows = OutboxMessage.objects.filter(
+            status=OutboxStatus.SENT, pk__gt=self._after, relay_at_ms__lte=now_ms
+        )
         return list(rows.only("message_id", "enqueued_at_us", "topic").order_by("pk")[:PAGE])
 
     def _missing(self, rows: Sequence[OutboxMessage]) -> list[int]:
@@ -78,17 +82,22 @@ class Reconciler(Service):
                 batch = all_of_it[at : at + BATCH]
                 lives = [(row.message_id.bytes, row.enqueued_at_us) for row in batch]
                 words = self._store.lives(partition, lives)
-                known |= {row.pk for row, word in zip(batch, words, strict=True) if word != "MISSING"}
+                known |= {
+                    row.pk for row, word in zip(batch, words, strict=True) if word != "MISSING"
+                }
         return [row.pk for row in rows if row.pk not in known]
 
     def _restore(self, missing: Sequence[int]) -> None:
-        """Send the rows that are still there: the archiver may have closed some since we have read them."""
+        """Send the rows that are still there: the archiver may have closed some since we have read
+        them."""
         connection = connections[get_settings().database]
         restored = 0
         for at in range(0, len(missing), BATCH):
             with transaction.atomic(using=connection.alias):
                 write_first(connection, OutboxMessage)
-                rows = OutboxMessage.objects.filter(pk__in=missing[at : at + BATCH], status=OutboxStatus.SENT)
+                rows = OutboxMessage.objects.filter(
+                    pk__in=missing[at : at + BATCH], status=OutboxStatus.SENT
+                )
                 if connection.features.has_select_for_update_skip_locked:
                     rows = rows.select_for_update(skip_locked=True)
                 found = list(rows)
@@ -98,4 +107,6 @@ class Reconciler(Service):
             restored += len(found)
         if restored:
             self.restored += restored
-            logger.warning("%d durable messages were not in Redis any more and are sent again", restored)
+            logger.warning(
+                "%d durable messages were not in Redis any more and are sent again", restored
+            )

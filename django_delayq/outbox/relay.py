@@ -1,4 +1,5 @@
-"""Brings outbox rows to Redis when they come near their due time, and at once when Redis could not take them before."""
+"""Brings outbox rows to Redis when they come near their due time, and at once when Redis could not
+take them before."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ from . import lookup, outbox, postponed
 
 logger = logging.getLogger("delayq.worker")
 
-#: Milliseconds after which it is tried again to send what waits for another message with the same key to end.
+#: Milliseconds after which it is tried again to send what waits for another message with the same
+#: key to end.
 GIVE_WAY_MS = 10_000
-#: Seconds after which a failure has taken long: a server that does not answer, and not one that refuses.
+#: Seconds after which a failure has taken long: a server that does not answer, and not one that
+#: refuses.
 LONG = 0.5
 
 
 class Relay(Service):
-    """Sends what waits, by status and time: a transaction that commits late, with small ids, is found as any other."""
+    """Sends what waits, by status and time: a transaction that commits late, with small ids, is
+    found as any other."""
 
     name = "relay"
     interval = 1.0
@@ -65,18 +69,22 @@ class Relay(Service):
                 more = postponed.say_all()
                 found = self._send_batch()
         except StoreError:
-            self._store.breaker.trip()  # so that the next try does not hold rows while it waits for a connection
+            # so that the next try does not hold rows while it waits for a connection
+            self._store.breaker.trip()
             raise
         self._looked = found < BATCH and not more
         return self.interval if self._looked else 0.0
 
     def _send_batch(self, **only: Any) -> int:
-        """Send while the rows are locked: who cancels one of them waits, and then finds it in Redis."""
+        """Send while the rows are locked: who cancels one of them waits, and then finds it in
+        Redis."""
         connection = connections[get_settings().database]
         now_ms = self._store.now_us() // 1000
         with transaction.atomic(using=connection.alias):
             write_first(connection, OutboxMessage)
-            waiting = OutboxMessage.objects.filter(status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms)
+            waiting = OutboxMessage.objects.filter(
+                status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms
+            )
             if only:
                 waiting = waiting.filter(**only)
             if connection.features.has_select_for_update_skip_locked:
@@ -89,8 +97,9 @@ class Relay(Service):
         return len(rows)
 
     def tell(self, seconds: float) -> None:
-        """Tell Redis, before anything is claimed, what it has yet to hear of messages that it may have: cancels, moves,
-        and what replaces them. Waits for what others are telling. Raises StoreError and DatabaseUnavailable.
+        """Tell Redis, before anything is claimed, what it has yet to hear of messages that it may
+        have: cancels, moves, and what replaces them. Waits for what others are telling. Raises
+        StoreError and DatabaseUnavailable.
         """
         until, pace = time.monotonic() + seconds, Sleeper()
         with reached():
@@ -102,8 +111,12 @@ class Relay(Service):
         of_its_own = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]) | Q(
             status=OutboxStatus.WAITING, told=True
         )
-        soon_ms = self._store.now_us() // 1000 + postponed.AGAIN_MS  # what Redis did not take at the first try
-        unheard: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(of_its_own, relay_at_ms__lte=soon_ms)
+        soon_ms = (
+            self._store.now_us() // 1000 + postponed.AGAIN_MS
+        )  # what Redis did not take at the first try
+        unheard: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
+            of_its_own, relay_at_ms__lte=soon_ms
+        )
         return unheard
 
 
@@ -113,10 +126,12 @@ def before_claims(seconds: float) -> None:
 
 
 def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreError]:
-    """Store the rows' messages in Redis and mark them as sent. In a transaction that holds the rows.
+    """Store the rows' messages in Redis and mark them as sent. In a transaction that holds the
+    rows.
 
-    Returns what went wrong: the rows of those partitions wait a little, so that they are not in others' way.
-    After one that took long nothing more is sent: who cancels one of the rows waits as long as they are held.
+    Returns what went wrong: the rows of those partitions wait a little, so that they are not in
+    others' way. After one that took long nothing more is sent: who cancels one of the rows waits as
+    long as they are held.
     """
     batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
     for row in rows:
@@ -133,14 +148,20 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
         except StoreError as error:  # of one cluster node, say: the other partitions go on
             errors.append(error)
             again_at_ms = store.now_us() // 1000 + postponed.AGAIN_MS
-            OutboxMessage.objects.filter(pk__in=[row.pk for row in batch]).update(relay_at_ms=again_at_ms)
+            OutboxMessage.objects.filter(pk__in=[row.pk for row in batch]).update(
+                relay_at_ms=again_at_ms
+            )
             continue
-        stored = [row for index, row in enumerate(batch) if not _give_way(row, words.get(index, ""))]
+        stored = [
+            row for index, row in enumerate(batch) if not _give_way(row, words.get(index, ""))
+        ]
         sent += [row.pk for row in stored]
         events = [Event(row.message_id.hex, row.task, row.key or None) for row in stored]
         signals.report(signals.enqueued, partition.topic, events)
     check_at_ms = store.now_us() // 1000 + int(get_settings().reconcile_after * 1000)
-    OutboxMessage.objects.filter(pk__in=sent).update(status=OutboxStatus.SENT, relay_at_ms=check_at_ms)
+    OutboxMessage.objects.filter(pk__in=sent).update(
+        status=OutboxStatus.SENT, relay_at_ms=check_at_ms
+    )
     return errors
 
 

@@ -1,4 +1,5 @@
-"""The jobs without a Django project: `python -m django_delayq.pipeline JOB --params FILE`, also under spark-submit."""
+"""The jobs without a Django project: `python -m django_delayq.pipeline JOB --params FILE`, also
+under spark-submit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from .session import submitted
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job and print its report. Returns the exit code: see errors.Code."""
     options = _parser().parse_args(arguments)
-    # spark-submit puts standard error and output together: a program that reads JSON gets nothing else.
+    # spark-submit puts standard error and output together: a program that reads JSON gets nothing
+    # else.
     say = bool if options.json and submitted() else _say
     try:
         report = _run(options, say)
@@ -48,7 +50,9 @@ def _run(options: argparse.Namespace, say: Tell) -> Report:
         raise Refused(f"{path} cannot be read: {error.strerror}.") from error
     params = Params.decode(raw)
     start = Start(
-        master=options.master, driver_memory=options.driver_memory, configuration=configuration_of(options.conf)
+        master=options.master,
+        driver_memory=options.driver_memory,
+        configuration=configuration_of(options.conf),
     )
     params_from_django.set_up(params)
     return run_job(options.job, params, start, say)
@@ -56,13 +60,23 @@ def _run(options: argparse.Namespace, say: Tell) -> Report:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m django_delayq.pipeline", description=__doc__)
-    parser.add_argument("job", choices=JOBS, help="; ".join(f"{name}: {what}" for name, what in JOBS.items()))
-    parser.add_argument("--params", required=True, help="file that delayq_pipeline --write-params made; - for stdin")
+    parser.add_argument(
+        "job", choices=JOBS, help="; ".join(f"{name}: {what}" for name, what in JOBS.items())
+    )
+    parser.add_argument(
+        "--params", required=True, help="file that delayq_pipeline --write-params made; - for stdin"
+    )
     parser.add_argument("--json", action="store_true", help="the report for programs")
     parser.add_argument("--traceback", action="store_true", help="show all of an error")
-    parser.add_argument("--master", default="local[*]", help="without spark-submit (default: %(default)s)")
-    parser.add_argument("--driver-memory", default="1g", help="without spark-submit (default: %(default)s)")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="of Spark; no secrets")
+    parser.add_argument(
+        "--master", default="local[*]", help="without spark-submit (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--driver-memory", default="1g", help="without spark-submit (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="of Spark; no secrets"
+    )
     return parser
 
 

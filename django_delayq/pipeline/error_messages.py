@@ -1,4 +1,5 @@
-"""What went wrong, in a sentence: Spark wraps an error of ours, raised on an executor, into pages of traces."""
+"""What went wrong, in a sentence: Spark wraps an error of ours, raised on an executor, into pages
+of traces."""
 
 from __future__ import annotations
 
@@ -16,10 +17,24 @@ from .errors import Code, LakeError, Refused, SparkMissing
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*?)(?:: (.*))?$", re.DOTALL)
 _TRACEBACK = "Traceback (most recent call last):\n"
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w{5}.*", re.DOTALL)
-_REFUSED = (Refused, SparkMissing, LakeError, exceptions.ConfigurationError, exceptions.InvalidMessage)
-_GONE = ("Answer from Java side is empty", "Error while sending or receiving", "Connection refused", "reset by peer")
+_REFUSED = (
+    Refused,
+    SparkMissing,
+    LakeError,
+    exceptions.ConfigurationError,
+    exceptions.InvalidMessage,
+)
+_GONE = (
+    "Answer from Java side is empty",
+    "Error while sending or receiving",
+    "Connection refused",
+    "reset by peer",
+)
 _MEMORY = ("OutOfMemoryError", "Java heap space", "GC overhead limit")
-MORE_MEMORY = "Give it more memory with --driver-memory, for example 4g; on a cluster also spark.executor.memory."
+MORE_MEMORY = (
+    "Give it more memory with --driver-memory, for example 4g; on a cluster also "
+    "spark.executor.memory."
+)
 
 
 def code_of(error: Exception) -> Code:
@@ -28,7 +43,8 @@ def code_of(error: Exception) -> Code:
 
 
 def cause(error: Exception) -> Exception:
-    """The error of ours that is at the bottom of it, else one that says in a sentence what Spark says in pages."""
+    """The error of ours that is at the bottom of it, else one that says in a sentence what Spark
+    says in pages."""
     if isinstance(error, DelayQError):
         return error
     if isinstance(error, DatabaseError):
@@ -39,7 +55,9 @@ def cause(error: Exception) -> Exception:
     if raised := _raised(text):
         return raised
     if type(error).__module__.startswith("py4j") and any(word in text for word in _GONE):
-        return DelayQError(f"Java has ended in the middle of the job. If it was killed for its size: {MORE_MEMORY}")
+        return DelayQError(
+            f"Java has ended in the middle of the job. If it was killed for its size: {MORE_MEMORY}"
+        )
     return DelayQError(_sentence(error))
 
 

@@ -18,7 +18,8 @@ class Code(IntEnum):
 
 
 class Refused(DelayQError):
-    """The input or the session is not what the job needs: it does not begin, or not go on. Nothing is half done."""
+    """The input or the session is not what the job needs: it does not begin, or not go on. Nothing
+    is half done."""
 
 
 class SparkMissing(DelayQError):

@@ -35,7 +35,8 @@ Tell = Callable[[str], object]
 
 
 def run(name: str, spark: Any, params: Params, tell: Tell = bool) -> Report:
-    """Run one of JOBS in this session. Raises Refused and other DelayQErrors: then nothing is half done."""
+    """Run one of JOBS in this session. Raises Refused and other DelayQErrors: then nothing is half
+    done."""
     check_session(spark)
     report: Report = import_module(_MODULES[name], __package__).run(spark, params, tell)
     return report

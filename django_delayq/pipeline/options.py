@@ -26,13 +26,15 @@ class ExportOptions(Options):
     settle: NotNegative = 60.0
     """Seconds: rows that the database took later than so long ago wait for the next export."""
     prune: Annotated[float, msgspec.Meta(ge=3600)] | None = None
-    """Seconds: delete from SQL what the lake holds and what finished longer ago than this; None deletes nothing."""
+    """Seconds: delete from SQL what the lake holds and what finished longer ago than this; None
+    deletes nothing."""
     by: str = ""
     """Who, for the OperatorAction of the pruning."""
     compact: bool = False
     """Rewrite the small files of days that are over as one batch."""
     grace: NotNegative = 86_400.0
-    """Seconds for which files stay that no commit names (any more): a reader, or a slow writer, may be at them."""
+    """Seconds for which files stay that no commit names (any more): a reader, or a slow writer, may
+    be at them."""
 
 
 class StatsOptions(Options):
@@ -49,9 +51,11 @@ class ForecastOptions(Options):
     """Redis and outbox -> Forecast."""
 
     drain_rate: Positive | None = None
-    """Messages a second that the workers manage; None: the highest that the samples of the last day show."""
+    """Messages a second that the workers manage; None: the highest that the samples of the last day
+    show."""
     replica: str = ""
-    """Reference (`env:NAME`, `file:/path`) to the URL of a replica that is read in place of the server itself."""
+    """Reference (`env:NAME`, `file:/path`) to the URL of a replica that is read in place of the
+    server itself."""
 
 
 class AuditOptions(Options):
@@ -94,7 +98,8 @@ class ScheduleOptions(Options):
     """Rows -> messages of a task."""
 
     job: str
-    """Names this load. The same job again adds nothing twice, also after its messages have finished."""
+    """Names this load. The same job again adds nothing twice, also after its messages have
+    finished."""
     task: TaskSpec
     source: str
     """Path of files, name of a table, or a SELECT; see `format`."""
@@ -110,11 +115,12 @@ class ScheduleOptions(Options):
     """Column with the due time; empty: `delay_ms` from the start of the job."""
     delay_ms: Delay = 0
     rejects: str = ""
-    """Directory: JSON lines of rows that are refused, with reasons, go to JOB.rejects in it; empty: one such row
-    refuses the job."""
+    """Directory: JSON lines of rows that are refused, with reasons, go to JOB.rejects in it; empty:
+    one such row refuses the job."""
     max_per_second: Positive | None = None
     splits: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    """Parts of each partition of the topic that are written side by side. Part of the job: it may not change."""
+    """Parts of each partition of the topic that are written side by side. Part of the job: it may
+    not change."""
 
 
 class ReplayOptions(Options):
@@ -126,9 +132,11 @@ class ReplayOptions(Options):
     """Of the declared tasks: what is dead of another one is left alone, and counted."""
     source: Literal["archive", "lake"] = "archive"
     where: str = ""
-    """Condition in Spark SQL over the columns of the archive, e.g. "error_class = 'Timeout' and attempts < 9"."""
+    """Condition in Spark SQL over the columns of the archive, e.g. "error_class = 'Timeout' and
+    attempts < 9"."""
     edits: Mapping[str, str] = {}
-    """Argument by name -> expression in Spark SQL over the columns; `kwargs` is a VARIANT, `args` an array of them."""
+    """Argument by name -> expression in Spark SQL over the columns; `kwargs` is a VARIANT, `args`
+    an array of them."""
     delay_ms: Delay = 0
     reason: str = ""
     by: str = ""

@@ -22,12 +22,17 @@ class Packed(NamedTuple):
 
 
 def pack(folder: Path) -> Packed:
-    """Write the package as an archive for --py-files, and the script that runs a job. Replaces older ones."""
+    """Write the package as an archive for --py-files, and the script that runs a job. Replaces
+    older ones."""
     folder.mkdir(parents=True, exist_ok=True)
     packed = Packed(folder / "django_delayq.zip", folder / "delayq_job.py")
     with zipfile.ZipFile(packed.archive, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(ROOT.rglob("*")):
-            if path.is_file() and path.suffix in (".py", ".lua") and "__pycache__" not in path.parts:
+            if (
+                path.is_file()
+                and path.suffix in (".py", ".lua")
+                and "__pycache__" not in path.parts
+            ):
                 archive.write(path, Path(package, path.relative_to(ROOT)))
     shutil.copyfile(ROOT / "pipeline" / "__main__.py", packed.script)
     return packed

@@ -26,8 +26,13 @@ class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ref: str = ""
 
     def __post_init__(self) -> None:
-        if self.ref and self.ref.partition(":")[0] not in ("env", "file"):  # not repeated: it may be the secret itself
-            raise ConfigurationError("A secret is referred to as env:NAME or file:/path, and never given itself.")
+        if self.ref and self.ref.partition(":")[0] not in (
+            "env",
+            "file",
+        ):  # not repeated: it may be the secret itself
+            raise ConfigurationError(
+                "A secret is referred to as env:NAME or file:/path, and never given itself."
+            )
 
     def __bool__(self) -> bool:
         return bool(self.ref)
@@ -43,9 +48,12 @@ class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             try:
                 return Path(name).read_text(encoding="utf-8").strip()
             except OSError as error:
-                raise ConfigurationError(f"The secret {self.ref} cannot be read: {error.strerror}.") from None
+                raise ConfigurationError(
+                    f"The secret {self.ref} cannot be read: {error.strerror}."
+                ) from None
         raise ConfigurationError(
-            f"The secret {self.ref!r} is not there: use env:NAME (set on every executor) or file:/path."
+            f"The secret {self.ref!r} is not there: use env:NAME (set on every executor) or "
+            f"file:/path."
         )
 
 
@@ -146,7 +154,12 @@ def _instant(name: str, text: str) -> datetime | None:
     try:
         when = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        raise Refused(f"{name} is {text!r}: use ISO 8601 with an offset, such as 2026-01-31T09:00:00Z.") from None
+        raise Refused(
+            f"{name} is {text!r}: use ISO 8601 with an offset, such as 2026-01-31T09:00:00Z."
+        ) from None
     if when.tzinfo is None:
-        raise Refused(f"{name} is {text!r}, which may be any of 24 instants: add its offset, such as Z or +01:00.")
+        raise Refused(
+            f"{name} is {text!r}, which may be any of 24 instants: add its offset, such as Z or "
+            f"+01:00."
+        )
     return when.astimezone(timezone.utc)

@@ -1,4 +1,5 @@
-"""Between a Django project and the pipeline: parameters from its settings, and settings where there is no project.
+"""Between a Django project and the pipeline: parameters from its settings, and settings where there
+is no project.
 
 Only the driver has Django set up. Executors know Params and nothing else.
 """
@@ -26,11 +27,12 @@ from .tempdirs import private_folder
 def parameters(
     *, database_secret: str = "", redis_secret: str = "", elsewhere: bool = False, **rest: Any
 ) -> Iterator[Params]:
-    """The parameters that this project's settings mean; `rest` is for Params. Raises Refused, ConfigurationError.
+    """The parameters that this project's settings mean; `rest` is for Params. Raises Refused,
+    ConfigurationError.
 
-    Without references the secrets are written to files that only this user can read and that go with the context: right
-    for a master on this machine. A cluster needs references (`env:NAME`, `file:/path`) that its executors can resolve:
-    `elsewhere` refuses to do without.
+    Without references the secrets are written to files that only this user can read and that go
+    with the context: right for a master on this machine. A cluster needs references (`env:NAME`,
+    `file:/path`) that its executors can resolve: `elsewhere` refuses to do without.
     """
     entry = connections[get_settings().database].settings_dict
     if elsewhere:
@@ -38,11 +40,14 @@ def parameters(
     with private_folder() as folder:
         password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
         url = Secret(redis_secret) or _kept(folder, "redis", url_of(get_settings()))
-        yield Params(database=_database(entry, password), redis=Redis(url, _plain_options()), **rest)
+        yield Params(
+            database=_database(entry, password), redis=Redis(url, _plain_options()), **rest
+        )
 
 
 def set_up(params: Params) -> None:
-    """Set Django up from parameters where no project has: for `python -m django_delayq.pipeline`."""
+    """Set Django up from parameters where no project has: for `python -m
+    django_delayq.pipeline`."""
     import django
 
     if not django_settings.configured:
@@ -52,14 +57,20 @@ def set_up(params: Params) -> None:
 
             mysql_driver()
         entry = {
-            "ENGINE": database.engine, "NAME": database.name, "USER": database.user, "HOST": database.host,
-            "PORT": database.port, "PASSWORD": database.password.resolve(), "OPTIONS": dict(database.options),
+            "ENGINE": database.engine, "NAME": database.name, "USER": database.user,
+            "HOST": database.host,
+            "PORT": database.port, "PASSWORD": database.password.resolve(),
+            "OPTIONS": dict(database.options),
             "TIME_ZONE": database.zone,
         }  # fmt: skip
         django_settings.configure(
             DATABASES={"default": entry},
             INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_delayq"],
-            DELAYQ={**params.redis.options, "REDIS": params.redis.url.resolve(), "DATABASE": "default"},
+            DELAYQ={
+                **params.redis.options,
+                "REDIS": params.redis.url.resolve(),
+                "DATABASE": "default",
+            },
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
             USE_TZ=True,
             TIME_ZONE=database.zone,
@@ -99,22 +110,33 @@ def _name(entry: Mapping[str, Any]) -> str:
     if not entry["ENGINE"].endswith("sqlite3"):
         return name
     if ":memory:" in name or "mode=memory" in name:
-        raise Refused("The archive is in the memory of this process, where Spark cannot read it: use a database file.")
+        raise Refused(
+            "The archive is in the memory of this process, where Spark cannot read it: use a "
+            "database file."
+        )
     return str(Path(name).absolute())
 
 
 def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """OPTIONS that JSON has; what else there may be (an isolation level, a class) is for writers."""
+    """OPTIONS that JSON has; what else there may be (an isolation level, a class) is for
+    writers."""
     options = entry.get("OPTIONS") or {}
     if found := next((name for name in options if re.search(SECRET_NAME, str(name))), None):
-        raise Refused(f"The database's OPTIONS[{found!r}] looks like a secret and would be seen: use PASSWORD for it.")
+        raise Refused(
+            f"The database's OPTIONS[{found!r}] looks like a secret and would be seen: use "
+            f"PASSWORD for it."
+        )
     return {name: value for name, value in options.items() if _is_json(value)}
 
 
 def _is_json(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(name, str) and _is_json(one) for name, one in value.items())
-    return all(map(_is_json, value)) if isinstance(value, list) else isinstance(value, str | int | float | bool)
+    return (
+        all(map(_is_json, value))
+        if isinstance(value, list)
+        else isinstance(value, str | int | float | bool)
+    )
 
 
 def _check_references(entry: Mapping[str, Any], database_secret: str, redis_secret: str) -> None:
@@ -122,17 +144,27 @@ def _check_references(entry: Mapping[str, Any], database_secret: str, redis_secr
     missing += [] if redis_secret else ["--redis-secret"]
     if missing:
         raise Refused(
-            f"Other machines cannot see this one's settings: give {' and '.join(missing)}, each as env:NAME (set on "
-            "the driver and on every executor) or file:/path. It refers to the database's password, or to Redis' URL."
+            f"Other machines cannot see this one's settings: give {' and '.join(missing)}, each as "
+            f"env:NAME (set on "
+            "the driver and on every executor) or file:/path. It refers to the database's "
+            "password, or to Redis' URL."
         )
 
 
 def _plain_options() -> dict[str, Any]:
     """DELAYQ without its secret, in values that JSON has."""
     settings = get_settings()
-    names = [name for name in settings.__dataclass_fields__ if name not in ("redis", "topics", "database")]
+    names = [
+        name
+        for name in settings.__dataclass_fields__
+        if name not in ("redis", "topics", "database")
+    ]
     topics = {
-        topic: {name: getattr(one, name) for name in one.__dataclass_fields__ if getattr(one, name) is not None}
+        topic: {
+            name: getattr(one, name)
+            for name in one.__dataclass_fields__
+            if getattr(one, name) is not None
+        }
         for topic, one in settings.topics.items()
     }
     return {**{name.upper(): getattr(settings, name) for name in names}, "TOPICS": topics}

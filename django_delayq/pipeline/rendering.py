@@ -19,7 +19,9 @@ def as_text(report: Report) -> str:
     """The table if there is one, the figures in a line, and a line for each problem."""
     lines = list(_table(report.rows))
     if report.figures:
-        words = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in report.figures.items())
+        words = ", ".join(
+            f"{name.replace('_', ' ')} {_cell(value)}" for name, value in report.figures.items()
+        )
         lines.append(f"{report.job}: {words}")
     elif not lines:
         lines.append(f"{report.job}: done")
@@ -30,7 +32,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     if not rows:
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[name.replace("_", " ") for name in names], *([_cell(row.get(name)) for name in names] for row in rows)]
+    cells = [
+        [name.replace("_", " ") for name in names],
+        *([_cell(row.get(name)) for name in names] for row in rows),
+    ]
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:

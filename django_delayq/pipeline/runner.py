@@ -1,4 +1,5 @@
-"""Runs one job in a session of its own, and turns whatever goes wrong into a sentence and an exit code."""
+"""Runs one job in a session of its own, and turns whatever goes wrong into a sentence and an exit
+code."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
-    """Run one of jobs.JOBS. Raises DelayQError, whatever Spark raised; its __cause__ is what that was."""
+    """Run one of jobs.JOBS. Raises DelayQError, whatever Spark raised; its __cause__ is what that
+    was."""
     params.options(OPTIONS[name])  # before Java takes its seconds
     params.period()
     try:
@@ -65,16 +67,21 @@ def interruption(name: str) -> str:
 
 
 def configuration_of(pairs: Sequence[str]) -> dict[str, str]:
-    """From NAME=VALUE. Raises Refused for what is no such thing, and for a secret: anybody may see it."""
+    """From NAME=VALUE. Raises Refused for what is no such thing, and for a secret: anybody may see
+    it."""
     given = {}
     for pair in pairs:
         name, found, value = pair.partition("=")
         if not found or not name.strip():
-            raise Refused(f"--conf {name!r}: write NAME=VALUE, for example spark.executor.memory=4g.")
+            raise Refused(
+                f"--conf {name!r}: write NAME=VALUE, for example spark.executor.memory=4g."
+            )
         if re.search(SECRET_NAME, name) or _CREDENTIALS.search(value):
             raise Refused(
-                f"--conf {name} looks like a secret, which every user of this machine and Spark's event log would see. "
-                "Put it into spark-defaults.conf or a credentials provider; for the database and Redis give references."
+                f"--conf {name} looks like a secret, which every user of this machine and Spark's "
+                f"event log would see. "
+                "Put it into spark-defaults.conf or a credentials provider; for the database and "
+                "Redis give references."
             )
         given[name.strip()] = value.strip()
     return given

@@ -11,8 +11,9 @@ from ..core.exceptions import ConfigurationError
 
 TIME = pa.timestamp("us", tz="UTC")
 
-#: The archive, in the order of the lake's files. Without what changes after a message has ended (replayed_at,
-#: replayed_by, discarded_at): a row of the lake is a fact, and stays equal to its row in SQL.
+#: The archive, in the order of the lake's files. Without what changes after a message has ended
+#: (replayed_at, replayed_by, discarded_at): a row of the lake is a fact, and stays equal to its row
+#: in SQL.
 ARCHIVE = pa.schema(
     [
         ("id", pa.int64()),
@@ -47,7 +48,8 @@ ARCHIVE = pa.schema(
 
 #: What stats and most questions need: a third of the bytes.
 FIGURES = pa.schema(
-    [ARCHIVE.field(name) for name in ("id", "topic", "task", "state", "attempts", "finished_at", "lateness_ms",
+    [ARCHIVE.field(name) for name in ("id", "topic", "task", "state", "attempts", "finished_at",
+    "lateness_ms",
                                       "run_ms", "error_class", "reason")]
 )  # fmt: skip
 
@@ -65,14 +67,17 @@ OUTBOX = pa.schema(
     ]
 )
 
-#: What lies in Redis, one row per id and place: a healthy message has one row, a damaged one several, or one without a
-#: record.
+#: What lies in Redis, one row per id and place: a healthy message has one row, a damaged one
+#: several, or one without a record.
 QUEUE = pa.schema(
     [
         ("message_id", pa.string()),  # 32 hexadecimal digits
         ("topic", pa.string()),
         ("partition", pa.int32()),
-        ("place", pa.string()),  # high, normal, low, leased, follower, finished (an entry of the stream), done, none
+        (
+            "place",
+            pa.string(),
+        ),  # high, normal, low, leased, follower, finished (an entry of the stream), done, none
         ("due_at", TIME),  # of a leased one: when its lease ends
         ("enqueued_at_us", pa.int64()),  # null without a record; with the id it names one life
         ("task_code", pa.string()),  # 8 hexadecimal digits
@@ -96,5 +101,7 @@ def spark_schema(schema: pa.Schema) -> Any:
 def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     """Some of the columns, in this order. Raises ConfigurationError for one that there is not."""
     if missing := [name for name in names if name not in schema.names]:
-        raise ConfigurationError(f"There is no column {missing[0]!r}, only {', '.join(schema.names)}.")
+        raise ConfigurationError(
+            f"There is no column {missing[0]!r}, only {', '.join(schema.names)}."
+        )
     return pa.schema([schema.field(name) for name in names])

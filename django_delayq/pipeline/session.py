@@ -22,7 +22,10 @@ from .tempdirs import private_folder
 
 #: Java that Spark 4 runs on.
 OLDEST_JAVA = 17
-FIX = f"Spark needs Java {OLDEST_JAVA} or newer: install a JRE (Debian: openjdk-17-jre-headless) or set JAVA_HOME."
+FIX = (
+    f"Spark needs Java {OLDEST_JAVA} or newer: install a JRE (Debian: openjdk-17-jre-headless) or "
+    f"set JAVA_HOME."
+)
 INSTALL = "pip install 'django-delayq[spark]'."
 
 #: What Spark masks wherever it shows its configuration.
@@ -37,7 +40,13 @@ _NEEDED = {
     "spark.redaction.regex": REDACTED,
 }
 #: Modules whose data sources every session gets.
-_FORMATS = (".sources.archive", ".sources.outbox", ".sources.query", ".sources.queue", ".sinks.queue")
+_FORMATS = (
+    ".sources.archive",
+    ".sources.outbox",
+    ".sources.query",
+    ".sources.queue",
+    ".sinks.queue",
+)
 _LOG = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.console.type = Console
@@ -58,8 +67,9 @@ def build_session(
 ) -> Any:
     """A SparkSession for the jobs, with our sources. Raises SparkMissing, Refused.
 
-    Spark's session is global and starts a JVM: never in a web process. Under spark-submit, which has started Java and
-    chosen the master, both and the memory are as it says. `extra` is Spark's configuration and goes before ours.
+    Spark's session is global and starts a JVM: never in a web process. Under spark-submit, which
+    has started Java and chosen the master, both and the memory are as it says. `extra` is Spark's
+    configuration and goes before ours.
     """
     pyspark_sql = _pyspark()
     _check_active(pyspark_sql)
@@ -77,14 +87,16 @@ def build_session(
 
 
 def prepare(session: Any) -> Any:
-    """Check a session that somebody else has made, in a notebook say, and register our sources. Raises Refused."""
+    """Check a session that somebody else has made, in a notebook say, and register our sources.
+    Raises Refused."""
     check_session(session)
     register(session)
     return session
 
 
 def register(session: Any) -> None:
-    """Make our formats known to this session: those of sources/ to read, `delayq` to write. Again is no harm."""
+    """Make our formats known to this session: those of sources/ to read, `delayq` to write. Again
+    is no harm."""
     for name in _FORMATS:
         module = import_module(name, __package__)
         for source in vars(module).values():
@@ -93,7 +105,8 @@ def register(session: Any) -> None:
 
 
 def check_session(session: Any) -> None:
-    """Raise Refused for a session, perhaps another's, in which dates would be cut elsewhere than at midnight UTC."""
+    """Raise Refused for a session, perhaps another's, in which dates would be cut elsewhere than at
+    midnight UTC."""
     zone = session.conf.get("spark.sql.session.timeZone")
     if zone not in UTC:
         raise Refused(
@@ -127,7 +140,9 @@ def check_java() -> None:
     if not java or not Path(java).exists():
         raise SparkMissing(f"JAVA_HOME is {home}, where no bin/java is. {FIX}" if home else FIX)
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
+        said = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=True
+        ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise SparkMissing(f"{java} does not run. {FIX}") from error
     found = re.search(r'version "(?:1\.)?(\d+)', said)  # Java 8 calls itself 1.8
@@ -136,7 +151,8 @@ def check_java() -> None:
 
 
 def log() -> str:
-    """What Java and Python's workers have written since the start of a session that this process started."""
+    """What Java and Python's workers have written since the start of a session that this process
+    started."""
     try:
         return Path(_scratch(), "log").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -166,7 +182,8 @@ def _missing(error: ImportError) -> str:
 
 
 def _check_active(sql: Any) -> None:
-    """A builder would change the zone of a session that is there, and with it what its owner sees."""
+    """A builder would change the zone of a session that is there, and with it what its owner
+    sees."""
     if (active := sql.SparkSession.getActiveSession()) is not None:
         check_session(active)
 
@@ -187,16 +204,22 @@ def _started(builder: Any, configuration: Mapping[str, str]) -> Any:
             SparkContext._ensure_initialized(gateway=_java(configuration))
         except Exception as error:
             if "JAVA_GATEWAY" in str(error):
-                why = next((line for line in reversed(log().splitlines()) if "rror" in line), "").strip()
-                raise SparkMissing(f"Java did not start{f' ({why})' if why else ''}. {FIX}") from error
+                why = next(
+                    (line for line in reversed(log().splitlines()) if "rror" in line), ""
+                ).strip()
+                raise SparkMissing(
+                    f"Java did not start{f' ({why})' if why else ''}. {FIX}"
+                ) from error
             raise
     return builder.getOrCreate()
 
 
 def _java(configuration: Mapping[str, str]) -> Any:
-    """A running Java. What it and Python's workers write goes to log(), for Java greets, and workers show pages.
+    """A running Java. What it and Python's workers write goes to log(), for Java greets, and
+    workers show pages.
 
-    It ends with this process, but not if that is interrupted while it starts: therefore that is in a thread.
+    It ends with this process, but not if that is interrupted while it starts: therefore that is in
+    a thread.
     """
     from pyspark import SparkConf
     from pyspark.java_gateway import launch_gateway
@@ -222,7 +245,9 @@ def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, s
     return {
         **(here if master.startswith("local") else {}),
         "spark.driver.memory": driver_memory,
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {_log_option(scratch)} {java_options}".strip(),
+        "spark.driver.extraJavaOptions": (
+            f"-Duser.timezone=UTC {_log_option(scratch)} {java_options}".strip()
+        ),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",

@@ -1,4 +1,5 @@
-"""Folders that only this user can enter. They go with their process; after a kill, when the next one begins."""
+"""Folders that only this user can enter. They go with their process; after a kill, when the next
+one begins."""
 
 from __future__ import annotations
 

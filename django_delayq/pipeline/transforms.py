@@ -1,4 +1,5 @@
-"""What the jobs compute: DataFrame in, DataFrame out. No reading, no writing, no session, and time is an argument."""
+"""What the jobs compute: DataFrame in, DataFrame out. No reading, no writing, no session, and time
+is an argument."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from .stats.aggregates import HOURS_AND_DAYS, KEYS, METRICS, READ, SUMS, Unit
 MOST_ERRORS = 50
 
 
-def settled(frame: DataFrame, since: datetime | None, until: datetime | None, topic: str = "") -> DataFrame:
+def settled(
+    frame: DataFrame, since: datetime | None, until: datetime | None, topic: str = ""
+) -> DataFrame:
     """Rows that finished in [since, until), of a topic if it is given."""
     if since is not None:
         frame = frame.where(F.col("finished_at") >= F.lit(since))
@@ -28,16 +31,17 @@ def settled(frame: DataFrame, since: datetime | None, until: datetime | None, to
 
 
 def hashed(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """With a hash of these columns, in two halves, for signature(): apart from it, so that the pass in which rows are
-    written computes it in compiled code."""
+    """With a hash of these columns, in two halves, for signature(): apart from it, so that the pass
+    in which rows are written computes it in compiled code."""
     whole = F.xxhash64(*columns)
     low = whole.bitwiseAND(F.lit(2**32 - 1))
     return frame.withColumns({"hash_high": F.shiftright(whole, 32), "hash_low": low})
 
 
 def signature() -> list[Column]:
-    """Of a hashed() frame: rows, sums of the halves of their hashes, and the first and last id and instant. Two sets of
-    rows with equal ones are equal for all that can be told, in whatever order and files they lie."""
+    """Of a hashed() frame: rows, sums of the halves of their hashes, and the first and last id and
+    instant. Two sets of rows with equal ones are equal for all that can be told, in whatever order
+    and files they lie."""
     return [
         F.count(F.lit(1)).alias("rows"),
         F.sum("hash_high").alias("high"),
@@ -50,7 +54,8 @@ def signature() -> list[Column]:
 
 
 def counted(frame: DataFrame, units: Sequence[Unit] = HOURS_AND_DAYS) -> DataFrame:
-    """Rows of the archive -> what topic_hours() and task_days() are made of, in one pass over the rows."""
+    """Rows of the archive -> what topic_hours() and task_days() are made of, in one pass over the
+    rows."""
     part = partial(aggregates.cells, units=units)
     return added_up(frame.select(*READ).mapInArrow(part, schemas.spark_schema(aggregates.CELLS)))
 
@@ -65,14 +70,15 @@ def added_up(found: DataFrame) -> DataFrame:
 
 
 def topic_hours(found: DataFrame) -> DataFrame:
-    """Of counted(): one row per hour (UTC, its beginning in microseconds since 1970) and topic, with the columns of
-    TopicHour; histograms are the JSON of histogram.encode(). Rows without finished_at are in no hour."""
+    """Of counted(): one row per hour (UTC, its beginning in microseconds since 1970) and topic,
+    with the columns of TopicHour; histograms are the JSON of histogram.encode(). Rows without
+    finished_at are in no hour."""
     return figures(found, "hour").withColumnRenamed("at", "hour").drop("task")
 
 
 def task_days(found: DataFrame) -> DataFrame:
-    """Of counted(): one row per day (UTC, as the hour above), topic and task, with the columns of TaskDay; `errors` is
-    an array of (error, n), the fifty most frequent, null when nothing died."""
+    """Of counted(): one row per day (UTC, as the hour above), topic and task, with the columns of
+    TaskDay; `errors` is an array of (error, n), the fifty most frequent, null when nothing died."""
     errors = _errors(found.where((F.col("unit") == "day") & F.col("error").isNotNull()))
     whole = figures(found, "day").join(errors, ["at", "topic", "task"], "left")
     return whole.withColumnRenamed("at", "day")
@@ -95,10 +101,13 @@ def _milliseconds(metric: str) -> Column:
 
 
 def _errors(dead: DataFrame) -> DataFrame:
-    """Reasons may be as many as messages: they are cut here, not where all figures come together."""
+    """Reasons may be as many as messages: they are cut here, not where all figures come
+    together."""
     keys = ("at", "topic", "task")
     order = Window.partitionBy(*keys).orderBy(F.desc("n"), F.asc("error"))
-    frequent = dead.withColumn("place", F.row_number().over(order)).where(F.col("place") <= MOST_ERRORS)
+    frequent = dead.withColumn("place", F.row_number().over(order)).where(
+        F.col("place") <= MOST_ERRORS
+    )
     return frequent.groupBy(*keys).agg(F.collect_list(F.struct("error", "n")).alias("errors"))
 
 

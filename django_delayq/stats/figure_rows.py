@@ -1,4 +1,5 @@
-"""Replaces the figures of hours and days in SQL: each whole, and not by figures of rows of which some were pruned."""
+"""Replaces the figures of hours and days in SQL: each whole, and not by figures of rows of which
+some were pruned."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ class Outcome(Enum):
 def replace(old: QuerySet[Any], rows: Sequence[Any], *, fewer: bool = False) -> Outcome:
     """Put these rows in the place of the stored ones of an hour or a day.
 
-    The messages of an hour only become more. Figures that lack some which were counted before were computed of an
-    archive, or a lake, that does not have them any more: they are not taken, unless `fewer`.
+    The messages of an hour only become more. Figures that lack some which were counted before were
+    computed of an archive, or a lake, that does not have them any more: they are not taken, unless
+    `fewer`.
     """
     with transaction.atomic(using=get_settings().database):
         outcome = compare(old, rows, fewer=fewer)
@@ -49,7 +51,8 @@ def replace(old: QuerySet[Any], rows: Sequence[Any], *, fewer: bool = False) -> 
 
 
 def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict[Any, Outcome]:
-    """replace() of several hours, or days, in one transaction: each is replaced or stays by itself."""
+    """replace() of several hours, or days, in one transaction: each is replaced or stays by
+    itself."""
     with transaction.atomic(using=get_settings().database):
         outcomes = compare_each(model, spans, fewer=fewer)
         replaced = [span for span, outcome in outcomes.items() if outcome is Outcome.REPLACED]
@@ -72,11 +75,13 @@ def compare_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict
 
 
 def stored_as(span: date) -> Any:
-    """An hour, or day, as the database has it: equal for two hours that are one there, when clocks are put back in the
-    zone of its times."""
+    """An hour, or day, as the database has it: equal for two hours that are one there, when clocks
+    are put back in the zone of its times."""
     if not isinstance(span, datetime):
         return span
-    if span.tzinfo is not None:  # else instants of several zones are unequal in the hour that comes twice (PEP 495)
+    if (
+        span.tzinfo is not None
+    ):  # else instants of several zones are unequal in the hour that comes twice (PEP 495)
         span = span.astimezone(timezone.utc)
     return connections[get_settings().database].ops.adapt_datetimefield_value(span)
 
@@ -87,7 +92,8 @@ def replace_all(old: QuerySet[Any], rows: Sequence[Any]) -> None:
     with transaction.atomic(using=alias):
         old.using(alias).delete()
         if rows:
-            # Another process may have computed the same at the same moment; MariaDB takes Orders and orders for one.
+            # Another process may have computed the same at the same moment; MariaDB takes Orders
+            # and orders for one.
             type(rows[0]).objects.using(alias).bulk_create(rows, ignore_conflicts=True)
 
 
@@ -106,7 +112,9 @@ def _read(old: QuerySet[Any]) -> list[Any]:
 
 def _outcome(old: Sequence[Any], rows: Sequence[Any], fewer: bool) -> Outcome:
     stored, new = ({_group(row): row for row in some} for some in (old, rows))
-    if stored.keys() == new.keys() and all(_figures(stored[group]) == _figures(new[group]) for group in new):
+    if stored.keys() == new.keys() and all(
+        _figures(stored[group]) == _figures(new[group]) for group in new
+    ):
         return Outcome.SAME
     is_whole = all(group in new and _has_all(row, new[group]) for group, row in stored.items())
     return Outcome.REPLACED if fewer or is_whole else Outcome.KEPT
@@ -128,7 +136,9 @@ def _has_all(stored: Any, new: Any) -> bool:
     """Whether whatever was counted is counted now."""
     if any(getattr(new, name) < getattr(stored, name) for name in COUNTS):
         return False
-    return all(_covers(decode(getattr(new, name)), decode(getattr(stored, name))) for name in HISTOGRAMS)
+    return all(
+        _covers(decode(getattr(new, name)), decode(getattr(stored, name))) for name in HISTOGRAMS
+    )
 
 
 def _covers(new: Histogram, stored: Histogram) -> bool:

@@ -51,8 +51,11 @@ class TopicFigures:
 
     @property
     def is_past(self) -> bool:
-        """Nothing is left of it: no code here declares it, no worker serves it, and there is nothing to do about it."""
-        return not (self.declared or self.workers or self.waiting or self.unarchived or self.dead_letters)
+        """Nothing is left of it: no code here declares it, no worker serves it, and there is
+        nothing to do about it."""
+        return not (
+            self.declared or self.workers or self.waiting or self.unarchived or self.dead_letters
+        )
 
     @property
     def without_worker(self) -> bool:
@@ -104,7 +107,8 @@ class WorkerFigures:
     running: int
     """Messages whose tasks run now."""
     in_flight: int
-    """Messages that it has claimed and not settled: those that run, and those that wait for a thread."""
+    """Messages that it has claimed and not settled: those that run, and those that wait for a
+    thread."""
     rss_mb: float
     started_at: datetime
     beat_at: datetime
@@ -143,11 +147,13 @@ class Overview:
     """By Redis' clock."""
     topics: Sequence[TopicFigures]
     minutes: Sequence[Bucket]
-    """Due in each of the next 60 minutes, from Redis and the outbox; the first one also has what is overdue."""
+    """Due in each of the next 60 minutes, from Redis and the outbox; the first one also has what is
+    overdue."""
     hours: Sequence[Bucket]
     """Due in each of the next 24 hours."""
     lateness: Sequence[Bucket]
-    """Newest runs of all topics, none older than a day, by lateness: up to 1 ms, 2, 5, 10 ... and more."""
+    """Newest runs of all topics, none older than a day, by lateness: up to 1 ms, 2, 5, 10 ... and
+    more."""
     samples: Sequence[Sample]
     """The last three hours by minute, the oldest first."""
     workers: Sequence[WorkerFigures]
@@ -162,4 +168,5 @@ class Overview:
     stale: bool = False
     """Whether Redis could not be read: then everything is as it was at `at`."""
     problem: str = ""
-    """Why Redis or the database could not be read: then what they know is as it was at `at`, or empty."""
+    """Why Redis or the database could not be read: then what they know is as it was at `at`, or
+    empty."""

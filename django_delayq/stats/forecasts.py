@@ -56,7 +56,9 @@ def newest_forecast() -> KeptForecast | None:
     taken_at = utc(kept.taken_at)
     begin = taken_at.replace(hour=0, minute=0, second=0, microsecond=0)
     until = instant_of((begin + DAYS * DAY).timestamp() * 1000)
-    rows = ForecastCount.objects.filter(forecast=kept, unit=ForecastUnit.DAY, at__lt=until).values_list("at")
+    rows = ForecastCount.objects.filter(
+        forecast=kept, unit=ForecastUnit.DAY, at__lt=until
+    ).values_list("at")
     counts = {utc(at): messages for at, messages in rows.annotate(Sum("messages"))}
     return KeptForecast(
         taken_at=taken_at,

@@ -1,8 +1,9 @@
-"""Histograms that can be added: of lateness and run times, per hour, by Spark, by a worker and by a page alike.
+"""Histograms that can be added: of lateness and run times, per hour, by Spark, by a worker and by a
+page alike.
 
-A value in microseconds falls into one of 16 equal parts of its power of two, so a bucket is at most 1/16 as wide as its
-lower end and its middle is off by 3.1 % at most (HdrHistogram's scheme, with 4 significant bits). numpy gives the same
-bucket for every value in pipeline/cells.py.
+A value in microseconds falls into one of 16 equal parts of its power of two, so a bucket is at most
+1/16 as wide as its lower end and its middle is off by 3.1 % at most (HdrHistogram's scheme, with 4
+significant bits). numpy gives the same bucket for every value in pipeline/cells.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
-#: A value, or what a percentile says of it, is off by at most so much of itself (above 16 microseconds).
+#: A value, or what a percentile says of it, is off by at most so much of itself (above 16
+#: microseconds).
 RELATIVE_ERROR = 1 / 32
 
-#: Microseconds (36,000 years): values beyond it are taken for it, so that every double has a bucket in Spark, too.
+#: Microseconds (36,000 years): values beyond it are taken for it, so that every double has a bucket
+#: in Spark, too.
 LARGEST = 2.0**60
 
 _PARTS = 16
@@ -25,7 +28,8 @@ Histogram = Mapping[int, int]
 
 
 def microseconds(milliseconds: float) -> int:
-    """In whole microseconds, halves up; what is beyond LARGEST, on either side, is that. Raises ValueError for NaN."""
+    """In whole microseconds, halves up; what is beyond LARGEST, on either side, is that. Raises
+    ValueError for NaN."""
     return math.floor(min(max(milliseconds * 1000 + 0.5, -LARGEST), LARGEST))
 
 
@@ -69,7 +73,8 @@ def merged(histograms: Iterable[Histogram]) -> dict[int, int]:
 
 
 def percentile(counts: Histogram, share: float) -> float | None:
-    """The value (ms) below or at which this share (0 to 1) of all lies; None of nothing. By nearest rank."""
+    """The value (ms) below or at which this share (0 to 1) of all lies; None of nothing. By nearest
+    rank."""
     rank = max(1, math.ceil(share * sum(counts.values())))
     for index in sorted(counts):
         rank -= counts[index]
@@ -80,7 +85,9 @@ def percentile(counts: Histogram, share: float) -> float | None:
 
 def encode(counts: Histogram) -> str:
     """As JSON, buckets in order: equal histograms are equal texts."""
-    return json.dumps({str(index): counts[index] for index in sorted(counts)}, separators=(",", ":"))
+    return json.dumps(
+        {str(index): counts[index] for index in sorted(counts)}, separators=(",", ":")
+    )
 
 
 def decode(text: str) -> dict[int, int]:

@@ -1,4 +1,5 @@
-"""Reads the figures of past hours and days: for the statistics page and `delayq_stats --history`."""
+"""Reads the figures of past hours and days: for the statistics page and `delayq_stats
+--history`."""
 
 from __future__ import annotations
 
@@ -97,14 +98,18 @@ def history(period: str, topic: str = "") -> History:
         spans=[Span(at=begin, figures=figures_of(by_span[begin])) for begin in begins],
         total=figures_of(row for begin in begins for row in by_span[begin]),
         tasks=_tasks(days),
-        topics=sorted(set(TaskDay.objects.filter(day__gte=begins[0].date()).values_list("topic", flat=True))),
+        topics=sorted(
+            set(TaskDay.objects.filter(day__gte=begins[0].date()).values_list("topic", flat=True))
+        ),
     )
 
 
 def figures_of(rows: Iterable[TopicHour | TaskDay]) -> Figures:
     """Of several rows together."""
     rows = list(rows)
-    lateness, run = (merged(decode(getattr(row, name)) for row in rows) for name in ("lateness", "run"))
+    lateness, run = (
+        merged(decode(getattr(row, name)) for row in rows) for name in ("lateness", "run")
+    )
     states = {state: sum(getattr(row, state) for row in rows) for state in Final.values}
     late_max = max((row.lateness_max for row in rows if row.lateness_max is not None), default=None)
     run_max = max((row.run_max for row in rows if row.run_max is not None), default=None)
@@ -152,7 +157,9 @@ def _tasks(rows: Iterable[TaskDay]) -> list[TaskHistory]:
     for row in rows:
         groups[row.topic, row.task].append(row)
     found = [
-        TaskHistory(topic=topic, task=task, figures=figures_of(group), errors=_frequent(error_counts(group)))
+        TaskHistory(
+            topic=topic, task=task, figures=figures_of(group), errors=_frequent(error_counts(group))
+        )
         for (topic, task), group in groups.items()
     ]
     return sorted(found, key=lambda one: (-one.figures.messages, one.topic, one.task))

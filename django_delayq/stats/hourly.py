@@ -1,4 +1,5 @@
-"""Counts and histograms per hour and topic, and per day, topic and task: computed from the archive, kept in SQL."""
+"""Counts and histograms per hour and topic, and per day, topic and task: computed from the archive,
+kept in SQL."""
 
 from __future__ import annotations
 
@@ -37,12 +38,16 @@ class Sums:
         self.histograms: tuple[dict[int, int], dict[int, int]] = ({}, {})
         """Of lateness and of run times."""
         self.sums = [0, 0]
-        """In whole microseconds: integers, so that their order does not matter, and Spark's are the same."""
+        """In whole microseconds: integers, so that their order does not matter, and Spark's are the
+        same."""
         self.highest: list[float | None] = [None, None]
         self.errors = Counter[str]()
 
-    def add(self, state: str, attempts: int, times: tuple[float | None, float | None], error: str) -> None:
-        """One message: lateness and run time are in milliseconds; None for one that never ran, as what is no number."""
+    def add(
+        self, state: str, attempts: int, times: tuple[float | None, float | None], error: str
+    ) -> None:
+        """One message: lateness and run time are in milliseconds; None for one that never ran, as
+        what is no number."""
         self.states[state] += 1
         self.attempts += attempts
         self.retried += attempts > 1
@@ -74,22 +79,29 @@ class Sums:
         }
 
 
-def compute_hour(hour: datetime, pause: Callable[[], object] = bool, only_more: bool = False) -> int:
-    """Replace the figures of the hour (UTC) that begins then. Returns how many messages the archive has of it.
+def compute_hour(
+    hour: datetime, pause: Callable[[], object] = bool, only_more: bool = False
+) -> int:
+    """Replace the figures of the hour (UTC) that begins then. Returns how many messages the archive
+    has of it.
 
-    `pause()` is called after each page of rows. `only_more`: figures that count what the archive has no more stay.
+    `pause()` is called after each page of rows. `only_more`: figures that count what the archive
+    has no more stay.
     """
     sums: dict[str, Sums] = {}
     for topic, _, *figures in _rows(hour, hour + HOUR, pause):
         _sums(sums, topic).add(*_message(*figures))
     when = instant_of(hour.timestamp() * 1000)
-    rows = [TopicHour(hour=when, topic=topic, **one.fields()) for topic, one in sorted(sums.items())]
+    rows = [
+        TopicHour(hour=when, topic=topic, **one.fields()) for topic, one in sorted(sums.items())
+    ]
     _store(TopicHour.objects.filter(hour=when), rows, only_more)
     return sum(row.messages for row in rows)
 
 
 def compute_day(day: date, pause: Callable[[], object] = bool, only_more: bool = False) -> int:
-    """Replace the figures of the day (UTC). Returns how many messages the archive has of it. As compute_hour()."""
+    """Replace the figures of the day (UTC). Returns how many messages the archive has of it. As
+    compute_hour()."""
     begin = datetime(day.year, day.month, day.day, tzinfo=timezone.utc)
     sums: dict[tuple[str, str], Sums] = {}
     for topic, task, *figures in _rows(begin, begin + DAY, pause):
@@ -114,11 +126,14 @@ def day_of(when: datetime) -> date:
 
 def utc(when: datetime) -> datetime:
     """Aware, in UTC. Naive ones, without USE_TZ, are in the project's time zone."""
-    return (make_aware(when, get_default_timezone()) if is_naive(when) else when).astimezone(timezone.utc)
+    return (make_aware(when, get_default_timezone()) if is_naive(when) else when).astimezone(
+        timezone.utc
+    )
 
 
 def late_percentile(rows: Iterable[Any], share: float, metric: str = "lateness") -> float | None:
-    """Of several rows of TopicHour or TaskDay together: lateness or run, in milliseconds; None when nothing ran."""
+    """Of several rows of TopicHour or TaskDay together: lateness or run, in milliseconds; None when
+    nothing ran."""
     return percentile(merged(decode(getattr(row, metric)) for row in rows), share)
 
 
@@ -138,13 +153,19 @@ def _sums(sums: dict[Any, Sums], key: Any) -> Sums:
 
 
 def _message(
-    state: str, attempts: int, lateness_ms: float | None, run_ms: float | None, error_class: str, reason: str
+    state: str,
+    attempts: int,
+    lateness_ms: float | None,
+    run_ms: float | None,
+    error_class: str,
+    reason: str,
 ) -> tuple[str, int, tuple[float | None, float | None], str]:
     return state, attempts, (lateness_ms, run_ms), error_class or reason
 
 
 def encode_errors(counts: Mapping[str, int]) -> str:
-    """The most frequent ones as JSON; of equally frequent ones those that come first by their names."""
+    """The most frequent ones as JSON; of equally frequent ones those that come first by their
+    names."""
     frequent = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST_ERRORS]
     return json.dumps(dict(frequent), sort_keys=True)
 
@@ -152,7 +173,9 @@ def encode_errors(counts: Mapping[str, int]) -> str:
 def _rows(begin: datetime, end: datetime, pause: Callable[[], object]) -> Iterator[Sequence[Any]]:
     """What finished from then until then, along the index of finished_at, a page at a time."""
     first, last = (instant_of(one.timestamp() * 1000) for one in (begin, end))
-    rows = ArchivedMessage.objects.filter(finished_at__gte=first, finished_at__lt=last).order_by("finished_at", "pk")
+    rows = ArchivedMessage.objects.filter(finished_at__gte=first, finished_at__lt=last).order_by(
+        "finished_at", "pk"
+    )
     columns = rows.values_list("finished_at", "pk", *_READ)
     page = list(columns[:PAGE])
     while page:
@@ -161,7 +184,9 @@ def _rows(begin: datetime, end: datetime, pause: Callable[[], object]) -> Iterat
         if len(page) < PAGE:
             return
         finished_at, pk = page[-1][:2]
-        further = columns.filter(finished_at__gte=finished_at).exclude(finished_at=finished_at, pk__lte=pk)
+        further = columns.filter(finished_at__gte=finished_at).exclude(
+            finished_at=finished_at, pk__lte=pk
+        )
         page = list(further[:PAGE])
 
 

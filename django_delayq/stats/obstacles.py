@@ -35,7 +35,8 @@ class Obstacles:
 
 
 def obstacles(topic: str) -> Obstacles:
-    """Of now; workers as they were at most a second ago. Nothing is known while Redis is away. Raises UnknownTopic."""
+    """Of now; workers as they were at most a second ago. Nothing is known while Redis is away.
+    Raises UnknownTopic."""
     with suppress(StoreError):
         note = topics.topic_stats(topic).paused
         return Obstacles(pause=pause_of(note), unserved=is_unserved(topic))

@@ -1,5 +1,6 @@
-"""What the operators' overview shows: one pipelined read of Redis, whose cost does not grow with the queue, and a few
-short queries, all of it kept for a moment so that many open tabs cost one read."""
+"""What the operators' overview shows: one pipelined read of Redis, whose cost does not grow with
+the queue, and a few short queries, all of it kept for a moment so that many open tabs cost one
+read."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ __all__ = [
     "workers",
 ]
 
-#: Seconds for which what was read of Redis serves other requests; after a failure, so that a frozen server holds up
-#: one request and not each.
+#: Seconds for which what was read of Redis serves other requests; after a failure, so that a frozen
+#: server holds up one request and not each.
 KEPT, KEPT_AFTER_FAILURE = 1.0, 5.0
 #: The same for the database: fifty times as long as its queries took, within these bounds.
 SQL_KEPT, SQL_SHARE, SQL_KEPT_AT_MOST = 5.0, 50.0, 60.0
@@ -60,7 +61,8 @@ _MINUTE_MS = 60_000
 
 
 def overview() -> Overview:
-    """The figures of now, at most a second old. Never raises because Redis or the database is away: see `problem`."""
+    """The figures of now, at most a second old. Never raises because Redis or the database is away:
+    see `problem`."""
     global _reader  # noqa: PLW0603 - one per process, as the store
     with _lock:
         if _reader is None or _reader.store is not get_store():
@@ -83,21 +85,32 @@ def forget() -> None:
 
 
 def problem_of(error: StoreError) -> str:
-    """Why Redis could not be read. What the error says of sending is left out: nothing was to be sent."""
+    """Why Redis could not be read. What the error says of sending is left out: nothing was to be
+    sent."""
     return str(error).removesuffix(" Nothing was changed. Is it running?")
 
 
 class _Reader:
-    """Reads, and keeps what it has read. While one thread reads, the others are given what is kept: a slow query or a
-    frozen Redis holds up one request, and what the other side says stays new."""
+    """Reads, and keeps what it has read. While one thread reads, the others are given what is kept:
+    a slow query or a frozen Redis holds up one request, and what the other side says stays new."""
 
     def __init__(self, store: RedisStore) -> None:
         self.store = store
         self._used: Sequence[Partition] | None = None
         self._last = Overview(
-            at=datetime.now(tz=timezone.utc), topics=(), minutes=(), hours=(), lateness=(), samples=(), workers=()
+            at=datetime.now(tz=timezone.utc),
+            topics=(),
+            minutes=(),
+            hours=(),
+            lateness=(),
+            samples=(),
+            workers=(),
         )
-        self._reading, self._reading_sql, self._composing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._reading, self._reading_sql, self._composing = (
+            threading.Lock(),
+            threading.Lock(),
+            threading.Lock(),
+        )
         self._until = self._sql_until = 0.0
         self._seen: _Seen | None = None
         self._problem = ""
@@ -114,18 +127,24 @@ class _Reader:
             finally:
                 self._reading.release()
         # Without Redis nothing of it would be new.
-        if self._seen and not self._problem and self._is_mine(self._reading_sql, "_sql_until", self._sql_asked):
+        if (
+            self._seen
+            and not self._problem
+            and self._is_mine(self._reading_sql, "_sql_until", self._sql_asked)
+        ):
             try:
                 self._read_sql(self._seen)
             finally:
                 self._reading_sql.release()
         if self._seen and not self._sql_asked:  # another thread still waits for it
-            return replace(self._last, problem=self._last.problem or "The database has not answered yet.")
+            return replace(
+                self._last, problem=self._last.problem or "The database has not answered yet."
+            )
         return self._last
 
     def _is_mine(self, lock: threading.Lock, until: str, is_kept: bool) -> bool:
-        """Whether it is due, and this thread is to read it: then it holds the lock. Where nothing is kept, others wait
-        a moment."""
+        """Whether it is due, and this thread is to read it: then it holds the lock. Where nothing
+        is kept, others wait a moment."""
         if time.monotonic() < getattr(self, until):
             return False
         if not (lock.acquire(blocking=False) if is_kept else lock.acquire(timeout=FIRST_WAIT)):
@@ -150,25 +169,45 @@ class _Reader:
         partitions = self._partitions(self._used)
         now_ms = self.store.now_us() / 1000
         minutes, hours = _bounds(now_ms)
-        snapshot = self.store.snapshot(partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES)
+        snapshot = self.store.snapshot(
+            partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES
+        )
         self._used = snapshot.used
         at_ms = max([part.now_ms for part in snapshot.stats.values()], default=now_ms)
-        return _Seen(snapshot, at_ms, (minutes, hours), frozenset(partition.topic for partition in partitions))
+        return _Seen(
+            snapshot,
+            at_ms,
+            (minutes, hours),
+            frozenset(partition.topic for partition in partitions),
+        )
 
     def _partitions(self, used: Iterable[Partition]) -> list[Partition]:
         """Of topics that were used, and of those that tasks declare."""
-        declared = {task.options.topic for task in registry.by_name.values()} | set(self.store.settings.topics)
-        new = (Partition(name, n) for name in declared for n in range(self.store.partitions.configured(name)))
+        declared = {task.options.topic for task in registry.by_name.values()} | set(
+            self.store.settings.topics
+        )
+        new = (
+            Partition(name, n)
+            for name in declared
+            for n in range(self.store.partitions.configured(name))
+        )
         return sorted({*used, *new})
 
     def _read_sql(self, seen: _Seen) -> None:
         began = time.monotonic()
         try:
-            self._sql, self._sql_problem = sql_figures.read(sorted(seen.topics), int(seen.bounds[1][-1])), ""
+            self._sql, self._sql_problem = (
+                sql_figures.read(sorted(seen.topics), int(seen.bounds[1][-1])),
+                "",
+            )
         except Error as error:
             self._sql_problem = sql_figures.problem_of(error)
         took = time.monotonic() - began
-        keep = SQL_KEPT if self._sql_problem else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
+        keep = (
+            SQL_KEPT
+            if self._sql_problem
+            else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
+        )
         self._sql_asked, self._sql_until = True, began + took + keep
         self._compose()
 
@@ -199,10 +238,15 @@ _reader: _Reader | None = None
 def _overview(seen: _Seen, sql: SqlFigures | None, problem: str) -> Overview:
     snapshot, at_ms, bounds, _ = seen
     living = _workers(snapshot, at_ms)
-    sums = [sum(column) for column in zip(*snapshot.forecast.values(), strict=True)] or [0] * sum(map(len, bounds))
+    sums = [sum(column) for column in zip(*snapshot.forecast.values(), strict=True)] or [0] * sum(
+        map(len, bounds)
+    )
     outbox = sql.outbox_minutes if sql else {}
-    # Of some only the outbox knows: no code declares them, and nothing of them was ever near its time.
-    names = {partition.topic for partition in snapshot.stats} | (sql.outbox.keys() if sql else set())
+    # Of some only the outbox knows: no code declares them, and nothing of them was ever near its
+    # time.
+    names = {partition.topic for partition in snapshot.stats} | (
+        sql.outbox.keys() if sql else set()
+    )
     topics = [_topic(name, snapshot, sql, living, at_ms) for name in sorted(names)]
     split = len(bounds[0])
     return Overview(
@@ -222,7 +266,11 @@ def _overview(seen: _Seen, sql: SqlFigures | None, problem: str) -> Overview:
 
 
 def _topic(
-    name: str, snapshot: Snapshot, sql: SqlFigures | None, living: Sequence[WorkerFigures], at_ms: float
+    name: str,
+    snapshot: Snapshot,
+    sql: SqlFigures | None,
+    living: Sequence[WorkerFigures],
+    at_ms: float,
 ) -> TopicFigures:
     parts = [stats for partition, stats in snapshot.stats.items() if partition.topic == name]
     heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
@@ -239,7 +287,9 @@ def _topic(
         lag=lag_of(parts),
         next_due_at=shown_instant(min(heads)) if heads else None,
         paused=lasting_pause(note, at_ms),
-        counters={counter: sum(int(part.meta.get(counter, 0)) for part in parts) for counter in COUNTERS},
+        counters={
+            counter: sum(int(part.meta.get(counter, 0)) for part in parts) for counter in COUNTERS
+        },
         per_second=_rate(name, parts, snapshot.samples, at_ms),
         late_p50_ms=_percentile(late, 0.5),
         late_p99_ms=_percentile(late, 0.99),
@@ -253,7 +303,14 @@ def _topic(
 def _rate(
     topic: str, parts: Sequence[PartitionStats], samples: Sequence[Mapping[str, Any]], at_ms: float
 ) -> float | None:
-    before = next((s for s in reversed(samples) if s["at_ms"] <= at_ms - RATE_OVER_MS and topic in s["topics"]), None)
+    before = next(
+        (
+            s
+            for s in reversed(samples)
+            if s["at_ms"] <= at_ms - RATE_OVER_MS and topic in s["topics"]
+        ),
+        None,
+    )
     if before is None or before["at_ms"] < at_ms - RATE_OVER_AT_MOST_MS:
         return None
     before_that: int = before["topics"][topic]["finished"]
@@ -262,7 +319,8 @@ def _rate(
 
 
 def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """The store's samples as points of the chart. A rate needs two; counters that went back (FLUSHALL) are nothing."""
+    """The store's samples as points of the chart. A rate needs two; counters that went back
+    (FLUSHALL) are nothing."""
     chart = []
     for before, sample in pairwise(samples):
         finished = sum(
@@ -284,15 +342,21 @@ def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
 
 
 def _bounds(now_ms: float) -> tuple[list[float], list[float]]:
-    """The ends (ms) of this and the next 59 minutes, and of this and the next 23 hours, by the project's clock."""
+    """The ends (ms) of this and the next 59 minutes, and of this and the next 23 hours, by the
+    project's clock."""
     now = from_ms(now_ms).astimezone(get_current_timezone())
-    minute, hour = now.replace(second=0, microsecond=0), now.replace(minute=0, second=0, microsecond=0)
+    minute, hour = (
+        now.replace(second=0, microsecond=0),
+        now.replace(minute=0, second=0, microsecond=0),
+    )
     step = timedelta(minutes=1)
     minutes = [(minute + step * n).timestamp() * 1000 for n in range(1, 61)]
     return minutes, [hour.timestamp() * 1000 + 3_600_000 * n for n in range(1, 25)]
 
 
-def _due(ends: Sequence[float], by: Sequence[int], outbox: Mapping[int, int], step_ms: int) -> list[Bucket]:
+def _due(
+    ends: Sequence[float], by: Sequence[int], outbox: Mapping[int, int], step_ms: int
+) -> list[Bucket]:
     """Counts up to each end as counts of each bar; the first one also has what is overdue."""
     waiting = [0] * (len(ends) + 1)
     for minute, count in outbox.items():
@@ -300,7 +364,9 @@ def _due(ends: Sequence[float], by: Sequence[int], outbox: Mapping[int, int], st
     bars = []
     for n, end in enumerate(ends):
         at = from_ms(end - step_ms).astimezone(get_current_timezone())
-        bars.append(Bucket(label=f"{at:%H:%M}", count=by[n] - (by[n - 1] if n else 0) + waiting[n], at=at))
+        bars.append(
+            Bucket(label=f"{at:%H:%M}", count=by[n] - (by[n - 1] if n else 0) + waiting[n], at=at)
+        )
     return bars
 
 
@@ -308,7 +374,9 @@ def _histogram(sql: SqlFigures | None) -> list[Bucket]:
     late = [one for values in sql.lateness_ms.values() for one in values] if sql else []
     lows = (float("-inf"), *LATENESS_MS)
     highs = (*LATENESS_MS, float("inf"))
-    labels = [f"≤ {in_words(high / 1000)}" for high in LATENESS_MS] + [f"> {in_words(LATENESS_MS[-1] / 1000)}"]
+    labels = [f"≤ {in_words(high / 1000)}" for high in LATENESS_MS] + [
+        f"> {in_words(LATENESS_MS[-1] / 1000)}"
+    ]
     return [
         Bucket(label=label, count=sum(low < one <= high for one in late))
         for label, low, high in zip(labels, lows, highs, strict=True)
@@ -321,7 +389,10 @@ def _percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def _workers(snapshot: Snapshot, now_ms: float) -> list[WorkerFigures]:
-    found = [_worker(name, beat, name in snapshot.quiet, now_ms) for name, beat in snapshot.heartbeats.items()]
+    found = [
+        _worker(name, beat, name in snapshot.quiet, now_ms)
+        for name, beat in snapshot.heartbeats.items()
+    ]
     return sorted(found, key=lambda one: (not one.alive, one.name))
 
 
@@ -343,5 +414,9 @@ def _worker(name: str, beat: Mapping[str, Any], told_quiet: bool, now_ms: float)
         quiet=bool(beat.get("quiet")),
         told_quiet=told_quiet,
         settled=dict(beat.get("settled", {})),
-        services={key: value for key, value in beat.items() if isinstance(value, dict) and key != "settled"},
+        services={
+            key: value
+            for key, value in beat.items()
+            if isinstance(value, dict) and key != "settled"
+        },
     )

@@ -24,13 +24,15 @@ logger = logging.getLogger("delayq.worker")
 
 #: Seconds between two looks, and between two computations of the present day.
 LOOK, DAY_LOOK = 60.0, 600.0
-#: It rests for at least so many times as long as it has computed: two per cent of the time, however busy the hour is.
+#: It rests for at least so many times as long as it has computed: two per cent of the time, however
+#: busy the hour is.
 SHARE = 50.0
 #: Beside busy tasks it also rests after each page, for so many times as long as that took.
 REST = 4.0
 #: An hour, or a day, is computed once more when it has been over for so long: archivers may lag.
 SETTLE = timedelta(minutes=5)
-#: After so long it looks whether rows have come with smaller ids than those it had seen: of an open transaction.
+#: After so long it looks whether rows have come with smaller ids than those it had seen: of an open
+#: transaction.
 COMMITTED = timedelta(minutes=3)
 #: Rows of the archive in which a new process looks for late ones.
 LATE = 100_000
@@ -39,7 +41,8 @@ RECENT = timedelta(hours=48)
 
 
 class _Look:
-    """Rows of the archive that were looked at together: those with ids after `after`, up to `upto`."""
+    """Rows of the archive that were looked at together: those with ids after `after`, up to
+    `upto`."""
 
     def __init__(self, at: datetime, after: int, upto: int) -> None:
         self.at, self.after, self.upto = at, after, upto
@@ -83,7 +86,8 @@ class Statistician(Service):
         return {"computed": self.computed}
 
     def run_once(self) -> float:
-        """Compute what is new. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
+        """Compute what is new. Raises StoreUnavailable and DatabaseUnavailable: it is tried
+        again."""
         if not self._store.takes_turn(self.name, int(LOOK * 900)):
             return self.interval
         self._worked = 0.0
@@ -113,7 +117,8 @@ class Statistician(Service):
     def _compute(self, spans: Iterable[Any], compute: Callable[..., int]) -> None:
         for span in sorted(spans):
             self._page_began_at = time.monotonic()
-            # What was pruned meanwhile stays counted; the pipeline, whose lake has it, may have counted it, too.
+            # What was pruned meanwhile stays counted; the pipeline, whose lake has it, may have
+            # counted it, too.
             compute(span, self._pause, True)
             self.computed += 1
 
@@ -138,7 +143,9 @@ class Statistician(Service):
         return [day.date() for day in due]
 
     def _is_due(self, begin: datetime, span: timedelta, computed: datetime | None) -> bool:
-        return self._finished_in(begin, span) if computed is None else computed < begin + span + SETTLE
+        return (
+            self._finished_in(begin, span) if computed is None else computed < begin + span + SETTLE
+        )
 
     def _late(self, now: datetime, looks: Sequence[_Look]) -> set[datetime]:
         """Recent hours that had settled when rows of them came: the archiver had been away."""
@@ -147,10 +154,14 @@ class Statistician(Service):
         rows = ArchivedMessage.objects.filter(within, finished_at__lt=settled)
         if self._seen is None:
             rows = rows.filter(finished_at__gte=_instant(now - RECENT))
-        return {hourly.hour_of(when) for when in rows.values_list("finished_at", flat=True).iterator()}
+        return {
+            hourly.hour_of(when) for when in rows.values_list("finished_at", flat=True).iterator()
+        }
 
     def _finished_in(self, begin: datetime, span: timedelta) -> bool:
-        rows = ArchivedMessage.objects.filter(finished_at__gte=_instant(begin), finished_at__lt=_instant(begin + span))
+        rows = ArchivedMessage.objects.filter(
+            finished_at__gte=_instant(begin), finished_at__lt=_instant(begin + span)
+        )
         return bool(rows.exists())
 
     def _pause(self) -> None:

@@ -1,4 +1,5 @@
-"""Finds topics whose messages nobody runs: no living worker serves them, or no code declares them any more."""
+"""Finds topics whose messages nobody runs: no living worker serves them, or no code declares them
+any more."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from ..worker.heartbeat import DEAD_AFTER
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds between two lines of the log; workers that start together have said what they serve by then.
+#: Seconds between two lines of the log; workers that start together have said what they serve by
+#: then.
 INTERVAL = 60.0
 TURN = "unserved"
 
@@ -42,30 +44,54 @@ class Unserved(NamedTuple):
     def __str__(self) -> str:
         counts = [f"{self.waiting:,} waiting", f"{self.due:,} of them due"]
         counts += [f"{self.held:,} held"] if self.held else []
-        counts += [f"{self.outbox:,}{'+' if self.outbox == CAP else ''} in the outbox"] if self.outbox else []
-        why = "no worker serves it" if self.declared else "no worker serves it and no code here declares it"
+        counts += (
+            [f"{self.outbox:,}{'+' if self.outbox == CAP else ''} in the outbox"]
+            if self.outbox
+            else []
+        )
+        why = (
+            "no worker serves it"
+            if self.declared
+            else "no worker serves it and no code here declares it"
+        )
         return f"{self.topic}: {', '.join(counts)}; {why}"
 
 
-def unserved_topics(store: RedisStore, serving: Iterable[str] = (), *, outbox: bool = True) -> Sequence[Unserved]:
-    """Topics with messages that no living worker serves, but for paused ones. `serving`: those that one is about to.
+def unserved_topics(
+    store: RedisStore, serving: Iterable[str] = (), *, outbox: bool = True
+) -> Sequence[Unserved]:
+    """Topics with messages that no living worker serves, but for paused ones. `serving`: those that
+    one is about to.
 
-    Two round trips to Redis; of the database only what waits in these topics. Raises StoreUnavailable.
+    Two round trips to Redis; of the database only what waits in these topics. Raises
+    StoreUnavailable.
     """
     stats = _stats(store)
-    silent = {*serving, *_served(store), *(topic for topic, parts in stats.items() if _is_paused(parts))}
+    silent = {
+        *serving,
+        *_served(store),
+        *(topic for topic, parts in stats.items() if _is_paused(parts)),
+    }
     rows = dict.fromkeys(stats.keys() - silent, 0)
     if outbox:
         with suppress(Error):  # it is away, or not migrated: others say so
             rows = {topic: count_outbox(topic) for topic in {*rows, *topics_of_outbox()} - silent}
     known = registry.known_topics()
-    found = [_unserved(topic, stats.get(topic, ()), rows[topic], topic in known) for topic in sorted(rows)]
+    found = [
+        _unserved(topic, stats.get(topic, ()), rows[topic], topic in known)
+        for topic in sorted(rows)
+    ]
     return [one for one in found if one.waiting or one.held or one.outbox]
 
 
 def _served(store: RedisStore) -> set[str]:
     beats, now_ms = store.heartbeats().values(), store.clock_ms()
-    return {topic for beat in beats if now_ms - beat["at_ms"] <= DEAD_AFTER * 1000 for topic in beat.get("topics", ())}
+    return {
+        topic
+        for beat in beats
+        if now_ms - beat["at_ms"] <= DEAD_AFTER * 1000
+        for topic in beat.get("topics", ())
+    }
 
 
 def _stats(store: RedisStore) -> Mapping[str, Sequence[PartitionStats]]:
@@ -103,7 +129,8 @@ class UnservedWatch(Service):
         self._begun = False
 
     def run_once(self) -> float:
-        """Look, unless somebody has; not at the very start, when other workers have not said yet what they serve."""
+        """Look, unless somebody has; not at the very start, when other workers have not said yet
+        what they serve."""
         if not self._begun:
             self._begun = True
         elif self._store.takes_turn(TURN, int(INTERVAL * 1000) - 5_000):

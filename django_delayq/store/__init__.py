@@ -13,9 +13,11 @@ from .redis import RedisStore
 
 @lru_cache(maxsize=1)
 def get_store() -> RedisStore:
-    """The store that DELAYQ names. Its connections survive a fork: redis-py's pools notice a new pid."""
+    """The store that DELAYQ names. Its connections survive a fork: redis-py's pools notice a new
+    pid."""
     settings = get_settings()
-    # A cluster's client asks the nodes when it is made: not here, so that a process starts, and spills, without them.
+    # A cluster's client asks the nodes when it is made: not here, so that a process starts, and
+    # spills, without them.
     later = settings.redis.split("://")[0].endswith("+cluster")
     return RedisStore(None if later else connect(settings), settings)
 

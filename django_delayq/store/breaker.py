@@ -1,4 +1,5 @@
-"""A circuit breaker: after one failure nobody waits for Redis again until a probe has reached it."""
+"""A circuit breaker: after one failure nobody waits for Redis again until a probe has reached
+it."""
 
 from __future__ import annotations
 
@@ -6,20 +7,24 @@ import os
 import threading
 from collections.abc import Callable
 
-#: Seconds between two probes. A second of spilling more or less does not matter; a probe costs next to nothing.
+#: Seconds between two probes. A second of spilling more or less does not matter; a probe costs next
+#: to nothing.
 PROBE_INTERVAL = 0.2
 
 
 class CircuitBreaker:
-    """Open: Redis is away, and callers should not try. A thread of its own finds out when it is back.
+    """Open: Redis is away, and callers should not try. A thread of its own finds out when it is
+    back.
 
-    So that no caller pays for the finding out: against a host that does not answer, one probe takes a whole timeout.
+    So that no caller pays for the finding out: against a host that does not answer, one probe takes
+    a whole timeout.
     """
 
     def __init__(self, probe: Callable[[], object]) -> None:
         self._probe = probe
         self._opened_in = 0
-        """The process that has opened it. In a fork there is no thread that would close it again."""
+        """The process that has opened it. In a fork there is no thread that would close it again.
+        """
         self._lock = threading.Lock()
         self._closed_for_good = threading.Event()
 

@@ -6,13 +6,15 @@ import time
 
 
 class ServerClock:
-    """Follows Redis' TIME by the monotonic clock. For sleeping and for display: scripts decide what is due."""
+    """Follows Redis' TIME by the monotonic clock. For sleeping and for display: scripts decide what
+    is due."""
 
     def __init__(self) -> None:
         self._offset_ms: float | None = None
 
     def sync(self, now_us: int) -> None:
-        """Take a reading that has just arrived. All are late by their way here, so the earliest is the best."""
+        """Take a reading that has just arrived. All are late by their way here, so the earliest is
+        the best."""
         offset = now_us / 1000 - time.monotonic() * 1000
         # Half a percent of each later reading follows drift; a jump of the clock is taken at once.
         if self._offset_ms is None or offset > self._offset_ms or self._offset_ms - offset > 1000:

@@ -1,7 +1,8 @@
 """Watches which nodes of a Cluster are primaries while calls wait for them.
 
-A node that stands still answers nobody, and redis-py waits for it until the socket times out, although a replica has
-taken over long before. Nobody tells a Cluster's clients; so while calls wait, other nodes are asked.
+A node that stands still answers nobody, and redis-py waits for it until the socket times out,
+although a replica has taken over long before. Nobody tells a Cluster's clients; so while calls
+wait, other nodes are asked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .pool import LISTENING, hang_up
 
 Address = tuple[str, int]
 
-#: Seconds between two looks. A call that is still there at the second one waits for longer than it should.
+#: Seconds between two looks. A call that is still there at the second one waits for longer than it
+#: should.
 INTERVAL = 0.25
 #: Most seconds to wait for the node that is asked.
 TIMEOUT = 0.5
@@ -75,7 +77,8 @@ class Watch:
             asking.close()
 
     def _look(self, client: RedisCluster, slow: set[str]) -> None:
-        """Ask other nodes whether the nodes that calls wait for are primaries still; leave those that are not."""
+        """Ask other nodes whether the nodes that calls wait for are primaries still; leave those
+        that are not."""
         nodes = client.nodes_manager
         others = [node for node in list(nodes.nodes_cache.values()) if node.name not in slow]
         others = others or list(nodes.nodes_cache.values())
@@ -87,7 +90,9 @@ class Watch:
                 voices.append(self._primaries(client, node))
             if len(voices) == VOICES:
                 break
-        gone = {name for name in ours if voices and all(name not in primaries for primaries in voices)}
+        gone = {
+            name for name in ours if voices and all(name not in primaries for primaries in voices)
+        }
         for name in gone:
             left = nodes.nodes_cache.get(name)
             if left is not None and left.redis_connection is not None:
@@ -102,10 +107,14 @@ class Watch:
             kwargs = dict(client.nodes_manager.connection_kwargs)
             kwargs.pop("redis_connect_func", None)
             kwargs |= {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
-            asking = self._asking[node.name] = client.nodes_manager.create_redis_node(node.host, node.port, **kwargs)
+            asking = self._asking[node.name] = client.nodes_manager.create_redis_node(
+                node.host, node.port, **kwargs
+            )
         remap = client.nodes_manager.remap_host_port
         answer = asking.execute_command("CLUSTER SLOTS")
-        addresses = [(_text(primary[0]) or node.host, int(primary[1])) for _, _, primary, *_ in answer]
+        addresses = [
+            (_text(primary[0]) or node.host, int(primary[1])) for _, _, primary, *_ in answer
+        ]
         return {"{}:{}".format(*remap(*address)) for address in addresses}
 
 
@@ -125,7 +134,9 @@ def _waiting(client: RedisCluster) -> dict[str, set[int]]:
     for node in list(client.nodes_manager.nodes_cache.values()):
         pool = node.redis_connection and node.redis_connection.connection_pool
         if pool is not None:
-            found[node.name] = {id(one) for one in list(pool._in_use_connections) if one not in LISTENING}
+            found[node.name] = {
+                id(one) for one in list(pool._in_use_connections) if one not in LISTENING
+            }
     return found
 
 

@@ -19,37 +19,60 @@ from ..core.exceptions import ConfigurationError
 from .errors import ERRORS, translate
 from .pool import MOST_CONNECTIONS, Pool
 
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
-_ADDRESS = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
+SCHEMES = (
+    "redis",
+    "rediss",
+    "unix",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "redis+cluster",
+    "rediss+cluster",
+)
+_ADDRESS = {
+    "host",
+    "port",
+    "path",
+    "db",
+    "username",
+    "password",
+    "credential_provider",
+    "client_name",
+}
 #: Caches whose clear() is FLUSHDB.
 CACHES_ON_REDIS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 Client = Any  # redis.Redis or RedisCluster: they share commands, not a base class
 
 
 def connect(settings: Settings) -> Client:
-    """A client that never retries by itself: a script that ran twice behind our back is a message run twice.
+    """A client that never retries by itself: a script that ran twice behind our back is a message
+    run twice.
 
-    Raises ConfigurationError when REDIS is missing or not understood. Does not touch the network, except for Cluster:
-    StoreUnavailable when no node answers.
+    Raises ConfigurationError when REDIS is missing or not understood. Does not touch the network,
+    except for Cluster: StoreUnavailable when no node answers.
     """
     where = settings.redis
     if not where:
         raise ConfigurationError(
-            'DELAYQ["REDIS"] is missing. Name an entry of CACHES that uses django-redis, or give a URL such as '
+            'DELAYQ["REDIS"] is missing. Name an entry of CACHES that uses django-redis, or give a '
+            "URL such as "
             '"redis://127.0.0.1:6379/0".'
         )
     if "://" not in where:
         return _from_cache_alias(where, settings)
     scheme = where.split("://", 1)[0]
     if scheme not in SCHEMES:
-        raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: use one of {", ".join(SCHEMES)}.')
+        raise ConfigurationError(
+            f'DELAYQ["REDIS"] is {mask(where)!r}: use one of {", ".join(SCHEMES)}.'
+        )
     try:
         if scheme.endswith("+sentinel"):
             return _from_sentinel(where, settings)
         if scheme.endswith("+cluster"):
             return _from_cluster(where, settings)
         _check_database(where)
-        return redis.Redis.from_pool(Pool.from_url(where, **_options(settings, tcp=scheme != "unix")))
+        return redis.Redis.from_pool(
+            Pool.from_url(where, **_options(settings, tcp=scheme != "unix"))
+        )
     except ValueError as error:
         raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: {error}.') from None
 
@@ -68,15 +91,20 @@ def _options(settings: Settings, *, tcp: bool = True) -> dict[str, Any]:
 
 def _from_cache_alias(alias: str, settings: Settings) -> Client:
     if alias not in django_settings.CACHES:
-        raise ConfigurationError(f'DELAYQ["REDIS"] is {alias!r}: neither a URL nor an entry of CACHES.')
+        raise ConfigurationError(
+            f'DELAYQ["REDIS"] is {alias!r}: neither a URL nor an entry of CACHES.'
+        )
     from django_redis import get_redis_connection
 
     try:
         pool = get_redis_connection(alias).connection_pool
     except (NotImplementedError, AttributeError):
         raise ConfigurationError(f"CACHES[{alias!r}] is not a django-redis cache.") from None
-    # A pool of our own with the cache's address and credentials: the cache may retry and decode, we may not.
-    address = {k: v for k, v in pool.connection_kwargs.items() if k in _ADDRESS or k.startswith("ssl_")}
+    # A pool of our own with the cache's address and credentials: the cache may retry and decode, we
+    # may not.
+    address = {
+        k: v for k, v in pool.connection_kwargs.items() if k in _ADDRESS or k.startswith("ssl_")
+    }
     tcp = not issubclass(pool.connection_class, redis.UnixDomainSocketConnection)
     own: redis.ConnectionPool
     if isinstance(pool, SentinelConnectionPool):
@@ -84,8 +112,15 @@ def _from_cache_alias(alias: str, settings: Settings) -> Client:
 
         ssl = issubclass(pool.connection_class, SentinelManagedSSLConnection)
         options = _options(settings)
-        theirs = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
-        access = {k: v for k, v in theirs[0].items() if k in _ADDRESS - {"host", "port"} or k.startswith("ssl_")}
+        theirs = [
+            sentinel.connection_pool.connection_kwargs
+            for sentinel in pool.sentinel_manager.sentinels
+        ]
+        access = {
+            k: v
+            for k, v in theirs[0].items()
+            if k in _ADDRESS - {"host", "port"} or k.startswith("ssl_")
+        }
         addresses = [(str(one["host"]), int(one["port"])) for one in theirs]
         sentinels = Sentinels(addresses, pool.service_name, **options, **access)
         own = PrimaryPool(sentinels, ssl=ssl, **{**address, **options})
@@ -100,7 +135,9 @@ def caches_beside(settings: Settings) -> list[str]:
     if "://" not in where:
         return [where] if where else []
     ours = _place(where)
-    return [name for name, entry in django_settings.CACHES.items() if ours and ours in _places(entry)]
+    return [
+        name for name, entry in django_settings.CACHES.items() if ours and ours in _places(entry)
+    ]
 
 
 def _places(entry: Mapping[str, Any]) -> list[tuple[str, int, int]]:
@@ -126,20 +163,24 @@ def _place(url: str) -> tuple[str, int, int] | None:
 
 
 def url_of(settings: Settings) -> str:
-    """The URL of DELAYQ["REDIS"], for processes without CACHES. Raises ConfigurationError for a cache that has none."""
+    """The URL of DELAYQ["REDIS"], for processes without CACHES. Raises ConfigurationError for a
+    cache that has none."""
     where = settings.redis
     if "://" in where:
         return where
     kwargs = _from_cache_alias(where, settings).connection_pool.connection_kwargs
     if "host" not in kwargs or any(name.startswith("ssl_") for name in kwargs):
-        raise ConfigurationError(f"CACHES[{where!r}] is more than a URL can say: write one for it, and refer to that.")
+        raise ConfigurationError(
+            f"CACHES[{where!r}] is more than a URL can say: write one for it, and refer to that."
+        )
     user, password = (quote(kwargs.get(name) or "", safe="") for name in ("username", "password"))
     credentials = f"{user}:{password}@" if user or password else ""
     return f"redis://{credentials}{kwargs['host']}:{kwargs.get('port', 6379)}/{kwargs.get('db', 0)}"
 
 
 def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[str]]:
-    """Hosts, credentials and TLS, path parts of scheme://user:password@host:port,host:port/part/part?option=value."""
+    """Hosts, credentials and TLS, path parts of
+    scheme://user:password@host:port,host:port/part/part?option=value."""
     parts = urlsplit(where)
     credentials, _, hosts = parts.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
@@ -186,7 +227,9 @@ def _from_cluster(where: str, settings: Settings) -> Client:
     nodes = [ClusterNode(host, port) for host, port in addresses]
     watch = Watch()
     try:
-        client = RedisCluster(startup_nodes=nodes, redis_connect_func=watch.begin, **_options(settings), **options)
+        client = RedisCluster(
+            startup_nodes=nodes, redis_connect_func=watch.begin, **_options(settings), **options
+        )
     except ERRORS as error:
         raise translate(error, mask(where)) from error
     watch.follow(client)

@@ -21,8 +21,9 @@ from ..core.exceptions import (
 #: What redis-py raises: the cluster client has an exception beside the tree.
 ERRORS = (redis.RedisError, RedisClusterException)
 
-#: Redis wraps the errors of commands inside scripts differently from version to version, so words are looked for,
-#: not classes. In this order: the first that matches counts. None of these has changed anything.
+#: Redis wraps the errors of commands inside scripts differently from version to version, so words
+#: are looked for, not classes. In this order: the first that matches counts. None of these has
+#: changed anything.
 _NOT_EXECUTED: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("OOM", StoreFull),
     ("command not allowed when used memory", StoreFull),
@@ -46,7 +47,10 @@ _REFUSED: tuple[tuple[type[Exception], type[StoreUnavailable]], ...] = (
     (redis.AuthenticationError, StoreForbidden),
     (redis.exceptions.NoPermissionError, StoreForbidden),
     (redis.exceptions.OutOfMemoryError, StoreFull),
-    (redis.exceptions.ClusterError, StoreUnavailable),  # down, or redis-py was sent from node to node too often
+    (
+        redis.exceptions.ClusterError,
+        StoreUnavailable,
+    ),  # down, or redis-py was sent from node to node too often
     (redis.exceptions.TryAgainError, StoreUnavailable),
     (redis.exceptions.AskError, StoreUnavailable),
 )
@@ -64,14 +68,23 @@ _NOT_SENT = (
 def translate(error: Exception, where: str) -> DelayQError:
     """Our exception for redis-py's, with what happened and where."""
     if isinstance(error, RedisClusterException) and isinstance(error.__context__, redis.RedisError):
-        error = error.__context__  # a call broke, then the search for the nodes: what counts is whether it was sent
+        error = (
+            error.__context__
+        )  # a call broke, then the search for the nodes: what counts is whether it was sent
     text = str(error).rstrip(".")
     if refusal := _refusal(error, text):
-        return refusal(f"{(refusal.__doc__ or '').strip()} Redis at {where} said: {text or type(error).__name__}")
+        return refusal(
+            f"{(refusal.__doc__ or '').strip()} Redis at {where} said: "
+            f"{text or type(error).__name__}"
+        )
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         if any(word in text for word in _NOT_SENT):
-            return StoreUnavailable(f"Cannot reach Redis at {where}: {text}. Nothing was changed. Is it running?")
-        return OutcomeUnknown(f"The connection to Redis at {where} broke before the answer came: {text}")
+            return StoreUnavailable(
+                f"Cannot reach Redis at {where}: {text}. Nothing was changed. Is it running?"
+            )
+        return OutcomeUnknown(
+            f"The connection to Redis at {where} broke before the answer came: {text}"
+        )
     return StoreError(f"Redis at {where} answered with an error that is not expected: {text}")
 
 

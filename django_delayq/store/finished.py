@@ -1,4 +1,5 @@
-"""The finished streams as the archiver reads them: by consumer group, removed only when SQL has the rows."""
+"""The finished streams as the archiver reads them: by consumer group, removed only when SQL has the
+rows."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from .link import BATCH
 from .redis import RedisStore
 
 GROUP = "archive"
-#: An entry that another archiver has read and not archived after so many ms is ours: that one is dead. When it is
-#: only slow, both insert the same row, and the database keeps one.
+#: An entry that another archiver has read and not archived after so many ms is ours: that one is
+#: dead. When it is only slow, both insert the same row, and the database keeps one.
 TAKE_OVER_AFTER_MS = 15_000
 BATCH_BYTES = 32 * 1024 * 1024
 #: Consumers that have read nothing for so many ms, and hold nothing, are removed from the group.
@@ -65,7 +66,9 @@ class FinishedStream:
         try:
             if not self._grouped:
                 self._make_group()
-            answer = self._store.client.xreadgroup(GROUP, self._consumer, {self._key: ">"}, count=self._batch)
+            answer = self._store.client.xreadgroup(
+                GROUP, self._consumer, {self._key: ">"}, count=self._batch
+            )
         except redis.ResponseError as error:
             self._without_group(error)
             return []
@@ -74,7 +77,8 @@ class FinishedStream:
         return list(self._entries(answer[0][1])) if answer else []
 
     def take_over(self) -> Sequence[Entry]:
-        """Up to 500 entries that another archiver, or an earlier life of this one, has read and not archived."""
+        """Up to 500 entries that another archiver, or an earlier life of this one, has read and not
+        archived."""
         try:
             if not self._grouped:
                 self._make_group()
@@ -90,7 +94,8 @@ class FinishedStream:
         return list(self._entries(found))
 
     def remove(self, entries: Sequence[Entry]) -> int:
-        """Forget entries whose rows are committed, 500 at most. Returns how many are left in the stream."""
+        """Forget entries whose rows are committed, 500 at most. Returns how many are left in the
+        stream."""
         finished = [(entry.entry, entry.id, entry.stamp) for entry in entries]
         return self._store.archived(self.partition, GROUP, finished)
 

@@ -31,7 +31,8 @@ class HintStream:
         return True
 
     def read(self, seconds: float) -> tuple[Partition | None, float] | None:
-        """The next hint: partition and its due time in ms. None when none comes in time or it is not understood."""
+        """The next hint: partition and its due time in ms. None when none comes in time or it is
+        not understood."""
         try:
             message = self._pubsub.get_message(timeout=seconds)
         except ERRORS as error:

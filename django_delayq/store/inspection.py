@@ -12,7 +12,8 @@ from .errors import ERRORS, translate
 from .redis import RedisStore
 
 OLDEST_VERSION = (6, 2, 0)
-#: Seconds by which Redis' clock and this machine's may differ before it is worth a word: absolute due times suffer.
+#: Seconds by which Redis' clock and this machine's may differ before it is worth a word: absolute
+#: due times suffer.
 CLOCK_SKEW = 5.0
 
 

@@ -2,22 +2,22 @@
 
 One partition = one hash tag, so that every script stays in one cluster slot:
 
-| key                                       | type   | member -> value                                          |
-|-------------------------------------------|--------|----------------------------------------------------------|
-| PREFIX:{topic:p}:delayed:high/normal/low  | zset   | id -> due_at in ms; one lane per priority                |
-| PREFIX:{topic:p}:leased                   | zset   | id -> lease deadline in ms; this is the lease            |
-| PREFIX:{topic:p}:messages                 | hash   | id -> record (see message.py)                            |
-| PREFIX:{topic:p}:attempts                 | hash   | id -> attempt, crashes, due, first claim, token, put off |
-| PREFIX:{topic:p}:finished                 | stream | one entry per finished message, until it is archived     |
-| PREFIX:{topic:p}:followers                | hash   | id -> due_at and record to enqueue when its run ends     |
-| PREFIX:{topic:p}:meta                     | hash   | paused, wakeups, counters, task:<code> -> name           |
-| PREFIX:{topic:p}:bulk:JOB                 | hash   | fence of a bulk load: split -> highest id it has passed  |
-| PREFIX:topics                             | set    | topic:N, every number of partitions it has had           |
-| PREFIX:workers                            | hash   | worker -> heartbeat (JSON)                               |
-| PREFIX:quiet                              | hash   | worker -> when (ms) it was told to claim nothing         |
-| PREFIX:samples                            | stream | one entry per minute: figures of each topic (JSON)       |
-| PREFIX:turn:NAME                          | string | somebody has just done what one of all is to do          |
-| PREFIX:wakeups                            | channel| topic:p:due_at_ms, a hint that a partition has more to do|
+| key | type | member -> value |
+|---|---|---|
+| PREFIX:{topic:p}:delayed:high/normal/low | zset | id -> due_at in ms; one lane per priority |
+| PREFIX:{topic:p}:leased | zset | id -> lease deadline in ms; this is the lease |
+| PREFIX:{topic:p}:messages | hash | id -> record (see message.py) |
+| PREFIX:{topic:p}:attempts | hash | id -> attempt, crashes, due, first claim, token, put off |
+| PREFIX:{topic:p}:finished | stream | one entry per finished message, until it is archived |
+| PREFIX:{topic:p}:followers | hash | id -> due_at and record to enqueue when its run ends |
+| PREFIX:{topic:p}:meta | hash | paused, wakeups, counters, task:<code> -> name |
+| PREFIX:{topic:p}:bulk:JOB | hash | fence of a bulk load: split -> highest id it has passed |
+| PREFIX:topics | set | topic:N, every number of partitions it has had |
+| PREFIX:workers | hash | worker -> heartbeat (JSON) |
+| PREFIX:quiet | hash | worker -> when (ms) it was told to claim nothing |
+| PREFIX:samples | stream | one entry per minute: figures of each topic (JSON) |
+| PREFIX:turn:NAME | string | a lock: one process has just done what only one is to do |
+| PREFIX:wakeups | channel | topic:p:due_at_ms, a hint that a partition has more to do |
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-#: In place of a topic in a hint: workers are to look whether they are told to be quiet. No topic can be named so.
+#: In place of a topic in a hint: workers are to look whether they are told to be quiet. No topic
+#: can be named so.
 TOLD = "!told"
 
 
@@ -43,15 +44,19 @@ class Partition(NamedTuple):
 def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
     """The nine keys of a partition in the order that the scripts expect (shared/partition.lua)."""
     base = f"{prefix}:{{{partition}}}:"
-    names = ("delayed:high", "delayed:normal", "delayed:low", "leased", "messages", "attempts", "finished",
+    names = ("delayed:high", "delayed:normal", "delayed:low", "leased", "messages", "attempts",
+    "finished",
              "followers", "meta")  # fmt: skip
     return tuple(base + name for name in names)
 
 
 def lone_keys(prefix: str, partition: Partition, record: bytes) -> tuple[str, str, str]:
-    """What a script for one new message takes (shared/lone.lua): the lane of its record, messages and meta."""
+    """What a script for one new message takes (shared/lone.lua): the lane of its record, messages
+    and meta."""
     all_keys = partition_keys(prefix, partition)
-    lane = record[0] % 4  # as lane_of() in shared/partition.lua, but that the record has no stamp yet
+    lane = (
+        record[0] % 4
+    )  # as lane_of() in shared/partition.lua, but that the record has no stamp yet
     return all_keys[lane if lane < 3 else 1], all_keys[4], all_keys[8]
 
 
@@ -106,5 +111,6 @@ def wakeups_channel(prefix: str) -> str:
 
 
 def partition_of(topic: str, message_id: bytes, count: int) -> Partition:
-    """Where a message lives among `count` partitions: by the last bytes of its id, which are random or a hash."""
+    """Where a message lives among `count` partitions: by the last bytes of its id, which are random
+    or a hash."""
     return Partition(topic, int.from_bytes(message_id[-4:], "big") % count)

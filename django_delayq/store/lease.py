@@ -8,16 +8,35 @@ import time
 from .keys import Partition
 
 _COUNTS = struct.Struct(">HH6s6s")
-#: Shortest and default length of a lease for records whose header cannot be read. Claim uses the same default.
+#: Shortest and default length of a lease for records whose header cannot be read. Claim uses the
+#: same default.
 _DAMAGED_TTR_MS = 60_000
 
 
 class Lease:
-    """What a claim hands out. A plain slotted class: a drain builds tens of thousands of them a second."""
+    """What a claim hands out. A plain slotted class: a drain builds tens of thousands of them a
+    second."""
 
-    __slots__ = ("claimed_at", "entry", "id", "lost", "partition", "record", "renewed_at", "started_at", "token")
+    __slots__ = (
+        "claimed_at",
+        "entry",
+        "id",
+        "lost",
+        "partition",
+        "record",
+        "renewed_at",
+        "started_at",
+        "token",
+    )
 
-    def __init__(self, partition: Partition, message_id: bytes, record: bytes, entry: bytes, claimed_at: float) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        message_id: bytes,
+        record: bytes,
+        entry: bytes,
+        claimed_at: float,
+    ) -> None:
         self.partition = partition
         self.id = message_id
         self.record = record
@@ -32,7 +51,8 @@ class Lease:
 
     @property
     def ended(self) -> bool:
-        """Whether another worker may run the message: Redis said so, or nobody has extended it for its length."""
+        """Whether another worker may run the message: Redis said so, or nobody has extended it for
+        its length."""
         return self.lost or time.monotonic() - self.renewed_at > self.ttr_ms / 1000
 
     @property
@@ -57,7 +77,8 @@ class Lease:
 
     @property
     def put_off_since_ms(self) -> int:
-        """When a worker whose code cannot run the message met it first; 0: none has since it ran last."""
+        """When a worker whose code cannot run the message met it first; 0: none has since it ran
+        last."""
         return int.from_bytes(self.entry[32:38], "big")
 
     @property

@@ -19,11 +19,14 @@ from .errors import ERRORS, translate
 from .keys import Partition
 from .scripts import Script, load
 
-#: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack (7,999).
+#: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack
+#: (7,999).
 BATCH = 500
-#: Seconds for which what is known of Redis' clock is good enough: clocks drift by less than a millisecond in them.
+#: Seconds for which what is known of Redis' clock is good enough: clocks drift by less than a
+#: millisecond in them.
 CLOCK_REFRESH = 60.0
-#: Most seconds that an enqueue waits for replicas (WAIT_REPLICAS), and at most half of SOCKET_TIMEOUT.
+#: Most seconds that an enqueue waits for replicas (WAIT_REPLICAS), and at most half of
+#: SOCKET_TIMEOUT.
 WAIT_TIMEOUT = 1.0
 
 
@@ -38,7 +41,8 @@ class Read(NamedTuple):
 class Link:
     """A client with its prefix.
 
-    Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed) or StoreError (a bug).
+    Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed) or
+    StoreError (a bug).
     """
 
     def __init__(self, client: Client | None, settings: Settings) -> None:
@@ -63,18 +67,24 @@ class Link:
         return self.begin(name, (*keys.partition_keys(self.prefix, partition), *more_keys), args)()
 
     def read_all(self, reads: Sequence[Read]) -> list[Any]:
-        """The answers of scripts and commands that change nothing: one round trip, but on a cluster one for each."""
+        """The answers of scripts and commands that change nothing: one round trip, but on a cluster
+        one for each."""
         if getattr(self.client, "connection_pool", None) is None:
             return [self._read(read) for read in reads]
         try:
             pipeline = self.client.pipeline(transaction=False)
             for read in reads:
                 script = read.partition and load(read.name)
-                pipeline.execute_command(*(("EVALSHA", script.sha) if script else (read.name,)), *self._arguments(read))
+                pipeline.execute_command(
+                    *(("EVALSHA", script.sha) if script else (read.name,)), *self._arguments(read)
+                )
             answers = pipeline.execute(raise_on_error=False)
         except ERRORS as error:
             raise self.failed(error) from error
-        return [self._read(read, partial(_given, answer)) for read, answer in zip(reads, answers, strict=True)]
+        return [
+            self._read(read, partial(_given, answer))
+            for read, answer in zip(reads, answers, strict=True)
+        ]
 
     def _read(self, read: Read, answer: Callable[[], Any] | None = None) -> Any:
         if read.partition is None:
@@ -92,19 +102,26 @@ class Link:
         all_keys = keys.partition_keys(self.prefix, read.partition)
         return (len(all_keys), *all_keys, *read.args)
 
-    def begin(self, name: str, script_keys: Sequence[str], args: Iterable[Any]) -> Callable[[], Any]:
-        """Send a call of a script with its keys; the function that is returned reads its answer: call it, once.
+    def begin(
+        self, name: str, script_keys: Sequence[str], args: Iterable[Any]
+    ) -> Callable[[], Any]:
+        """Send a call of a script with its keys; the function that is returned reads its answer:
+        call it, once.
 
-        The caller may do other things in between. On a cluster the answer is there before this returns.
+        The caller may do other things in between. On a cluster the answer is there before this
+        returns.
         """
         script = load(name)
         arguments = (len(script_keys), *script_keys, *args)
         pool = getattr(self.client, "connection_pool", None)  # a cluster's client has one per node
         if pool is None:
             command = ("EVALSHA", script.sha, *arguments)
-            answer = self._scripted(script, arguments, lambda: self.client.execute_command(*command))
+            answer = self._scripted(
+                script, arguments, lambda: self.client.execute_command(*command)
+            )
             return lambda: answer
-        # Past redis-py's execute_command: its retries, of which we want none, and metrics double the client's time.
+        # Past redis-py's execute_command: its retries, of which we want none, and metrics double
+        # the client's time.
         connection = self._send(pool, "EVALSHA", script.sha, *arguments)
 
         def read() -> Any:
@@ -115,11 +132,13 @@ class Link:
 
         return lambda: self._scripted(script, arguments, read)
 
-    def begin_replicated(self, name: str, script_keys: Sequence[str], args: Iterable[Any]) -> Callable[[], Any]:
+    def begin_replicated(
+        self, name: str, script_keys: Sequence[str], args: Iterable[Any]
+    ) -> Callable[[], Any]:
         """begin() for what counts when WAIT_REPLICAS replicas have it, too.
 
-        The function that is returned raises NotReplicated with the answer when they have it not in time; after that
-        this raises TooFewReplicas until they keep up again.
+        The function that is returned raises NotReplicated with the answer when they have it not in
+        time; after that this raises TooFewReplicas until they keep up again.
         """
         if self.replicas.open:
             raise TooFewReplicas
@@ -135,7 +154,8 @@ class Link:
                 except redis.exceptions.NoScriptError:
                     connection.send_command("EVAL", script.text, *arguments)
                     answer = connection.read_response()
-                # On the same connection: it is about what this one has written, to this very primary.
+                # On the same connection: it is about what this one has written, to this very
+                # primary.
                 connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
                 return answer, connection.read_response()
             finally:
@@ -144,8 +164,14 @@ class Link:
         def replicated() -> Any:
             try:
                 answer, replicas = read()
-            except (redis.exceptions.AskError, redis.exceptions.TryAgainError):  # MovedError is an AskError
-                answer, replicas = self._scripted(script, arguments, partial(self._evalsha, script, arguments)), 0
+            except (
+                redis.exceptions.AskError,
+                redis.exceptions.TryAgainError,
+            ):  # MovedError is an AskError
+                answer, replicas = (
+                    self._scripted(script, arguments, partial(self._evalsha, script, arguments)),
+                    0,
+                )
             except ERRORS as error:
                 raise self.failed(error) from error
             if replicas < self.settings.wait_replicas:
@@ -171,9 +197,12 @@ class Link:
         return int(1000 * min(WAIT_TIMEOUT, self.settings.socket_timeout / 2))
 
     def _probe_replicas(self) -> None:
-        """Raise an error unless enough replicas have all that the primary has: one primary of a cluster."""
+        """Raise an error unless enough replicas have all that the primary has: one primary of a
+        cluster."""
         pool = getattr(self.client, "connection_pool", None) or self._node_pool(self.prefix)
-        connection = self._send(pool, "TIME")  # WAIT is about what the primary had at the connection's last command
+        connection = self._send(
+            pool, "TIME"
+        )  # WAIT is about what the primary had at the connection's last command
         try:
             connection.read_response()
             connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
@@ -195,7 +224,9 @@ class Link:
             raise self.failed(error) from error
         return connection
 
-    def _scripted(self, script: Script, arguments: tuple[Any, ...], evalsha: Callable[[], Any]) -> Any:
+    def _scripted(
+        self, script: Script, arguments: tuple[Any, ...], evalsha: Callable[[], Any]
+    ) -> Any:
         try:
             return evalsha()
         except redis.exceptions.NoScriptError:
@@ -217,7 +248,8 @@ class Link:
         return int(seconds) * 1000 + int(microseconds) / 1000
 
     def now_us(self) -> int:
-        """Redis' clock in microseconds as this process knows it; this machine's while Redis cannot be asked.
+        """Redis' clock in microseconds as this process knows it; this machine's while Redis cannot
+        be asked.
 
         For messages that SQL accepts before Redis hears of them.
         """
@@ -230,19 +262,30 @@ class Link:
         return int(self.clock.now_ms() * 1000)
 
     def failed(self, error: Exception) -> DelayQError:
-        """Our exception for redis-py's. Connections that may lead to a server that is out are not used again."""
+        """Our exception for redis-py's. Connections that may lead to a server that is out are not
+        used again."""
         failure = translate(error, self.where)
         broken = isinstance(error, redis.ConnectionError | redis.TimeoutError)
-        if broken and not isinstance(error, redis.exceptions.MaxConnectionsError) and "client" in self.__dict__:
-            pool = getattr(self.client, "connection_pool", None)  # a cluster's client sees to its nodes itself
+        if (
+            broken
+            and not isinstance(error, redis.exceptions.MaxConnectionsError)
+            and "client" in self.__dict__
+        ):
+            pool = getattr(
+                self.client, "connection_pool", None
+            )  # a cluster's client sees to its nodes itself
             suspect = getattr(pool, "suspect", None)
             if suspect is not None:
-                # When nothing was sent, nobody has waited for the answer: those that do may well get theirs.
-                suspect(isinstance(error, redis.TimeoutError) and isinstance(failure, OutcomeUnknown))
+                # When nothing was sent, nobody has waited for the answer: those that do may well
+                # get theirs.
+                suspect(
+                    isinstance(error, redis.TimeoutError) and isinstance(failure, OutcomeUnknown)
+                )
         return failure
 
     def _probe(self) -> None:
-        """Raise an error unless Redis is back. An old primary that wakes up is not: Sentinels are asked first."""
+        """Raise an error unless Redis is back. An old primary that wakes up is not: Sentinels are
+        asked first."""
         recheck = getattr(getattr(self.client, "connection_pool", None), "recheck", None)
         if recheck is not None:
             recheck()

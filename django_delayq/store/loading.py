@@ -1,4 +1,5 @@
-"""The loading half of the store: very many messages at once, behind a fence that lets none through twice."""
+"""The loading half of the store: very many messages at once, behind a fence that lets none through
+twice."""
 
 from __future__ import annotations
 
@@ -49,16 +50,27 @@ class Loading(Looking):
     """Adds messages in bulk."""
 
     def load(
-        self, partition: Partition, load: Load, split: int, tasks: Mapping[bytes, str], messages: Sequence[Loadable]
+        self,
+        partition: Partition,
+        load: Load,
+        split: int,
+        tasks: Mapping[bytes, str],
+        messages: Sequence[Loadable],
     ) -> Loaded:
-        """- -> delayed for at most 500 messages of a split, ids ascending; without any, it only opens the fence.
+        """- -> delayed for at most 500 messages of a split, ids ascending; without any, it only
+        opens the fence.
 
         To call it again is safe. Raises FenceChanged.
         """
         return self.begin_load(partition, load, split, tasks, messages)()
 
     def begin_load(
-        self, partition: Partition, load: Load, split: int, tasks: Mapping[bytes, str], messages: Sequence[Loadable]
+        self,
+        partition: Partition,
+        load: Load,
+        split: int,
+        tasks: Mapping[bytes, str],
+        messages: Sequence[Loadable],
     ) -> Callable[[], Loaded]:
         """Send a load; the function that is returned reads its answer and must be called, once."""
         args: list[Any] = [split, load.fingerprint, int(load.notes), len(tasks)]
@@ -79,10 +91,15 @@ class Loading(Looking):
         return read
 
     def fence(self, partition: Partition, job: str) -> dict[str, str]:
-        """What the fence says: fingerprint, began (ms), new, same, kept; empty when there is none."""
+        """What the fence says: fingerprint, began (ms), new, same, kept; empty when there is
+        none."""
         names = ("fingerprint", "began", "new", "same", "kept")
         values = self.command("HMGET", keys.fence_key(self.prefix, partition, job), *names)
-        return {name: value.decode() for name, value in zip(names, values, strict=True) if value is not None}
+        return {
+            name: value.decode()
+            for name, value in zip(names, values, strict=True)
+            if value is not None
+        }
 
     def kept_by(self, partition: Partition, job: str) -> Iterator[bytes]:
         """The ids that the load has left to other messages. Only of a load with `notes`."""
@@ -95,7 +112,8 @@ class Loading(Looking):
                 return
 
     def _renew(self, fence: str) -> None:
-        """The fence lives on. Not in the script: whoever writes is not to decide what Redis forgets, and when."""
+        """The fence lives on. Not in the script: whoever writes is not to decide what Redis
+        forgets, and when."""
         now = time.monotonic()
         if now - self._renewed.get(fence, -RENEW) >= RENEW:
             self.command("EXPIRE", fence, FENCE_LIFE)

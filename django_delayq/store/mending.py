@@ -13,12 +13,15 @@ from .looking import Looking
 
 Damage = Literal[
     "record",  # in a lane or leased without a record: ended as dead, body_missing
-    "place",  # a record in no lane and not leased (argument: its due time in ms): back; without one dead, due_lost
+    # a record in no lane and not leased (argument: its due time in ms): back; without one dead,
+    # due_lost
+    "place",
     "places",  # in two lanes, in a wrong one, or in a lane and leased: the right place stays
     "attempts",  # attempts without a message: removed
     "follower",  # a follower whose run does not go on: takes its place
     "stale",  # a remembered end (argument: its stamp) that is archived: forgotten
-    "untold",  # a remembered end that is in no stream (argument: its record): told as dead, end_lost
+    # a remembered end that is in no stream (argument: its record): told as dead, end_lost
+    "untold",
     "out",  # this life (argument: its stamp) leaves the partition, unless it runs
     "tried",  # gets this attempts entry (argument), where it has none
 ]
@@ -67,12 +70,17 @@ class Mending(Looking):
         return found
 
     def mend(
-        self, partition: Partition, damage: Damage, items: Sequence[tuple[bytes, bytes]], archive: str = ""
+        self,
+        partition: Partition,
+        damage: Damage,
+        items: Sequence[tuple[bytes, bytes]],
+        archive: str = "",
     ) -> Sequence[bool]:
-        """Mend one kind of damage in these messages: id and argument (see Damage, b"" without one) of each.
+        """Mend one kind of damage in these messages: id and argument (see Damage, b"" without one)
+        of each.
 
-        Returns whether each of them was damaged so; what was not is unchanged. `archive`: all, dead or none; empty: as
-        the topic's setting says.
+        Returns whether each of them was damaged so; what was not is unchanged. `archive`: all, dead
+        or none; empty: as the topic's setting says.
         """
         words: list[bool] = []
         for at in range(0, len(items), BATCH):
@@ -83,11 +91,14 @@ class Mending(Looking):
         return words
 
     def told(self, partition: Partition) -> set[tuple[bytes, int]]:
-        """Id and enqueued_at (us) of every life in the finished stream. Reads all of it, the newest first, in pages."""
+        """Id and enqueued_at (us) of every life in the finished stream. Reads all of it, the newest
+        first, in pages."""
         lives: set[tuple[bytes, int]] = set()
         for entry in self._entries_of(keys.finished_key(self.prefix, partition)):
             record = entry[b"record"]
-            lives.add((entry[b"id"], STAMP.unpack_from(record)[0] if len(record) >= STAMP.size else 0))
+            lives.add(
+                (entry[b"id"], STAMP.unpack_from(record)[0] if len(record) >= STAMP.size else 0)
+            )
         return lives
 
     def _entries_of(self, key: str) -> Iterator[dict[bytes, bytes]]:

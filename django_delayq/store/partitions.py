@@ -10,7 +10,8 @@ from .keys import Partition, partition_of
 if TYPE_CHECKING:
     from .redis import RedisStore
 
-#: Seconds after which another process's new number of partitions is seen, and our own is said again (FLUSHALL).
+#: Seconds after which another process's new number of partitions is seen, and our own is said again
+#: (FLUSHALL).
 REFRESH = 30.0
 
 
@@ -36,7 +37,8 @@ class Partitions:
         return self._counts[topic]
 
     def single(self, topic: str) -> Partition | None:
-        """The only partition of a topic that has never had more: most topics, and one look-up for a whole batch."""
+        """The only partition of a topic that has never had more: most topics, and one look-up for a
+        whole batch."""
         return Partition(topic, 0) if self.counts(topic) == {1} else None
 
     def all(self, topic: str) -> list[Partition]:
@@ -50,7 +52,8 @@ class Partitions:
         return list(dict.fromkeys(partition_of(topic, message_id, count) for count in counts))
 
     def place(self, topic: str, message_id: bytes, keyed: bool) -> Partition:
-        """Where to enqueue. A key that is live in an old partition stays there, so that it is still found once."""
+        """Where to enqueue. A key that is live in an old partition stays there, so that it is still
+        found once."""
         if keyed and len(candidates := self.candidates(topic, message_id)) > 1:
             for partition in candidates[1:]:
                 if self._store.find(partition, [message_id])[0] is not None:

@@ -1,4 +1,5 @@
-"""The store: the message states as they lie in Redis. One method and one Lua file per transition."""
+"""The store: the message states as they lie in Redis. One method and one Lua file per
+transition."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ from .looking import optional
 from .mending import Mending
 from .partitions import Partitions
 
-#: Wait before a message is sent back a second time after a crash; the first time it waits for nothing.
+#: Wait before a message is sent back a second time after a crash; the first time it waits for
+#: nothing.
 CRASH_BACKOFF_MS = 5_000
 
-#: Seconds after which a partition is told the names of tasks again (FLUSHALL). Once a call would cost 2 us of each.
+#: Seconds after which a partition is told the names of tasks again (FLUSHALL). Once a call would
+#: cost 2 us of each.
 SAY_AGAIN = 30.0
 Ids = list[bytes]
 Leases = list[Lease]
@@ -42,7 +45,8 @@ class Claimed(NamedTuple):
     next_due_ms: int | None
     """The earliest due time that waits there now; the end of a pause that has one."""
     wakeups: int
-    """How often the head of the partition had come sooner; changes when there is something new to look at."""
+    """How often the head of the partition had come sooner; changes when there is something new to
+    look at."""
     leases: Leases
     over: Ids
     """Ids that had expired or had no record."""
@@ -54,8 +58,8 @@ class Claimed(NamedTuple):
 class RedisStore(Loading, Mending):
     """The only way to change the state of a message.
 
-    Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed; calling again with the
-    same ids and tokens is safe) or StoreError (a bug).
+    Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed; calling
+    again with the same ids and tokens is safe) or StoreError (a bug).
     """
 
     def __init__(self, client: Client | None, settings: Settings) -> None:
@@ -70,19 +74,24 @@ class RedisStore(Loading, Mending):
     def enqueue(
         self, partition: Partition, tasks: Mapping[bytes, str], messages: Sequence[Outgoing]
     ) -> tuple[int, dict[int, str]]:
-        """- -> delayed. Returns Redis' clock in microseconds and a word for each index that is not simply new."""
+        """- -> delayed. Returns Redis' clock in microseconds and a word for each index that is not
+        simply new."""
         return self.begin_enqueue(partition, tasks, messages)()
 
     def begin_enqueue(
         self, partition: Partition, tasks: Mapping[bytes, str], messages: Sequence[Outgoing]
     ) -> Callable[[], tuple[int, dict[int, str]]]:
-        """Send an enqueue; the function that is returned reads its answer and must be called, once."""
+        """Send an enqueue; the function that is returned reads its answer and must be called,
+        once."""
         said_since = time.monotonic() - SAY_AGAIN
-        unsaid = [code for code in tasks if self._said.get((partition, code), -SAY_AGAIN) < said_since]
+        unsaid = [
+            code for code in tasks if self._said.get((partition, code), -SAY_AGAIN) < said_since
+        ]
         if unsaid or len(messages) > 1:
             return self._begin_words(partition, {code: tasks[code] for code in unsaid}, messages)
         message_id, mode, when, expires, record = messages[0]
-        # With the other modes, and from SQL, an id may well be live: that would be a second round trip.
+        # With the other modes, and from SQL, an id may well be live: that would be a second round
+        # trip.
         if mode != "raise" or when[:1] == "@":
             return self._begin_words(partition, {}, messages)
         script_keys = lone_keys(self.prefix, partition, record)
@@ -131,15 +140,32 @@ class RedisStore(Loading, Mending):
         settings = self.settings
         token = token or os.urandom(16)
         ageing_ms = int(settings.priority_ageing * 1000)
-        args = (min(limit, BATCH), token, ageing_ms, self._archive(partition), settings.finished_limit)
+        args = (
+            min(limit, BATCH),
+            token,
+            ageing_ms,
+            self._archive(partition),
+            settings.finished_limit,
+        )
         now_us, next_due, wakeups, flat, over, paused = self.call("claim", partition, args)
         at = time.monotonic()
         triples = iter(flat)
-        leases = [Lease(partition, i, r, e, at) for i, r, e in zip(triples, triples, triples, strict=True)]
-        return Claimed(now_us, optional(next_due), wakeups, leases, over, bool(paused), paused == b"UNARCHIVED")
+        leases = [
+            Lease(partition, i, r, e, at) for i, r, e in zip(triples, triples, triples, strict=True)
+        ]
+        return Claimed(
+            now_us, optional(next_due), wakeups, leases, over, bool(paused), paused == b"UNARCHIVED"
+        )
 
-    def ack(self, partition: Partition, settled: Sequence[tuple[Lease, bytes]], *, repeated: bool = False) -> Leases:
-        """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as lost."""
+    def ack(
+        self,
+        partition: Partition,
+        settled: Sequence[tuple[Lease, bytes]],
+        *,
+        repeated: bool = False,
+    ) -> Leases:
+        """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as
+        lost."""
         args: list[Any] = [self._archive(partition)]
         for lease, detail in settled:
             args += (lease.id, lease.token, detail)
@@ -152,10 +178,17 @@ class RedisStore(Loading, Mending):
         *,
         repeated: bool = False,
     ) -> Leases:
-        """Leased -> delayed after a delay in ms, or -> dead (delay None); whether the attempt counts; detail."""
+        """Leased -> delayed after a delay in ms, or -> dead (delay None); whether the attempt
+        counts; detail."""
         args: list[Any] = [self._archive(partition)]
         for lease, delay_ms, counts, detail in settled:
-            args += (lease.id, lease.token, "" if delay_ms is None else delay_ms, int(counts), detail)
+            args += (
+                lease.id,
+                lease.token,
+                "" if delay_ms is None else delay_ms,
+                int(counts),
+                detail,
+            )
         return self._fenced("nack", partition, args, [item[0] for item in settled], repeated)
 
     def release(
@@ -166,48 +199,73 @@ class RedisStore(Loading, Mending):
         delays_ms: Sequence[int | None] | None = None,
         repeated: bool = False,
     ) -> Leases:
-        """Leased -> delayed at the old due time, or after the delay of each; the attempt given back."""
+        """Leased -> delayed at the old due time, or after the delay of each; the attempt given
+        back."""
         args: list[Any] = []
         for lease, delay_ms in zip(leases, delays_ms or [None] * len(leases), strict=True):
             args += (lease.id, lease.token, "" if delay_ms is None else delay_ms)
         return self._fenced("release", partition, args, leases, repeated)
 
     def put_off(
-        self, partition: Partition, settled: Sequence[tuple[Lease, int, bytes]], *, repeated: bool = False
+        self,
+        partition: Partition,
+        settled: Sequence[tuple[Lease, int, bytes]],
+        *,
+        repeated: bool = False,
     ) -> Leases:
-        """Leased -> delayed after a delay in ms, the attempt given back: this worker's code cannot run it; detail."""
+        """Leased -> delayed after a delay in ms, the attempt given back: this worker's code cannot
+        run it; detail."""
         args: list[Any] = []
         for lease, delay_ms, detail in settled:
             args += (lease.id, lease.token, delay_ms, detail)
         return self._fenced("put_off", partition, args, [item[0] for item in settled], repeated)
 
     def extend(self, partition: Partition, leases: Sequence[Lease]) -> Leases:
-        """Leased -> leased for another ttr. Returns the leases that another holds now; what is settled is not lost."""
+        """Leased -> leased for another ttr. Returns the leases that another holds now; what is
+        settled is not lost."""
         args: list[Any] = []
         for lease in leases:
             args += (lease.id, lease.token, lease.ttr_ms)
         return self._fenced("extend", partition, args, leases, True)
 
     def reclaim(self, partition: Partition, limit: int = BATCH) -> tuple[Ids, Ids]:
-        """Leased past the deadline -> delayed or dead. Returns the ids sent back and the ids that are dead."""
+        """Leased past the deadline -> delayed or dead. Returns the ids sent back and the ids that
+        are dead."""
         settings = self.settings
-        args = (min(limit, BATCH), settings.poison_limit, CRASH_BACKOFF_MS, self._archive(partition))
+        args = (
+            min(limit, BATCH),
+            settings.poison_limit,
+            CRASH_BACKOFF_MS,
+            self._archive(partition),
+        )
         back, dead = self.call("reclaim", partition, args)
         return back, dead
 
     def cancel(
-        self, partition: Partition, ids: Sequence[bytes], reason: str = "cancelled", before_us: int | None = None
+        self,
+        partition: Partition,
+        ids: Sequence[bytes],
+        reason: str = "cancelled",
+        before_us: int | None = None,
     ) -> Sequence[str]:
         """Delayed -> cancelled. Returns OK, RUNNING or NOT_FOUND for each id.
 
         What was enqueued after `before_us` stays: NOT_FOUND.
         """
-        args = (self._archive(partition), json.dumps({"reason": reason}), _or_nothing(before_us), *ids)
+        args = (
+            self._archive(partition),
+            json.dumps({"reason": reason}),
+            _or_nothing(before_us),
+            *ids,
+        )
         answer = self.call("cancel", partition, args)
         return [word.decode() for word in answer]
 
-    def reschedule(self, partition: Partition, message_id: bytes, when: str, before_us: int | None = None) -> int:
-        """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or MessageRunning.
+    def reschedule(
+        self, partition: Partition, message_id: bytes, when: str, before_us: int | None = None
+    ) -> int:
+        """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or
+        MessageRunning.
 
         What was enqueued after `before_us` stays: MessageNotFound.
         """
@@ -219,12 +277,14 @@ class RedisStore(Loading, Mending):
         return int(due[0])
 
     def edit(self, partition: Partition, message_id: bytes, before: bytes, after: bytes) -> str:
-        """Delayed -> delayed with another body. Returns OK, RUNNING, NOT_FOUND, or CHANGED: `before` is not there."""
+        """Delayed -> delayed with another body. Returns OK, RUNNING, NOT_FOUND, or CHANGED:
+        `before` is not there."""
         answer: bytes = self.call("edit", partition, (message_id, before, after))
         return answer.decode()
 
     def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> Ids:
-        """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are none."""
+        """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are
+        none."""
         detail = json.dumps({"reason": reason})
         args = (min(limit, BATCH), self._archive(partition), detail)
         return [*self.call("purge", partition, args)]
@@ -232,23 +292,37 @@ class RedisStore(Loading, Mending):
     # Messages that SQL answers for
 
     def lives(self, partition: Partition, lives: Sequence[Life]) -> Sequence[str]:
-        """What is known of each life of a durable message: LIVE, DONE (ended, not yet archived) or MISSING."""
-        args = [part for message_id, stamp_us in lives for part in (message_id, stamp_us.to_bytes(8, "big"))]
+        """What is known of each life of a durable message: LIVE, DONE (ended, not yet archived) or
+        MISSING."""
+        args = [
+            part
+            for message_id, stamp_us in lives
+            for part in (message_id, stamp_us.to_bytes(8, "big"))
+        ]
         return [word.decode() for word in self.call("lives", partition, args)]
 
     def bury(
-        self, partition: Partition, message_id: bytes, record: bytes, reason: str | None = "cancelled", due_ms: int = 0
+        self,
+        partition: Partition,
+        message_id: bytes,
+        record: bytes,
+        reason: str | None = "cancelled",
+        due_ms: int = 0,
     ) -> str:
         """Nothing -> cancelled for a durable message that is MISSING. Returns OK, LIVE or DONE.
 
-        Without a reason it is not told as ended, only refused when it is sent later: SQL gives it a newer stamp.
+        Without a reason it is not told as ended, only refused when it is sent later: SQL gives it a
+        newer stamp.
         """
         detail = json.dumps({"reason": reason}) if reason else ""
         answer: bytes = self.call("bury", partition, (message_id, record, detail, due_ms))
         return answer.decode()
 
-    def archived(self, partition: Partition, group: str, finished: Sequence[tuple[bytes, bytes, bytes]]) -> int:
-        """Forget entries of the finished stream whose rows are committed: entry, message id, stamp or nothing of each.
+    def archived(
+        self, partition: Partition, group: str, finished: Sequence[tuple[bytes, bytes, bytes]]
+    ) -> int:
+        """Forget entries of the finished stream whose rows are committed: entry, message id, stamp
+        or nothing of each.
 
         Returns how many entries are left.
         """
@@ -273,7 +347,12 @@ class RedisStore(Loading, Mending):
         return self.settings.archive_of(partition.topic)
 
     def _fenced(
-        self, name: str, partition: Partition, args: Sequence[Any], leases: Sequence[Lease], repeated: bool
+        self,
+        name: str,
+        partition: Partition,
+        args: Sequence[Any],
+        leases: Sequence[Lease],
+        repeated: bool,
     ) -> Leases:
         """Call a script of lease holders. Returns the leases that are really lost, and marks them.
 

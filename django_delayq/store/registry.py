@@ -1,4 +1,5 @@
-"""What is known of all topics and workers: the keys outside the partitions, and the flags that hold a topic."""
+"""What is known of all topics and workers: the keys outside the partitions, and the flags that hold
+a topic."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Registry(Link):
     partitions: Partitions
 
     def pause(self, topic: str, note: str, until_ms: int | None = None) -> None:
-        """Nothing of the topic is claimed from now on, at most until then. `note` (JSON) says who, when and why."""
+        """Nothing of the topic is claimed from now on, at most until then. `note` (JSON) says who,
+        when and why."""
 
         def hold(partition: Partition) -> None:
             # One command: what a full Redis refuses changes nothing.
@@ -43,7 +45,8 @@ class Registry(Link):
         self._each(topic, lambda partition: self.call("resume", partition, ()))
 
     def _each(self, topic: str, change: Callable[[Partition], object]) -> None:
-        """Change all partitions of a topic. Raises OutcomeUnknown when it fails after some of them."""
+        """Change all partitions of a topic. Raises OutcomeUnknown when it fails after some of
+        them."""
         partitions = self.partitions.all(topic)
         for number, partition in enumerate(partitions):
             try:
@@ -51,7 +54,10 @@ class Registry(Link):
             except StoreUnavailable as error:
                 if not number:
                     raise
-                words = f"Only {number} of the {len(partitions)} partitions of {topic!r} were changed; do it again."
+                words = (
+                    f"Only {number} of the {len(partitions)} partitions of {topic!r} were changed; "
+                    f"do it again."
+                )
                 raise OutcomeUnknown(f"{words} {error}") from error
 
     def register_topic(self, topic: str, count: int) -> set[int]:
@@ -85,16 +91,21 @@ class Registry(Link):
         self.command("HSET", keys.workers_key(self.prefix), worker, heartbeat)
 
     def forget_worker(self, *workers: str, ended: bool = True) -> None:
-        """Remove heartbeats. Of one that has perhaps not `ended`, and is only cut off, it is kept that it is quiet."""
+        """Remove heartbeats. Of one that has perhaps not `ended`, and is only cut off, it is kept
+        that it is quiet."""
         self.command("HDEL", keys.workers_key(self.prefix), *workers)
         if ended:
             self.command("HDEL", keys.quiet_key(self.prefix), *workers)
 
     def quiet(self, worker: str) -> None:
-        """The worker claims nothing from now on. What was said to others more than a day ago is forgotten: they are
-        gone, and their names do not come again."""
+        """The worker claims nothing from now on. What was said to others more than a day ago is
+        forgotten: they are gone, and their names do not come again."""
         key, at_ms = keys.quiet_key(self.prefix), int(self.clock_ms())
-        if old := [name for name, at in self.command("HGETALL", key).items() if int(at) < at_ms - 86_400_000]:
+        if old := [
+            name
+            for name, at in self.command("HGETALL", key).items()
+            if int(at) < at_ms - 86_400_000
+        ]:
             self.command("HDEL", key, *old)
         self.command("HSET", key, worker, at_ms)
         self.command("PUBLISH", keys.wakeups_channel(self.prefix), f"{keys.TOLD}:0:0")
@@ -109,7 +120,8 @@ class Registry(Link):
         return bool(self.command("HEXISTS", keys.quiet_key(self.prefix), worker))
 
     def takes_turn(self, name: str, ms: int) -> bool:
-        """Whether it is on the caller to do something: true for one of all processes within so much time."""
+        """Whether it is on the caller to do something: true for one of all processes within so much
+        time."""
         return bool(self.command("SET", keys.turn_key(self.prefix, name), 1, "NX", "PX", ms))
 
     def keep_turn(self, name: str, ms: int) -> None:
@@ -118,11 +130,15 @@ class Registry(Link):
 
     def end_turn(self, name: str) -> None:
         """It is on whoever comes next."""
-        self.command("EXPIRE", keys.turn_key(self.prefix, name), 0)  # a right that the Redis user has anyway
+        self.command(
+            "EXPIRE", keys.turn_key(self.prefix, name), 0
+        )  # a right that the Redis user has anyway
 
     def add_sample(self, sample: str) -> None:
         """Keep a sample (JSON), and those of a day before it."""
-        self.command("XADD", keys.samples_key(self.prefix), "MAXLEN", "~", SAMPLES, "*", "sample", sample)
+        self.command(
+            "XADD", keys.samples_key(self.prefix), "MAXLEN", "~", SAMPLES, "*", "sample", sample
+        )
 
     def heartbeats(self) -> dict[str, dict[str, Any]]:
         """All heartbeats by worker, also old ones."""
@@ -140,4 +156,8 @@ def used(members: Iterable[bytes]) -> Sequence[Partition]:
     for member in members:
         topic, _, count = member.decode().rpartition(":")
         counts[topic] = max(counts.get(topic, 0), int(count))
-    return [Partition(topic, number) for topic, count in sorted(counts.items()) for number in range(count)]
+    return [
+        Partition(topic, number)
+        for topic, count in sorted(counts.items())
+        for number in range(count)
+    ]

@@ -8,7 +8,9 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import NamedTuple
 
-_KEYS = re.compile(r"^-- KEYS: .*\(shared/([a-z]+)\.lua\).*?(?: Shared: ([a-z, ]+))?\.$", re.MULTILINE)
+_KEYS = re.compile(
+    r"^-- KEYS: .*\(shared/([a-z]+)\.lua\).*?(?: Shared: ([a-z, ]+))?\.$", re.MULTILINE
+)
 
 
 class Script(NamedTuple):
@@ -27,10 +29,11 @@ def shared_text(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def load(name: str) -> Script:
-    """The script of `lua/<name>.lua`, with the shared parts that its header names put before it: first what binds the
-    keys.
+    """The script of `lua/<name>.lua`, with the shared parts that its header names put before it:
+    first what binds the keys.
 
-    Only these: Redis makes their functions anew at every call, and all of them would cost a lone enqueue 9 us of 23.
+    Only these: Redis makes their functions anew at every call, and all of them would cost a lone
+    enqueue 9 us of 23.
     """
     own = (files(__package__) / "lua" / f"{name}.lua").read_text(encoding="utf-8")
     named = _KEYS.search(own)

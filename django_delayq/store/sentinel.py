@@ -1,8 +1,10 @@
-"""Follows the primary that the Sentinels name. No connection is used for longer than it leads to that primary.
+"""Follows the primary that the Sentinels name. No connection is used for longer than it leads to
+that primary.
 
-redis-py asks the Sentinels when it connects and never again, and a primary that stood still and wakes up calls itself
-primary until a Sentinel has told it otherwise, ten seconds later: all that is written to it meanwhile is lost. So we
-hear the Sentinels all the time, ask most of them before we connect, and drop every connection when the primary changes.
+redis-py asks the Sentinels when it connects and never again, and a primary that stood still and
+wakes up calls itself primary until a Sentinel has told it otherwise, ten seconds later: all that is
+written to it meanwhile is lost. So we hear the Sentinels all the time, ask most of them before we
+connect, and drop every connection when the primary changes.
 """
 
 from __future__ import annotations
@@ -30,15 +32,19 @@ Address = tuple[str, int]
 
 #: What Sentinels say when a primary is out or about to be: each of these names its address.
 EVENTS = ("+odown", "+try-failover", "+promoted-slave", "+switch-master")
-#: Seconds for which an answer of the Sentinels is good: many connections are made at once after a fault.
+#: Seconds for which an answer of the Sentinels is good: many connections are made at once after a
+#: fault.
 ASK_INTERVAL = 1.0
-#: Seconds for which "nobody knows a primary" is good, so that waiting threads do not ask one after the other.
+#: Seconds for which "nobody knows a primary" is good, so that waiting threads do not ask one after
+#: the other.
 REFUSAL = 0.2
-#: Seconds after a fault for which the Sentinels are asked every ASK_INTERVAL, whatever they say by themselves.
+#: Seconds after a fault for which the Sentinels are asked every ASK_INTERVAL, whatever they say by
+#: themselves.
 SUSPICION = 30.0
 #: Most seconds to wait for one Sentinel: there are others.
 TIMEOUT = 1.0
-#: Seconds of silence after which a Sentinel is pinged; after twice as many the connection to it is made anew.
+#: Seconds of silence after which a Sentinel is pinged; after twice as many the connection to it is
+#: made anew.
 SILENCE = 10.0
 
 
@@ -61,7 +67,9 @@ class _Word(NamedTuple):
 class Sentinels(Sentinel):
     """The Sentinels of one primary, and what they have said."""
 
-    def __init__(self, addresses: Sequence[Address], service_name: str, **sentinel_kwargs: Any) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], service_name: str, **sentinel_kwargs: Any
+    ) -> None:
         kwargs = {**sentinel_kwargs, "decode_responses": False}
         for name in ("socket_timeout", "socket_connect_timeout"):
             kwargs[name] = min(kwargs.get(name) or TIMEOUT, TIMEOUT)
@@ -113,7 +121,8 @@ class Sentinels(Sentinel):
                 words.append(self._word_of(sentinel))
             except (redis.RedisError, KeyError) as error:
                 silent.append((sentinel, error))
-            # Whoever knows less than we have heard does not count, unless all of them have forgotten it.
+            # Whoever knows less than we have heard does not count, unless all of them have
+            # forgotten it.
             newest = max((word.epoch for word in words), default=-1)
             if len(words) * 2 > len(self.sentinels) and newest >= self._epoch:
                 break
@@ -134,7 +143,10 @@ class Sentinels(Sentinel):
         host, port = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.service_name)
         address = (host.decode() if isinstance(host, bytes) else str(host), int(port))
         epoch = int(state["config-epoch"])
-        if address != (state["ip"], int(state["port"])):  # promoted, although the failover has not ended
+        if address != (
+            state["ip"],
+            int(state["port"]),
+        ):  # promoted, although the failover has not ended
             return _Word(epoch + 1, address, False, False)
         replaced = state["is_odown"] or "failover_in_progress" in state["flags"]
         return _Word(epoch, address, bool(replaced), bool(state["is_sdown"]))
@@ -149,7 +161,8 @@ class Sentinels(Sentinel):
         self._suspected_at = time.monotonic()
 
     def check(self) -> None:
-        """Ask now; when the primary is another, its connections are dropped. When nobody answers, who knows."""
+        """Ask now; when the primary is another, its connections are dropped. When nobody answers,
+        who knows."""
         self.forget()
         with suppress(MasterNotFoundError):
             self.discover_master(self.service_name)
@@ -169,7 +182,9 @@ class Sentinels(Sentinel):
             self._asking = threading.Lock()
         self._heard_in = os.getpid()
         for sentinel in self.sentinels:
-            ear = threading.Thread(target=self._listen, args=(sentinel,), name="delayq-sentinel", daemon=True)
+            ear = threading.Thread(
+                target=self._listen, args=(sentinel,), name="delayq-sentinel", daemon=True
+            )
             with suppress(RuntimeError):  # no threads here: then we ask after faults only
                 ear.start()
 
@@ -192,7 +207,10 @@ class Sentinels(Sentinel):
             if message is not None:
                 heard_at, pinged = now, False
                 if message["type"] == "message":
-                    self._heard(message["channel"].decode(), message["data"].decode("utf-8", "replace").split())
+                    self._heard(
+                        message["channel"].decode(),
+                        message["data"].decode("utf-8", "replace").split(),
+                    )
             elif now - heard_at > 2 * SILENCE:
                 return
             elif now - heard_at > SILENCE and not pinged:
@@ -202,7 +220,8 @@ class Sentinels(Sentinel):
                 self.check()
 
     def _heard(self, event: str, words: Sequence[str]) -> None:
-        """`mymaster ip port ...`, `master mymaster ip port ...` or `slave ... @ mymaster ip port`: the primary's."""
+        """`mymaster ip port ...`, `master mymaster ip port ...` or `slave ... @ mymaster ip port`:
+        the primary's."""
         if "@" in words:
             words = words[list(words).index("@") + 1 :]
         elif event != "+switch-master":
@@ -217,7 +236,12 @@ class Sentinels(Sentinel):
 
     @property
     def _ended(self) -> bool:
-        return self._closed.is_set() or self._heard_in != os.getpid() or self.pool is None or self.pool() is None
+        return (
+            self._closed.is_set()
+            or self._heard_in != os.getpid()
+            or self.pool is None
+            or self.pool() is None
+        )
 
     def close(self) -> None:
         """End the threads, and the connections to the Sentinels."""
@@ -242,7 +266,8 @@ class PrimaryPool(SentinelConnectionPool):
         hang_up(self, in_use=timed_out)
 
     def recheck(self) -> None:
-        """Ask the Sentinels before the next connection is made, and drop those that lead elsewhere."""
+        """Ask the Sentinels before the next connection is made, and drop those that lead
+        elsewhere."""
         self.sentinel_manager.check()
 
 
@@ -258,10 +283,13 @@ class _Primary:
         # It may have taken its time, and connections that are being made cannot be dropped.
         if self.connection_pool.sentinel_manager.primary != address:
             self.disconnect()  # type: ignore[attr-defined]
-            raise redis.ConnectionError(f"Error connecting to {address[0]}:{address[1]}: another is primary now")
+            raise redis.ConnectionError(
+                f"Error connecting to {address[0]}:{address[1]}: another is primary now"
+            )
 
     def read_response(self, *args: Any, disconnect_on_error: bool = True, **kwargs: Any) -> Any:
-        # redis-py's default behind Sentinel is False: a late answer would be taken for that of the next call.
+        # redis-py's default behind Sentinel is False: a late answer would be taken for that of the
+        # next call.
         return super().read_response(*args, disconnect_on_error=disconnect_on_error, **kwargs)  # type: ignore[misc]
 
 

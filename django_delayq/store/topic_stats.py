@@ -33,7 +33,8 @@ class TopicStats:
     next_due_at: datetime | None
     """When the next message is due; in the past with a backlog."""
     paused: dict[str, Any] | None
-    """Who paused the topic (by), when (at), why (reason) and at most until when (until, or None); None while it runs.
+    """Who paused the topic (by), when (at), why (reason) and at most until when (until, or None);
+    None while it runs.
 
     Instants are milliseconds since 1970.
     """

@@ -1,4 +1,5 @@
-"""A task's arguments as people write them: one text per parameter of its signature, and back without loss."""
+"""A task's arguments as people write them: one text per parameter of its signature, and back
+without loss."""
 
 from __future__ import annotations
 
@@ -98,14 +99,19 @@ class Layout:
         return self.parameters is RAW
 
     def arguments(self, values: Mapping[str, Any]) -> Arguments:
-        """Arguments that give these values to the parameters. What came by position still does, where that is possible.
+        """Arguments that give these values to the parameters. What came by position still does,
+        where that is possible.
 
         Raises WrongArgument.
         """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         # What stands before *args can only come by position.
-        by_position = len(self.parameters) if any(values.get(p.name) for p in self.parameters if p.is_array) else 0
+        by_position = (
+            len(self.parameters)
+            if any(values.get(p.name) for p in self.parameters if p.is_array)
+            else 0
+        )
         by_position = max(by_position, self.by_position)
         missing = ""
         for index, parameter in enumerate(self.parameters):
@@ -131,13 +137,15 @@ class Layout:
         named -= {p.name for p in self.parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY}
         if twice := sorted(named & others.keys()):
             raise WrongArgument(
-                parameter.name, _("%(name)s has a field of its own: write it there.") % {"name": twice[0]}
+                parameter.name,
+                _("%(name)s has a field of its own: write it there.") % {"name": twice[0]},
             )
         return others
 
 
 def layout(task: str, arguments: Arguments | None = None) -> Layout:
-    """The parameters of a task, and which of them these arguments fill. Raw when they do not fit or it is unknown."""
+    """The parameters of a task, and which of them these arguments fill. Raw when they do not fit or
+    it is unknown."""
     declared = registry.by_name.get(task)
     args, kwargs = arguments or ((), {})
     raw = Layout(parameters=RAW, given={"args": list(args), "kwargs": dict(kwargs)})
@@ -151,7 +159,9 @@ def layout(task: str, arguments: Arguments | None = None) -> Layout:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return raw
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    given = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in given.items()
+    }
     if any(p.is_text and not isinstance(given.get(p.name, ""), str) for p in parameters):
         return raw
     return Layout(parameters=parameters, given=given, by_position=len(args))
@@ -164,32 +174,40 @@ def _parameter(one: inspect.Parameter) -> Parameter:
         kind=one.kind,
         annotation=annotation.strip("'\""),
         default=None if one.default is one.empty else f"{one.default!r:.200}",
-        is_text=one.annotation in (str, "str") and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD),
+        is_text=one.annotation in (str, "str")
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD),
     )
 
 
 def _refuse_gap(missing: str, value: Any) -> None:
     if missing and value:
-        raise WrongArgument(missing, _("Give this one too: what comes after it is given by position."))
+        raise WrongArgument(
+            missing, _("Give this one too: what comes after it is given by position.")
+        )
 
 
 # JSON for people
 
 
 def write_json(value: Any) -> str:
-    """JSON with everything readable but what nobody can see: control, bidirectional and zero-width characters."""
+    """JSON with everything readable but what nobody can see: control, bidirectional and zero-width
+    characters."""
     indent = 2 if isinstance(value, list | tuple | dict) and value else None
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text, exactly. Raises InvalidArguments, also for NaN and for a name that stands twice."""
+    """The value of a JSON text, exactly. Raises InvalidArguments, also for NaN and for a name that
+    stands twice."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise InvalidArguments(
-            _("This is not JSON (line %(line)d, column %(column)d: %(problem)s). Text stands in double quotes.")
+            _(
+                "This is not JSON (line %(line)d, column %(column)d: %(problem)s). Text stands in "
+                "double quotes."
+            )
             % {"line": error.lineno, "column": error.colno, "problem": error.msg}
         ) from None
     except RecursionError:
@@ -208,14 +226,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise InvalidArguments(_("The name %(name)s stands twice in an object.") % {"name": write_json(name)})
+            raise InvalidArguments(
+                _("The name %(name)s stands twice in an object.") % {"name": write_json(name)}
+            )
         found[name] = value
     return found
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it can be written as it is: something is there, all of it can be seen, and it does not look quoted."""
-    return text == text.strip() != "" and all(c.isprintable() or c == "\n" for c in text) and not _is_quoted(text)
+    """Whether it can be written as it is: something is there, all of it can be seen, and it does
+    not look quoted."""
+    return (
+        text == text.strip() != ""
+        and all(c.isprintable() or c == "\n" for c in text)
+        and not _is_quoted(text)
+    )
 
 
 def _is_quoted(text: str) -> bool:
@@ -226,5 +251,7 @@ def in_one_line(args: Sequence[Any], kwargs: Mapping[str, Any], most: int = 120)
     """The arguments as in a call, cut to `most` characters."""
     parts = [json.dumps(value, ensure_ascii=False) for value in args]
     parts += [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in kwargs.items()]
-    line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in ", ".join(parts)[: most + 1])
+    line = "".join(
+        c if c.isprintable() else json.dumps(c)[1:-1] for c in ", ".join(parts)[: most + 1]
+    )
     return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -10,8 +10,11 @@ from datetime import timedelta
 Backoff = Callable[[int], float]
 
 
-def exponential(base: float = 5.0, factor: float = 2.0, maximum: float = 3600.0, jitter: float = 0.25) -> Backoff:
-    """`base * factor ** (failures - 1)` seconds, at most `maximum`, spread by +/- `jitter` (0 to 1).
+def exponential(
+    base: float = 5.0, factor: float = 2.0, maximum: float = 3600.0, jitter: float = 0.25
+) -> Backoff:
+    """`base * factor ** (failures - 1)` seconds, at most `maximum`, spread by +/- `jitter` (0 to
+    1).
 
     >>> exponential(base=2, jitter=0)(3)
     8.0

@@ -1,4 +1,5 @@
-"""Makes messages of calls. Everything that can be refused is refused here, before anything is sent."""
+"""Makes messages of calls. Everything that can be refused is refused here, before anything is
+sent."""
 
 from __future__ import annotations
 
@@ -38,11 +39,12 @@ class Item(NamedTuple):
 
 
 class Template:
-    """What all messages of one copy of a task share. Made once: it halves the cost of enqueue_many."""
+    """What all messages of one copy of a task share. Made once: it halves the cost of
+    enqueue_many."""
 
     __slots__ = (
-        "code", "durable", "extra", "flags", "header", "identity", "key", "may_exist", "mode", "name", "names",
-        "settings", "spills", "task", "topic", "ttr_ms", "when_expires",
+        "code", "durable", "extra", "flags", "header", "identity", "key", "may_exist", "mode",
+        "name", "names", "settings", "spills", "task", "topic", "ttr_ms", "when_expires",
     )  # fmt: skip
 
     def __init__(self, task: DelayedTask[..., Any], settings: Settings) -> None:
@@ -56,25 +58,36 @@ class Template:
         self.key = options.key
         self.identity = options.id or (key_id(options.topic, options.key) if options.key else None)
         if options.id and options.key and options.id != key_id(options.topic, options.key):
-            raise InvalidMessage("This id is not that of the key: a message enqueued so could not be found by its key.")
+            raise InvalidMessage(
+                "This id is not that of the key: a message enqueued so could not be found by its "
+                "key."
+            )
         self.may_exist = options.id is not None or options.key is None
-        """An explicit id, or one that nobody else makes: finding the very same record is success."""
+        """An explicit id, or one that nobody else makes: finding the very same record is success.
+        """
         self.mode: OnDuplicate = options.on_duplicate
         self.durable = options.durable
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when_expires = (options.when, options.expires)
         _check_durable(options, settings)
-        self.flags = options.priority | (EXPIRES_WITH_DUE if options.expires[:1] == "+" else 0) | VERSION << 4
+        self.flags = (
+            options.priority
+            | (EXPIRES_WITH_DUE if options.expires[:1] == "+" else 0)
+            | VERSION << 4
+        )
         self.ttr_ms = task.ttr_ms
         self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
-        extra = Body(key=options.key, headers=dict(options.headers), max_attempts=task.max_attempts_of_call)
+        extra = Body(
+            key=options.key, headers=dict(options.headers), max_attempts=task.max_attempts_of_call
+        )
         extra.replay_of = options.replay_of
         self.extra = extra if extra != Body() else None
         """What stands beside the arguments in the body; None lets the body be a plain array."""
 
     @property
     def fixed(self) -> bool:
-        """Whether the id is given, by a key or by the caller: it may be live already, also in an old partition."""
+        """Whether the id is given, by a key or by the caller: it may be live already, also in an
+        old partition."""
         return self.identity is not None
 
     def item(self, call: Call, fresh_id: bytes) -> Item:
@@ -95,7 +108,9 @@ class Template:
 
     def _which(self, call: Call, error: UnserialisableArguments) -> UnserialisableArguments:
         """The same error, with the task and the parameter that it is about."""
-        for name, value in self.task.definition.signature.bind(*call.args, **call.kwargs).arguments.items():
+        for name, value in self.task.definition.signature.bind(
+            *call.args, **call.kwargs
+        ).arguments.items():
             try:
                 encode_body((value,), self.settings.body_limit)
             except UnserialisableArguments as problem:
@@ -108,17 +123,23 @@ class Template:
         extra = self.extra
         if extra is None:
             return Body(list(args), dict(kwargs)) if kwargs else args
-        return Body(list(args), dict(kwargs), extra.key, extra.headers, extra.max_attempts, extra.replay_of)
+        return Body(
+            list(args), dict(kwargs), extra.key, extra.headers, extra.max_attempts, extra.replay_of
+        )
 
 
 def _check_durable(options: Options, settings: Settings) -> None:
-    """A durable message is a row in the database of the outbox, and is nowhere before that commits."""
+    """A durable message is a row in the database of the outbox, and is nowhere before that
+    commits."""
     if options.durable and options.database not in (None, settings.database):
         raise InvalidMessage(
-            f'A durable message is written to DELAYQ["DATABASE"], {settings.database!r}, not to {options.database!r}.'
+            f'A durable message is written to DELAYQ["DATABASE"], {settings.database!r}, not to '
+            f"{options.database!r}."
         )
     if options.durable and options.after_commit is False:
-        raise InvalidMessage("A durable message belongs to its transaction: after_commit=False contradicts that.")
+        raise InvalidMessage(
+            "A durable message belongs to its transaction: after_commit=False contradicts that."
+        )
 
 
 def build(calls: Sequence[Call]) -> list[Item]:
@@ -136,11 +157,14 @@ def build_one(call: Call) -> Item:
 
 
 def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """A stored record with other arguments; the rest of it stays. Raises InvalidMessage and its subclasses."""
+    """A stored record with other arguments; the rest of it stays. Raises InvalidMessage and its
+    subclasses."""
     settings, old = get_settings(), Record.decode(record)
     task = registry.by_code.get(old.task_code)
     if task is None:
-        raise InvalidMessage("The task of this message is not declared here, so nobody can tell what it takes.")
+        raise InvalidMessage(
+            "The task of this message is not declared here, so nobody can tell what it takes."
+        )
     task.definition.check_arguments(args, kwargs)
     body = decode_body(old.flags, old.body)
     body.args, body.kwargs = list(args), dict(kwargs)

@@ -12,12 +12,14 @@ from ..core.present import view
 from ..store.lease import Lease
 from . import registry
 
-#: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody asks.
+#: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody
+#: asks.
 running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
 
 
 class MessageFilter(logging.Filter):
-    """For handlers in LOGGING: every record says which message runs: `delayq_id`, `delayq_task`, `delayq_attempt`.
+    """For handlers in LOGGING: every record says which message runs: `delayq_id`, `delayq_task`,
+    `delayq_attempt`.
 
     They are empty outside a task that a worker runs.
     """
@@ -40,12 +42,14 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
 
     @property
     def lease_lost(self) -> bool:
-        """True once the lease has ended: another worker may run the message, so a long task should stop here."""
+        """True once the lease has ended: another worker may run the message, so a long task should
+        stop here."""
         return bool(self.lease.ended)
 
 
 def current_message() -> CurrentMessage:
-    """The message that the running task was called for. Raises DelayQError outside a task run by a worker."""
+    """The message that the running task was called for. Raises DelayQError outside a task run by a
+    worker."""
     lease = running.get()
     if lease is None:
         raise DelayQError("current_message() is known only while a worker runs a task.")
@@ -56,4 +60,6 @@ def current_message() -> CurrentMessage:
     leased = State("leased")
     found = Found(lease.id, leased, attempts.due_at_ms, lease.record, attempts)
     message = view(lease.partition.topic, task.name, leased, found)
-    return CurrentMessage(lease=lease, **{name: getattr(message, name) for name in message.__struct_fields__})
+    return CurrentMessage(
+        lease=lease, **{name: getattr(message, name) for name in message.__struct_fields__}
+    )

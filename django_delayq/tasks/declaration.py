@@ -1,4 +1,5 @@
-"""What can be a task, what its name is, and whether two functions are the same one. Looked at when it is declared."""
+"""What can be a task, what its name is, and whether two functions are the same one. Looked at when
+it is declared."""
 
 from __future__ import annotations
 
@@ -20,21 +21,27 @@ _SIMPLE = (str, bytes, int, float, bool, NoneType)
 def check_function(func: Any) -> None:
     """Raise InvalidTask for what no worker could run as a task."""
     if isinstance(func, str):
-        raise InvalidTask(f"@delayed_task takes its options by name: @delayed_task(topic={func!r}).")
+        raise InvalidTask(
+            f"@delayed_task takes its options by name: @delayed_task(topic={func!r})."
+        )
     what = _what(func)
     if what:
         raise InvalidTask(f"{what}, and a task is a function of a module: def or async def.")
     name = func.__qualname__
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise InvalidTask(
-            f"{name} is a generator: a call runs nothing of it until somebody takes its values, and a worker does not."
+            f"{name} is a generator: a call runs nothing of it until somebody takes its values, "
+            f"and a worker does not."
         )
     hidden = inspect.unwrap(func)
     if hidden is not func and iscoroutinefunction(hidden) and not iscoroutinefunction(func):
         raise InvalidTask(
-            f"{name} is async def, and its decorator is not: nobody can tell whether a call runs it or only makes a "
-            "coroutine. Let the decorator give an `async def` that awaits it, or mark what it gives with "
-            "asgiref.sync.markcoroutinefunction. If it runs the coroutine itself, leave functools.wraps away."
+            f"{name} is async def, and its decorator is not: nobody can tell whether a call runs "
+            f"it or only makes a "
+            "coroutine. Let the decorator give an `async def` that awaits it, or mark what it "
+            "gives with "
+            "asgiref.sync.markcoroutinefunction. If it runs the coroutine itself, leave "
+            "functools.wraps away."
         )
 
 
@@ -46,7 +53,11 @@ def _what(func: Any) -> str:
         return f"{func.__func__.__qualname__} is a {type(func).__name__}"
     if inspect.ismethod(func):
         return f"{func.__qualname__} is a method of {type(func.__self__).__name__}"
-    if isinstance(func, partial) or not callable(func) or not isinstance(getattr(func, "__qualname__", None), str):
+    if (
+        isinstance(func, partial)
+        or not callable(func)
+        or not isinstance(getattr(func, "__qualname__", None), str)
+    ):
         return f"This is of type {type(func).__qualname__}"
     owner, _, _ = func.__qualname__.rpartition(".")
     parameters = list(getattr(getattr(func, "__code__", None), "co_varnames", ()))
@@ -59,7 +70,10 @@ def name_of(func: Callable[..., Any], given: str | None) -> str:
     """The name that stands for the task in stored messages. Raises InvalidName."""
     if given is not None:
         if not isinstance(given, str) or not _CHARACTERS.fullmatch(given):
-            raise InvalidName(f"{given!r:.80} cannot name a task: use A-Z a-z 0-9 _ . - and at most 200 characters.")
+            raise InvalidName(
+                f"{given!r:.80} cannot name a task: use A-Z a-z 0-9 _ . - and at most 200 "
+                f"characters."
+            )
         return given
     name = f"{func.__module__}.{func.__qualname__}"
     if _CHARACTERS.fullmatch(name):
@@ -67,19 +81,23 @@ def name_of(func: Callable[..., Any], given: str | None) -> str:
     if "<" in name:
         kind = "a lambda" if name.endswith("<lambda>") else "made inside another function"
         raise InvalidName(
-            f"{func.__qualname__} is {kind}: others may come out of there under the same name. Give it one of its own: "
-            "@delayed_task(name=...). If a decorator has made it, functools.wraps in there keeps the name."
+            f"{func.__qualname__} is {kind}: others may come out of there under the same name. "
+            f"Give it one of its own: "
+            "@delayed_task(name=...). If a decorator has made it, functools.wraps in there keeps "
+            "the name."
         )
     raise InvalidName(
-        f"{name:.250} cannot name a task: give it @delayed_task(name=...). A-Z a-z 0-9 _ . - may be in it."
+        f"{name:.250} cannot name a task: give it @delayed_task(name=...). A-Z a-z 0-9 _ . - may "
+        f"be in it."
     )
 
 
 def signature_of(func: Callable[..., Any]) -> inspect.Signature:
     """What a call of the function takes.
 
-    A decorator's (*args, **kwargs) says nothing: then what is behind it counts. One that names its parameters, or has
-    a __signature__, is believed: it may give the function an argument of its own.
+    A decorator's (*args, **kwargs) says nothing: then what is behind it counts. One that names its
+    parameters, or has a __signature__, is believed: it may give the function an argument of its
+    own.
     """
     open_ = [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
     while not hasattr(func, "__signature__") and hasattr(func, "__wrapped__"):
@@ -97,21 +115,32 @@ def signature_of(func: Callable[..., Any]) -> inspect.Signature:
 def place_of(func: Callable[..., Any]) -> str:
     """File and line, for people."""
     code = getattr(inspect.unwrap(func), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else f"{func.__module__}.{func.__qualname__}"
+    return (
+        f"{code.co_filename}:{code.co_firstlineno}"
+        if code
+        else f"{func.__module__}.{func.__qualname__}"
+    )
 
 
 def fingerprint(func: Any, seen: set[int] | None = None) -> Any:
-    """Equal for one function whose module is imported a second time, under whatever name, or loaded anew.
+    """Equal for one function whose module is imported a second time, under whatever name, or loaded
+    anew.
 
-    The same place in the same file is not enough: a decorator and a factory give many functions from there, which
-    differ by what they close over. `seen`: what has been looked at, as things may hold each other.
+    The same place in the same file is not enough: a decorator and a factory give many functions
+    from there, which differ by what they close over. `seen`: what has been looked at, as things may
+    hold each other.
     """
     kind, seen = type(func).__qualname__, seen if seen is not None else set()
     if id(func) in seen:
         return kind
     seen.add(id(func))
     if isinstance(func, partial):
-        return kind, fingerprint(func.func, seen), _held(func.args, seen), _held(func.keywords, seen)
+        return (
+            kind,
+            fingerprint(func.func, seen),
+            _held(func.args, seen),
+            _held(func.keywords, seen),
+        )
     code = getattr(func, "__code__", None)
     if isinstance(code, CodeType):
         cells = [_held(cell, seen) for cell in func.__closure__ or ()]
@@ -121,8 +150,8 @@ def fingerprint(func: Any, seen: set[int] | None = None) -> Any:
 
 
 def _held(value: Any, seen: set[int]) -> Any:
-    """What a function closes over, comparable: a module that is loaded anew makes its objects anew, with the same
-    facts about them. No __eq__ of others is asked, it may say anything."""
+    """What a function closes over, comparable: a module that is loaded anew makes its objects anew,
+    with the same facts about them. No __eq__ of others is asked, it may say anything."""
     if isinstance(value, CellType):
         try:
             value = value.cell_contents
@@ -140,4 +169,6 @@ def _held(value: Any, seen: set[int]) -> Any:
         inner = [*value, *value.values()] if isinstance(value, dict) else list(value)
         return [_held(one, seen) for one in inner]
     facts = vars(value) if hasattr(value, "__dict__") else {}
-    return type(value).__qualname__, {name: one for name, one in facts.items() if isinstance(one, _SIMPLE)}
+    return type(value).__qualname__, {
+        name: one for name, one in facts.items() if isinstance(one, _SIMPLE)
+    }

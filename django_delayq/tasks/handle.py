@@ -32,7 +32,8 @@ DEFAULT = Manner()
 
 
 class Producer(Protocol):
-    """What a task needs of producer.py, which stands above this module and introduces itself with connect()."""
+    """What a task needs of producer.py, which stands above this module and introduces itself with
+    connect()."""
 
     def send(self, calls: Iterable[Any]) -> list[Handle]: ...
     def send_one(self, call: Any) -> Handle: ...
@@ -54,7 +55,9 @@ def connect(producer: Producer) -> None:
 def producer() -> Producer:
     """The producer. Raises ConfigurationError before the app is ready."""
     if not _producer:
-        raise ConfigurationError("django_delayq is not ready: add it to INSTALLED_APPS and call django.setup().")
+        raise ConfigurationError(
+            "django_delayq is not ready: add it to INSTALLED_APPS and call django.setup()."
+        )
     return _producer[0]
 
 
@@ -67,17 +70,22 @@ class Handle:
     task: str
     key: str | None
     outcome: str = ""
-    """Empty until it is sent; then `stored`, `kept` (the live one stays), `replaced` or `follows` (the running one).
+    """Empty until it is sent; then `stored`, `kept` (the live one stays), `replaced` or `follows`
+    (the running one).
 
-    `outbox`: the database has it, and the relay sends it when Redis is back, or its due time is near. What a commit
-    could not do: `duplicate` (another has the key), `unknown` (the answer was lost) or `failed` (nobody has it).
+    `outbox`: the database has it, and the relay sends it when Redis is back, or its due time is
+    near. What a commit could not do: `duplicate` (another has the key), `unknown` (the answer was
+    lost) or `failed` (nobody has it).
     """
     due_ms: int | None = None
 
     def __repr__(self) -> str:
         key = f", key={self.key!r}" if self.key else ""
         due = f", due_at={self.due_at.isoformat()}" if self.due_at else ""
-        return f"Handle(id={self.id!r}, topic={self.topic!r}, task={self.task!r}{key}, outcome={self.outcome!r}{due})"
+        return (
+            f"Handle(id={self.id!r}, topic={self.topic!r}, task={self.task!r}{key}, "
+            f"outcome={self.outcome!r}{due})"
+        )
 
     @property
     def id(self) -> str:

@@ -11,7 +11,8 @@ from . import registry
 
 
 def task_name(partition: Partition, code: bytes) -> str:
-    """The name of a task: from the registry, else from the partition, else `code:` and the code's digits."""
+    """The name of a task: from the registry, else from the partition, else `code:` and the code's
+    digits."""
     task = registry.by_code.get(code)
     return task.name if task else get_store().task_name(partition, code)
 
@@ -20,7 +21,8 @@ kept_names: dict[tuple[Partition, bytes], str] = {}
 
 
 def kept_task_name(partition: Partition, code: bytes) -> str:
-    """task_name() that asks Redis once, unless nobody knows the name yet: for those that look up many."""
+    """task_name() that asks Redis once, unless nobody knows the name yet: for those that look up
+    many."""
     name = kept_names.get((partition, code))
     if name is None:
         name = task_name(partition, code)
@@ -30,7 +32,8 @@ def kept_task_name(partition: Partition, code: bytes) -> str:
 
 
 def shown(partition: Partition, found: Found) -> Message:
-    """The message as people see it; one that cannot be decoded without its contents, so that it hides no page."""
+    """The message as people see it; one that cannot be decoded without its contents, so that it
+    hides no page."""
     code = found.record[19:23]
     name = kept_task_name(partition, code) if len(code) == 4 else "undecodable"
     try:

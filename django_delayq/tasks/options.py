@@ -37,15 +37,18 @@ class SharedOptions(TypedDict, total=False):
     expires: Duration | datetime | None
     """Not started later than this after its due time, or than this instant."""
     durable: bool
-    """Write the message into the database with the caller's transaction, so that no loss of Redis loses it."""
+    """Write the message into the database with the caller's transaction, so that no loss of Redis
+    loses it."""
     on_redis_error: Literal["spill", "raise"]
-    """What enqueue does when Redis cannot take the message: keep it in the database, or raise. Default DELAYQ's."""
+    """What enqueue does when Redis cannot take the message: keep it in the database, or raise.
+    Default DELAYQ's."""
     on_duplicate: OnDuplicate
     """What enqueue does when a message with this key is live. Default "raise"."""
 
 
 class TaskOptions(SharedOptions, total=False):
-    """What @delayed_task takes. These do not travel with a message: the worker reads them from the task."""
+    """What @delayed_task takes. These do not travel with a message: the worker reads them from the
+    task."""
 
     max_runtime: Duration | None
     """How long one run may take before its lease is given up, 1 s to 7 days."""
@@ -54,7 +57,8 @@ class TaskOptions(SharedOptions, total=False):
     retry_for: type[Exception] | Sequence[type[Exception]]
     """Exceptions worth another attempt; others are dead at once. Default every Exception."""
     exactly_once: bool
-    """Run in a transaction of DELAYQ["DATABASE"] that also says that it ran: what it writes there happens once."""
+    """Run in a transaction of DELAYQ["DATABASE"] that also says that it ran: what it writes there
+    happens once."""
 
 
 class CallOptions(SharedOptions, total=False):
@@ -155,8 +159,12 @@ def _refusal(name: str, known: frozenset[str]) -> str:
     if known is _OF_TASK and name in _OF_CALL:
         return f"{name} is of one message, not of every one: give it to using()."
     if known is _OF_CALL and name in (*_OF_TASK, "name"):
-        return f"{name} is of the task, it does not travel with a message: give it to @delayed_task."
-    here, there = ("@delayed_task", "using()") if known is _OF_TASK else ("using()", "@delayed_task")
+        return (
+            f"{name} is of the task, it does not travel with a message: give it to @delayed_task."
+        )
+    here, there = (
+        ("@delayed_task", "using()") if known is _OF_TASK else ("using()", "@delayed_task")
+    )
     if name in _ELSEWHERE:
         word = _ELSEWHERE[name]
         where = "" if re.split(r"\W", word)[0] in known else f" of {there}"
@@ -169,7 +177,9 @@ def _refusal(name: str, known: frozenset[str]) -> str:
 def _between(low: int, high: int, name: str) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidMessage(f"{name} must be a whole number from {low} to {high:,}, not {value!r}.")
+            raise InvalidMessage(
+                f"{name} must be a whole number from {low} to {high:,}, not {value!r}."
+            )
         return value
 
     return check
@@ -179,7 +189,9 @@ def _duration(low_s: int, high_s: int, name: str) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         milliseconds = duration_ms(value, name)
         if not low_s * 1000 <= milliseconds <= high_s * 1000:
-            raise InvalidMessage(f"{name} must be from {low_s} to {high_s:,} seconds, not {value!r}.")
+            raise InvalidMessage(
+                f"{name} must be from {low_s} to {high_s:,} seconds, not {value!r}."
+            )
         return milliseconds
 
     return check
@@ -188,7 +200,11 @@ def _duration(low_s: int, high_s: int, name: str) -> Callable[[Any], int]:
 def _expires(value: Any) -> str:
     if value is None:
         return ""
-    return str(instant_ms(value, "expires")) if isinstance(value, datetime) else f"+{duration_ms(value, 'expires')}"
+    return (
+        str(instant_ms(value, "expires"))
+        if isinstance(value, datetime)
+        else f"+{duration_ms(value, 'expires')}"
+    )
 
 
 def _on_duplicate(value: Any) -> Any:
@@ -214,7 +230,9 @@ def _on_redis_error(value: Any) -> Any:
 
 def check_key(value: Any) -> str | None:
     """The key itself. Raises InvalidKey."""
-    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_storable(value)):
+    if value is not None and (
+        not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_storable(value)
+    ):
         raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.__doc__}")
     return value
 
@@ -239,7 +257,8 @@ def _backoff(value: Any) -> Backoff:
         steps = [value] if isinstance(value, timedelta | int | float) else value
         if not isinstance(steps, list | tuple) or not steps:
             raise InvalidMessage(
-                f"backoff is {value!r:.80}: use a function of the failure number, seconds, or a list of seconds."
+                f"backoff is {value!r:.80}: use a function of the failure number, seconds, or a "
+                f"list of seconds."
             )
         for step in steps:
             duration_ms(step, "backoff")
@@ -247,7 +266,9 @@ def _backoff(value: Any) -> Backoff:
 
 
 def _headers(value: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(x, str) for pair in value.items() for x in pair):
+    if not isinstance(value, Mapping) or not all(
+        isinstance(x, str) for pair in value.items() for x in pair
+    ):
         raise InvalidMessage("headers is a mapping of str to str.")
     return dict(value)
 
@@ -276,7 +297,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def when(delay: Duration | None, due_at: datetime | None) -> str:
-    """`+ms` for a delay, the instant in ms for a due_at. Raises InvalidMessage unless exactly one is given."""
+    """`+ms` for a delay, the instant in ms for a due_at. Raises InvalidMessage unless exactly one
+    is given."""
     if (delay is None) == (due_at is None):
         raise InvalidMessage("Give either delay or due_at.")
     return f"+{duration_ms(delay)}" if due_at is None else str(instant_ms(due_at))

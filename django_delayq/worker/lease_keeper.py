@@ -1,4 +1,5 @@
-"""Extends the leases of everything that is held, so that a message is run again only when its worker is gone."""
+"""Extends the leases of everything that is held, so that a message is run again only when its
+worker is gone."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class LeaseKeeper(Service):
     name = "lease-keeper"
     interval = 0.25
 
-    def __init__(self, shared: Shared, on_overrun: Callable[[Lease], None], runs: Callable[[Lease], bool]) -> None:
+    def __init__(
+        self, shared: Shared, on_overrun: Callable[[Lease], None], runs: Callable[[Lease], bool]
+    ) -> None:
         super().__init__()
         self._store = shared.store
         self._held = shared.held
@@ -77,9 +80,15 @@ class LeaseKeeper(Service):
             if not lease.lost:
                 lease.renewed_at = now
         if lost:
-            events = [Event(lease.id.hex(), attempt=lease.attempt, reason="lease ended") for lease in lost]
+            events = [
+                Event(lease.id.hex(), attempt=lease.attempt, reason="lease ended") for lease in lost
+            ]
             signals.report(signals.lease_lost, partition.topic, events)
-            logger.warning("%d leases of topic %s ended although their tasks still run", len(lost), partition.topic)
+            logger.warning(
+                "%d leases of topic %s ended although their tasks still run",
+                len(lost),
+                partition.topic,
+            )
 
     def _runs_too_long(self, lease: Lease, now: float) -> bool:
         if not lease.started_at:
@@ -92,7 +101,8 @@ class LeaseKeeper(Service):
                 return False
             self._given_up.add(lease)
             logger.error(
-                "task %s has run for %.0f s, more than its max_runtime; its lease is given up and it will run again",
+                "task %s has run for %.0f s, more than its max_runtime; its lease is given up and "
+                "it will run again",
                 task.name,
                 now - lease.started_at,
             )

@@ -1,4 +1,5 @@
-"""Hears the hints that producers publish. Only a hint: the dispatcher's sweep holds every guarantee without it."""
+"""Hears the hints that producers publish. Only a hint: the dispatcher's sweep holds every guarantee
+without it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Listener(Service):
         self._hint = hint
 
     def run_once(self) -> float:
-        """Wait for one hint. A new connection is a hint for everything: what was said meanwhile is lost."""
+        """Wait for one hint. A new connection is a hint for everything: what was said meanwhile is
+        lost."""
         if self._stream.connect():
             self._hint(None, 0)
         heard = self._stream.read(seconds=1.0)

@@ -40,12 +40,17 @@ class Outcome:
     """The end of one run, on its way to the settler."""
 
     __slots__ = (
-        "delay_ms", "ended_at", "error", "error_class", "error_message", "lease", "reason", "repeated", "result",
-        "task", "task_name", "traceback",
+        "delay_ms", "ended_at", "error", "error_class", "error_message", "lease", "reason",
+        "repeated", "result", "task", "task_name", "traceback",
     )  # fmt: skip
 
     def __init__(
-        self, lease: Lease, task: DelayedTask[..., object] | None, result: Result, ended_at: float, reason: str = ""
+        self,
+        lease: Lease,
+        task: DelayedTask[..., object] | None,
+        result: Result,
+        ended_at: float,
+        reason: str = "",
     ) -> None:
         self.lease = lease
         self.task = task
@@ -56,7 +61,8 @@ class Outcome:
         self.reason = reason
         """One word for the archive, or what Reject said."""
         self.error: BaseException | None = None
-        """What the task raised, until it has been told. It holds the frames of the task, and they what it worked on."""
+        """What the task raised, until it has been told. It holds the frames of the task, and they
+        what it worked on."""
         self.error_class = ""
         """Full name of the exception's class."""
         self.error_message = ""
@@ -87,14 +93,29 @@ class Outcome:
     def detail(self, worker: str, clock: ServerClock) -> bytes:
         """What the archive will know beside the record, as JSON on one line."""
         started_ms = clock.at_ms(self.lease.started_at) if self.lease.started_at else 0
-        if self.result is Result.ACKED:  # built by hand: a third of the encoder's time, once per message
-            return b'{"worker":"%s","started_ms":%.3f,"run_ms":%.3f}' % (worker.encode(), started_ms, self.run_ms)
+        if (
+            self.result is Result.ACKED
+        ):  # built by hand: a third of the encoder's time, once per message
+            return b'{"worker":"%s","started_ms":%.3f,"run_ms":%.3f}' % (
+                worker.encode(),
+                started_ms,
+                self.run_ms,
+            )
         fields: dict[str, Any] = {"worker": worker, "started_ms": round(started_ms, 3)}
         if self.result is not Result.DEAD:  # it goes on, and this becomes a line of its history
-            fields |= {"ended_ms": round(clock.at_ms(self.ended_at), 3), "outcome": self.result.value}
+            fields |= {
+                "ended_ms": round(clock.at_ms(self.ended_at), 3),
+                "outcome": self.result.value,
+            }
             return msgspec.json.encode({**fields, "error": self.text[:MAX_HISTORY_ERROR]})
-        fields |= {"run_ms": round(self.run_ms, 3), "reason": self.reason, "error": self.error_class}
-        return msgspec.json.encode({**fields, "message": self.error_message, "traceback": self.traceback})
+        fields |= {
+            "run_ms": round(self.run_ms, 3),
+            "reason": self.reason,
+            "error": self.error_class,
+        }
+        return msgspec.json.encode(
+            {**fields, "message": self.error_message, "traceback": self.traceback}
+        )
 
     def event(self, clock: ServerClock) -> Event:
         """For signals."""
@@ -113,7 +134,8 @@ class Outcome:
 
 
 class Events(Sequence[Event]):
-    """The events of a batch, each built when it is looked at: a receiver that only counts pays for no more."""
+    """The events of a batch, each built when it is looked at: a receiver that only counts pays for
+    no more."""
 
     def __init__(self, outcomes: Sequence[Outcome], clock: ServerClock) -> None:
         self._outcomes = outcomes

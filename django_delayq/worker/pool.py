@@ -16,14 +16,17 @@ from ..store.lease import Lease
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds of work that may wait in the buffer beside what runs. Enough to outlast a round trip to Redis, so that quick
-#: tasks never starve; short enough that a message of another topic, or another worker, does not wait behind it.
+#: Seconds of work that may wait in the buffer beside what runs. Enough to outlast a round trip to
+#: Redis, so that quick tasks never starve; short enough that a message of another topic, or another
+#: worker, does not wait behind it.
 BUFFERED_WORK = 0.02
 MAX_BUFFERED = 2_000
-#: A thread is woken for at least so much work (seconds): for no-op tasks one thread outruns eight that share the GIL.
+#: A thread is woken for at least so much work (seconds): for no-op tasks one thread outruns eight
+#: that share the GIL.
 WORTH_A_THREAD = 0.001
-#: When every thread has been at one message for so many seconds, nothing is taken in advance until one of them ends:
-#: what waits behind them would only be given back and claimed anew. Well below dispatcher.BUFFER_SECONDS.
+#: When every thread has been at one message for so many seconds, nothing is taken in advance until
+#: one of them ends: what waits behind them would only be given back and claimed anew. Well below
+#: dispatcher.BUFFER_SECONDS.
 HELD_UP = 0.25
 
 
@@ -40,9 +43,12 @@ class Slot:
 
 
 class Pool:
-    """`size` threads. The dispatcher feeds it and asks for its room; the threads take from the buffer themselves."""
+    """`size` threads. The dispatcher feeds it and asks for its room; the threads take from the
+    buffer themselves."""
 
-    def __init__(self, size: int, run: Callable[[Lease], None], on_room: Callable[[], None]) -> None:
+    def __init__(
+        self, size: int, run: Callable[[Lease], None], on_room: Callable[[], None]
+    ) -> None:
         self.size = size
         self._run = run
         self._on_room = on_room
@@ -57,13 +63,18 @@ class Pool:
     def start(self) -> None:
         """Begin the threads."""
         for number, slot in enumerate(self.slots):
-            slot.thread = threading.Thread(target=self._work, args=(slot,), name=f"delayq-pool-{number}", daemon=True)
+            slot.thread = threading.Thread(
+                target=self._work, args=(slot,), name=f"delayq-pool-{number}", daemon=True
+            )
             slot.thread.start()
 
     def room(self) -> int:
-        """How many more messages it takes: the idle threads, and a little work in advance when tasks are short."""
+        """How many more messages it takes: the idle threads, and a little work in advance when
+        tasks are short."""
         buffered = len(self._buffer)
-        ahead = min(MAX_BUFFERED, int(BUFFERED_WORK * self.size / self._mean_s)) if self._mean_s else 0
+        ahead = (
+            min(MAX_BUFFERED, int(BUFFERED_WORK * self.size / self._mean_s)) if self._mean_s else 0
+        )
         if ahead and self._held_up:
             ahead = 0
         idle = sum(slot.idle for slot in self.slots)
@@ -71,7 +82,8 @@ class Pool:
         if room <= 0:
             self._low_water = (idle + ahead) // 2
         elif ahead and buffered > ahead // 2:
-            # Claiming a handful at a time would cost a round trip for each; wait until half is free.
+            # Claiming a handful at a time would cost a round trip for each; wait until half is
+            # free.
             self._low_water, room = ahead // 2, 0
         else:
             self._low_water = -1
@@ -81,11 +93,14 @@ class Pool:
         """Take the leases and wake as many threads as the work is worth."""
         self._buffer.extend(leases)
         self._wake_threads(
-            math.ceil(len(self._buffer) * self._mean_s / WORTH_A_THREAD) if self._mean_s else len(leases)
+            math.ceil(len(self._buffer) * self._mean_s / WORTH_A_THREAD)
+            if self._mean_s
+            else len(leases)
         )
 
     def kick(self) -> None:
-        """Wake every idle thread that the buffer has work for: what was thought to be short is not."""
+        """Wake every idle thread that the buffer has work for: what was thought to be short is
+        not."""
         if self._buffer:
             self._wake_threads(len(self._buffer))
 
@@ -163,7 +178,8 @@ class Pool:
             run(lease)
             slot.lease = None
             took = time.monotonic() - begun
-            # A race between two threads loses a sample; a lock would cost more than the sample is worth.
+            # A race between two threads loses a sample; a lock would cost more than the sample is
+            # worth.
             self._mean_s += (took - self._mean_s) * 0.05 if self._mean_s else took
             if len(buffer) <= self._low_water:
                 self._low_water = -1

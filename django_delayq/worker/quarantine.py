@@ -1,4 +1,5 @@
-"""Runs a message that may kill the process alone in it, so that its neighbours do not die with it."""
+"""Runs a message that may kill the process alone in it, so that its neighbours do not die with
+it."""
 
 from __future__ import annotations
 
@@ -8,15 +9,17 @@ from collections.abc import Callable, Sequence
 from ..store.lease import Lease
 from .shared import Shared
 
-#: How long everything else in the process gets to finish before a suspect runs beside it after all (seconds).
+#: How long everything else in the process gets to finish before a suspect runs beside it after all
+#: (seconds).
 PATIENCE = 5.0
-#: How long a suspect may keep the process to itself (seconds). What crashes mostly does so soon; what still runs then
-#: is long, or hangs, and other work goes on beside it.
+#: How long a suspect may keep the process to itself (seconds). What crashes mostly does so soon;
+#: what still runs then is long, or hangs, and other work goes on beside it.
 ALONE = 5.0
-#: How long no other suspect runs beside it (seconds). Of two that run when the process dies, both would be dead.
+#: How long no other suspect runs beside it (seconds). Of two that run when the process dies, both
+#: would be dead.
 UNMATCHED = 60.0
-#: For how long a suspect that is given back stays away (ms, any number between): many that were claimed together do
-#: not come together.
+#: For how long a suspect that is given back stays away (ms, any number between): many that were
+#: claimed together do not come together.
 AWAY_MS = (500, 1500)
 _NO_CRASHES = b"\0\0"
 
@@ -24,16 +27,20 @@ _NO_CRASHES = b"\0\0"
 class Quarantine:
     """A suspect has one crash left: its next one makes it a dead letter with reason `poison`.
 
-    When a process dies, everything it held counts a crash, the culprit and its neighbours alike. Alone in a process
-    the culprit is known, and no neighbour can reach its last crash through somebody else.
+    When a process dies, everything it held counts a crash, the culprit and its neighbours alike.
+    Alone in a process the culprit is known, and no neighbour can reach its last crash through
+    somebody else.
 
-    One suspect is kept at a time, the others are given back: another process may take them, or this one a moment later.
-    After a suspect the process does other work for at least as long as the suspect kept it, so that many of them take
-    no more than half of its time.
+    One suspect is kept at a time, the others are given back: another process may take them, or this
+    one a moment later. After a suspect the process does other work for at least as long as the
+    suspect kept it, so that many of them take no more than half of its time.
     """
 
     def __init__(
-        self, shared: Shared, feed: Callable[[list[Lease]], None], give_back: Callable[[Sequence[Lease]], None]
+        self,
+        shared: Shared,
+        feed: Callable[[list[Lease]], None],
+        give_back: Callable[[Sequence[Lease]], None],
     ) -> None:
         self._held = shared.held
         self._last_chance = shared.settings.poison_limit - 1
@@ -51,7 +58,9 @@ class Quarantine:
 
     def admit(self, leases: list[Lease]) -> list[Lease]:
         """The leases that may run at once. Of the suspects among them one is kept at the most."""
-        suspects = [lease for lease in leases if lease.entry[2:4] != _NO_CRASHES and self._is_suspect(lease)]
+        suspects = [
+            lease for lease in leases if lease.entry[2:4] != _NO_CRASHES and self._is_suspect(lease)
+        ]
         if not suspects:
             return leases
         chosen = set(suspects)
@@ -66,7 +75,8 @@ class Quarantine:
 
     @property
     def keeps(self) -> bool:
-        """Whether a suspect has the process to itself, or waits for that: nothing more may be claimed."""
+        """Whether a suspect has the process to itself, or waits for that: nothing more may be
+        claimed."""
         return self._suspect is not None and not self._shares
 
     @property
@@ -75,7 +85,8 @@ class Quarantine:
         return time.monotonic() < self._owed_until
 
     def step(self) -> bool:
-        """Let the suspect go on: from waiting to running, from alone to beside others, to its end. Returns `keeps`."""
+        """Let the suspect go on: from waiting to running, from alone to beside others, to its end.
+        Returns `keeps`."""
         if self._suspect is None:
             return False
         now = time.monotonic()
@@ -99,8 +110,8 @@ class Quarantine:
 
     def _watch(self, suspect: Lease, now: float) -> None:
         ran = now - self._since
-        # A lease that has ended takes the suspicion along: the crash is counted already, and a dead letter crashes no
-        # more. What hangs keeps its thread, and nothing else.
+        # A lease that has ended takes the suspicion along: the crash is counted already, and a dead
+        # letter crashes no more. What hangs keeps its thread, and nothing else.
         if suspect not in self._held or suspect.ended or ran > UNMATCHED:
             self._end(now)
         elif ran > ALONE and not self._shares:
@@ -116,7 +127,8 @@ class Quarantine:
         self._rest_until = now + (now - self._claimed_at)
 
     def _others_run(self, suspect: Lease) -> bool:
-        """Whether something would suffer if the process died. What hangs has lost its lease already."""
+        """Whether something would suffer if the process died. What hangs has lost its lease
+        already."""
         return any(lease is not suspect and not lease.ended for lease in list(self._held))
 
     def _is_suspect(self, lease: Lease) -> bool:

@@ -20,7 +20,8 @@ logger = logging.getLogger("delayq.worker")
 class Reclaimer(Service):
     """Looks at the lease that ends first in each partition, and reclaims when it has ended.
 
-    1.5 s between two looks: with the sweep it keeps an idle topic below two commands a second, and a crash is noticed
+    1.5 s between two looks: with the sweep it keeps an idle topic below two commands a second,
+    and a crash is noticed
     within ttr + 1.5 s.
     """
 
@@ -52,9 +53,21 @@ class Reclaimer(Service):
     def _reclaim(self, partition: Partition) -> bool:
         back, dead = self._store.reclaim(partition)
         if back:
-            logger.warning("%s of %s sent back: the worker vanished", counted(len(back), "message"), partition)
-            signals.report(signals.reclaimed, partition.topic, [Event(i.hex(), reason="lease ended") for i in back])
+            logger.warning(
+                "%s of %s sent back: the worker vanished", counted(len(back), "message"), partition
+            )
+            signals.report(
+                signals.reclaimed,
+                partition.topic,
+                [Event(i.hex(), reason="lease ended") for i in back],
+            )
         if dead:
-            logger.error("%s of %s dead after too many crashed workers", counted(len(dead), "message"), partition)
-            signals.report(signals.dead, partition.topic, [Event(i.hex(), reason="poison") for i in dead])
+            logger.error(
+                "%s of %s dead after too many crashed workers",
+                counted(len(dead), "message"),
+                partition,
+            )
+            signals.report(
+                signals.dead, partition.topic, [Event(i.hex(), reason="poison") for i in dead]
+            )
         return len(back) + len(dead) >= BATCH

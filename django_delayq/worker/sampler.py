@@ -30,7 +30,9 @@ class Sampler(Service):
                 topic: sample_of([stats for partition, stats in found if partition.topic == topic])
                 for topic in {partition.topic for partition in partitions}
             }
-            self._store.add_sample(json.dumps({"at_ms": int(self._store.clock_ms()), "topics": topics}))
+            self._store.add_sample(
+                json.dumps({"at_ms": int(self._store.clock_ms()), "topics": topics})
+            )
         return self.interval
 
 

@@ -23,9 +23,9 @@ from .shared import Shared
 logger = logging.getLogger("delayq.worker")
 T = TypeVar("T")
 
-#: Seconds from the start of one batch to the next, after a batch of so many: when outcomes come so quickly, each
-#: batch takes the interpreter from the tasks (a tenth of the rate of coroutines). Slower ones leave at once, so that a
-#: crash finds little that has run and is not settled.
+#: Seconds from the start of one batch to the next, after a batch of so many: when outcomes come so
+#: quickly, each batch takes the interpreter from the tasks (a tenth of the rate of coroutines).
+#: Slower ones leave at once, so that a crash finds little that has run and is not settled.
 GATHER = 0.002
 GATHER_AFTER = 8
 
@@ -40,7 +40,8 @@ _SIGNALS: dict[Result, Signal] = {
 
 
 class Settler(Service):
-    """Takes outcomes from the pool's threads. While one batch is on its way the next one gathers by itself."""
+    """Takes outcomes from the pool's threads. While one batch is on its way the next one gathers by
+    itself."""
 
     name = "settler"
     interval = 3600.0
@@ -81,7 +82,9 @@ class Settler(Service):
             try:
                 for partition, outcomes in _by_partition(batch):
                     self._settle(partition, outcomes)
-            except BaseException:  # a receiver of signals that means to end the program, for example
+            except (
+                BaseException
+            ):  # a receiver of signals that means to end the program, for example
                 self._keep_the_rest(batch)
                 raise
         finally:
@@ -106,7 +109,8 @@ class Settler(Service):
         self._settled_at = time.monotonic()
 
     def _settle(self, partition: Partition, outcomes: list[Outcome]) -> None:
-        """One or two script calls; what Redis could not take now is kept until the lease would have ended."""
+        """One or two script calls; what Redis could not take now is kept until the lease would have
+        ended."""
         for call, group in _by_call(outcomes):
             for chunk in _chunks(group, BATCH):
                 self._settle_chunk(call, partition, chunk)
@@ -120,7 +124,9 @@ class Settler(Service):
             self._settle_one_by_one(call, partition, chunk)
         except Exception:
             if len(chunk) == 1:
-                logger.exception("a result cannot be written; its message runs again when its lease ends")
+                logger.exception(
+                    "a result cannot be written; its message runs again when its lease ends"
+                )
                 return self._done(chunk)
             self._settle_one_by_one(call, partition, chunk)
         else:
@@ -137,7 +143,9 @@ class Settler(Service):
             self._settle_chunk(call, partition, [outcome])
 
     def _ack(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
-        return self._store.ack(partition, [(o.lease, self._detail(o)) for o in chunk], repeated=repeated)
+        return self._store.ack(
+            partition, [(o.lease, self._detail(o)) for o in chunk], repeated=repeated
+        )
 
     def _nack(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
         rows = [(o.lease, o.delay_ms, o.result is Result.RETRIED, self._detail(o)) for o in chunk]
@@ -149,10 +157,13 @@ class Settler(Service):
 
     def _release(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
         delays_ms = [o.delay_ms for o in chunk]
-        return self._store.release(partition, [o.lease for o in chunk], delays_ms=delays_ms, repeated=repeated)
+        return self._store.release(
+            partition, [o.lease for o in chunk], delays_ms=delays_ms, repeated=repeated
+        )
 
     def _keep(self, chunk: list[Outcome], error: DelayQError) -> None:
-        """Try again until the lease has ended. The keeper extends it: Redis was away for a whole lease then."""
+        """Try again until the lease has ended. The keeper extends it: Redis was away for a whole
+        lease then."""
         now = time.monotonic()
         given_up: list[Outcome] = []
         for outcome in chunk:

@@ -26,7 +26,9 @@ class Shared:
     perform_once: PerformOnce | None = None
     """Runs a task in the transaction that archives it. Whoever knows SQL brings it along."""
     before_claims: Callable[[float], None] | None = None
-    """Tells Redis, in so many seconds at the most, what it has yet to hear. Whoever knows SQL brings it along."""
+    """Tells Redis, in so many seconds at the most, what it has yet to hear. Whoever knows SQL
+    brings it along."""
     clock: ServerClock = field(default_factory=ServerClock)
     held: set[Lease] = field(default_factory=set)
-    """Every lease that is claimed and not settled. Added to by the dispatcher, removed from by the settler."""
+    """Every lease that is claimed and not settled. Added to by the dispatcher, removed from by the
+    settler."""

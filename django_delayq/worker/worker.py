@@ -71,7 +71,10 @@ class Worker:
         self.executor = Executor(self.shared, self.settler.put)
         self.pool = Pool(options.concurrency, self.executor.run, self._on_room)
         self.event_loop = EventLoop(
-            options.async_concurrency, self.executor.run_async, self._on_room, self.executor.close_connections
+            options.async_concurrency,
+            self.executor.run_async,
+            self._on_room,
+            self.executor.close_connections,
         )
         self.dispatcher = Dispatcher(self.shared, self.pool, self.event_loop, self.release)
         self.dispatcher.limit = options.max_messages
@@ -85,8 +88,9 @@ class Worker:
         self.sql_services = tuple(sql_services(self))
         """Archiver, relay, reconciler: they know models, which this package does not."""
         self.progress = Sleeper()
-        """Something changed that the thread that waits for the end should look at. Signal handlers say so too, in the
-        middle of whatever that thread does: the lock inside a threading.Event would wait for itself then."""
+        """Something changed that the thread that waits for the end should look at. Signal handlers
+        say so too, in the middle of whatever that thread does: the lock inside a threading.Event
+        would wait for itself then."""
         self.draining = False
         self._started_at = time.time()
 
@@ -117,8 +121,8 @@ class Worker:
         while not self.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
         left = [lease for lease in list(self.shared.held) if not lease.lost]
-        # What has overrun its max_runtime counts as a crash when its lease ends: given back unpunished it would hang
-        # the next worker, and the next, for ever.
+        # What has overrun its max_runtime counts as a crash when its lease ends: given back
+        # unpunished it would hang the next worker, and the next, for ever.
         self.release([lease for lease in left if not self.lease_keeper.gave_up(lease)])
         self._finish()
         return len(left)
@@ -132,32 +136,47 @@ class Worker:
             self.settler.put(outcome)
 
     def runs(self, lease: Lease) -> bool:
-        """Whether its task runs now: it is neither buffered nor does its result wait to be settled."""
+        """Whether its task runs now: it is neither buffered nor does its result wait to be
+        settled."""
         return lease in self.pool.running or lease in self.event_loop.running
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is claimed and everything is settled. What hangs and has lost its lease is not waited for."""
+        """Whether nothing is claimed and everything is settled. What hangs and has lost its lease
+        is not waited for."""
         hang = self.lease_keeper.gave_up
-        return all(hang(lease) and lease.ended for lease in list(self.shared.held)) and self.settler.idle
+        return (
+            all(hang(lease) and lease.ended for lease in list(self.shared.held))
+            and self.settler.idle
+        )
 
     @property
     def ready(self) -> bool:
-        """Whether it reaches Redis and claims: not while it stops, nor while a suspect has the process to itself."""
-        return self.dispatcher.connected and not self.dispatcher.quarantine.keeps and not self.draining
+        """Whether it reaches Redis and claims: not while it stops, nor while a suspect has the
+        process to itself."""
+        return (
+            self.dispatcher.connected and not self.dispatcher.quarantine.keeps and not self.draining
+        )
 
     @property
     def finished(self) -> bool:
         """Whether --burst or --max-messages has come to its end."""
-        if self.options.max_messages is not None and self.dispatcher.claimed >= self.options.max_messages:
+        if (
+            self.options.max_messages is not None
+            and self.dispatcher.claimed >= self.options.max_messages
+        ):
             return self.idle
         done = self.dispatcher.nothing_due and self.shared.clock.known and self.idle
-        return self.options.burst and done and not any(service.has_work for service in self.sql_services)
+        return (
+            self.options.burst
+            and done
+            and not any(service.has_work for service in self.sql_services)
+        )
 
     @property
     def stuck(self) -> bool:
-        """Whether every thread, or every coroutine, has overrun its max_runtime, or one coroutine blocks all others:
-        this process can do no more."""
+        """Whether every thread, or every coroutine, has overrun its max_runtime, or one coroutine
+        blocks all others: this process can do no more."""
         hang, options = self.lease_keeper.gave_up, self.options
         return (
             sum(map(hang, self.pool.running)) >= options.concurrency

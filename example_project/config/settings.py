@@ -33,7 +33,8 @@ INSTALLED_APPS = [
     "shop",
 ]
 
-# The shop's own: how long after the payment a silent customer gives five stars, and whom a payment is reported to.
+# The shop's own: how long after the payment a silent customer gives five stars, and whom a payment
+# is reported to.
 SHOP_REVIEW_AFTER = timedelta(seconds=20)
 SHOP_WEBHOOK_URL = os.environ.get("SHOP_WEBHOOK_URL", "")
 
@@ -67,8 +68,13 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": DEMO_DIR / "db.sqlite3",
-        # Web and worker write at the same time: wait for each other instead of failing, and do not block readers.
-        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL"},
+        # Web and worker write at the same time: wait for each other instead of failing, and do not
+        # block readers.
+        "OPTIONS": {
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL",
+        },
     }
 }
 EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"

@@ -18,7 +18,16 @@ class ProductAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 class OrderAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Orders and their instants."""
 
-    list_display = ["pk", "product", "state", "due_at", "fired_at", "paid_at", "closed_at", "race_offset_ms"]
+    list_display = [
+        "pk",
+        "product",
+        "state",
+        "due_at",
+        "fired_at",
+        "paid_at",
+        "closed_at",
+        "race_offset_ms",
+    ]
     list_filter = ["state"]
     list_select_related = ["product"]
 

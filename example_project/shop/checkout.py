@@ -25,7 +25,8 @@ class SoldOut(Exception):
 
 
 def place(product_id: int, window: int) -> Order:
-    """Order one piece, to be paid within `window` seconds. Raises SoldOut, or DelayQError when it cannot be timed."""
+    """Order one piece, to be paid within `window` seconds. Raises SoldOut, or DelayQError when it
+    cannot be timed."""
     with transaction.atomic():
         if not Product.objects.filter(pk=product_id, stock__gt=0).update(stock=F("stock") - 1):
             raise SoldOut
@@ -33,7 +34,8 @@ def place(product_id: int, window: int) -> Order:
         handle = close_order.using(delay=window, key=order.key).enqueue(order.pk)
         remind_unpaid.using(delay=window / 2, expires=window / 2).enqueue(order.pk)
     if handle.outcome in ("failed", "unknown"):  # only where nothing may be kept in the database
-        # The commit stands, the message does not: an order that nothing would close gives its piece back now.
+        # The commit stands, the message does not: an order that nothing would close gives its piece
+        # back now.
         Order.objects.close(order.pk)
         raise StoreUnavailable("nobody keeps the time of the order.")
     order.message_id, order.due_at = handle.id, handle.due_at
@@ -42,7 +44,8 @@ def place(product_id: int, window: int) -> Order:
 
 
 def pay(order_id: int) -> bool:
-    """Pay, unless the deadline was quicker. Returns who won; the queue is told, but does not decide."""
+    """Pay, unless the deadline was quicker. Returns who won; the queue is told, but does not
+    decide."""
     with transaction.atomic():
         won: bool = Order.objects.pay(order_id)
         if won:
@@ -55,7 +58,8 @@ def pay(order_id: int) -> bool:
 
 
 def more_time(order: Order) -> datetime:
-    """Move the deadline by 30 s and return it. Raises MessageNotFound or MessageRunning when it is too late."""
+    """Move the deadline by 30 s and return it. Raises MessageNotFound or MessageRunning when it is
+    too late."""
     message = close_order.get(key=order.key)
     if message is None:
         raise MessageNotFound
@@ -66,7 +70,8 @@ def more_time(order: Order) -> datetime:
 
 
 def race(order: Order) -> int:
-    """Let a payment arrive at the last moment. Returns how many milliseconds after the deadline (below 0: before).
+    """Let a payment arrive at the last moment. Returns how many milliseconds after the deadline
+    (below 0: before).
 
     Raises MessageNotFound when there is no deadline any more.
     """

@@ -9,7 +9,9 @@ from django.http import HttpRequest, HttpResponse
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 
 
-def content_security_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[..., HttpResponse]:
+def content_security_policy(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[..., HttpResponse]:
     """Send the policy with every page."""
 
     def middleware(request: HttpRequest) -> HttpResponse:

@@ -1,4 +1,5 @@
-"""Products, orders and coupons. Who wins an order, payment or deadline, is decided here by one conditional UPDATE."""
+"""Products, orders and coupons. Who wins an order, payment or deadline, is decided here by one
+conditional UPDATE."""
 
 from __future__ import annotations
 
@@ -38,12 +39,18 @@ class OrderQuerySet(models.QuerySet["Order"]):
 
     def pay(self, pk: int) -> bool:
         """PENDING -> PAID."""
-        return bool(self.pending().filter(pk=pk).update(state=Order.State.PAID, paid_at=timezone.now()))
+        return bool(
+            self.pending().filter(pk=pk).update(state=Order.State.PAID, paid_at=timezone.now())
+        )
 
     def close(self, pk: int) -> bool:
         """PENDING -> CLOSED, and its piece goes back into the stock."""
         with transaction.atomic():
-            won = bool(self.pending().filter(pk=pk).update(state=Order.State.CLOSED, closed_at=timezone.now()))
+            won = bool(
+                self.pending()
+                .filter(pk=pk)
+                .update(state=Order.State.CLOSED, closed_at=timezone.now())
+            )
             if won:
                 Product.objects.filter(order=pk).update(stock=F("stock") + 1)
         return won
@@ -66,14 +73,22 @@ class Order(models.Model):
     product = models.ForeignKey(Product, on_delete=models.PROTECT)
     state = models.CharField(max_length=10, choices=State, default=State.PENDING)
     window = models.PositiveIntegerField(default=30, help_text="Seconds to pay.")
-    message_id = models.CharField(max_length=32, blank=True, help_text="Of the message that closes it.")
+    message_id = models.CharField(
+        max_length=32, blank=True, help_text="Of the message that closes it."
+    )
     created_at = models.DateTimeField(default=timezone.now)
-    due_at = models.DateTimeField(null=True, blank=True, help_text="When that message is due, by Redis' clock.")
+    due_at = models.DateTimeField(
+        null=True, blank=True, help_text="When that message is due, by Redis' clock."
+    )
     reminded_at = models.DateTimeField(null=True, blank=True)
     paid_at = models.DateTimeField(null=True, blank=True)
-    fired_at = models.DateTimeField(null=True, blank=True, help_text="When the message ran, whoever had won.")
+    fired_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the message ran, whoever had won."
+    )
     closed_at = models.DateTimeField(null=True, blank=True)
-    race_offset_ms = models.SmallIntegerField(null=True, blank=True, help_text="Payment minus deadline, in a race.")
+    race_offset_ms = models.SmallIntegerField(
+        null=True, blank=True, help_text="Payment minus deadline, in a race."
+    )
     stars = models.PositiveSmallIntegerField(null=True, blank=True)
 
     objects = OrderQuerySet.as_manager()

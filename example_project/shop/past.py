@@ -33,7 +33,9 @@ def remember(messages: int = 30_000, coupons: int = 2_000) -> None:
     rows = _rows(messages, now, dice)
     for begin in range(0, messages, BATCH):
         with transaction.atomic():
-            archive_rows.insert([next(rows) for _ in range(min(BATCH, messages - begin))], connection)
+            archive_rows.insert(
+                [next(rows) for _ in range(min(BATCH, messages - begin))], connection
+            )
     _issue(coupons, now, dice)
 
 
@@ -50,7 +52,8 @@ def _issue(count: int, now: datetime, dice: random.Random) -> None:
         for number in range(count)
     )
     expire_coupon.enqueue_many(
-        expire_coupon.using(due_at=coupon.valid_until, key=coupon.code).prepare(coupon.pk) for coupon in coupons
+        expire_coupon.using(due_at=coupon.valid_until, key=coupon.code).prepare(coupon.pk)
+        for coupon in coupons
     )
 
 
@@ -64,11 +67,15 @@ def _rows(count: int, now: datetime, dice: random.Random) -> Iterator[tuple[Any,
         yield _row(identity.hex(), (topic, task), begin + number * step, dice)
 
 
-def _row(identity: str, what: tuple[str, str], finished: datetime, dice: random.Random) -> tuple[Any, ...]:
+def _row(
+    identity: str, what: tuple[str, str], finished: datetime, dice: random.Random
+) -> tuple[Any, ...]:
     topic, task = what
     late, run = dice.expovariate(1 / 4), dice.expovariate(1 / 30)
     error = dice.choice(ERRORS) if topic == "webhooks" and dice.random() < 0.06 else ""
-    state = "dead" if error else "cancelled" if topic == "orders" and dice.random() < 0.4 else "acked"
+    state = (
+        "dead" if error else "cancelled" if topic == "orders" and dice.random() < 0.4 else "acked"
+    )
     started = None if state == "cancelled" else finished - timedelta(milliseconds=run)
     due = finished - timedelta(milliseconds=late + run)
     times = [_adapted(when) for when in (due - timedelta(minutes=30), due, started, finished)]
@@ -76,7 +83,8 @@ def _row(identity: str, what: tuple[str, str], finished: datetime, dice: random.
         identity, times[0], topic, 0, task, "", state, "cancelled" if state == "cancelled" else "",
         f'{{"args":[{dice.randrange(1, 100_000)}],"kwargs":{{}}}}', "", 1, 60_000, None,
         8 if error else int(state == "acked"), 0, "", times[1], times[2], times[3],
-        round(late, 3) if started else None, round(run, 3) if started else None, "shop-1:7:a" if started else "",
+        round(late, 3) if started else None, round(run, 3) if started else None,
+        "shop-1:7:a" if started else "",
         error, "the merchant does not answer" if error else "", "", None,
     )  # fmt: skip
 

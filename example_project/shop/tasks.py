@@ -28,7 +28,12 @@ def close_order(order_id: int) -> None:
 def remind_unpaid(order_id: int) -> None:
     """Write to the customer once half of the time has gone."""
     if Order.objects.pending().filter(pk=order_id).update(reminded_at=timezone.now()):
-        send_mail(f"Order {order_id} waits for your payment", "Half of your time is gone.", None, ["you@example.com"])
+        send_mail(
+            f"Order {order_id} waits for your payment",
+            "Half of your time is gone.",
+            None,
+            ["you@example.com"],
+        )
 
 
 @delayed_task(topic="coupons")
@@ -39,8 +44,11 @@ def expire_coupon(coupon_id: int) -> None:
 
 @delayed_task(topic="webhooks", delay=LADDER[0], backoff=LADDER[1:], max_attempts=len(LADDER))
 def webhook_retry(order_id: int, url: str = "") -> None:
-    """Report a payment until the merchant's server takes it. `url`: another address than the usual one."""
-    with urlopen(Request(url or settings.SHOP_WEBHOOK_URL, f"paid={order_id}".encode()), timeout=10) as response:
+    """Report a payment until the merchant's server takes it. `url`: another address than the usual
+    one."""
+    with urlopen(
+        Request(url or settings.SHOP_WEBHOOK_URL, f"paid={order_id}".encode()), timeout=10
+    ) as response:
         if response.read(7) != b"success":
             raise Retry("the merchant did not say success")
 

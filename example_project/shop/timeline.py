@@ -44,7 +44,9 @@ def timeline(order: Order) -> Timeline:
 
 def _steps(order: Order, message: Message | None) -> list[Step]:
     fired = order.fired_at is not None or (message is not None and message.state == State.LEASED)
-    scheduled = Step("scheduled", f"{order.window} s to pay", "done" if fired or message is None else "now")
+    scheduled = Step(
+        "scheduled", f"{order.window} s to pay", "done" if fired or message is None else "now"
+    )
     if order.state == Order.State.PAID and message is None and not fired:
         return [scheduled, Step("cancelled", "paid in time", "done")]
     late = "" if order.lateness_ms is None else f"{order.lateness_ms} ms late"
@@ -59,6 +61,9 @@ def _steps(order: Order, message: Message | None) -> list[Step]:
 def queue_figures() -> list[TopicStats]:
     """What the queue holds for the shop now; nothing when it does not answer."""
     try:
-        return [topic_stats(topic) for topic in ("orders", "payments", "reminders", "reviews", "coupons")]
+        return [
+            topic_stats(topic)
+            for topic in ("orders", "payments", "reminders", "reviews", "coupons")
+        ]
     except DelayQError:
         return []

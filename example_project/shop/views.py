@@ -40,7 +40,9 @@ def buy(request: HttpRequest) -> HttpResponse:
     """Order one piece and show the order."""
     product, window = request.POST.get("product", ""), request.POST.get("window", "30")
     if not (product.isdecimal() and window.isdecimal() and int(window) in WINDOWS):
-        return HttpResponseBadRequest(f"Choose a product, and {WINDOWS[0]} to {WINDOWS[-1]} seconds to pay.")
+        return HttpResponseBadRequest(
+            f"Choose a product, and {WINDOWS[0]} to {WINDOWS[-1]} seconds to pay."
+        )
     return _ordering(request, lambda: checkout.place(int(product), int(window)), "shop:home")
 
 
@@ -102,7 +104,9 @@ def races(request: HttpRequest) -> HttpResponse:
     return render(request, "shop/races.html", _tally() | {"races": run[:200], "waiting": waiting})
 
 
-def _ordering(request: HttpRequest, place: Callable[[], Order | None], fallback: str) -> HttpResponse:
+def _ordering(
+    request: HttpRequest, place: Callable[[], Order | None], fallback: str
+) -> HttpResponse:
     """Go to what was placed, else to the fallback, and say why."""
     try:
         return redirect(place() or fallback)

@@ -63,15 +63,19 @@ class End(NamedTuple):
 
 
 class Queue:
-    """One prefix on one server: what a project with its own DELAYQ has. Also set for this process, the producer.
+    """One prefix on one server: what a project with its own DELAYQ has. Also set for this process,
+    the producer.
 
-    Without a database (an entry of DATABASES, with our tables) workers are started with --no-archiver: the finished
-    stream is then what a test looks at. What Redis cannot take is an error here either way, unless a test says other.
+    Without a database (an entry of DATABASES, with our tables) workers are started with
+    --no-archiver: the finished stream is then what a test looks at. What Redis cannot take is an
+    error here either way, unless a test says other.
     """
 
     opened: ClassVar[list[Queue]] = []
 
-    def __init__(self, url: str, folder: Path, *, database: Mapping[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, url: str, folder: Path, *, database: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
         self.url = url
         self.folder = folder
         self.database = database
@@ -149,7 +153,9 @@ class Queue:
         try:
             wait_until(started, "all messages have been started", seconds)
         except TimeoutError as error:
-            raise TimeoutError(f"{error}; {len(left)} have not, for example {sorted(left)[:3]}") from None
+            raise TimeoutError(
+                f"{error}; {len(left)} have not, for example {sorted(left)[:3]}"
+            ) from None
 
     def wait_for_beats(self, count: int) -> None:
         """Until so many worker processes have said that they live."""
@@ -193,7 +199,9 @@ class Queue:
 
     def acked_once(self, handles: Iterable[Handle], topic: str = "default") -> bool:
         """Whether the finished stream has each message as acked, once, and nothing else."""
-        return sorted((end.id, end.state) for end in self.ends(topic)) == sorted((h.id, "acked") for h in handles)
+        return sorted((end.id, end.state) for end in self.ends(topic)) == sorted(
+            (h.id, "acked") for h in handles
+        )
 
 
 def gate(path: Path, *attempts: int) -> None:

@@ -16,14 +16,16 @@ class Run(NamedTuple):
     id: str
     attempt: int
     started: float
-    """time.time() of the worker: the clock of the server too, unless a test has bent one of them."""
+    """time.time() of the worker: the clock of the server too, unless a test has bent one of them.
+    """
     pid: int
     what: str
     """`start`, `done`, or what the task says."""
 
 
 class History:
-    """The runs of all tasks of one queue, written by the workers with O_APPEND: it survives kill -9."""
+    """The runs of all tasks of one queue, written by the workers with O_APPEND: it survives kill
+    -9."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,13 +60,23 @@ class History:
 
     def early(self, handles: Iterable[Handle], server_ahead: float = 0.0) -> dict[str, float]:
         """First starts before the due time by the server's clock: id -> seconds."""
-        return {message: -late for message, late in self.lateness(handles, server_ahead).items() if late < 0}
+        return {
+            message: -late
+            for message, late in self.lateness(handles, server_ahead).items()
+            if late < 0
+        }
 
     def lateness(self, handles: Iterable[Handle], server_ahead: float = 0.0) -> dict[str, float]:
-        """Id -> first start minus due time in seconds. `server_ahead`: by how much the server's clock is bent."""
+        """Id -> first start minus due time in seconds. `server_ahead`: by how much the server's
+        clock is bent."""
         first = {run.id: run for run in reversed(self.starts())}
-        at = {message: run.started - self.ahead.get(run.pid, 0.0) + server_ahead for message, run in first.items()}
-        return {h.id: at[h.id] - h.due_ms / 1000 for h in handles if h.id in at and h.due_ms is not None}
+        at = {
+            message: run.started - self.ahead.get(run.pid, 0.0) + server_ahead
+            for message, run in first.items()
+        }
+        return {
+            h.id: at[h.id] - h.due_ms / 1000 for h in handles if h.id in at and h.due_ms is not None
+        }
 
     def duplicates(self, *handles: Handle) -> dict[str, int]:
         """Messages that were started more than once."""

@@ -16,7 +16,8 @@ from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
 
-# As in embedded.py: the child dies with the tests, and a preexec_fn would not be safe beside threads.
+# As in embedded.py: the child dies with the tests, and a preexec_fn would not be safe beside
+# threads.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
@@ -71,7 +72,9 @@ class WorkerProcess:
             ended = self.process.poll() is not None
             if self.output.count(text) >= times:
                 return True
-            assert not ended, f"ended with {self.process.returncode} before it said {text!r}:\n{self.output}"
+            assert not ended, (
+                f"ended with {self.process.returncode} before it said {text!r}:\n{self.output}"
+            )
             return False
 
         wait_until(printed, f"the worker says {text!r}", seconds)

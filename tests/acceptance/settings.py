@@ -1,4 +1,5 @@
-"""Settings of the worker processes. What differs from test to test comes through the environment."""
+"""Settings of the worker processes. What differs from test to test comes through the
+environment."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ INSTALLED_APPS = [
     "django_delayq",
     "tests.acceptance",
 ]
-DATABASES = {"default": configured(otherwise={"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})}
+DATABASES = {
+    "default": configured(otherwise={"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DELAYQ = {
     "REDIS": os.environ.get("DELAYQ_TEST_REDIS", "redis://127.0.0.1:1/0"),

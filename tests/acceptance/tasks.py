@@ -1,4 +1,5 @@
-"""What the worker processes run. Every run writes a line of the history first, so that nothing of it is lost."""
+"""What the worker processes run. Every run writes a line of the history first, so that nothing of
+it is lost."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ def _history() -> int:
 
 
 def _write(what: str = "start") -> int:
-    """One write() of one line: it is there, whole, even when the process is killed right after. Returns the attempt."""
+    """One write() of one line: it is there, whole, even when the process is killed right after.
+    Returns the attempt."""
     now, message = time.time(), current_message()
-    os.write(_history(), f"{message.id} {message.attempt} {now:.6f} {os.getpid()} {what}\n".encode())
+    os.write(
+        _history(), f"{message.id} {message.attempt} {now:.6f} {os.getpid()} {what}\n".encode()
+    )
     return message.attempt
 
 

@@ -1,4 +1,5 @@
-"""Behaviours that the test suites of earlier systems ask for (field/systems.md 5.1 and 5.5), with real processes."""
+"""Behaviours that the test suites of earlier systems ask for (field/systems.md 5.1 and 5.5), with
+real processes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from django_delayq import MessageNotFound, MessageRunning, __version__, pause_topic, resume_topic, topic_stats
+from django_delayq import (
+    MessageNotFound,
+    MessageRunning,
+    __version__,
+    pause_topic,
+    resume_topic,
+    topic_stats,
+)
 from django_delayq.core.message import ATTEMPTS
 from django_delayq.store.keys import Partition, partition_keys
 from tests.acceptance import tasks
@@ -51,7 +59,9 @@ def test_few_threads_run_each_of_101_messages_once(queue: Queue) -> None:
     assert queue.acked_once(handles)
 
 
-def test_messages_sent_one_at_a_time_are_consumed_one_at_a_time(queue: Queue, figure: Figure) -> None:
+def test_messages_sent_one_at_a_time_are_consumed_one_at_a_time(
+    queue: Queue, figure: Figure
+) -> None:
     queue.worker()
     handles = []
     for number in range(100):
@@ -64,7 +74,9 @@ def test_messages_sent_one_at_a_time_are_consumed_one_at_a_time(queue: Queue, fi
     assert not queue.history.early(handles)
 
 
-def test_backlog_of_20_000_that_all_fail_once(own_server: Servers, queue_on: Queues, figure: Figure) -> None:
+def test_backlog_of_20_000_that_all_fail_once(
+    own_server: Servers, queue_on: Queues, figure: Figure
+) -> None:
     server = own_server(slowlog_log_slower_than=5000)
     queue = queue_on(server)
     handles = tasks.fail_once.enqueue_many([()] * 20_000)
@@ -73,15 +85,24 @@ def test_backlog_of_20_000_that_all_fail_once(own_server: Servers, queue_on: Que
 
     runs = queue.history.starts()
     with server.client() as client:
-        slow = [entry["duration"] / 1000 for entry in client.slowlog_get(128) if b"EVAL" in entry["command"].upper()]
-    figure(f"40,000 runs in {runs[-1].started - runs[0].started:.1f} s; slowest script {max(slow, default=0):.0f} ms")
+        slow = [
+            entry["duration"] / 1000
+            for entry in client.slowlog_get(128)
+            if b"EVAL" in entry["command"].upper()
+        ]
+    figure(
+        f"40,000 runs in {runs[-1].started - runs[0].started:.1f} s; slowest script "
+        f"{max(slow, default=0):.0f} ms"
+    )
     assert Counter(run.attempt for run in runs) == {1: 20_000, 2: 20_000}
     assert topic_stats("default").counters["acked"] == len(handles)
     assert not queue.history.lost(handles)
     assert max(slow, default=0) < 100  # 500 messages per script at most, however long the backlog
 
 
-def test_worker_claims_no_more_than_it_can_run_and_goes_on_when_there_is_room(queue: Queue, tmp_path: Path) -> None:
+def test_worker_claims_no_more_than_it_can_run_and_goes_on_when_there_is_room(
+    queue: Queue, tmp_path: Path
+) -> None:
     handles = tasks.hold.enqueue_many([(str(tmp_path / "gate"),)] * 12)
     queue.worker("--concurrency", "3")
     wait_until(lambda: queue.history.count() == 3, "three run")
@@ -101,18 +122,26 @@ def test_retry_waits_for_its_delay(queue: Queue, figure: Figure) -> None:
     for handle in handles:
         first, second = queue.history.starts(handle)
         waits.append(second.started - first.started)
-    figure(f"second attempts after {1000 * min(waits):.0f} to {1000 * max(waits):.0f} ms (backoff 700 ms)")
+    figure(
+        f"second attempts after {1000 * min(waits):.0f} to {1000 * max(waits):.0f} ms (backoff 700 "
+        f"ms)"
+    )
     assert min(waits) >= 0.7
     assert max(waits) < 1
 
 
 @pytest.mark.django_db(transaction=True)
-def test_cancelled_messages_never_run_whatever_they_waited_for(queue: Queue, tmp_path: Path) -> None:
+def test_cancelled_messages_never_run_whatever_they_waited_for(
+    queue: Queue, tmp_path: Path
+) -> None:
     queue.worker()
     delayed = tasks.note.using(delay=0.7, key="delayed").enqueue()
     retried = tasks.fail_once.using(key="retried").enqueue()
     held = tasks.hold.using(key="held").enqueue(str(tmp_path / "gate"))
-    wait_until(lambda: (m := retried.get()) and m.attempt == 1 and m.state == "delayed", "one waits for its retry")
+    wait_until(
+        lambda: (m := retried.get()) and m.attempt == 1 and m.state == "delayed",
+        "one waits for its retry",
+    )
     wait_until(lambda: queue.history.starts(held), "one runs")
     pause_topic("default", by="tests", reason="cancel")
     ready = tasks.note.enqueue()
@@ -200,7 +229,9 @@ def test_figures_are_seen_from_another_process(queue: Queue, tmp_path: Path) -> 
     wait_until(lambda: topic_stats("default").counters["acked"] == 5, "all are acked")
 
 
-def test_two_prefixes_on_one_server_do_not_see_each_other(aof_server: Server, queue_on: Queues) -> None:
+def test_two_prefixes_on_one_server_do_not_see_each_other(
+    aof_server: Server, queue_on: Queues
+) -> None:
     other = queue_on(aof_server)
     theirs = tasks.note.enqueue_many([()] * 10)
     mine = queue_on(aof_server)
@@ -233,13 +264,17 @@ def test_task_that_only_newer_workers_know_waits_for_one(queue: Queue, figure: F
 
 
 def test_two_versions_of_the_code_work_side_by_side(queue: Queue) -> None:
-    """A rolling deploy: what one version cannot run, the other runs, in its first attempt, and both run all else."""
+    """A rolling deploy: what one version cannot run, the other runs, in its first attempt, and both
+    run all else."""
     old = queue.worker("--log-format", "json", DELAYQ_TEST_CODE="old")
     grown = tasks.grown.enqueue_many([(n, "new") for n in range(5)])
     newcomers = tasks.newcomer.enqueue_many([()] * 5)
     known = tasks.grown.enqueue_many([(n,) for n in range(20)])
     queue.wait_for_runs(known)
-    wait_until(lambda: sum('"put_off"' in line for line in old.out.splitlines()) >= 2, "the old one has met both")
+    wait_until(
+        lambda: sum('"put_off"' in line for line in old.out.splitlines()) >= 2,
+        "the old one has met both",
+    )
     said = [json.loads(line) for line in old.out.splitlines() if '"put_off"' in line]
     assert {event["task"].rpartition(".")[2]: event["error"].partition(":")[0] for event in said} == {
         "grown": "bad_args", "newcomer": "unknown_task",
@@ -259,8 +294,13 @@ def test_two_versions_of_the_code_work_side_by_side(queue: Queue) -> None:
 def test_retry_that_meets_old_code_waits_too(queue: Queue) -> None:
     """A rollback: it was claimed first long before a worker met it that does not know its task."""
     handle = tasks.newcomer.using(delay=3600).enqueue()
-    attempts, partition = partition_keys(queue.prefix, Partition("default", 0))[5], Partition("default", 0)
-    queue.store.client.hset(attempts, handle.identity, ATTEMPTS.pack(1, 0, bytes(6), b"\1" * 6, bytes(16), bytes(6)))
+    attempts, partition = (
+        partition_keys(queue.prefix, Partition("default", 0))[5],
+        Partition("default", 0),
+    )
+    queue.store.client.hset(
+        attempts, handle.identity, ATTEMPTS.pack(1, 0, bytes(6), b"\1" * 6, bytes(16), bytes(6))
+    )
     queue.store.reschedule(partition, handle.identity, "+0")
     old = queue.worker(DELAYQ_TEST_CODE="old")
     old.wait_for("unknown_task")

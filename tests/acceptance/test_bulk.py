@@ -20,4 +20,7 @@ def test_a_replay_goes_on_at_once_after_its_worker_is_told_to_stop(figure: Figur
     figures = run("bulk", "--term", "--count", "20000")
     assert 10_000 <= figures["killed_at"] < 20_000
     assert figures["pause"] < 10, "the time after which another takes over what nobody has put down"
-    figure(f"each of 20,000 replayed once; {figures['pause']} s without progress, with the start of a worker")
+    figure(
+        f"each of 20,000 replayed once; {figures['pause']} s without progress, with the start of a "
+        f"worker"
+    )

@@ -29,13 +29,18 @@ Queues = Callable[..., Queue]
 
 def test_no_delay_of_less_than_a_second_is_early(queue: Queue, figure: Figure) -> None:
     queue.worker()
-    handles = tasks.note.enqueue_many([tasks.note.using(delay=n / 1000).prepare() for n in range(1, 1000)])
+    handles = tasks.note.enqueue_many(
+        [tasks.note.using(delay=n / 1000).prepare() for n in range(1, 1000)]
+    )
     at = timezone.now() + timedelta(seconds=0.4567)
     handles.append(tasks.note.using(due_at=at).enqueue())
     queue.wait_for_runs(handles)
 
     late = queue.history.lateness(handles).values()
-    figure(f"1,000 messages late p50 {percentile(late, 0.5):.1f} ms, p99 {percentile(late, 0.99):.1f} ms; none early")
+    figure(
+        f"1,000 messages late p50 {percentile(late, 0.5):.1f} ms, p99 {percentile(late, 0.99):.1f} "
+        f"ms; none early"
+    )
     assert not queue.history.early(handles)
     assert queue.history.starts(handles[-1])[0].started >= at.timestamp()
     assert percentile(late, 0.5) < 50
@@ -52,7 +57,10 @@ def test_near_message_behind_100_000_far_ones_runs_on_time(queue: Queue, figure:
     queue.wait_for_runs([near, nearer], 5)
 
     late = queue.history.lateness([near, nearer])
-    figure(f"late {1000 * late[near.id]:.1f} ms and {1000 * late[nearer.id]:.1f} ms (100,000 sent in {took:.1f} s)")
+    figure(
+        f"late {1000 * late[near.id]:.1f} ms and {1000 * late[nearer.id]:.1f} ms (100,000 sent in "
+        f"{took:.1f} s)"
+    )
     assert not queue.history.early([near, nearer])
     assert max(late.values()) < 0.25
     assert queue.live() >= 100_000
@@ -70,7 +78,8 @@ class Bent:
         self.queue.wait_for_beats(1)
 
     def enqueue(self, *delays: float) -> list[Handle]:
-        """Messages that the worker has learnt of: it knows when to look again, by the clock as it is now."""
+        """Messages that the worker has learnt of: it knows when to look again, by the clock as it
+        is now."""
         with self.queue.here():
             handles = [tasks.note.using(delay=delay).enqueue() for delay in delays]
         known = self._scripts()
@@ -79,7 +88,9 @@ class Bent:
 
     def _scripts(self) -> int:
         stats = self.queue.store.client.info("commandstats")
-        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+        return sum(
+            stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")
+        )
 
     def late(self, handle: Handle) -> float:
         """Once it has run: how late, by the server's clock."""
@@ -93,7 +104,8 @@ def test_days_and_weeks_are_as_good_as_seconds_and_clocks_may_jump(
     """Three servers at once, each with a clock that is moved while its worker sleeps."""
     with ExitStack() as stack:
         days, weeks, back = (
-            Bent(stack, Clock(shim, tmp_path, name), server_kind, tmp_path) for name in ("days", "weeks", "back")
+            Bent(stack, Clock(shim, tmp_path, name), server_kind, tmp_path)
+            for name in ("days", "weeks", "back")
         )
         in_days, in_a_week = days.enqueue(3 * DAY, 7 * DAY)
         in_weeks, in_a_year = weeks.enqueue(70 * DAY, 365 * DAY)
@@ -112,7 +124,9 @@ def test_days_and_weeks_are_as_good_as_seconds_and_clocks_may_jump(
         ):  # fmt: skip
             late = bent.late(handle)
             figure(f"{what}: {late:.2f} s late after the jump")
-            assert 0 <= late < 13  # a worker that has nothing to claim looks at Redis' clock every ten seconds
+            assert (
+                0 <= late < 13
+            )  # a worker that has nothing to claim looks at Redis' clock every ten seconds
         assert not days.queue.history.starts(in_a_week)
         assert not weeks.queue.history.starts(in_a_year)
         assert [bent.queue.live() for bent in (days, weeks, back)] == [1, 1, 0]
@@ -122,18 +136,24 @@ def test_wrong_clock_of_a_worker_or_producer_makes_nothing_early(
     queue: Queue, shim: Path, tmp_path: Path, figure: Figure
 ) -> None:
     for name, offset in (("ahead", HOUR), ("behind", -HOUR)):
-        worker = queue.begin("--concurrency", "2", **Clock(shim, tmp_path, name, offset).environment)
+        worker = queue.begin(
+            "--concurrency", "2", **Clock(shim, tmp_path, name, offset).environment
+        )
         queue.history.ahead[worker.pid] = offset
     for worker in queue.workers:
         worker.ready()
-    handles = tasks.note.enqueue_many([tasks.note.using(delay=n / 500).prepare() for n in range(1, 1000)])
+    handles = tasks.note.enqueue_many(
+        [tasks.note.using(delay=n / 500).prepare() for n in range(1, 1000)]
+    )
     for name, offset in (("early", -HOUR), ("late", HOUR)):
         handles.append(_enqueue_elsewhere(queue, 0.3, Clock(shim, tmp_path, name, offset)))
     queue.wait_for_runs(handles)
     queue.wait_until_drained()
 
     late = queue.history.lateness(handles).values()
-    figure(f"late p50 {percentile(late, 0.5):.1f} ms, p99 {percentile(late, 0.99):.1f} ms; none early")
+    figure(
+        f"late p50 {percentile(late, 0.5):.1f} ms, p99 {percentile(late, 0.99):.1f} ms; none early"
+    )
     assert {run.pid for run in queue.history.starts()} == {worker.pid for worker in queue.workers}
     assert not queue.history.early(handles)
     assert max(late) < 1
@@ -153,9 +173,18 @@ def _enqueue_elsewhere(queue: Queue, delay: float, clock: Clock) -> Handle:
     """From a process with that clock."""
     command = [sys.executable, "-c", _ENQUEUE.format(delay=delay)]
     environment = {**queue.environment, **clock.environment}
-    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    answer = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     message, due_ms = answer.split()
-    return Handle(bytes.fromhex(message), "default", "tests.acceptance.tasks.note", None, "stored", int(due_ms))
+    return Handle(
+        bytes.fromhex(message),
+        "default",
+        "tests.acceptance.tasks.note",
+        None,
+        "stored",
+        int(due_ms),
+    )
 
 
 def test_clock_of_redis_may_jump_while_tasks_run(

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.acceptance
 
 
 @pytest.mark.parametrize("other", ["alive", "started after"])
-def test_killed_worker_loses_nothing_and_only_what_it_held_runs_twice(queue: Queue, figure: Figure, other: str) -> None:
+def test_killed_worker_loses_nothing_and_only_what_it_held_runs_twice(
+    queue: Queue, figure: Figure, other: str
+) -> None:
     handles = tasks.work.enqueue_many([(0.01,)] * 1000)
     victim = queue.worker()
     if other == "alive":
@@ -35,7 +37,9 @@ def test_killed_worker_loses_nothing_and_only_what_it_held_runs_twice(queue: Que
 
     twice = queue.history.duplicates()
     first = {run.id: run.pid for run in reversed(queue.history.starts())}
-    figure(f"{len(held)} held, {len(twice)} ran twice, all done {took:.2f} s after the kill (ttr 2 s)")
+    figure(
+        f"{len(held)} held, {len(twice)} ran twice, all done {took:.2f} s after the kill (ttr 2 s)"
+    )
     assert not queue.history.lost(handles)
     assert not queue.history.early(handles)
     assert set(twice) <= held
@@ -45,7 +49,9 @@ def test_killed_worker_loses_nothing_and_only_what_it_held_runs_twice(queue: Que
     assert took <= 2 + 2
 
 
-def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(queue: Queue, figure: Figure) -> None:
+def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(
+    queue: Queue, figure: Figure
+) -> None:
     worker = queue.worker("--processes", "2", "--concurrency", "4")
     poison = tasks.crash.enqueue_many([("exit",), ("segfault",)])
     neighbours = tasks.work.enqueue_many([(0.01,)] * 300) + tasks.spin.enqueue_many([(0.2,)] * 8)
@@ -53,13 +59,21 @@ def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(queue
 
     began = time.monotonic()
     queue.wait_until_drained(seconds=40)
-    figure(f"dead {time.monotonic() - began:.1f} s after the start (three leases of 1 s, backoff 5 s)")
+    figure(
+        f"dead {time.monotonic() - began:.1f} s after the start (three leases of 1 s, backoff 5 s)"
+    )
 
     ends = {end.id: end for end in queue.ends()}
-    assert [(ends[handle.id].state, ends[handle.id].reason) for handle in poison] == [("dead", "poison")] * 2
+    assert [(ends[handle.id].state, ends[handle.id].reason) for handle in poison] == [
+        ("dead", "poison")
+    ] * 2
     assert [ends[handle.id].attempts.crashes for handle in poison] == [3, 3]
-    # One that only waited in the process that the other killed is charged for that too, and so starts less often.
-    assert all(1 <= starts <= 3 for starts in Counter(run.id for run in queue.history.starts(*poison)).values())
+    # One that only waited in the process that the other killed is charged for that too, and so
+    # starts less often.
+    assert all(
+        1 <= starts <= 3
+        for starts in Counter(run.id for run in queue.history.starts(*poison)).values()
+    )
     assert {ends[handle.id].state for handle in neighbours} == {"acked"}
     assert "a new one starts in" in worker.output
     assert worker.stop() == 0
@@ -68,12 +82,15 @@ def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(queue
 def test_all_that_two_killed_workers_held_runs_in_the_third(
     aof_server: Server, queue_on: Callable[..., Queue], tmp_path: Path, figure: Figure
 ) -> None:
-    """A node that goes out of memory twice: everything has one crash left, and comes back at the same time."""
+    """A node that goes out of memory twice: everything has one crash left, and comes back at the
+    same time."""
     queue = queue_on(aof_server, TOPICS={"default": {"partitions": 4}})
     handles = tasks.hold.enqueue_many([(str(tmp_path / "gate"),)] * 8)
     for kills in (1, 2):
         victim = queue.worker("--concurrency", "8")
-        wait_until(lambda kills=kills: len(queue.history.starts()) == 8 * kills, "all of them run", 20)
+        wait_until(
+            lambda kills=kills: len(queue.history.starts()) == 8 * kills, "all of them run", 20
+        )
         victim.kill()
     gate(tmp_path / "gate", 3)
     killed_at = time.monotonic()
@@ -82,7 +99,10 @@ def test_all_that_two_killed_workers_held_runs_in_the_third(
 
     queue.wait_until_drained(seconds=30)
 
-    figure(f"all done {time.monotonic() - killed_at:.1f} s after the second kill (ttr 1 s, backoff 5 s)")
+    figure(
+        f"all done {time.monotonic() - killed_at:.1f} s after the second kill (ttr 1 s, backoff 5 "
+        f"s)"
+    )
     assert sorted(queue.history.duplicates(*handles).values()) == [3] * 8
     assert queue.acked_once([*handles, *ordinary])
     assert third.stop() == 0
@@ -120,7 +140,9 @@ def test_frozen_worker_is_refused_when_it_wakes_up(queue: Queue, tmp_path: Path)
     assert frozen.stop() == 0
 
 
-def test_long_task_keeps_its_lease_and_one_that_overruns_is_given_up(queue: Queue, tmp_path: Path) -> None:
+def test_long_task_keeps_its_lease_and_one_that_overruns_is_given_up(
+    queue: Queue, tmp_path: Path
+) -> None:
     queue.worker()
     long = [tasks.hold.enqueue(str(tmp_path / "gate")), tasks.spin.enqueue(3.5)]
     over = [tasks.overrun.enqueue(6)]

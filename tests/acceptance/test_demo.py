@@ -27,7 +27,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts the launcher in a directory of its own, and sees to it that it does not outlive the test."""
+    """Starts the launcher in a directory of its own, and sees to it that it does not outlive the
+    test."""
     try:
         find_binary()
     except ConfigurationError:
@@ -35,11 +36,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def launch(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, str(ROOT / "example_project" / "demo.py"), "--dir", str(tmp_path), *arguments]
+        command = [
+            sys.executable,
+            str(ROOT / "example_project" / "demo.py"),
+            "--dir",
+            str(tmp_path),
+            *arguments,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         environment.pop("DJANGO_SETTINGS_MODULE", None)
         with (tmp_path / "output").open("a") as output:
-            started.append(subprocess.Popen(command, stdout=output, stderr=output, text=True, env=environment))
+            started.append(
+                subprocess.Popen(command, stdout=output, stderr=output, text=True, env=environment)
+            )
         return started[-1]
 
     yield launch
@@ -69,7 +78,9 @@ def test_the_smoke_run_passes(start: Start, output: Callable[[], str]):
     assert float(re.search(r"deadline, ([\d.]+) s after the start", output())[1]) < 10
 
 
-def test_the_smoke_run_fails_without_a_worker(start: Start, output: Callable[[], str], monkeypatch: pytest.MonkeyPatch):
+def test_the_smoke_run_fails_without_a_worker(
+    start: Start, output: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("DELAYQ_TOPICS", "coupons")
     assert start("--smoke").wait(30) == 1
     assert "WRONG: orders [1, 2, 3, 4] were not settled in time" in output()

@@ -1,4 +1,5 @@
-"""The chaos programs (tests/chaos) for a few seconds each: what a loss of Redis, SQL or workers may not change."""
+"""The chaos programs (tests/chaos) for a few seconds each: what a loss of Redis, SQL or workers may
+not change."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.acceptance
 
 
 def run(program: str, *arguments: str, database: str = "sqlite") -> Any:
-    """The figures of a program that has kept its promises. It is a process: its Django is set up for workers."""
+    """The figures of a program that has kept its promises. It is a process: its Django is set up
+    for workers."""
     command = [sys.executable, "-m", "tests.chaos", program, "--database", database, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
@@ -25,16 +27,22 @@ def run(program: str, *arguments: str, database: str = "sqlite") -> Any:
 
 
 @pytest.mark.parametrize("how", [(), ("--kill",)], ids=["FLUSHALL", "killed and emptied"])
-def test_redis_that_loses_everything_loses_no_durable_message(figure: Figure, how: tuple[str, ...]) -> None:
+def test_redis_that_loses_everything_loses_no_durable_message(
+    figure: Figure, how: tuple[str, ...]
+) -> None:
     figures = run("flush", *how, "--count", "300", "--reconcile-after", "1")
-    figure(f"300 archived once {figures['seconds_to_archived']} s after the loss; {figures['ran_twice']} ran twice")
+    figure(
+        f"300 archived once {figures['seconds_to_archived']} s after the loss; "
+        f"{figures['ran_twice']} ran twice"
+    )
 
 
 @pytest.mark.parametrize("how", [(), ("--frozen",)], ids=["stopped", "frozen"])
 def test_checkouts_go_on_while_redis_is_away(figure: Figure, how: tuple[str, ...]) -> None:
     figures = run("redis_away", *how, "--count", "100")
     figure(
-        f"the first {figures['first_ms']} ms, the others at most {figures['max_ms']} ms; all have run "
+        f"the first {figures['first_ms']} ms, the others at most {figures['max_ms']} ms; all have "
+        f"run "
         f"{figures['seconds_to_run']} s after Redis was back"
     )
 
@@ -43,11 +51,15 @@ def test_tasks_run_while_the_database_is_away(figure: Figure) -> None:
     databases.require("postgresql")
     figures = run("database_away", "--seconds", "3", database="postgresql")
     figure(
-        f"{figures['messages']} messages; the archive had caught up {figures['seconds_to_catch_up']} s after the outage"
+        f"{figures['messages']} messages; the archive had caught up "
+        f"{figures['seconds_to_catch_up']} s after the outage"
     )
 
 
 def test_killed_processes_count_each_message_exactly_once(figure: Figure) -> None:
     points = "before_commit,after_send"
     figures = run("exactly_once", "--count", "200", "--seconds", "3", "--points", points)
-    figure(f"{figures['sum']} counted, {figures['kills']} random kills, {figures['kills_at']} at named steps")
+    figure(
+        f"{figures['sum']} counted, {figures['kills']} random kills, {figures['kills_at']} at "
+        f"named steps"
+    )

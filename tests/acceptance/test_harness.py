@@ -20,7 +20,9 @@ def test_history_sees_what_is_lost_early_and_repeated(tmp_path: Path) -> None:
     fine, lost, early, twice = (_handle(number, 1000) for number in range(4))
     lines = [(fine, 1, 1.0), (early, 1, 0.999), (twice, 1, 1.5), (twice, 2, 3.5)]
     path = tmp_path / "history"
-    path.write_text("".join(f"{handle.id} {attempt} {at:.6f} 77 start\n" for handle, attempt, at in lines))
+    path.write_text(
+        "".join(f"{handle.id} {attempt} {at:.6f} 77 start\n" for handle, attempt, at in lines)
+    )
     history, handles = History(path), (fine, lost, early, twice)
 
     assert history.lost(handles) == {lost.id}

@@ -98,9 +98,17 @@ TOPICS = {"a": {}, "b": {}, "c": {}}
 
 @pytest.mark.parametrize(
     ("wanted", "served"),
-    [("a", {"a"}), ("a,-b", {"a"}), ("-b", {"a", "c"}), ("all,-c", {"a", "b"}), ("a:3,c:1", {"a", "c"})],
+    [
+        ("a", {"a"}),
+        ("a,-b", {"a"}),
+        ("-b", {"a", "c"}),
+        ("all,-c", {"a", "b"}),
+        ("a:3,c:1", {"a", "c"}),
+    ],
 )
-def test_topics_chooses_what_is_served(aof_server: Server, queue_on: Queues, wanted: str, served: set[str]) -> None:
+def test_topics_chooses_what_is_served(
+    aof_server: Server, queue_on: Queues, wanted: str, served: set[str]
+) -> None:
     queue = queue_on(aof_server, TOPICS=TOPICS)
     handles = {topic: tasks.note.using(topic=topic).enqueue() for topic in TOPICS}
 
@@ -119,12 +127,19 @@ def test_weights_share_the_threads_between_topics_that_are_due(
     assert queue.begin("--topics", "a:3,b:1", "--burst", "--concurrency", "2").wait(20) == 0
 
     first = queue.history.starts()[:200]
-    shares = [sum(run.id in {handle.id for handle in some} for run in first) for some in (often, seldom)]
-    figure(f"of the first 200 runs {shares[0]} were of the topic with weight 3, {shares[1]} of that with weight 1")
+    shares = [
+        sum(run.id in {handle.id for handle in some} for run in first) for some in (often, seldom)
+    ]
+    figure(
+        f"of the first 200 runs {shares[0]} were of the topic with weight 3, {shares[1]} of that "
+        f"with weight 1"
+    )
     assert 120 <= shares[0] <= 180
 
 
-def test_flood_in_one_topic_does_not_starve_another(aof_server: Server, queue_on: Queues, figure: Figure) -> None:
+def test_flood_in_one_topic_does_not_starve_another(
+    aof_server: Server, queue_on: Queues, figure: Figure
+) -> None:
     queue = queue_on(aof_server, TOPICS=TOPICS)
     tasks.work.using(topic="a").enqueue_many([(0.002,)] * 3000)
     queue.worker("--concurrency", "2")
@@ -164,7 +179,11 @@ def test_environment_gives_defaults(queue: Queue) -> None:
 def test_reload_starts_anew_with_changed_code(queue: Queue, tmp_path: Path) -> None:
     module = tmp_path / "changing.py"
     module.write_text("VERSION = 1\n")
-    environment = {"DELAYQ_TEST_DEBUG": "1", "DELAYQ_TEST_CHANGING": "1", "PYTHONPATH": str(tmp_path)}
+    environment = {
+        "DELAYQ_TEST_DEBUG": "1",
+        "DELAYQ_TEST_CHANGING": "1",
+        "PYTHONPATH": str(tmp_path),
+    }
     worker = queue.worker(**environment)
     first = tasks.say_version.enqueue()
     wait_until(lambda: [run.what for run in queue.history.all()] == ["1"], "the old code runs")
@@ -180,7 +199,9 @@ def test_reload_starts_anew_with_changed_code(queue: Queue, tmp_path: Path) -> N
 
     wait_until(lambda: len(queue.history.all()) == 2, "the new code runs")
     assert queue.history.all()[1].what == "222"
-    assert queue.history.all()[1].pid == pid == worker.pid  # a supervisor or a container sees one process
+    assert (
+        queue.history.all()[1].pid == pid == worker.pid
+    )  # a supervisor or a container sees one process
     queue.wait_until_drained()
     assert queue.acked_once([first, second])
     assert worker.stop() == 0

@@ -1,4 +1,5 @@
-"""Redis dies, stops, drops connections or stands still while workers run: they go on by themselves."""
+"""Redis dies, stops, drops connections or stands still while workers run: they go on by
+themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Queues = Callable[..., Queue]
 
 
 class Sender(threading.Thread):
-    """Enqueues a message every few milliseconds, and those that Redis did not take again until it does."""
+    """Enqueues a message every few milliseconds, and those that Redis did not take again until it
+    does."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -80,14 +82,20 @@ def test_killed_redis_loses_nothing_that_was_accepted(
     handles = sender.stop()
     queue.wait_until_drained()
 
-    lost, twice, repeated = queue.history.lost(handles), set(queue.history.duplicates()), sender.repeated
+    lost, twice, repeated = (
+        queue.history.lost(handles),
+        set(queue.history.duplicates()),
+        sender.repeated,
+    )
     figure(
-        f"{len(handles)} accepted, {sender.refused} refused, {len(repeated)} unknown and sent again; "
+        f"{len(handles)} accepted, {sender.refused} refused, {len(repeated)} unknown and sent "
+        f"again; "
         f"{len(lost)} lost, {len(twice)} ran twice"
     )
     assert not lost
     assert not queue.history.early(handle for handle in handles if handle.id not in repeated)
-    # No worker died, and every outage was shorter than the ttr. What was sent again may have been finished before.
+    # No worker died, and every outage was shorter than the ttr. What was sent again may have been
+    # finished before.
     assert twice <= repeated
     assert {end.id for end in queue.ends()} == {handle.id for handle in handles}
     assert {end.state for end in queue.ends()} == {"acked"}
@@ -110,7 +118,10 @@ def test_stopped_redis_comes_back_and_waiting_workers_go_on(
     queue.wait_for_runs(fresh, 2)
     figure(f"a new message ran {time.monotonic() - back:.2f} s after the restart")
     queue.wait_for_runs(waiting, 5)
-    figure(f"waiting ones ran at most {percentile(queue.history.lateness(waiting).values(), 1):.0f} ms late")
+    figure(
+        f"waiting ones ran at most {percentile(queue.history.lateness(waiting).values(), 1):.0f} "
+        f"ms late"
+    )
 
     assert max(queue.history.lateness(fresh).values()) < 1.2
     assert max(queue.history.lateness(waiting).values()) < 0.2
@@ -119,7 +130,9 @@ def test_stopped_redis_comes_back_and_waiting_workers_go_on(
     assert worker.stop() == 0
 
 
-def test_worker_survives_the_loss_of_all_connections(own_server: Servers, queue_on: Queues, figure: Figure) -> None:
+def test_worker_survives_the_loss_of_all_connections(
+    own_server: Servers, queue_on: Queues, figure: Figure
+) -> None:
     server = own_server()
     queue = queue_on(server)
     worker = queue.worker()
@@ -143,7 +156,9 @@ def test_worker_survives_the_loss_of_all_connections(own_server: Servers, queue_
     assert worker.stop() == 0
 
 
-def test_worker_survives_a_redis_that_stands_still(own_server: Servers, queue_on: Queues, figure: Figure) -> None:
+def test_worker_survives_a_redis_that_stands_still(
+    own_server: Servers, queue_on: Queues, figure: Figure
+) -> None:
     server = own_server()
     queue = queue_on(server, SOCKET_TIMEOUT=0.3)
     worker = queue.worker()
@@ -158,7 +173,10 @@ def test_worker_survives_a_redis_that_stands_still(own_server: Servers, queue_on
     queue.wait_for_runs(after, 3)
     queue.wait_until_drained()
 
-    figure(f"the messages of the pause at most {percentile(queue.history.lateness(during).values(), 1):.0f} ms late")
+    figure(
+        f"the messages of the pause at most "
+        f"{percentile(queue.history.lateness(during).values(), 1):.0f} ms late"
+    )
     assert not queue.history.duplicates()
     assert not queue.history.early([*during, *after])
     assert queue.acked_once([*during, *after])

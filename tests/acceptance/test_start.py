@@ -24,15 +24,22 @@ Servers = Callable[..., Server]
 Queues = Callable[..., Queue]
 
 
-def test_absent_redis_is_named_within_a_second_and_ends_with_code_3(queue: Queue, figure: Figure) -> None:
+def test_absent_redis_is_named_within_a_second_and_ends_with_code_3(
+    queue: Queue, figure: Figure
+) -> None:
     began = time.monotonic()
-    worker = queue.begin("--connect-timeout", "1", DELAYQ_TEST_REDIS="redis://:secret@127.0.0.1:1/0")
+    worker = queue.begin(
+        "--connect-timeout", "1", DELAYQ_TEST_REDIS="redis://:secret@127.0.0.1:1/0"
+    )
     worker.wait_for("Cannot reach Redis")
     said = time.monotonic() - began
     assert worker.wait() == 3
     ended = time.monotonic() - began
     startup = _time_of_django()
-    figure(f"said after {said:.2f} s (of which {startup:.2f} s are Python and Django), ended after {ended:.2f} s")
+    figure(
+        f"said after {said:.2f} s (of which {startup:.2f} s are Python and Django), ended after "
+        f"{ended:.2f} s"
+    )
 
     assert said - startup < 1
     assert 1 <= ended < startup + 3
@@ -103,7 +110,9 @@ def test_health_port_that_is_taken_is_said_in_words(queue: Queue) -> None:
 
 
 def test_process_that_cannot_start_says_why(queue: Queue) -> None:
-    worker = queue.worker("--processes", "2", "--health-port", queue.url.rpartition(":")[2].partition("/")[0])
+    worker = queue.worker(
+        "--processes", "2", "--health-port", queue.url.rpartition(":")[2].partition("/")[0]
+    )
     worker.wait_for("cannot start: --health-port")
     worker.wait_for("a new one starts")
     assert worker.stop() == 0
@@ -141,7 +150,9 @@ def test_missing_tables_end_with_code_2_and_say_what_to_do(
     assert queue.live() == len(handles)
 
 
-def test_no_archiver_starts_without_the_tables(aof_server: Server, queue_on: Queues, database: Database) -> None:
+def test_no_archiver_starts_without_the_tables(
+    aof_server: Server, queue_on: Queues, database: Database
+) -> None:
     queue = queue_on(aof_server, database=database.entry)
     handles = tasks.note.enqueue_many([()] * 5)
     assert queue.begin("--no-archiver", "--burst").wait() == 0
@@ -153,28 +164,39 @@ def test_archiver_alone_archives_what_is_there_and_ends(
 ) -> None:
     queue = queue_on(aof_server, database=database.entry)
     queue.migrate()
-    acked = tasks.note.enqueue_many([()] * 1200) + tasks.note.using(topic="async").enqueue_many([()] * 30)
+    acked = tasks.note.enqueue_many([()] * 1200) + tasks.note.using(topic="async").enqueue_many(
+        [()] * 30
+    )
     dead = tasks.fail_odd.using(max_attempts=1).enqueue(1)
     assert queue.begin("--no-archiver", "--burst").wait() == 0
     later = tasks.note.using(delay=3600).enqueue()
 
     assert queue.begin("--archiver", "--burst").wait() == 0
 
-    archived = rows(database, "SELECT message_id, state, error_class FROM django_delayq_archivedmessage")
-    assert sorted(archived) == sorted([*((h.id, "acked", "") for h in acked), (dead.id, "dead", "ValueError")])
+    archived = rows(
+        database, "SELECT message_id, state, error_class FROM django_delayq_archivedmessage"
+    )
+    assert sorted(archived) == sorted(
+        [*((h.id, "acked", "") for h in acked), (dead.id, "dead", "ValueError")]
+    )
     assert (queue.ends(), queue.ends("async")) == ([], [])
     assert queue.live() == 1
     assert not queue.history.starts(later)
     assert queue.begin("--archiver", "--burst").wait() == 0  # and with nothing to do
 
 
-def test_archiver_alone_runs_no_task(aof_server: Server, queue_on: Queues, database: Database) -> None:
+def test_archiver_alone_runs_no_task(
+    aof_server: Server, queue_on: Queues, database: Database
+) -> None:
     queue = queue_on(aof_server, database=database.entry)
     queue.migrate()
     handle = tasks.note.enqueue()
     worker = queue.worker("--archiver")
     queue.worker("--no-archiver", "--max-messages", "1").wait()
-    wait_until(lambda: rows(database, "SELECT state FROM django_delayq_archivedmessage") == [("acked",)], "archived")
+    wait_until(
+        lambda: rows(database, "SELECT state FROM django_delayq_archivedmessage") == [("acked",)],
+        "archived",
+    )
     assert {run.pid for run in queue.history.starts(handle)} == {queue.workers[1].pid}
     assert worker.stop() == 0
 
@@ -186,7 +208,9 @@ def test_worker_with_a_database_archives_what_it_has_run(
     queue.migrate()
     handles = tasks.note.enqueue_many([()] * 50)
     assert queue.begin("--burst").wait() == 0
-    archived = rows(database, "SELECT message_id FROM django_delayq_archivedmessage WHERE state = 'acked'")
+    archived = rows(
+        database, "SELECT message_id FROM django_delayq_archivedmessage WHERE state = 'acked'"
+    )
     assert sorted(archived) == sorted((handle.id,) for handle in handles)
     assert queue.ends() == []
 
@@ -194,6 +218,8 @@ def test_worker_with_a_database_archives_what_it_has_run(
 def _time_of_django() -> float:
     began = time.monotonic()
     command = [sys.executable, "-m", "django", "check", "--settings", "tests.acceptance.settings"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     wait_until(lambda: process.poll() is not None, "Django has started and ended")
     return time.monotonic() - began

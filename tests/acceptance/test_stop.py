@@ -17,12 +17,19 @@ from tests.servers import wait_until
 pytestmark = pytest.mark.acceptance
 
 
-def test_sigterm_lets_running_tasks_finish_and_hands_the_buffered_ones_back(queue: Queue, tmp_path: Path) -> None:
+def test_sigterm_lets_running_tasks_finish_and_hands_the_buffered_ones_back(
+    queue: Queue, tmp_path: Path
+) -> None:
     worker = queue.worker("--concurrency", "2")
-    warm = tasks.note.enqueue_many([()] * 300)  # short tasks: from now on the worker claims in advance
+    warm = tasks.note.enqueue_many(
+        [()] * 300
+    )  # short tasks: from now on the worker claims in advance
     queue.wait_until_drained()
     handles = tasks.hold.enqueue_many([(str(tmp_path / "gate"),)] * 12)
-    wait_until(lambda: queue.history.count(*handles) == 2 and len(queue.leased()) > 2, "two run, others are buffered")
+    wait_until(
+        lambda: queue.history.count(*handles) == 2 and len(queue.leased()) > 2,
+        "two run, others are buffered",
+    )
 
     worker.terminate()
     worker.wait_for("draining")
@@ -64,7 +71,9 @@ def test_task_longer_than_the_shutdown_timeout_runs_again_with_its_attempt_given
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_second_signal_ends_it_at_once(queue: Queue, tmp_path: Path, number: signal.Signals, processes: str) -> None:
+def test_second_signal_ends_it_at_once(
+    queue: Queue, tmp_path: Path, number: signal.Signals, processes: str
+) -> None:
     handles = tasks.hold.enqueue_many([(str(tmp_path / "gate"),)] * 8)
     worker = queue.worker("--processes", processes, "--concurrency", "4")
     wait_until(lambda: queue.history.count(*handles) == 4 * int(processes), "every thread is busy")
@@ -77,7 +86,9 @@ def test_second_signal_ends_it_at_once(queue: Queue, tmp_path: Path, number: sig
     assert worker.wait(1) == 128 + number
 
 
-def test_ctrl_c_in_a_terminal_reaches_every_process_and_is_one_signal(queue: Queue, tmp_path: Path) -> None:
+def test_ctrl_c_in_a_terminal_reaches_every_process_and_is_one_signal(
+    queue: Queue, tmp_path: Path
+) -> None:
     handles = tasks.hold.enqueue_many([(str(tmp_path / "gate"),)] * 4)
     worker = queue.worker("--processes", "2", "--concurrency", "2")
     wait_until(lambda: queue.history.count() == 4, "every thread is busy")
@@ -124,7 +135,9 @@ def test_task_may_stop_its_own_worker(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("name", ["use_own_threads", "use_lent_thread"])
-def test_threads_that_are_busy_do_not_keep_the_process(queue: Queue, figure: Figure, name: str) -> None:
+def test_threads_that_are_busy_do_not_keep_the_process(
+    queue: Queue, figure: Figure, name: str
+) -> None:
     task = getattr(tasks, name)
     handle = task.enqueue(60)
     worker = queue.worker("--shutdown-timeout", "0.2")

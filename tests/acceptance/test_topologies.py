@@ -31,7 +31,9 @@ def sentinel() -> Iterator[Server]:
         yield server
 
 
-def test_cluster_serves_a_topic_of_four_partitions(cluster: Server, queue_on: Queues, figure: Figure) -> None:
+def test_cluster_serves_a_topic_of_four_partitions(
+    cluster: Server, queue_on: Queues, figure: Figure
+) -> None:
     queue = queue_on(cluster, TOPICS={"parts": {"partitions": 4}})
     workers = [queue.worker("--topics", "parts"), queue.worker("--topics", "parts")]
     now = tasks.note.using(topic="parts").enqueue_many([(n,) for n in range(500)])
@@ -49,7 +51,9 @@ def test_cluster_serves_a_topic_of_four_partitions(cluster: Server, queue_on: Qu
     assert [worker.stop() for worker in workers] == [0, 0]
 
 
-def test_cluster_node_that_dies_and_comes_back_loses_nothing(cluster: Server, queue_on: Queues, figure: Figure) -> None:
+def test_cluster_node_that_dies_and_comes_back_loses_nothing(
+    cluster: Server, queue_on: Queues, figure: Figure
+) -> None:
     queue = queue_on(cluster, TOPICS={"parts": {"partitions": 4}})
     worker = queue.worker("--topics", "parts")
     handles = tasks.note.using(topic="parts", delay=1).enqueue_many([(n,) for n in range(400)])
@@ -81,7 +85,10 @@ def test_worker_goes_on_with_the_new_primary_after_a_failover(
     sentinel.kill()
     after = _enqueue_when_possible()
     queue.wait_for_runs([after], 10)
-    figure(f"a new message ran {time.monotonic() - died:.1f} s after the primary died (Sentinel waits for 1 s)")
+    figure(
+        f"a new message ran {time.monotonic() - died:.1f} s after the primary died (Sentinel waits "
+        f"for 1 s)"
+    )
     queue.wait_for_runs(waiting, 10)
     queue.wait_until_drained()
 

@@ -1,4 +1,5 @@
-"""A real browser, driven by Playwright, that misses nothing: whatever it complains about fails the test."""
+"""A real browser, driven by Playwright, that misses nothing: whatever it complains about fails the
+test."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ document.addEventListener("securitypolicyviolation", (event) =>
 """
 
 
-def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+def strict_policy(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
     """Middleware: every page but the shop's own is under POLICY."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
@@ -52,13 +55,15 @@ def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callab
 
 
 def address(name: str, site: str = "admin", /, **arguments: Any) -> str:
-    """The path of one of our pages, on the default admin site or another: address("topic", topic="orders")."""
+    """The path of one of our pages, on the default admin site or another: address("topic",
+    topic="orders")."""
     return reverse(f"{site}:django_delayq_dashboard_{name}", kwargs=arguments)
 
 
 @contextmanager
 def live_server() -> Iterator[LiveServer]:
-    """The site of tests.settings on a free port of 127.0.0.1, with static files and the strict policy."""
+    """The site of tests.settings on a free port of 127.0.0.1, with static files and the strict
+    policy."""
     with override_settings(MIDDLEWARE=["tests.admin.browser.strict_policy", *settings.MIDDLEWARE]):
         server = LiveServer("127.0.0.1")
     yield server
@@ -66,7 +71,8 @@ def live_server() -> Iterator[LiveServer]:
 
 
 def chromium() -> str:
-    """The system's Chromium. Without one the test is skipped; in CI, where nothing may be skipped unseen, it fails."""
+    """The system's Chromium. Without one the test is skipped; in CI, where nothing may be skipped
+    unseen, it fails."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if found is None:
@@ -77,7 +83,8 @@ def chromium() -> str:
 
 @contextmanager
 def launched() -> Iterator[Any]:
-    """A browser. While it is there, its event loop counts as running in this thread, and Django has to allow that."""
+    """A browser. While it is there, its event loop counts as running in this thread, and Django has
+    to allow that."""
     program = chromium()
     from playwright.sync_api import sync_playwright
 
@@ -114,7 +121,9 @@ def watch(page: Any, problems: list[str]) -> None:
 
     def on_response(response: Any) -> None:
         if response.status >= 400:
-            problems.append(f"{page.url}: {response.status} for {response.request.method} {response.url}")
+            problems.append(
+                f"{page.url}: {response.status} for {response.request.method} {response.url}"
+            )
 
     def on_failed(request: Any) -> None:
         # Aborted: leaving the page ended it, or it turned out to be a download.

@@ -52,20 +52,28 @@ def overview(**changes: Any) -> Overview:
 
 def empty(**changes: Any) -> Overview:
     """Nothing is known."""
-    nothing: dict[str, Any] = dict.fromkeys(("topics", "minutes", "hours", "lateness", "samples", "workers"), ())
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("topics", "minutes", "hours", "lateness", "samples", "workers"), ()
+    )
     return overview(**{**nothing, **changes})
 
 
 def buckets(number: int, step: timedelta) -> list[Bucket]:
     """0, 1, 2 ... messages."""
-    return [Bucket(label=f"{AT + step * nth:%H:%M}", count=nth, at=AT + step * nth) for nth in range(number)]
+    return [
+        Bucket(label=f"{AT + step * nth:%H:%M}", count=nth, at=AT + step * nth)
+        for nth in range(number)
+    ]
 
 
 def sample(minute: int) -> Sample:
     """Of a minute of the last three hours."""
     at = AT - timedelta(minutes=180 - minute)
     return Sample(
-        at_ms=int(at.timestamp() * 1000), finished_per_second=minute / 10, lag=float(minute % 5), waiting=minute
+        at_ms=int(at.timestamp() * 1000),
+        finished_per_second=minute / 10,
+        lag=float(minute % 5),
+        waiting=minute,
     )
 
 

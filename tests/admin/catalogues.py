@@ -1,4 +1,5 @@
-"""Reads catalogues of translations, and from the source what has to stand in them. Needs no gettext tools."""
+"""Reads catalogues of translations, and from the source what has to stand in them. Needs no gettext
+tools."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ class Entry:
 
     @property
     def text(self) -> Text:
-        return Text(self.fields["msgid"], self.fields.get("msgid_plural", ""), self.fields.get("msgctxt", ""))
+        return Text(
+            self.fields["msgid"],
+            self.fields.get("msgid_plural", ""),
+            self.fields.get("msgctxt", ""),
+        )
 
     @property
     def translations(self) -> list[str]:
@@ -48,7 +53,11 @@ def path_of(locale: str, suffix: str) -> Path:
 
 def entries_of(locale: str) -> list[Entry]:
     """All of the .po file but its head, also those that are no longer used."""
-    return [entry for entry in map(_entry, path_of(locale, ".po").read_text("utf-8").split("\n\n")) if entry.text.text]
+    return [
+        entry
+        for entry in map(_entry, path_of(locale, ".po").read_text("utf-8").split("\n\n"))
+        if entry.text.text
+    ]
 
 
 def _entry(paragraph: str) -> Entry:
@@ -84,13 +93,20 @@ def marked() -> set[Text]:
         found.update(_in_module(module))
     for page in SOURCE.rglob("templates/**/*.html"):
         code = template.templatize(page.read_text("utf-8"), origin=str(page))
-        found.update(_text(name, list(ast.literal_eval(f"({texts},)"))) for name, texts in _CALL.findall(code))
+        found.update(
+            _text(name, list(ast.literal_eval(f"({texts},)")))
+            for name, texts in _CALL.findall(code)
+        )
     return found
 
 
 def _in_module(module: Path) -> Iterator[Text]:
     for node in ast.walk(ast.parse(module.read_text("utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in _FUNCTIONS
+        ):
             texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
             if texts and isinstance(texts[0], str):
                 yield _text(node.func.id, texts)
@@ -103,7 +119,8 @@ def _text(function: str, texts: list[str]) -> Text:
 
 
 def other_names() -> list[str]:
-    """Functions of Django that a module calls by names that makemessages does not know: it would miss their texts."""
+    """Functions of Django that a module calls by names that makemessages does not know: it would
+    miss their texts."""
     return [
         f"{module.name}: {alias.name} as {alias.asname}"
         for module in SOURCE.rglob("*.py")
@@ -132,7 +149,11 @@ class _Reader(HTMLParser):
         said = {name: value or "" for name, value in attributes}
         self.found += [said[name] for name in sorted(said) if name in _READ_ATTRIBUTES]
         # Those with words for the script: data-rate="Finished/s".
-        self.found += [said[name] for name in sorted(said) if name.startswith("data-") and name != "data-delayq-tab"]
+        self.found += [
+            said[name]
+            for name in sorted(said)
+            if name.startswith("data-") and name != "data-delayq-tab"
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         while self._open and self._open.pop() != tag:
@@ -144,14 +165,16 @@ class _Reader(HTMLParser):
 
 
 def read(html: str) -> list[str]:
-    """What people read on a page, in parts: between tags, and in the attributes that are shown or read out."""
+    """What people read on a page, in parts: between tags, and in the attributes that are shown or
+    read out."""
     reader = _Reader()
     reader.feed(html)
     return [text for text in reader.found if text]
 
 
 _TAGS = re.compile(
-    r"{% comment.*?endcomment %}|{#.*?#}|{% blocktranslate.*?endblocktranslate %}|{%.*?%}|{{.*?}}", re.DOTALL
+    r"{% comment.*?endcomment %}|{#.*?#}|{% blocktranslate.*?endblocktranslate %}|{%.*?%}|{{.*?}}",
+    re.DOTALL,
 )
 
 

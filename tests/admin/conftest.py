@@ -8,8 +8,9 @@ A test in the browser:
         page.get_by_role("button", name="Pause").click()
         expect(page.get_by_text("paused")).to_be_visible()
 
-Whatever the browser complains about (console, script errors, Content-Security-Policy, answers from 400 up, requests
-that fail, dialogs) fails the test. A test that expects a complaint removes it from the fixture `browser_problems`.
+Whatever the browser complains about (console, script errors, Content-Security-Policy, answers from
+400 up, requests that fail, dialogs) fails the test. A test that expects a complaint removes it from
+the fixture `browser_problems`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from tests.hands import Hands
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A real browser beside everything else on two cores: what it does not manage in time it may try again, twice."""
+    """A real browser beside everything else on two cores: what it does not manage in time it may
+    try again, twice."""
     for item in items:
         if "browser_page" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.flaky(reruns=2))
@@ -42,14 +44,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def new_user(db: None) -> Iterator[Callable[..., User]]:
-    """Makes a user of its own with exactly these permissions of django_delayq; staff unless told otherwise."""
+    """Makes a user of its own with exactly these permissions of django_delayq; staff unless told
+    otherwise."""
     made: list[User] = []
 
     def make(*codenames: str, superuser: bool = False, staff: bool = True) -> User:
         name = f"user-{secrets.token_hex(4)}"
-        user = User.objects.create(username=name, is_staff=staff or superuser, is_superuser=superuser)
+        user = User.objects.create(
+            username=name, is_staff=staff or superuser, is_superuser=superuser
+        )
         made.append(user)
-        permissions = Permission.objects.filter(content_type__app_label="django_delayq", codename__in=codenames)
+        permissions = Permission.objects.filter(
+            content_type__app_label="django_delayq", codename__in=codenames
+        )
         assert {permission.codename for permission in permissions} == set(codenames)
         user.user_permissions.set(permissions)
         return user
@@ -80,14 +87,16 @@ def world(hands: Hands) -> World:
 
 @pytest.fixture(scope="session")
 def _live_server(django_db_setup: None) -> Iterator[Any]:
-    # After the database: before, it is one in memory, and the threads of a server would share its connection.
+    # After the database: before, it is one in memory, and the threads of a server would share its
+    # connection.
     with live_server() as server:
         yield server
 
 
 @pytest.fixture
 def live_site(_live_server: Any, delayq: RedisStore, transactional_db: None) -> Iterator[str]:
-    """The address of a server with the admin and the shop, on the test's Redis and database: http://127.0.0.1:40001.
+    """The address of a server with the admin and the shop, on the test's Redis and database:
+    http://127.0.0.1:40001.
 
     Every page but the shop's is under a strict Content-Security-Policy.
     """
@@ -98,7 +107,8 @@ def live_site(_live_server: Any, delayq: RedisStore, transactional_db: None) -> 
 
 @pytest.fixture(scope="package")
 def _browser() -> Iterator[Any]:
-    """One for the whole package. Not for the session: other tests run event loops of their own in this thread."""
+    """One for the whole package. Not for the session: other tests run event loops of their own in
+    this thread."""
     with launched() as browser:
         yield browser
 
@@ -110,10 +120,14 @@ def browser_problems() -> list[str]:
 
 
 @pytest.fixture
-def browser_page(_browser: Any, live_site: str, browser_problems: list[str]) -> Iterator[Callable[..., Any]]:
-    """Opens a Playwright page, logged in as this user or client (None: nobody), in a context of its own.
+def browser_page(
+    _browser: Any, live_site: str, browser_problems: list[str]
+) -> Iterator[Callable[..., Any]]:
+    """Opens a Playwright page, logged in as this user or client (None: nobody), in a context of its
+    own.
 
-    browser_page(as_user(...), width=390, height=844, dark=True, javascript=False, **options of new_context()).
+    browser_page(as_user(...), width=390, height=844, dark=True, javascript=False, **options of
+    new_context()).
     """
     contexts: list[Any] = []
 
@@ -175,14 +189,18 @@ def viewer(as_user: Callable[..., Client]) -> Client:
 
 @pytest.fixture
 def changing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each read of the figures is a second younger, and has one more message in the backlog than the one before."""
+    """Each read of the figures is a second younger, and has one more message in the backlog than
+    the one before."""
     numbers = count(1)
 
     def read() -> figures.Overview:
         nth = next(numbers)
         return by_hand.overview(
             at=by_hand.AT + timedelta(seconds=nth),
-            topics=[by_hand.topic(ready=nth), by_hand.topic("mail", ready=0, dead_letters=3, workers=0)],
+            topics=[
+                by_hand.topic(ready=nth),
+                by_hand.topic("mail", ready=0, dead_letters=3, workers=0),
+            ],
         )
 
     monkeypatch.setattr(figures, "overview", read)

@@ -31,7 +31,8 @@ def edited(client: Client, handle: Handle, **changes: str) -> Any:
     form = client.get(path(handle)).context["edit_form"]
     data = {field.html_name: field.value() or "" for field in form}
     return client.post(
-        path(handle, "message_edit"), data | {f"argument_{name}": text for name, text in changes.items()}
+        path(handle, "message_edit"),
+        data | {f"argument_{name}": text for name, text in changes.items()},
     )
 
 
@@ -42,4 +43,6 @@ def operator(as_user: AsUser) -> Client:
 
 @pytest.fixture
 def waiting(hands: Hands) -> Handle:
-    return close_order.using(delay=DAY, key="order:1042", headers={"trace": "a<b"}, expires=60).enqueue(1042)
+    return close_order.using(
+        delay=DAY, key="order:1042", headers={"trace": "a<b"}, expires=60
+    ).enqueue(1042)

@@ -26,7 +26,10 @@ def make(**values: Any) -> ArchivedMessage:
     } | values  # fmt: skip
     key = fields.get("key")
     fields.setdefault("message_id", UUID(bytes=key_id(fields["topic"], key) if key else new_id()))
-    fields = {name: stored(value) if isinstance(value, datetime) else value for name, value in fields.items()}
+    fields = {
+        name: stored(value) if isinstance(value, datetime) else value
+        for name, value in fields.items()
+    }
     row: ArchivedMessage = ArchivedMessage.objects.create(**fields)
     return row
 

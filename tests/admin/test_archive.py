@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 AsUser = Callable[..., Client]
 EVERYTHING = (
-    "view_dashboard", "view_payload", "replay_message", "edit_message", "discard_message", "bulk_operate",
+    "view_dashboard", "view_payload", "replay_message", "edit_message", "discard_message",
+    "bulk_operate",
 )  # fmt: skip
 BODY = '{"args":[1042],"kwargs":{"reason":"unpaid"}}'
 
@@ -41,12 +42,18 @@ def refused(client: Client, **query: Any) -> str:
 
 def test_each_filter_narrows_the_list(as_user: AsUser) -> None:
     client = as_user("view_dashboard")
-    dead = make_dead(topic="default", task="tests.app.tasks.record", key="order:7", finished_at=timezone.now())
+    dead = make_dead(
+        topic="default", task="tests.app.tasks.record", key="order:7", finished_at=timezone.now()
+    )
     done = make_dead(replayed_at=NOON, error_class="ValueError")
     acked = make(finished_at=timezone.now() - timedelta(hours=3))
     assert listed(client, state="acked") == [acked.pk]
     assert listed(client, state="dead", open="on") == [dead.pk]
-    assert listed(client, topic="default") == listed(client, task="tests.app.tasks.record") == [dead.pk]
+    assert (
+        listed(client, topic="default")
+        == listed(client, task="tests.app.tasks.record")
+        == [dead.pk]
+    )
     assert listed(client, error="PriceMissing") == [dead.pk]
     assert listed(client, error="ValueError") == [done.pk]
     assert listed(client, period="1h") == [dead.pk]
@@ -82,7 +89,9 @@ def test_a_topic_of_former_days_can_be_filtered(as_user: AsUser) -> None:
         ({"q": "args.order_id:1042"}, "inside a period"),
     ],
 )
-def test_filters_that_mean_nothing_are_explained(as_user: AsUser, query: dict[str, str], words: str) -> None:
+def test_filters_that_mean_nothing_are_explained(
+    as_user: AsUser, query: dict[str, str], words: str
+) -> None:
     make()
     client = as_user("view_dashboard", "view_payload")
     if words:
@@ -93,13 +102,24 @@ def test_filters_that_mean_nothing_are_explained(as_user: AsUser, query: dict[st
 
 def test_arguments_are_sought_by_those_who_may_see_them(as_user: AsUser) -> None:
     row = make(body=BODY, finished_at=timezone.now())
-    assert listed(as_user("view_dashboard", "view_payload"), q="args.order_id:1042", period="24h") == [row.pk]
-    assert "you need the permission" in refused(as_user("view_dashboard"), q="args.order_id:1042", period="24h")
+    assert listed(
+        as_user("view_dashboard", "view_payload"), q="args.order_id:1042", period="24h"
+    ) == [row.pk]
+    assert "you need the permission" in refused(
+        as_user("view_dashboard"), q="args.order_id:1042", period="24h"
+    )
 
 
-def test_the_pages_around_keep_the_filters(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search.page_of, "__kwdefaults__", {**search.page_of.__kwdefaults__, "size": 3})
-    rows = [make_dead(topic="default", finished_at=timezone.now() - timedelta(minutes=9 - n)).pk for n in range(8)]
+def test_the_pages_around_keep_the_filters(
+    as_user: AsUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        search.page_of, "__kwdefaults__", {**search.page_of.__kwdefaults__, "size": 3}
+    )
+    rows = [
+        make_dead(topic="default", finished_at=timezone.now() - timedelta(minutes=9 - n)).pk
+        for n in range(8)
+    ]
     make_dead()
     client, seen = as_user("view_dashboard"), []
     there = f"{address('archive')}?topic=default&period=24h"
@@ -115,20 +135,28 @@ def test_the_pages_around_keep_the_filters(as_user: AsUser, monkeypatch: pytest.
     assert "topic=default" in answer.context["links"]["newest"]
 
 
-def test_a_page_that_is_not_full_offers_to_look_further(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_not_full_offers_to_look_further(
+    as_user: AsUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("PERIOD_ROWS", "FEW_ROWS", "RARE"):
         monkeypatch.setattr(search, name, 1)
     make_dead(task="tests.app.tasks.noop")
     for minute in range(5):
         make_dead(finished_at=NOON + timedelta(minutes=minute + 1))
-    page = as_user("view_dashboard").get(address("archive"), {"state": "dead", "task": "tests.app.tasks.noop"})
+    page = as_user("view_dashboard").get(
+        address("archive"), {"state": "dead", "task": "tests.app.tasks.noop"}
+    )
     assert "Looked back to" in page.content.decode()
     assert "Look further back" in page.content.decode()
 
 
 def test_what_matches_is_offered_for_bulk_operations(as_user: AsUser) -> None:
     make_dead()
-    page = as_user(*EVERYTHING).get(address("archive"), {"topic": "orders", "period": "24h"}).content.decode()
+    page = (
+        as_user(*EVERYTHING)
+        .get(address("archive"), {"topic": "orders", "period": "24h"})
+        .content.decode()
+    )
     offered = [part.split('"')[0] for part in page.split('href="') if "kind=replay" in part]
     assert len(offered) == 1
     for part in ("state=dead", "open=on", "topic=orders", "since="):
@@ -150,14 +178,21 @@ def test_only_open_dead_letters_can_be_selected(as_user: AsUser) -> None:
 def test_an_empty_archive_says_so(as_user: AsUser) -> None:
     client = as_user("view_dashboard")
     assert "The archive is empty" in client.get(address("archive")).content.decode()
-    assert "No message matches" in client.get(address("archive"), {"state": "dead"}).content.decode()
+    assert (
+        "No message matches" in client.get(address("archive"), {"state": "dead"}).content.decode()
+    )
 
 
 def test_a_page_takes_seven_queries(as_user: AsUser, django_assert_max_num_queries: Any) -> None:
     row = make_dead()
     client = as_user(*EVERYTHING)
-    # On SQLite a list takes four and not two: it has no LIMIT inside UNION. One looks for unarchivable entries.
-    for there in (address("archive"), address("archive") + "?period=24h", address("archived", pk=row.pk)):
+    # On SQLite a list takes four and not two: it has no LIMIT inside UNION. One looks for
+    # unarchivable entries.
+    for there in (
+        address("archive"),
+        address("archive") + "?period=24h",
+        address("archived", pk=row.pk),
+    ):
         with django_assert_max_num_queries(7):
             client.get(there)
 
@@ -194,7 +229,9 @@ def test_one_box_selects_all_of_the_page(as_user: AsUser, browser_page: Callable
     assert page.url.endswith(f"{address('archive')}?topic=orders")
 
 
-def test_without_anything_to_select_there_is_no_box_for_all(as_user: AsUser, browser_page: Callable[..., Any]) -> None:
+def test_without_anything_to_select_there_is_no_box_for_all(
+    as_user: AsUser, browser_page: Callable[..., Any]
+) -> None:
     make()
     page = browser_page(as_user(superuser=True))
     page.goto(address("archive"))
@@ -202,7 +239,9 @@ def test_without_anything_to_select_there_is_no_box_for_all(as_user: AsUser, bro
     assert not page.get_by_label("Select all on this page").is_visible()
 
 
-def test_a_usual_screen_shows_every_column(browser_page: Callable[..., Any], as_user: AsUser, live_site: str) -> None:
+def test_a_usual_screen_shows_every_column(
+    browser_page: Callable[..., Any], as_user: AsUser, live_site: str
+) -> None:
     make_dead(
         task="shop.orders.tasks.close_unpaid_order_after_reminder",
         error_class="shop.payments.errors.PaymentProviderUnavailable",

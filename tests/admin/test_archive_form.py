@@ -22,7 +22,13 @@ ID = "0190e1d2a3b47c5d8e9f001122334455"
     "parts",
     [
         {},
-        {"state": "dead", "open": True, "topic": "orders", "task": "tests.app.tasks.noop", "error": "a & b=c"},
+        {
+            "state": "dead",
+            "open": True,
+            "topic": "orders",
+            "task": "tests.app.tasks.noop",
+            "error": "a & b=c",
+        },
         {"topic": "gone", "task": "gone.too"},
         {"since": NOON, "until": NOON + timedelta(microseconds=1)},
         {"key": "order:1042 & ünï:+%"},
@@ -77,7 +83,18 @@ def test_the_search_box_understands(text: str, parts: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["state=acked&open=on", "state=x", "period=x", "since=x", "q=x", "q=args.:1", "id=x", "id=0", "id=-1", "ids=1;2"],
+    [
+        "state=acked&open=on",
+        "state=x",
+        "period=x",
+        "since=x",
+        "q=x",
+        "q=args.:1",
+        "id=x",
+        "id=0",
+        "id=-1",
+        "ids=1;2",
+    ],
 )
 def test_what_it_does_not_understand_it_says(query: str) -> None:
     with pytest.raises(InvalidMessage):

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 AsUser = Callable[..., Client]
 EVERYTHING = (
-    "view_dashboard", "view_payload", "replay_message", "edit_message", "discard_message", "bulk_operate",
+    "view_dashboard", "view_payload", "replay_message", "edit_message", "discard_message",
+    "bulk_operate",
 )  # fmt: skip
 BODY = '{"args":[1042],"kwargs":{"reason":"unpaid"}}'
 
@@ -30,7 +31,9 @@ def test_a_row_shows_all_that_is_known(as_user: AsUser) -> None:
         "outcome": "retried",
         "error": "OSError: away",
     }
-    row = make_dead(body=BODY, headers='{"trace":"abc"}', history=json.dumps(history), attempts=2, replay_of=77)
+    row = make_dead(
+        body=BODY, headers='{"trace":"abc"}', history=json.dumps(history), attempts=2, replay_of=77
+    )
     page = as_user(*EVERYTHING).get(address("archived", pk=row.pk)).content.decode()
     for text in (
         "unpaid",
@@ -55,10 +58,18 @@ def test_contents_are_hidden_without_the_permission(as_user: AsUser) -> None:
         "outcome": "retried",
         "error": "OSError: pw=1",
     }
-    row = make_dead(body='{"args":["secret-a"],"kwargs":{}}', headers='{"h":"secret-h"}', history=json.dumps(history))
+    row = make_dead(
+        body='{"args":["secret-a"],"kwargs":{}}',
+        headers='{"h":"secret-h"}',
+        history=json.dumps(history),
+    )
     ArchivedMessage.objects.filter(pk=row.pk).update(error_message="secret-m", traceback="secret-t")
     client = as_user("view_dashboard", "replay_message", "edit_message")
-    for there in (address("archived", pk=row.pk), address("archived", pk=row.pk) + "?edit=1", address("archive")):
+    for there in (
+        address("archived", pk=row.pk),
+        address("archived", pk=row.pk) + "?edit=1",
+        address("archive"),
+    ):
         page = client.get(there).content.decode()
         assert "secret" not in page
         assert "pw=1" not in page
@@ -71,7 +82,10 @@ def test_contents_are_hidden_without_the_permission(as_user: AsUser) -> None:
 
 
 def test_other_lives_and_replays_are_linked(as_user: AsUser) -> None:
-    first, second = make_dead(key="order:1", replayed_by=uuid4(), replayed_at=NOON), make(key="order:1")
+    first, second = (
+        make_dead(key="order:1", replayed_by=uuid4(), replayed_at=NOON),
+        make(key="order:1"),
+    )
     page = as_user("view_dashboard").get(address("archived", pk=first.pk)).content.decode()
     assert address("archived", pk=second.pk) in page
     assert f"{address('find')}?q={first.replayed_by.hex}" in page
@@ -82,7 +96,9 @@ def test_a_row_that_is_not_there_is_not_found(as_user: AsUser, pk: int) -> None:
     assert as_user("view_dashboard").get(address("archived", pk=pk)).status_code == 404
 
 
-@pytest.mark.parametrize("body", ["", "no json", "[1]", '{"record":"AAAA"}', '{"args":1,"kwargs":2}', "{" * 70_000])
+@pytest.mark.parametrize(
+    "body", ["", "no json", "[1]", '{"record":"AAAA"}', '{"args":1,"kwargs":2}', "{" * 70_000]
+)
 def test_damaged_rows_are_shown(as_user: AsUser, body: str) -> None:
     row = make_dead(body=body, headers="{", history="{\n\n}", due_at=NOON, worker="")
     client = as_user(*EVERYTHING)
@@ -110,7 +126,10 @@ def test_a_dead_letter_is_replayed(as_user: AsUser) -> None:
 def test_it_is_replayed_with_other_arguments(as_user: AsUser) -> None:
     row, client = make_dead(body=BODY), as_user(*EVERYTHING)
     form = client.get(address("archived", pk=row.pk) + "?edit=1").context["form"]
-    data = {field.html_name: field.value() or "" for field in form} | {"argument_order_id": "5", "edited": "1"}
+    data = {field.html_name: field.value() or "" for field in form} | {
+        "argument_order_id": "5",
+        "edited": "1",
+    }
     client.post(address("archived_replay", pk=row.pk), data)
     assert b"[5]" in bytes(OutboxMessage.objects.get().record) or b'"args":[5]' in bytes(
         OutboxMessage.objects.get().record
@@ -120,25 +139,35 @@ def test_it_is_replayed_with_other_arguments(as_user: AsUser) -> None:
 def test_wrong_arguments_are_explained_and_nothing_is_sent(as_user: AsUser) -> None:
     row, client = make_dead(body=BODY), as_user(*EVERYTHING)
     form = client.get(address("archived", pk=row.pk) + "?edit=1").context["form"]
-    data = {field.html_name: field.value() or "" for field in form} | {"argument_order_id": "", "edited": "1"}
+    data = {field.html_name: field.value() or "" for field in form} | {
+        "argument_order_id": "",
+        "edited": "1",
+    }
     answer = client.post(address("archived_replay", pk=row.pk), data)
     assert "Write a value" in answer.content.decode()
     assert not OutboxMessage.objects.exists()
 
 
 def test_a_redacted_one_needs_other_arguments(as_user: AsUser) -> None:
-    row, client = make_dead(body='{"args":["***"],"kwargs":{},"redaction":"done"}'), as_user(*EVERYTHING)
+    row, client = (
+        make_dead(body='{"args":["***"],"kwargs":{},"redaction":"done"}'),
+        as_user(*EVERYTHING),
+    )
     page = client.get(address("archived", pk=row.pk)).content.decode()
     assert "can only be replayed with arguments that you write" in page
     assert 'id="delayq-replay-reason"' not in page
-    answer = client.post(address("archived_replay", pk=row.pk), {"next": address("archived", pk=row.pk)}, follow=True)
+    answer = client.post(
+        address("archived_replay", pk=row.pk), {"next": address("archived", pk=row.pk)}, follow=True
+    )
     assert "was not replayed: redacted" in answer.content.decode()
 
 
 def test_a_dead_letter_is_discarded_with_a_reason(as_user: AsUser) -> None:
     row, client = make_dead(), as_user("view_dashboard", "discard_message")
     there = {"next": address("archived", pk=row.pk)}
-    answer = client.post(address("archived_discard", pk=row.pk), {**there, "reason": " "}, follow=True)
+    answer = client.post(
+        address("archived_discard", pk=row.pk), {**there, "reason": " "}, follow=True
+    )
     assert "a reason is required" in answer.content.decode()
     client.post(address("archived_discard", pk=row.pk), {**there, "reason": "old prices"})
     row.refresh_from_db()
@@ -161,10 +190,18 @@ NASTY = "<script>alert(1)</script>\"'&{{ 7|add:7 }}\x1b[2J\u202e\u200b=cmd|"
 def test_markup_and_unseen_characters_are_inert(as_user: AsUser) -> None:
     names = ("reason", "headers", "worker", "error_class", "error_message", "traceback", "history")
     row = make_dead(
-        **dict.fromkeys(names, NASTY), topic=NASTY[:64], task=NASTY, key=NASTY, body=json.dumps({"x": NASTY})
+        **dict.fromkeys(names, NASTY),
+        topic=NASTY[:64],
+        task=NASTY,
+        key=NASTY,
+        body=json.dumps({"x": NASTY}),
     )
     client = as_user(*EVERYTHING)
-    for there in (address("archive"), address("archived", pk=row.pk), address("archive") + "?q=" + "%3Cscript%3E"):
+    for there in (
+        address("archive"),
+        address("archived", pk=row.pk),
+        address("archive") + "?q=" + "%3Cscript%3E",
+    ):
         page = client.get(there).content.decode()
         assert "<script>alert" not in page
         assert not {"\x1b", "\u202e", "\u200b"} & set(page)

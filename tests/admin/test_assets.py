@@ -16,12 +16,16 @@ TEMPLATES = sorted((PACKAGE / "templates" / "django_delayq").glob("*.html"))
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
 def test_no_template_has_what_a_strict_policy_refuses(template: Path):
-    assert not re.search(r"<style|\sstyle=|\son\w+=|<script>|javascript:|https?://|\|safe\b", template.read_text())
+    assert not re.search(
+        r"<style|\sstyle=|\son\w+=|<script>|javascript:|https?://|\|safe\b", template.read_text()
+    )
 
 
 def test_our_script_and_style_fetch_nothing_from_elsewhere():
     for path in (*STATIC.glob("*.js"), *STATIC.glob("*.css")):
-        assert not re.search(r"https?://|@import|\burl\(|\beval\(|new Function", path.read_text()), path.name
+        assert not re.search(
+            r"https?://|@import|\burl\(|\beval\(|new Function", path.read_text()
+        ), path.name
 
 
 def test_uplot_is_the_version_that_is_named_with_its_licence():
@@ -34,12 +38,15 @@ def test_uplot_is_the_version_that_is_named_with_its_licence():
 
 def luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 @pytest.mark.parametrize(
-    ("block", "grounds"), [(":root {", ("#ffffff", "#f8f8f8")), ('html[data-theme="dark"],', ("#121212", "#212121"))]
+    ("block", "grounds"),
+    [(":root {", ("#ffffff", "#f8f8f8")), ('html[data-theme="dark"],', ("#121212", "#212121"))],
 )
 def test_every_colour_can_be_read_on_both_grounds(block: str, grounds: tuple[str, ...]):
     rules = (STATIC / "delayq.css").read_text().split(block)[1].split("}")[0]

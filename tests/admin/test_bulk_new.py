@@ -1,4 +1,5 @@
-"""Ordering a bulk operation: what it is about, the confirmation, and once however often it is sent."""
+"""Ordering a bulk operation: what it is about, the confirmation, and once however often it is
+sent."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_the_form_says_what_it_is_about(operator: Client) -> None:
 def test_a_count_of_very_many_is_cut_off(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_check, "MANY", 10)
     dead(11)
-    assert "Dead letters 10+" in text_of(operator.get(f"{address('bulk_new')}?kind=discard&open=on"))
+    assert "Dead letters 10+" in text_of(
+        operator.get(f"{address('bulk_new')}?kind=discard&open=on")
+    )
 
 
 def test_rows_may_be_named_one_by_one(operator: Client) -> None:
@@ -106,7 +109,9 @@ def test_without_redis_the_count_of_a_purge_is_no_error_of_ours(operator: Client
 
 def test_buttons_say_how_many(operator: Client) -> None:
     dead(1_204)
-    assert "Discard 1,204 messages" in text_of(operator.get(f"{address('bulk_new')}?kind=discard&open=on"))
+    assert "Discard 1,204 messages" in text_of(
+        operator.get(f"{address('bulk_new')}?kind=discard&open=on")
+    )
     close_order.using(delay=3600).enqueue(1)
     text = text_of(operator.get(f"{address('bulk_new')}?kind=purge&topic=orders"))
     assert "Purge 1 message" in text
@@ -114,7 +119,9 @@ def test_buttons_say_how_many(operator: Client) -> None:
     assert "what waits in topic orders when a worker takes it up" in text
 
 
-def test_without_a_worker_that_does_it_the_form_says_so(operator: Client, delayq: RedisStore) -> None:
+def test_without_a_worker_that_does_it_the_form_says_so(
+    operator: Client, delayq: RedisStore
+) -> None:
     dead(1)
     where = f"{address('bulk_new')}?kind=discard&open=on"
     assert "No living worker runs bulk operations" in text_of(operator.get(where))
@@ -141,12 +148,20 @@ def test_with_nothing_ticked_one_is_back_at_the_list(operator: Client) -> None:
 
 def test_an_order_is_stored_and_recorded(operator: Client) -> None:
     dead(3)
-    operation = order(operator, "kind=replay&open=on&task=tests.app.tasks.record", delay="90", rate="5.5")
+    operation = order(
+        operator, "kind=replay&open=on&task=tests.app.tasks.record", delay="90", rate="5.5"
+    )
     assert (operation.kind, operation.status, operation.dry_run) == ("replay", "waiting", False)
-    assert Selection.decode(operation.selection) == Selection(open=True, task="tests.app.tasks.record")
+    assert Selection.decode(operation.selection) == Selection(
+        open=True, task="tests.app.tasks.record"
+    )
     assert json.loads(operation.options).items() >= {"delay": 90, "rate": 5.5}.items()
     (action,) = OperatorAction.objects.all()
-    assert (action.action, action.reason, action.operator) == ("replay", "it is mended", operation.operator)
+    assert (action.action, action.reason, action.operator) == (
+        "replay",
+        "it is mended",
+        operation.operator,
+    )
 
 
 def test_a_window_stays_the_one_that_was_looked_at(operator: Client) -> None:
@@ -170,11 +185,23 @@ def test_a_reason_is_required_but_for_a_dry_run(operator: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"delay": "-1"}, {"delay": "x"}, {"delay": "nan"}, {"rate": "0"}, {"rate": "-3"}, {"rate": "inf"}]
+    "wrong",
+    [
+        {"delay": "-1"},
+        {"delay": "x"},
+        {"delay": "nan"},
+        {"rate": "0"},
+        {"rate": "-3"},
+        {"rate": "inf"},
+    ],
 )
-def test_impossible_options_are_refused_and_the_rest_is_kept(operator: Client, wrong: dict[str, str]) -> None:
+def test_impossible_options_are_refused_and_the_rest_is_kept(
+    operator: Client, wrong: dict[str, str]
+) -> None:
     dead(3)
-    response = send(operator, form_of(operator, "kind=replay&open=on"), reason="the bank is back", **wrong)
+    response = send(
+        operator, form_of(operator, "kind=replay&open=on"), reason="the bank is back", **wrong
+    )
     assert 'class="errorlist"' in response.content.decode()
     assert "the bank is back" in text_of(response)
     assert not BulkOperation.objects.exists()
@@ -202,7 +229,10 @@ def test_a_form_that_is_sent_twice_is_one_operation(operator: Client) -> None:
     first, second = send(operator, form, reason="again"), send(operator, form, reason="again")
     assert first["Location"] == second["Location"]
     assert (BulkOperation.objects.count(), OperatorAction.objects.count()) == (1, 1)
-    assert send(operator, form_of(operator, "kind=replay&open=on"), reason="again")["Location"] != first["Location"]
+    assert (
+        send(operator, form_of(operator, "kind=replay&open=on"), reason="again")["Location"]
+        != first["Location"]
+    )
 
 
 def test_a_dry_run_and_then_the_real_one_of_the_same_form_are_two(operator: Client) -> None:
@@ -210,10 +240,15 @@ def test_a_dry_run_and_then_the_real_one_of_the_same_form_are_two(operator: Clie
     form = form_of(operator, "kind=replay&open=on")
     send(operator, form, dry_run="1")
     send(operator, form, reason="again")
-    assert list(BulkOperation.objects.order_by("pk").values_list("dry_run", flat=True)) == [True, False]
+    assert list(BulkOperation.objects.order_by("pk").values_list("dry_run", flat=True)) == [
+        True,
+        False,
+    ]
 
 
-def test_a_form_that_is_sent_twice_at_the_same_time_is_one_operation(new_user: Callable[..., User]) -> None:
+def test_a_form_that_is_sent_twice_at_the_same_time_is_one_operation(
+    new_user: Callable[..., User],
+) -> None:
     user, selection = new_user(superuser=True), Selection(open=True)
     token = uuid4()
     send_it = lambda: bulk.start(user, "replay", selection, reason="again", token=token).pk  # noqa: E731
@@ -232,9 +267,14 @@ def test_without_its_token_a_form_is_refused(operator: Client) -> None:
 @pytest.mark.parametrize("kind", bulk.PERMISSIONS)
 def test_each_kind_needs_a_permission_of_its_own(as_user: AsUser, kind: str) -> None:
     dead(3)
-    all_others = {"bulk_operate", *bulk.PERMISSIONS.values()} - {bulk.PERMISSIONS[bulk.BulkKind(kind)]}
+    all_others = {"bulk_operate", *bulk.PERMISSIONS.values()} - {
+        bulk.PERMISSIONS[bulk.BulkKind(kind)]
+    }
     client = as_user("view_dashboard", *all_others)
     query = "topic=orders" if kind == "purge" else "open=on"
     assert client.get(f"{address('bulk_new')}?kind={kind}&{query}").status_code == 403
-    assert send(client, {"kind": kind, "query": query, "token": uuid4().hex}, reason="x").status_code == 403
+    assert (
+        send(client, {"kind": kind, "query": query, "token": uuid4().hex}, reason="x").status_code
+        == 403
+    )
     assert not BulkOperation.objects.exists()

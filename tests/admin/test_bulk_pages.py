@@ -1,4 +1,5 @@
-"""The pages of bulk operations: how far one is, whether anybody is at it, and all of them in a list."""
+"""The pages of bulk operations: how far one is, whether anybody is at it, and all of them in a
+list."""
 
 from __future__ import annotations
 
@@ -59,13 +60,17 @@ def test_the_page_follows_it_to_its_end(operator: Client, hands: Hands) -> None:
     dead(5)
     operation = order(operator, "kind=replay&open=on")
     assert "waiting" in page_of(operator, operation)
-    assert 'data-delayq-refresh="2"' in operator.get(address("bulk", pk=operation.pk)).content.decode()
+    assert (
+        'data-delayq-refresh="2"' in operator.get(address("bulk", pk=operation.pk)).content.decode()
+    )
     run(hands)
     text = page_of(operator, operation)
     assert "5 of 5 (100 %)" in text
     assert "Replayed5" in text.replace(" ", "")
     assert "done" in text
-    assert "data-delayq-refresh" not in operator.get(address("bulk", pk=operation.pk)).content.decode()
+    assert (
+        "data-delayq-refresh" not in operator.get(address("bulk", pk=operation.pk)).content.decode()
+    )
 
 
 def test_a_dry_run_changes_nothing_and_offers_the_real_one(operator: Client, hands: Hands) -> None:
@@ -87,12 +92,16 @@ def test_a_dry_run_changes_nothing_and_offers_the_real_one(operator: Client, han
 def test_a_purge_tells_what_waits_and_ends_it(operator: Client, hands: Hands) -> None:
     for number in range(3):
         close_order.using(delay=DAY).enqueue(number)
-    assert "Waiting messages 3" in text_of(operator.get(f"{address('bulk_new')}?kind=purge&topic=orders"))
+    assert "Waiting messages 3" in text_of(
+        operator.get(f"{address('bulk_new')}?kind=purge&topic=orders")
+    )
     operation = order(operator, "kind=purge&topic=orders")
     run(hands)
     operation.refresh_from_db()
     assert (operation.status, operation.count) == ("done", 3)
-    assert "Nothing waits there now" in text_of(operator.get(f"{address('bulk_new')}?kind=purge&topic=orders"))
+    assert "Nothing waits there now" in text_of(
+        operator.get(f"{address('bulk_new')}?kind=purge&topic=orders")
+    )
 
 
 def test_when_no_worker_takes_it_the_page_says_how_to_start_one(operator: Client) -> None:
@@ -110,7 +119,9 @@ def test_a_worker_that_has_just_put_it_down_is_no_lack_of_workers(operator: Clie
     dead(3)
     heartbeat(get_store())
     operation = order(operator, "kind=replay&open=on")
-    BulkOperation.objects.update(created_at=timezone.now() - timedelta(hours=1), alive_at=timezone.now())
+    BulkOperation.objects.update(
+        created_at=timezone.now() - timedelta(hours=1), alive_at=timezone.now()
+    )
     assert "run_delayq" not in page_of(operator, operation)
 
 
@@ -118,9 +129,13 @@ def test_a_silent_worker_is_told(operator: Client) -> None:
     dead(3)
     operation = order(operator, "kind=replay&open=on")
     now = timezone.now()
-    BulkOperation.objects.update(status="running", started_at=now, alive_at=now - timedelta(seconds=20))
+    BulkOperation.objects.update(
+        status="running", started_at=now, alive_at=now - timedelta(seconds=20)
+    )
     assert "gone silent" not in page_of(operator, operation)
-    BulkOperation.objects.update(created_at=now - timedelta(hours=1), alive_at=now - timedelta(seconds=31))
+    BulkOperation.objects.update(
+        created_at=now - timedelta(hours=1), alive_at=now - timedelta(seconds=31)
+    )
     assert "gone silent" in page_of(operator, operation)
 
 
@@ -132,7 +147,9 @@ def test_one_that_waits_after_a_problem_says_what_it_was(operator: Client) -> No
     dead(3)
     operation = order(operator, "kind=replay&open=on")
     BulkOperation.objects.update(alive_at=timezone.now(), error="StoreUnavailable: Redis is away")
-    assert "It had a problem and is tried again: StoreUnavailable: Redis is away" in page_of(operator, operation)
+    assert "It had a problem and is tried again: StoreUnavailable: Redis is away" in page_of(
+        operator, operation
+    )
     assert "It failed" not in page_of(operator, operation)
 
 
@@ -145,7 +162,8 @@ def test_a_replay_leads_to_what_has_ended_since(operator: Client, hands: Hands) 
     hands.work()
     hands.archive()
     found = re.search(
-        r'href="([^"]*)">What has ended since', operator.get(address("bulk", pk=operation.pk)).content.decode()
+        r'href="([^"]*)">What has ended since',
+        operator.get(address("bulk", pk=operation.pk)).content.decode(),
     )
     assert found
     rows = operator.get(html.unescape(found[1])).context["found"].rows
@@ -156,7 +174,9 @@ def test_a_replay_leads_to_what_has_ended_since(operator: Client, hands: Hands) 
 
 def test_the_rate_and_the_rest_are_told() -> None:
     now = timezone.now()
-    operation = BulkOperation(kind="replay", selection="{}", operator="anna", status="running", created_at=now)
+    operation = BulkOperation(
+        kind="replay", selection="{}", operator="anna", status="running", created_at=now
+    )
     operation.started_at, operation.alive_at = now - timedelta(seconds=20), now
     operation.total, operation.count = 1_000, 190
     operation.skipped = '{"already replayed": 700, "its key is live": 10}'
@@ -191,7 +211,9 @@ def test_the_browser_follows_it_without_a_reload(
     page.get_by_text("Not counted yet.").wait_for()
     page.evaluate("window.here = 1")
     page.get_by_role("button", name="Cancel it").focus()
-    BulkOperation.objects.update(status="running", total=5, count=2, started_at=timezone.now(), alive_at=timezone.now())
+    BulkOperation.objects.update(
+        status="running", total=5, count=2, started_at=timezone.now(), alive_at=timezone.now()
+    )
     page.get_by_text("2 of 5 (40 %)").wait_for()
     assert page.evaluate("document.activeElement.textContent") == "Cancel it"
     BulkOperation.objects.update(status="waiting", total=None, count=0, alive_at=None)
@@ -223,7 +245,9 @@ def test_the_browser_says_when_it_cannot_follow(
 def test_one_that_does_not_exist_is_not_found(operator: Client) -> None:
     assert operator.get(address("bulk", pk=12345)).status_code == 404
     assert operator.get(address("bulk", pk=10**30)).status_code == 404
-    assert "There is no bulk operation 12345" in text_of(operator.post(address("bulk_cancel", pk=12345), follow=True))
+    assert "There is no bulk operation 12345" in text_of(
+        operator.post(address("bulk_cancel", pk=12345), follow=True)
+    )
     with pytest.raises(InvalidMessage):
         bulk.get(12345)
 
@@ -233,12 +257,17 @@ def test_who_may_only_look_has_no_buttons(as_user: AsUser, operator: Client) -> 
     operation = order(operator, "kind=replay&open=on")
     text = as_user("view_dashboard").get(address("bulk", pk=operation.pk)).content.decode()
     assert address("bulk_cancel", pk=operation.pk) not in text
-    assert address("bulk_cancel", pk=operation.pk) in operator.get(address("bulk", pk=operation.pk)).content.decode()
+    assert (
+        address("bulk_cancel", pk=operation.pk)
+        in operator.get(address("bulk", pk=operation.pk)).content.decode()
+    )
 
 
 def test_all_operations_are_listed_page_by_page(operator: Client) -> None:
     made = [
-        BulkOperation.objects.create(kind="discard", selection='{"topic":"orders"}', operator="anna").pk
+        BulkOperation.objects.create(
+            kind="discard", selection='{"topic":"orders"}', operator="anna"
+        ).pk
         for _ in range(120)
     ]
     seen, where, pages = [], address("bulk_list"), 0
@@ -266,7 +295,9 @@ def test_what_operators_and_workers_write_is_inert(operator: Client) -> None:
         kind="replay", selection=f'{{"error": {json.dumps(HOSTILE)}}}', operator=HOSTILE, reason=HOSTILE, error=HOSTILE,
         skipped=json.dumps({HOSTILE: 3}), worker=HOSTILE, status="failed",
     )  # fmt: skip
-    BulkOperation.objects.create(kind="replay", selection=f"no JSON {HOSTILE}", operator="x", dry_run=True)
+    BulkOperation.objects.create(
+        kind="replay", selection=f"no JSON {HOSTILE}", operator="x", dry_run=True
+    )
     pages = [address("bulk_list"), address("bulk", pk=one.pk), address("bulk", pk=one.pk + 1)]
     for where in (*pages, f"{address('bulk_new')}?kind=replay&open=on"):
         text = operator.get(where).content.decode()

@@ -24,7 +24,9 @@ def test_each_bar_stands_where_its_minute_is_and_is_as_high_as_its_count():
     rects = list(picture(buckets(60, timedelta(minutes=1))).iter("rect"))
     assert len(rects) == 59  # nothing is drawn for nothing
     for rect, count in zip(rects, range(1, 60), strict=True):
-        assert float(rect.attrib["height"]) == pytest.approx(max(2.0, count / 59 * charts.HEIGHT), abs=0.06)
+        assert float(rect.attrib["height"]) == pytest.approx(
+            max(2.0, count / 59 * charts.HEIGHT), abs=0.06
+        )
         bottom = float(rect.attrib["y"]) + float(rect.attrib["height"])
         assert bottom == pytest.approx(charts.ABOVE + charts.HEIGHT, abs=0.11)
         middle = float(rect.attrib["x"].rstrip("%")) + float(rect.attrib["width"].rstrip("%")) / 2
@@ -63,7 +65,9 @@ def test_nothing_is_said_and_not_drawn(none: list[Bucket]):
 
 def test_not_more_labels_than_there_is_room_for():
     labels = [
-        text for text in picture(buckets(60, timedelta(minutes=1))).iter("text") if "label" in text.attrib["class"]
+        text
+        for text in picture(buckets(60, timedelta(minutes=1))).iter("text")
+        if "label" in text.attrib["class"]
     ]
     assert [label.text for label in labels][:3] == ["10:20", "10:25", "10:30"]
     assert len(labels) == 12
@@ -73,7 +77,9 @@ def test_not_more_labels_than_there_is_room_for():
 def test_markup_in_labels_is_text():
     html = charts.bars("due", [Bucket(label=MARKUP, count=1)], what=MARKUP, unit=MARKUP)
     assert "<script" not in html
-    assert ElementTree.fromstring(html).findtext("figcaption") == f"{MARKUP}: 1, peak 1 at {MARKUP}."
+    assert (
+        ElementTree.fromstring(html).findtext("figcaption") == f"{MARKUP}: 1, peak 1 at {MARKUP}."
+    )
 
 
 def test_no_style_that_a_strict_policy_would_refuse():

@@ -1,5 +1,6 @@
-"""The pages in a real browser, under the strictest policy they promise to work under, as people come to them: in both
-themes, on a telephone, by keyboard. And that the fixtures of these tests see what they are there to see."""
+"""The pages in a real browser, under the strictest policy they promise to work under, as people
+come to them: in both themes, on a telephone, by keyboard. And that the fixtures of these tests see
+what they are there to see."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from django_delayq.admin import site
 from tests.admin.browser import POLICY, address
 from tests.admin.world import World
 
-#: What a page says of itself. Inputs that are hidden, or that the admin's own frame brings along, do not count.
+#: What a page says of itself. Inputs that are hidden, or that the admin's own frame brings along,
+#: do not count.
 _REPORT = """() => {
   const frame = document.querySelector(".delayq");
   document.querySelectorAll("details").forEach((one) => { one.open = true; });
@@ -57,13 +59,21 @@ _SOUND: dict[str, Any] = {
 
 def shown_pages() -> Iterator[site.Page]:
     """All that are HTML and have an address of their own."""
-    return (page for page in site._pages if "GET" in page.methods and page.name not in ("live", "archive_csv"))
+    return (
+        page
+        for page in site._pages
+        if "GET" in page.methods and page.name not in ("live", "archive_csv")
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_page_is_sound(
-    width: int, dark: bool, world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]
+    width: int,
+    dark: bool,
+    world: World,
+    browser_page: Callable[..., Any],
+    as_user: Callable[..., Any],
 ):
     tab = browser_page(as_user(superuser=True), width=width, dark=dark)
     unsound = {}
@@ -73,7 +83,9 @@ def test_every_page_is_sound(
         assert answer.headers["content-security-policy"] == POLICY
         found = tab.evaluate(_REPORT)
         if found != _SOUND:
-            unsound[page.name] = {name: value for name, value in found.items() if value != _SOUND[name]}
+            unsound[page.name] = {
+                name: value for name, value in found.items() if value != _SOUND[name]
+            }
     assert not unsound, json.dumps(unsound, indent=1)
 
 
@@ -86,7 +98,9 @@ def test_every_page_says_the_same_without_scripts(
         assert tab.locator(".delayq").inner_text().strip(), page.name
 
 
-def test_the_tab_key_reaches_every_control(world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]):
+def test_the_tab_key_reaches_every_control(
+    world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]
+):
     tab = browser_page(as_user(superuser=True))
     for page in shown_pages():
         tab.goto(address(page.name, **world.fill(page)))
@@ -125,12 +139,17 @@ def test_whatever_the_browser_complains_about_is_noted(
     tab.goto("/admin/")
     assert browser_problems == []
     with tab.expect_response("**/gone.png"):
-        tab.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\"><img src=/gone.png>')")
+        tab.evaluate(
+            "document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\"><img "
+            "src=/gone.png>')"
+        )
     with tab.expect_event("pageerror"):
         tab.evaluate("setTimeout(() => { throw new Error('a bug') })")
     with tab.expect_event("dialog"):
         tab.evaluate("setTimeout(() => alert('a dialog'))")
     tab.goto("/admin/")
     said = "\n".join(browser_problems)
-    assert all(word in said for word in ("404 for GET", "gone.png", "CSP: style-src", "a bug", "a dialog"))
+    assert all(
+        word in said for word in ("404 for GET", "gone.png", "CSP: style-src", "a bug", "a dialog")
+    )
     browser_problems.clear()

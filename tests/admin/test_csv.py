@@ -58,9 +58,22 @@ def test_it_begins_as_excel_wants_and_is_named_by_the_day(as_user: AsUser) -> No
     assert f"delayq-archive-{timezone.now().date()}.csv" in answer["Content-Disposition"]
 
 
-@pytest.mark.parametrize("nasty", ["=cmd|'/C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1"])
+@pytest.mark.parametrize(
+    "nasty", ["=cmd|'/C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1"]
+)
 def test_no_text_is_a_formula(as_user: AsUser, nasty: str) -> None:
-    names = ("topic", "task", "key", "reason", "error_class", "worker", "body", "headers", "error_message", "traceback")
+    names = (
+        "topic",
+        "task",
+        "key",
+        "reason",
+        "error_class",
+        "worker",
+        "body",
+        "headers",
+        "error_message",
+        "traceback",
+    )
     make(**dict.fromkeys(names, nasty), lateness_ms=-0.5)
     (line,) = exported(as_user("view_dashboard", "view_payload"))
     assert {line[name] for name in names} == {f"'{nasty}"}
@@ -69,7 +82,10 @@ def test_no_text_is_a_formula(as_user: AsUser, nasty: str) -> None:
 
 def test_contents_need_the_permission(as_user: AsUser) -> None:
     make_dead(
-        body='{"args":["secret"],"kwargs":{}}', headers='{"h":"secret"}', error_message="secret", traceback="secret"
+        body='{"args":["secret"],"kwargs":{}}',
+        headers='{"h":"secret"}',
+        error_message="secret",
+        traceback="secret",
     )
     for may_see in (True, False):
         client = as_user("view_dashboard", *(["view_payload"] if may_see else []))
@@ -97,7 +113,9 @@ def test_the_head_needs_no_row() -> None:
 def test_memory_does_not_grow_with_the_file() -> None:
     row = ArchivedMessage(topic="orders", body="x" * 10_000)
     tracemalloc.start()
-    size = sum(len(part) for part in csv_export.written((row for _ in range(10_000)), ("topic", "body")))
+    size = sum(
+        len(part) for part in csv_export.written((row for _ in range(10_000)), ("topic", "body"))
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert size > 100e6
@@ -134,7 +152,9 @@ def test_it_is_streamed_under_asgi_too(new_user: Callable[..., Any]) -> None:
         assert answer.is_async
         return b"".join([part async for part in answer.streaming_content])
 
-    assert len(lines(apart(lambda: asyncio.run(content())))) == 5  # a browser's loop may run in this thread
+    assert (
+        len(lines(apart(lambda: asyncio.run(content())))) == 5
+    )  # a browser's loop may run in this thread
 
 
 @pytest.mark.parametrize(
@@ -149,5 +169,7 @@ def test_it_is_streamed_under_asgi_too(new_user: Callable[..., Any]) -> None:
         ("a;b=1, -1 [1,-2]", "a;b=1, -1 [1,-2]"),
     ],
 )
-def test_no_part_of_a_text_is_a_formula_where_a_semicolon_ends_the_cell(text: str, written: str) -> None:
+def test_no_part_of_a_text_is_a_formula_where_a_semicolon_ends_the_cell(
+    text: str, written: str
+) -> None:
     assert csv_export.cell(text) == written

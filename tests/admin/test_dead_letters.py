@@ -47,7 +47,10 @@ def page(as_user: AsUser) -> Callable[..., str]:
 def links(text: str, to: str) -> list[tuple[QueryDict, str]]:
     """Parameters and text of the links to one of our pages."""
     found = re.findall(rf'href="{address(to)}\?([^"]*)"[^>]*>(.*?)</a>', text, re.S)
-    return [(QueryDict(html.unescape(query)), re.sub("<[^>]*>|\\s", "", shown)) for query, shown in found]
+    return [
+        (QueryDict(html.unescape(query)), re.sub("<[^>]*>|\\s", "", shown))
+        for query, shown in found
+    ]
 
 
 def table(text: str) -> str:
@@ -58,7 +61,12 @@ def test_every_number_is_a_link_to_as_many_rows(page: Callable[..., str]) -> Non
     died(3)
     died(2, HOUR * 5)
     died(1, HOUR * 50)
-    died(4, error_class="requests.exceptions.ConnectionError", topic="orders", task="shop.tasks.close")
+    died(
+        4,
+        error_class="requests.exceptions.ConnectionError",
+        topic="orders",
+        task="shop.tasks.close",
+    )
     died(2, error_class="", reason="poison & <b>more</b>")
     died(5, HOUR * 24 * 8)
     found = links(page(), "archive")
@@ -68,11 +76,17 @@ def test_every_number_is_a_link_to_as_many_rows(page: Callable[..., str]) -> Non
         assert selection_from(query).rows().count() == int(shown), query
 
 
-def test_a_number_leads_to_the_archive_that_lists_its_rows(page: Callable[..., str], as_user: AsUser) -> None:
+def test_a_number_leads_to_the_archive_that_lists_its_rows(
+    page: Callable[..., str], as_user: AsUser
+) -> None:
     rows = died(3, error_class="KeyError")
     died(2, error_class="ValueError")
-    hour, _day, _week = (query for query, _ in links(table(page()), "archive") if query["error"] == "=KeyError")
-    listed = as_user("view_dashboard").get(f"{address('archive')}?{hour.urlencode()}").content.decode()
+    hour, _day, _week = (
+        query for query, _ in links(table(page()), "archive") if query["error"] == "=KeyError"
+    )
+    listed = (
+        as_user("view_dashboard").get(f"{address('archive')}?{hour.urlencode()}").content.decode()
+    )
     for pk in rows:
         assert address("archived", pk=pk) in listed
     assert len(set(re.findall(rf'"{address("archive")}(\d+)/"', listed))) == 3
@@ -92,14 +106,20 @@ def test_the_buttons_of_a_group_are_about_that_group(page: Callable[..., str]) -
         assert selection_from(filters).rows().count() == 3
 
 
-@pytest.mark.parametrize(("error_class", "reason"), [("", ""), ("", " blanks "), ("KeyError", "poison")])
-def test_each_group_is_named_exactly(page: Callable[..., str], as_user: AsUser, error_class: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("error_class", "reason"), [("", ""), ("", " blanks "), ("KeyError", "poison")]
+)
+def test_each_group_is_named_exactly(
+    page: Callable[..., str], as_user: AsUser, error_class: str, reason: str
+) -> None:
     rows = died(2, error_class=error_class, reason=reason)
     died(1, error_class="shop.KeyError", reason="")
     died(1, error_class="ValueError", reason="blanks")
     error = f"={error_class or reason}"
     query = next(query for query, _ in links(table(page()), "archive") if query["error"] == error)
-    listed = as_user("view_dashboard").get(f"{address('archive')}?{query.urlencode()}").content.decode()
+    listed = (
+        as_user("view_dashboard").get(f"{address('archive')}?{query.urlencode()}").content.decode()
+    )
     assert {int(pk) for pk in re.findall(rf'"{address("archive")}(\d+)/"', listed)} == set(rows)
 
 
@@ -113,7 +133,9 @@ def test_each_group_is_named_exactly(page: Callable[..., str], as_user: AsUser, 
         (("replay_message", "discard_message"), set()),
     ],
 )
-def test_who_may_not_do_it_has_no_button(as_user: AsUser, permissions: tuple[str, ...], shown: set[str]) -> None:
+def test_who_may_not_do_it_has_no_button(
+    as_user: AsUser, permissions: tuple[str, ...], shown: set[str]
+) -> None:
     died()
     text = as_user("view_dashboard", *permissions).get(address("dead_letters")).content.decode()
     assert {query["kind"] for query, _ in links(text, "bulk_new")} == shown
@@ -166,7 +188,9 @@ def test_a_flood_is_told(page: Callable[..., str], monkeypatch: pytest.MonkeyPat
     assert [shown for _, shown in links(table(text), "archive")] == ["4+", "4+", "4+"]
 
 
-def test_more_groups_than_fit_are_told(page: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_groups_than_fit_are_told(
+    page: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dead_letters, "MOST_GROUPS", 2)
     for number in range(3):
         died(error_class="", reason=f"order {number}")

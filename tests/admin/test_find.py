@@ -37,7 +37,8 @@ def newest() -> ArchivedMessage:
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize(
-    "write", [str, lambda i: str(UUID(i)), str.upper, lambda i: f" {i} ", lambda i: f"{{{UUID(i)}}}"]
+    "write",
+    [str, lambda i: str(UUID(i)), str.upper, lambda i: f" {i} ", lambda i: f"{{{UUID(i)}}}"],
 )
 def test_an_id_leads_to_the_live_message_in_redis_and_in_the_database(
     find: Callable[..., Any], durable: bool, write: Callable[[str], str]
@@ -48,13 +49,17 @@ def test_an_id_leads_to_the_live_message_in_redis_and_in_the_database(
     assert find(write(handle.id), topic="orders").url == there
 
 
-def test_an_id_in_an_old_partition_is_found(find: Callable[..., Any], split: Callable[[int], Any]) -> None:
+def test_an_id_in_an_old_partition_is_found(
+    find: Callable[..., Any], split: Callable[[int], Any]
+) -> None:
     handle = crowd.using(delay=DAY).enqueue(1)
     split(7)
     assert find(handle.id).url == address("message", topic="crowd", message_id=handle.id)
 
 
-def test_an_ended_message_is_found_as_its_newest_row(find: Callable[..., Any], hands: Hands) -> None:
+def test_an_ended_message_is_found_as_its_newest_row(
+    find: Callable[..., Any], hands: Hands
+) -> None:
     for _ in range(2):
         handle = close_order.using(key="order:7").enqueue(7)
         hands.work(ORDERS)
@@ -97,13 +102,17 @@ def test_a_key_that_begins_with_the_word_is_found_behind_the_word(find: Callable
     assert find("key:key:1").url == address("message", topic="orders", message_id=handle.id)
 
 
-@pytest.mark.parametrize("query", ["nobody", "0" * 32, f"{1:0>8}-0000-7000-8000-{1:0>12}", HOSTILE, "%", "ord"])
+@pytest.mark.parametrize(
+    "query", ["nobody", "0" * 32, f"{1:0>8}-0000-7000-8000-{1:0>12}", HOSTILE, "%", "ord"]
+)
 def test_what_nobody_has_is_said_in_words(find: Callable[..., Any], query: str) -> None:
     close_order.using(key="order:1", delay=DAY).enqueue(1)
     html = find(query).content.decode()
     assert "neither a live one nor one in the archive" in html
     assert "<script>alert" not in html
-    assert "\u202e" not in re.sub('value="[^"]*"', "", html)  # what was typed stands in its input as it is
+    assert "\u202e" not in re.sub(
+        'value="[^"]*"', "", html
+    )  # what was typed stands in its input as it is
 
 
 @pytest.mark.parametrize(
@@ -115,7 +124,9 @@ def test_what_nobody_has_is_said_in_words(find: Callable[..., Any], query: str) 
         ("key:", "", "1 to 256"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(find: Callable[..., Any], query: str, topic: str, words: str) -> None:
+def test_what_cannot_be_is_refused_in_words(
+    find: Callable[..., Any], query: str, topic: str, words: str
+) -> None:
     response = find(query, topic=topic)
     assert response.status_code == 200 and words in response.content.decode()
 
@@ -124,7 +135,9 @@ def test_without_a_query_the_page_says_what_it_takes(find: Callable[..., Any]) -
     assert "An id has 32 hexadecimal digits" in find("").content.decode()
 
 
-def test_with_redis_away_the_archive_and_the_outbox_are_searched(find: Callable[..., Any], hands: Hands) -> None:
+def test_with_redis_away_the_archive_and_the_outbox_are_searched(
+    find: Callable[..., Any], hands: Hands
+) -> None:
     ended = close_order.using(key="order:7").enqueue(7)
     hands.work(ORDERS)
     hands.archive()
@@ -133,7 +146,10 @@ def test_with_redis_away_the_archive_and_the_outbox_are_searched(find: Callable[
     row = address("archived", pk=newest().pk)
     there = address("message", topic="orders", message_id=kept.id)
     with unreachable():
-        answers = {q: find(q) for q in (ended.id, "order:7", kept.id, "order:8", here.id, "order:9", "0" * 32)}
+        answers = {
+            q: find(q)
+            for q in (ended.id, "order:7", kept.id, "order:8", here.id, "order:9", "0" * 32)
+        }
     for query, answer in answers.items():
         html = answer.content.decode()
         assert answer.status_code == 200 and "live messages in it were not searched" in html, query
@@ -143,7 +159,9 @@ def test_with_redis_away_the_archive_and_the_outbox_are_searched(find: Callable[
 
 
 @pytest.mark.parametrize("query", ["args.order_id:1042", "args.0:7", "args.order.id: x y"])
-def test_an_argument_is_searched_in_the_archive_of_a_day(find: Callable[..., Any], query: str) -> None:
+def test_an_argument_is_searched_in_the_archive_of_a_day(
+    find: Callable[..., Any], query: str
+) -> None:
     where = urlsplit(find(query, topic="orders").url)
     assert where.path == address("archive")
     assert parse_qs(where.query) == {"q": [query], "period": ["24h"], "topic": ["orders"]}
@@ -151,17 +169,23 @@ def test_an_argument_is_searched_in_the_archive_of_a_day(find: Callable[..., Any
 
 
 @pytest.mark.parametrize("key", ["args.", "args.x", "argsx:1"])
-def test_a_key_that_only_begins_like_an_argument_is_a_key(find: Callable[..., Any], key: str) -> None:
+def test_a_key_that_only_begins_like_an_argument_is_a_key(
+    find: Callable[..., Any], key: str
+) -> None:
     handle = close_order.using(key=key, delay=DAY).enqueue(1)
     assert find(key).url == address("message", topic="orders", message_id=handle.id)
 
 
-def test_a_key_that_reads_like_an_argument_is_found_behind_the_word(find: Callable[..., Any]) -> None:
+def test_a_key_that_reads_like_an_argument_is_found_behind_the_word(
+    find: Callable[..., Any],
+) -> None:
     handle = close_order.using(key="args.x:1", delay=DAY).enqueue(1)
     assert find("key:args.x:1").url == address("message", topic="orders", message_id=handle.id)
 
 
-def test_a_sent_row_whose_message_redis_has_lost_is_found(find: Callable[..., Any], hands: Hands) -> None:
+def test_a_sent_row_whose_message_redis_has_lost_is_found(
+    find: Callable[..., Any], hands: Hands
+) -> None:
     handle = close_order.using(key="order:7", durable=True).enqueue(7)
     lose_redis(hands.store)
     assert find("order:7").url == address("message", topic="orders", message_id=handle.id)
@@ -187,12 +211,20 @@ def test_all_topics_are_searched_in_one_round_trip_and_three_queries(
     asked: list[int] = []
     read_all = type(hands.store).read_all
     monkeypatch.setattr(
-        type(hands.store), "read_all", lambda store, reads: asked.append(len(reads)) or read_all(store, reads)
+        type(hands.store),
+        "read_all",
+        lambda store, reads: asked.append(len(reads)) or read_all(store, reads),
     )
     monkeypatch.setattr(type(hands.store), "call", None)
-    with django_assert_max_num_queries(3):  # one of them for the topics of the outbox, of which there are none
+    with django_assert_max_num_queries(
+        3
+    ):  # one of them for the topics of the outbox, of which there are none
         hits = lookup.by_key("a")
-    assert {(hit.topic, hit.state) for hit in hits} == {("crowd", "ready"), ("default", "acked"), ("orders", "acked")}
+    assert {(hit.topic, hit.state) for hit in hits} == {
+        ("crowd", "ready"),
+        ("default", "acked"),
+        ("orders", "acked"),
+    }
     assert len(asked) == 1
 
 

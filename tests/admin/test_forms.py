@@ -1,4 +1,5 @@
-"""Arguments as people write them: what is not touched comes back exactly, and what is wrong is refused at its field."""
+"""Arguments as people write them: what is not touched comes back exactly, and what is wrong is
+refused at its field."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ def task(declared: dict[str, Any]) -> DelayedTask[Any, Any]:
 
     @delayed_task(name="t.every")
     def every(
-        first: int, note: str, /, middle: Any = None, text: str = "plain", *more: Any, last: float = 1.5, **others: Any
+        first: int,
+        note: str,
+        /,
+        middle: Any = None,
+        text: str = "plain",
+        *more: Any,
+        last: float = 1.5,
+        **others: Any,
     ) -> None: ...
 
     return every
@@ -46,7 +54,9 @@ def saved(name: str, arguments: Any, **changes: str) -> ArgumentsForm:
 
 def errors(form: ArgumentsForm) -> dict[str, list[str]]:
     """By the name of the parameter."""
-    return {name.removeprefix("argument_"): list(messages) for name, messages in form.errors.items()}
+    return {
+        name.removeprefix("argument_"): list(messages) for name, messages in form.errors.items()
+    }
 
 
 JSON = st.recursive(
@@ -55,12 +65,16 @@ JSON = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
-@given(args=st.lists(JSON, max_size=4), kwargs=st.dictionaries(st.text(max_size=8), JSON, max_size=3))
+@given(
+    args=st.lists(JSON, max_size=4), kwargs=st.dictionaries(st.text(max_size=8), JSON, max_size=3)
+)
 def test_what_nobody_touches_comes_back_exactly(args: list[Any], kwargs: dict[str, Any]) -> None:
     form = saved("tests.app.tasks.noop", (args, kwargs))
     assert not form.errors
@@ -100,16 +114,25 @@ def test_a_new_call_names_what_may_be_named(task: DelayedTask[Any, Any]) -> None
 
 
 def test_further_arguments_make_those_before_them_positional(task: DelayedTask[Any, Any]) -> None:
-    assert saved(task.name, None, first="1", note="a", middle="2", text="t", more="[3]").arguments() == (
+    assert saved(
+        task.name, None, first="1", note="a", middle="2", text="t", more="[3]"
+    ).arguments() == (
         [1, "a", 2, "t", 3],
         {},
     )
     wrong = saved(task.name, None, first="1", note="a", text="t", more="[3]")
-    assert errors(wrong) == {"middle": ["Give this one too: what comes after it is given by position."]}
+    assert errors(wrong) == {
+        "middle": ["Give this one too: what comes after it is given by position."]
+    }
 
 
-def test_an_argument_taken_away_gives_those_after_it_their_names(task: DelayedTask[Any, Any]) -> None:
-    assert saved(task.name, ([1, "a", 2, "t"], {}), middle="").arguments() == ([1, "a"], {"text": "t"})
+def test_an_argument_taken_away_gives_those_after_it_their_names(
+    task: DelayedTask[Any, Any],
+) -> None:
+    assert saved(task.name, ([1, "a", 2, "t"], {}), middle="").arguments() == (
+        [1, "a"],
+        {"text": "t"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +172,12 @@ def test_what_is_wrong_is_said_at_its_field(
 
 
 def test_all_together_are_not_larger_than_a_body_may_be() -> None:
-    form = saved("tests.app.tasks.noop", None, args=json.dumps(["x" * 40_000]), kwargs=json.dumps({"a": "x" * 40_000}))
+    form = saved(
+        "tests.app.tasks.noop",
+        None,
+        args=json.dumps(["x" * 40_000]),
+        kwargs=json.dumps({"a": "x" * 40_000}),
+    )
     assert "the limit is 65,536" in errors(form)["__all__"][0]
 
 
@@ -165,15 +193,22 @@ def test_a_task_that_nobody_declares_has_two_raw_fields() -> None:
     assert form.arguments() == ([1], {"a": 3})
 
 
-@pytest.mark.parametrize("arguments", [([], {}), ([1], {"nobody": 2}), ([1, 2, 3], {}), ([1], {"reason": 5})])
-def test_arguments_that_do_not_fit_have_two_raw_fields_and_must_fit_when_they_are_saved(arguments: Any) -> None:
+@pytest.mark.parametrize(
+    "arguments", [([], {}), ([1], {"nobody": 2}), ([1, 2, 3], {}), ([1], {"reason": 5})]
+)
+def test_arguments_that_do_not_fit_have_two_raw_fields_and_must_fit_when_they_are_saved(
+    arguments: Any,
+) -> None:
     form = saved("tests.app.tasks.close_order", arguments)
     assert form.is_raw
     if arguments == ([1], {"reason": 5}):  # fits, but a field for text could not show a number
         assert form.arguments() == arguments
     else:
         assert "cannot be called so" in errors(form)["__all__"][0]
-    assert saved("tests.app.tasks.close_order", arguments, args="[7]", kwargs="").arguments() == ([7], {})
+    assert saved("tests.app.tasks.close_order", arguments, args="[7]", kwargs="").arguments() == (
+        [7],
+        {},
+    )
 
 
 def test_a_form_from_before_another_edit_or_deploy_is_refused() -> None:
@@ -183,7 +218,11 @@ def test_a_form_from_before_another_edit_or_deploy_is_refused() -> None:
 
 
 def test_the_page_shows_what_is_there_and_nothing_of_it_works() -> None:
-    html = str(ArgumentsForm("tests.app.tasks.close_order", ([HOSTILE], {"reason": HOSTILE + "\u202e\x7f"})))
+    html = str(
+        ArgumentsForm(
+            "tests.app.tasks.close_order", ([HOSTILE], {"reason": HOSTILE + "\u202e\x7f"})
+        )
+    )
     assert HOSTILE not in html and "&lt;/textarea&gt;" in html
     assert "\u202e" not in html and "\\u202e\\u007f" in html
 
@@ -192,8 +231,14 @@ def test_each_field_says_what_it_takes() -> None:
     html = str(ArgumentsForm("tests.app.tasks.close_order"))
     assert '<label for="id_argument_order_id">order_id</label>' in html
     assert "int. JSON; text in double quotes." in html
-    assert "str. Text as it is; in double quotes it is read as JSON. Left empty: &#x27;unpaid&#x27;." in html
-    assert 'aria-describedby="id_argument_reason_helptext"' in html and 'id="id_argument_reason_helptext"' in html
+    assert (
+        "str. Text as it is; in double quotes it is read as JSON. Left empty: &#x27;unpaid&#x27;."
+        in html
+    )
+    assert (
+        'aria-describedby="id_argument_reason_helptext"' in html
+        and 'id="id_argument_reason_helptext"' in html
+    )
 
 
 # Times
@@ -219,7 +264,9 @@ def test_the_clock_is_that_of_the_zone(settings: Any) -> None:
     assert "Asia/Tokyo" in clock_in_words() and f" {hour:02}:" in clock_in_words()
 
 
-@pytest.mark.parametrize(("amount", "unit", "seconds"), [("0", "1", 0), ("1.5", "3600", 5400), ("2", "86400", 172_800)])
+@pytest.mark.parametrize(
+    ("amount", "unit", "seconds"), [("0", "1", 0), ("1.5", "3600", 5400), ("2", "86400", 172_800)]
+)
 def test_a_length_of_time_is_a_number_of_units(amount: str, unit: str, seconds: float) -> None:
     form = WhenForm({"delay": amount, "delay_unit": unit})
     assert form.is_valid() and form.cleaned_data["delay"] == seconds

@@ -1,4 +1,5 @@
-"""Whatever a producer, a worker or an operator writes is text on the pages: it is there to read, and does nothing."""
+"""Whatever a producer, a worker or an operator writes is text on the pages: it is there to read,
+and does nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from tests.admin.world import MODES, World, heartbeat
 from tests.app.tasks import act, close_order
 from tests.hands import DAY, end_lease
 
-MARKUP = "<img src=x onerror=hit()><script>hit()</script>'\"</pre></textarea></script>--><!--{{ 7|add:7 }}"
+MARKUP = (
+    "<img src=x onerror=hit()><script>hit()</script>'\"</pre></textarea></script>--><!--{{ 7|add:7 "
+    "}}"
+)
 #: Escape sequences, right-to-left override, isolates, zero width, line separator.
 UNSEEN = "\x1b[2J\x07\u202e\u2066\u200b\u2028"
 FORMULA = "=cmd|'/C calc'!A0"
@@ -41,7 +45,10 @@ def shown(field: str) -> str:
 @pytest.fixture
 def attacked(world: World) -> World:
     """Everything is hostile that can be written from outside."""
-    options: dict[str, Any] = {"key": hostile("key"), "headers": {hostile("header"): hostile("value")}}
+    options: dict[str, Any] = {
+        "key": hostile("key"),
+        "headers": {hostile("header"): hostile("value")},
+    }
     arguments = {"reason": hostile("argument") + LONG}
     waiting = close_order.using(delay=DAY, **options).enqueue(1, **arguments)
     world.arguments_of["message_id"] = waiting.id
@@ -72,7 +79,12 @@ def _leased(world: World) -> Any:
 
 
 def _spoil_the_archive(arguments: dict[str, Any]) -> None:
-    run = {"worker": hostile("worker"), "started_ms": 1.7e12, "ended_ms": 1.7e12 + 5, "outcome": "retried"}
+    run = {
+        "worker": hostile("worker"),
+        "started_ms": 1.7e12,
+        "ended_ms": 1.7e12 + 5,
+        "outcome": "retried",
+    }
     ArchivedMessage.objects.update(
         key=hostile("key"),
         body=json.dumps({"args": [FORMULA, hostile("argument")], "kwargs": arguments}),
@@ -93,7 +105,17 @@ TEXTS = {
     "message": ["key", "header", "value"],
     "dead_letters": ["class"],
     "archive": ["key", "class"],
-    "archived": ["key", "header", "value", "class", "message", "traceback", "word", "worker", "run"],
+    "archived": [
+        "key",
+        "header",
+        "value",
+        "class",
+        "message",
+        "traceback",
+        "word",
+        "worker",
+        "run",
+    ],
     "bulk_list": ["operator", "why"],
     "bulk": ["operator", "why", "failure", "skipped"],
     "workers": ["worker", "version", "topic"],
@@ -103,7 +125,10 @@ TEXTS = {
 
 @pytest.mark.parametrize("javascript", [True, False], ids=["with scripts", "without scripts"])
 def test_hostile_data_is_text(
-    javascript: bool, attacked: World, browser_page: Callable[..., Any], as_user: Callable[..., Client]
+    javascript: bool,
+    attacked: World,
+    browser_page: Callable[..., Any],
+    as_user: Callable[..., Client],
 ):
     tab = browser_page(as_user(superuser=True), javascript=javascript)
     tab.add_init_script("window.hit = () => { window.wasHit = true; }")
@@ -122,7 +147,15 @@ def test_hostile_data_is_text(
 
 def test_lists_stay_small_whatever_they_list(attacked: World, as_user: Callable[..., Client]):
     client = as_user(superuser=True)
-    for name in ("changelist", "topic", "dead_letters", "archive", "bulk_list", "operator_actions", "workers"):
+    for name in (
+        "changelist",
+        "topic",
+        "dead_letters",
+        "archive",
+        "bulk_list",
+        "operator_actions",
+        "workers",
+    ):
         page = next(page for page in site._pages if page.name == name)
         assert len(client.get(address(name, **attacked.fill(page))).content) < 60_000, name
 
@@ -133,9 +166,16 @@ def test_the_live_figures_are_escaped_too(attacked: World, as_user: Callable[...
     assert b"pause:&lt;img src=x" in answer.content
 
 
-def test_a_spreadsheet_takes_nothing_in_the_csv_for_a_formula(attacked: World, as_user: Callable[..., Client]):
+def test_a_spreadsheet_takes_nothing_in_the_csv_for_a_formula(
+    attacked: World, as_user: Callable[..., Client]
+):
     ArchivedMessage.objects.update(
-        key=FORMULA, error_class="+1", reason="-1", worker="@SUM(1)", error_message="\t=1", lateness_ms=1.5
+        key=FORMULA,
+        error_class="+1",
+        reason="-1",
+        worker="@SUM(1)",
+        error_message="\t=1",
+        lateness_ms=1.5,
     )
     answer = as_user(superuser=True).get(address("archive_csv"))
     lines = list(csv.reader(StringIO(answer.getvalue().decode("utf-8-sig"))))
@@ -145,15 +185,33 @@ def test_a_spreadsheet_takes_nothing_in_the_csv_for_a_formula(attacked: World, a
     assert [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))] == []
 
 
-@pytest.mark.parametrize("name", ["archive", "dead_letters", "find", "bulk_new", "topic", "operator_actions"])
 @pytest.mark.parametrize(
-    "value", [MARKUP, UNSEEN, "\x00", "9" * 40, "-1", "a" * 5000, "2025-13-41T99:99", "args.x:\x00", b"\xed\xa0\x80"]
+    "name", ["archive", "dead_letters", "find", "bulk_new", "topic", "operator_actions"]
 )
-def test_hostile_questions_are_answered(name: str, value: str | bytes, world: World, as_user: Callable[..., Client]):
+@pytest.mark.parametrize(
+    "value",
+    [
+        MARKUP,
+        UNSEEN,
+        "\x00",
+        "9" * 40,
+        "-1",
+        "a" * 5000,
+        "2025-13-41T99:99",
+        "args.x:\x00",
+        b"\xed\xa0\x80",
+    ],
+)
+def test_hostile_questions_are_answered(
+    name: str, value: str | bytes, world: World, as_user: Callable[..., Client]
+):
     """Never with an error of the server, and never with the question as markup."""
     page = next(page for page in site._pages if page.name == name)
     client = as_user(superuser=True)
-    fields = "q state topic task error since until id key before after open period page ids worker operator kind in"
+    fields = (
+        "q state topic task error since until id key before after open period page ids worker "
+        "operator kind in"
+    )
     path = address(name, **world.fill(page))
     answers = [client.get(f"{path}?{urlencode({field: value})}") for field in fields.split()]
     assert [answer.status_code for answer in answers if answer.status_code >= 500] == []

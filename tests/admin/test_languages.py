@@ -17,7 +17,16 @@ from django_delayq.models import BulkKind, BulkStatus, Final
 from django_delayq.templatetags.delayq import word
 from django_delayq.worker.outcome import Result
 from tests.admin.browser import address
-from tests.admin.catalogues import LOCALES, SOURCE, entries_of, marked, other_names, path_of, read, unmarked
+from tests.admin.catalogues import (
+    LOCALES,
+    SOURCE,
+    entries_of,
+    marked,
+    other_names,
+    path_of,
+    read,
+    unmarked,
+)
 from tests.admin.world import World
 
 #: Tags of the languages, and what their tabs say.
@@ -36,7 +45,9 @@ LANGUAGES = {
 def test_whatever_is_marked_is_translated_and_nothing_else(locale: str):
     found = [entry.text for entry in entries_of(locale)]
     assert len(found) == len(set(found)), "twice"
-    assert sorted(marked() - set(found)) == [], "missing: run makemessages as the head of the file says"
+    assert sorted(marked() - set(found)) == [], (
+        "missing: run makemessages as the head of the file says"
+    )
     assert sorted(set(found) - marked()) == [], "no longer used"
 
 
@@ -63,12 +74,18 @@ def test_a_translation_has_the_gaps_of_its_text(locale: str):
 @pytest.mark.parametrize("locale", LOCALES)
 def test_what_is_compiled_is_what_is_written(locale: str):
     with path_of(locale, ".mo").open("rb") as file:
-        compiled = {text: said for text, said in gettext.GNUTranslations(file)._catalog.items() if text}  # type: ignore[attr-defined]
+        compiled = {
+            text: said for text, said in gettext.GNUTranslations(file)._catalog.items() if text
+        }  # type: ignore[attr-defined]
     written: dict[object, str] = {}
     for entry in entries_of(locale):
-        name = f"{entry.text.context}\x04{entry.text.text}" if entry.text.context else entry.text.text
+        name = (
+            f"{entry.text.context}\x04{entry.text.text}" if entry.text.context else entry.text.text
+        )
         forms = dict(enumerate(entry.translations)) if entry.text.plural else {}
-        written |= {(name, form): said for form, said in forms.items()} or {name: entry.translations[0]}
+        written |= {(name, form): said for form, said in forms.items()} or {
+            name: entry.translations[0]
+        }
     assert compiled == written, "run compilemessages"
 
 
@@ -76,14 +93,18 @@ def test_makemessages_knows_every_name_by_which_a_text_is_marked():
     assert other_names() == []
 
 
-@pytest.mark.parametrize("page", sorted(SOURCE.rglob("templates/**/*.html")), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted(SOURCE.rglob("templates/**/*.html")), ids=lambda page: page.name
+)
 def test_a_template_has_no_words_of_its_own(page):
     assert unmarked(page) == []
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_words_that_are_stored_are_told_in_the_language(language: str):
-    stored = {one.value for kind in (State, Final, BulkKind, BulkStatus, Result) for one in kind} | set(ACTIONS)
+    stored = {
+        one.value for kind in (State, Final, BulkKind, BulkStatus, Result) for one in kind
+    } | set(ACTIONS)
     with translation.override(language):
         assert sorted(term for term in stored if word(term) == term) == []
         assert word("a word of a later version") == "a word of a later version"
@@ -91,19 +112,26 @@ def test_the_words_that_are_stored_are_told_in_the_language(language: str):
 
 @pytest.mark.parametrize(
     ("language", "one", "many"),
-    [("de", "1 Nachricht erneut senden", "2 Nachrichten erneut senden"), ("zh-hans", "重放 1 条消息", "重放 2 条消息")],
+    [
+        ("de", "1 Nachricht erneut senden", "2 Nachrichten erneut senden"),
+        ("zh-hans", "重放 1 条消息", "重放 2 条消息"),
+    ],
 )
 def test_a_number_has_its_plural(language: str, one: str, many: str):
     texts = ("Replay %(number)s message", "Replay %(number)s messages")
     with translation.override(language):
-        assert [translation.ngettext(*texts, number) % {"number": number} for number in (1, 2)] == [one, many]
+        assert [translation.ngettext(*texts, number) % {"number": number} for number in (1, 2)] == [
+            one,
+            many,
+        ]
 
 
 # The pages
 
 
 def english_on(html: str, language: str) -> list[str]:
-    """Our texts that stand on the page as they are in English, though the language has words for them."""
+    """Our texts that stand on the page as they are in English, though the language has words for
+    them."""
     ours = {entry.text.text for entry in entries_of(translation.to_locale(language))}
     with translation.override(language):
         theirs = {translation.gettext(text) for text in ours}
@@ -119,10 +147,16 @@ def seen_on(client: Client, page: site.Page, world: World) -> str:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_page_speaks_the_language(language: str, world: World, as_user: Callable[..., Client], settings):
+def test_every_page_speaks_the_language(
+    language: str, world: World, as_user: Callable[..., Client], settings
+):
     settings.LANGUAGE_CODE = language
     client = as_user(superuser=True)
-    shown = [page for page in site._pages if "GET" in page.methods and page.name not in ("archive_csv", "live")]
+    shown = [
+        page
+        for page in site._pages
+        if "GET" in page.methods and page.name not in ("archive_csv", "live")
+    ]
     assert len(shown) >= 12
     for page in shown:
         html = seen_on(client, page, world)
@@ -166,7 +200,11 @@ def test_a_form_says_what_is_wrong_in_the_language(
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_nothing_is_wider_than_a_telephone(
-    language: str, world: World, as_user: Callable[..., Client], browser_page: Callable[..., object], settings
+    language: str,
+    world: World,
+    as_user: Callable[..., Client],
+    browser_page: Callable[..., object],
+    settings,
 ):
     settings.LANGUAGE_CODE = language
     view = browser_page(as_user(superuser=True), width=390, height=844)
@@ -183,5 +221,7 @@ def test_nothing_is_wider_than_a_telephone(
     ):
         page = next(page for page in site._pages if page.name == name)
         view.goto(address(name, **world.fill(page)))
-        wide = view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        wide = view.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
         assert wide == 0, name

@@ -37,7 +37,15 @@ MODES = Partition("modes", 0)
 
 def test_the_page_shows_all_of_a_waiting_message(operator: Client, waiting: Handle) -> None:
     html = html_of(operator, waiting)
-    for text in (waiting.id, "tests.app.tasks.close_order", "order:1042", "1042", "a&lt;b", "delayed", "in 24 h"):
+    for text in (
+        waiting.id,
+        "tests.app.tasks.close_order",
+        "order:1042",
+        "1042",
+        "a&lt;b",
+        "delayed",
+        "in 24 h",
+    ):
         assert text in html
     message = waiting.get()
     assert message and message.expires_at
@@ -46,7 +54,9 @@ def test_the_page_shows_all_of_a_waiting_message(operator: Client, waiting: Hand
     assert "no: Redis alone has it" in html
 
 
-def test_who_may_not_see_what_it_carries_gets_nothing_of_it(as_user: AsUser, waiting: Handle) -> None:
+def test_who_may_not_see_what_it_carries_gets_nothing_of_it(
+    as_user: AsUser, waiting: Handle
+) -> None:
     response = as_user("view_dashboard", "edit_message", "cancel_message").get(path(waiting))
     html = response.content.decode()
     assert "a&lt;b" not in html and "order_id" not in html and "argument_" not in html
@@ -56,7 +66,9 @@ def test_who_may_not_see_what_it_carries_gets_nothing_of_it(as_user: AsUser, wai
 
 
 def test_hostile_contents_are_text(operator: Client, hands: Hands) -> None:
-    handle = noop.using(delay=DAY, key=HOSTILE, headers={HOSTILE: HOSTILE}).enqueue(HOSTILE, **{HOSTILE: [HOSTILE]})
+    handle = noop.using(delay=DAY, key=HOSTILE, headers={HOSTILE: HOSTILE}).enqueue(
+        HOSTILE, **{HOSTILE: [HOSTILE]}
+    )
     html = html_of(operator, handle)
     assert "<script>alert" not in html and "\u202e" not in html
     assert "&lt;script&gt;alert(1)" in html and "\\u202e" in html
@@ -70,7 +82,9 @@ def test_sixty_kilobytes_are_shown_and_edited(operator: Client, hands: Hands) ->
     assert message and message.args == ["y" * 60_000]
 
 
-def test_the_timeline_tells_each_run_that_failed_and_when_the_next_is_due(operator: Client, hands: Hands) -> None:
+def test_the_timeline_tells_each_run_that_failed_and_when_the_next_is_due(
+    operator: Client, hands: Hands
+) -> None:
     handle = act.enqueue("fail")
     hands.work(MODES)
     html = html_of(operator, handle)
@@ -80,7 +94,9 @@ def test_the_timeline_tells_each_run_that_failed_and_when_the_next_is_due(operat
     assert html.index("enqueued") < html.index("ValueError: it failed") < html.rindex(" due</li>")
 
 
-def test_the_class_of_an_error_is_for_everybody_and_its_words_are_not(as_user: AsUser, hands: Hands) -> None:
+def test_the_class_of_an_error_is_for_everybody_and_its_words_are_not(
+    as_user: AsUser, hands: Hands
+) -> None:
     handle = act.enqueue("fail")
     hands.work(MODES)
     html = html_of(as_user("view_dashboard"), handle)
@@ -106,7 +122,9 @@ def test_a_running_message_offers_nothing(operator: Client, hands: Hands) -> Non
         assert path(handle, name) not in html
 
 
-def test_a_message_that_waits_in_the_database_says_so_and_takes_everything(operator: Client, hands: Hands) -> None:
+def test_a_message_that_waits_in_the_database_says_so_and_takes_everything(
+    operator: Client, hands: Hands
+) -> None:
     handle = close_order.using(delay=DAY, durable=True).enqueue(1)
     html = html_of(operator, handle)
     assert "It waits in the outbox" in html and "yes: the database has it" in html
@@ -114,7 +132,9 @@ def test_a_message_that_waits_in_the_database_says_so_and_takes_everything(opera
     operator.post(path(handle, "message_reschedule"), {"delay": "2", "delay_unit": "86400"})
     message = handle.get()
     assert message and list(message.args) == [2]
-    assert abs(message.due_at - datetime.now(tz=timezone.utc) - timedelta(days=2)) < timedelta(seconds=10)
+    assert abs(message.due_at - datetime.now(tz=timezone.utc) - timedelta(days=2)) < timedelta(
+        seconds=10
+    )
     operator.post(path(handle, "message_cancel"), {"reason": "paid"})
     assert handle.get() is None
 
@@ -128,8 +148,12 @@ def test_a_message_that_cannot_be_decoded_is_shown_without_its_contents_and_can_
     html = html_of(operator, waiting)
     assert "This message cannot be decoded" in html and waiting.id in html
     assert path(waiting, "message_edit") not in html
-    assert operator.post(path(waiting, "message_edit"), {"argument_order_id": "1"}).status_code == 200
-    assert operator.post(path(waiting, "message_cancel"), {"reason": "broken"}).url == address("topic", topic="orders")
+    assert (
+        operator.post(path(waiting, "message_edit"), {"argument_order_id": "1"}).status_code == 200
+    )
+    assert operator.post(path(waiting, "message_cancel"), {"reason": "broken"}).url == address(
+        "topic", topic="orders"
+    )
     assert hands.store.find(ORDERS, [bytes.fromhex(waiting.id)]) == [None]
 
 
@@ -146,7 +170,9 @@ def test_a_message_of_a_removed_task_is_shown_and_not_edited(
     assert path(handle, "message_edit") not in html
     form = {field.html_name: field.value() or "" for field in ArgumentsForm("t.gone", ([1], {}))}
     response = operator.post(path(handle, "message_edit"), form | {"argument_args": "[2]"})
-    assert response.status_code == 200 and "nobody can tell what it takes" in response.content.decode()
+    assert (
+        response.status_code == 200 and "nobody can tell what it takes" in response.content.decode()
+    )
     message = handle.get()
     assert message and list(message.args) == [1]
 
@@ -174,7 +200,9 @@ def test_a_paused_topic_is_said_with_who_and_until_when(
     assert "by ada" not in html_of(operator, waiting)
 
 
-def test_that_no_worker_serves_its_topic_is_said_paused_or_not(operator: Client, waiting: Handle, hands: Hands) -> None:
+def test_that_no_worker_serves_its_topic_is_said_paused_or_not(
+    operator: Client, waiting: Handle, hands: Hands
+) -> None:
     words = "No worker serves this topic"
     assert words in html_of(operator, waiting)
     topics.pause_topic("orders", by="ada", reason="x")
@@ -188,9 +216,14 @@ def test_that_no_worker_serves_its_topic_is_said_paused_or_not(operator: Client,
 def test_what_operators_did_to_it_is_told(operator: Client, waiting: Handle, hands: Hands) -> None:
     other = close_order.using(delay=DAY).enqueue(2)
     operator.post(path(other, "message_run_now"), {"reason": "not this one"})
-    operator.post(path(waiting, "message_reschedule"), {"delay": "7200", "delay_unit": "1", "reason": "at <night>"})
+    operator.post(
+        path(waiting, "message_reschedule"),
+        {"delay": "7200", "delay_unit": "1", "reason": "at <night>"},
+    )
     html = html_of(operator, waiting)
-    assert "What operators did" in html and "at &lt;night&gt;" in html and "not this one" not in html
+    assert (
+        "What operators did" in html and "at &lt;night&gt;" in html and "not this one" not in html
+    )
     assert OperatorAction.objects.order_by("pk")[1].operator in html
 
 
@@ -210,7 +243,11 @@ def test_an_ended_message_leads_to_its_newest_row(operator: Client, hands: Hands
 @pytest.mark.parametrize(
     ("topic", "message_id", "words"),
     [
-        ("orders", "0" * 12 + "7000" + "8" + "0" * 15, "is not live, and the archive has no row of it"),
+        (
+            "orders",
+            "0" * 12 + "7000" + "8" + "0" * 15,
+            "is not live, and the archive has no row of it",
+        ),
         ("orders", "nonsense", "is not a message id"),
         ("nobody", "0" * 12 + "7000" + "8" + "0" * 15, "is not declared"),
     ],
@@ -222,15 +259,23 @@ def test_what_is_nowhere_is_said_in_words(
     assert response.status_code == 404 and words in response.content.decode()
 
 
-def test_a_message_that_ended_a_moment_ago_is_not_called_unknown(operator: Client, waiting: Handle) -> None:
+def test_a_message_that_ended_a_moment_ago_is_not_called_unknown(
+    operator: Client, waiting: Handle
+) -> None:
     waiting.cancel()
     response = operator.get(path(waiting), {"moment": "1"})
-    assert response.status_code == 200 and "The archive has it in a moment" in response.content.decode()
+    assert (
+        response.status_code == 200
+        and "The archive has it in a moment" in response.content.decode()
+    )
 
 
 def test_redis_away_is_said_with_503(operator: Client, waiting: Handle) -> None:
     with unreachable():
         assert operator.get(path(waiting)).status_code == 503
-        assert operator.post(path(waiting, "message_cancel"), {"reason": "x"}).status_code in (302, 503)
+        assert operator.post(path(waiting, "message_cancel"), {"reason": "x"}).status_code in (
+            302,
+            503,
+        )
     assert waiting.get() is not None
     assert not OperatorAction.objects.exists()

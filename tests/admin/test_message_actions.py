@@ -27,7 +27,9 @@ from tests.hands import DAY, ORDERS, PAST, Hands
 __all__ = ["operator", "waiting"]  # fixtures
 
 
-def test_cancel_takes_it_back_and_records_why(operator: Client, waiting: Handle, hands: Hands) -> None:
+def test_cancel_takes_it_back_and_records_why(
+    operator: Client, waiting: Handle, hands: Hands
+) -> None:
     response = operator.post(path(waiting, "message_cancel"), {"reason": "paid twice"})
     assert response.url == address("topic", topic="orders")
     assert waiting.get() is None
@@ -97,7 +99,10 @@ def test_reschedule_moves_it_to_an_instant_of_the_projects_time_zone(
 ) -> None:
     settings.TIME_ZONE = "Asia/Tokyo"
     assert "Time zone Asia/Tokyo" in html_of(operator, waiting)
-    operator.post(path(waiting, "message_reschedule"), {"delay": "", "delay_unit": "60", "at": "2030-01-01T09:00:01"})
+    operator.post(
+        path(waiting, "message_reschedule"),
+        {"delay": "", "delay_unit": "60", "at": "2030-01-01T09:00:01"},
+    )
     message = waiting.get()
     assert message and message.due_at == datetime(2030, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 
@@ -127,14 +132,22 @@ def test_a_wrong_time_is_refused_at_its_field(
     assert waiting.get() == before
 
 
-@pytest.mark.skipif(not django_settings.USE_TZ, reason="Django then asks no zone what its clock leaves out")
-def test_an_hour_that_the_clock_leaves_out_is_refused(operator: Client, waiting: Handle, settings: Any) -> None:
+@pytest.mark.skipif(
+    not django_settings.USE_TZ, reason="Django then asks no zone what its clock leaves out"
+)
+def test_an_hour_that_the_clock_leaves_out_is_refused(
+    operator: Client, waiting: Handle, settings: Any
+) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
-    response = operator.post(path(waiting, "message_reschedule"), {"delay_unit": "60", "at": "2030-03-31T02:30"})
+    response = operator.post(
+        path(waiting, "message_reschedule"), {"delay_unit": "60", "at": "2030-03-31T02:30"}
+    )
     assert "couldn’t be interpreted in time zone Europe/Berlin" in response.content.decode()
 
 
-def test_edit_gives_it_other_arguments_and_leaves_the_rest(operator: Client, waiting: Handle) -> None:
+def test_edit_gives_it_other_arguments_and_leaves_the_rest(
+    operator: Client, waiting: Handle
+) -> None:
     before = waiting.get()
     assert edited(operator, waiting, order_id="7", reason='a "b" \n雪').status_code == 302
     after = waiting.get()
@@ -155,7 +168,9 @@ def test_wrong_arguments_are_refused_at_their_field(operator: Client, waiting: H
 
 
 def test_what_the_service_refuses_is_said_at_the_form(operator: Client, waiting: Handle) -> None:
-    with mock.patch.object(operations.producer, "edit", side_effect=exceptions.BodyTooLarge("too large by far")):
+    with mock.patch.object(
+        operations.producer, "edit", side_effect=exceptions.BodyTooLarge("too large by far")
+    ):
         response = edited(operator, waiting, order_id="7")
     assert response.status_code == 200 and "too large by far" in response.content.decode()
 
@@ -179,9 +194,18 @@ ACTIONS: list[tuple[str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("name", "data"), ACTIONS)
-def test_who_may_not_changes_nothing(as_user: AsUser, waiting: Handle, name: str, data: dict[str, str]) -> None:
+def test_who_may_not_changes_nothing(
+    as_user: AsUser, waiting: Handle, name: str, data: dict[str, str]
+) -> None:
     before = waiting.get()
-    others = {"view_dashboard", "view_payload", "replay_message", "discard_message", "pause_topic", "bulk_operate"}
+    others = {
+        "view_dashboard",
+        "view_payload",
+        "replay_message",
+        "discard_message",
+        "pause_topic",
+        "bulk_operate",
+    }
     others |= {"cancel_message"} if name == "message_edit" else {"edit_message"}
     client = as_user(*others)
     assert client.post(path(waiting, name), data).status_code == 403
@@ -211,7 +235,9 @@ def test_a_message_that_a_worker_has_taken_is_said_in_words(
 ) -> None:
     handle = close_order.enqueue(1)
     hands.claim(ORDERS)
-    html = operator.post(path(handle, name), data | {"next": path(handle)}, follow=True).content.decode()
+    html = operator.post(
+        path(handle, name), data | {"next": path(handle)}, follow=True
+    ).content.decode()
     assert "a worker holds it" in html
     assert not OperatorAction.objects.exists()
 
@@ -219,7 +245,10 @@ def test_a_message_that_a_worker_has_taken_is_said_in_words(
 def test_edit_of_a_running_message_is_said_in_words(operator: Client, hands: Hands) -> None:
     handle = close_order.enqueue(1)
     form = operator.get(path(handle)).context["edit_form"]
-    data = {field.html_name: field.value() or "" for field in form} | {"next": path(handle), "argument_order_id": "2"}
+    data = {field.html_name: field.value() or "" for field in form} | {
+        "next": path(handle),
+        "argument_order_id": "2",
+    }
     hands.claim(ORDERS)
     html = operator.post(path(handle, "message_edit"), data, follow=True).content.decode()
     assert "a worker holds it" in html
@@ -242,7 +271,10 @@ def test_a_message_is_moved_edited_and_cancelled_in_a_browser(
     page.get_by_label("In, from now").fill("2")
     page.get_by_label("Unit").select_option("hours")
     page.get_by_role("button", name="Reschedule").click()
-    assert "The message is due in 2 h" in page.content() or "The message is due in 120 min" in page.content()
+    assert (
+        "The message is due in 2 h" in page.content()
+        or "The message is due in 120 min" in page.content()
+    )
 
     page.get_by_text("Edit arguments", exact=True).click()
     page.get_by_label("order_id").fill("7")

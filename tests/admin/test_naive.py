@@ -1,4 +1,5 @@
-"""A project without USE_TZ: the database's instants are naive local times, and those of Redis are aware.
+"""A project without USE_TZ: the database's instants are naive local times, and those of Redis are
+aware.
 
 `make test` runs the other tests of this folder once more in such a project.
 """
@@ -37,18 +38,31 @@ def local(when: datetime) -> datetime:
     return when.astimezone(ZoneInfo("Europe/Berlin")).replace(tzinfo=None)
 
 
-@pytest.mark.parametrize("when", [NOON - 3 * MINUTE, local(NOON - 3 * MINUTE)], ids=["aware", "naive"])
+@pytest.mark.parametrize(
+    "when", [NOON - 3 * MINUTE, local(NOON - 3 * MINUTE)], ids=["aware", "naive"]
+)
 @pytest.mark.parametrize("now", [NOON, local(NOON)], ids=["aware", "naive"])
 def test_a_distance_is_the_same_whatever_has_a_zone(naive: None, when: datetime, now: datetime):
     assert distance(when, now) == "3 min ago"
     assert next_due(when, now) == "overdue"
 
 
-def test_every_page_is_there_and_its_times_are_local(naive: None, hands: Hands, as_user: Callable[..., Client]):
+def test_every_page_is_there_and_its_times_are_local(
+    naive: None, hands: Hands, as_user: Callable[..., Client]
+):
     world, client = World(hands), as_user(superuser=True)
-    answers = {one.name: client.get(address(one.name, **world.fill(one)), follow=True) for one in looked_at()}
-    assert {name: answer.status_code for name, answer in answers.items() if answer.status_code != 200} == {}
-    said = {name: text_of(answer.content.decode()) for name, answer in answers.items() if name != "archive_csv"}
+    answers = {
+        one.name: client.get(address(one.name, **world.fill(one)), follow=True)
+        for one in looked_at()
+    }
+    assert {
+        name: answer.status_code for name, answer in answers.items() if answer.status_code != 200
+    } == {}
+    said = {
+        name: text_of(answer.content.decode())
+        for name, answer in answers.items()
+        if name != "archive_csv"
+    }
     waiting = world.waiting.get()
     assert waiting is not None
     assert f"{local(waiting.enqueued_at):%Y-%m-%d %H:%M:%S}" in said["message"]
@@ -62,7 +76,11 @@ def looked_at() -> list[site.Page]:
     return [one for one in site._pages if "GET" in one.methods and one.name != "archive_csv"]
 
 
-def test_a_day_before_the_calendar_is_no_mistake_of_ours(naive: None, as_user: Callable[..., Client], db: None):
+def test_a_day_before_the_calendar_is_no_mistake_of_ours(
+    naive: None, as_user: Callable[..., Client], db: None
+):
     for year in ("0001-01-01", "9999-12-31"):
-        answer = as_user("view_dashboard").get(address("archive"), {"since": f"{year} 00:00", "until": f"{year} 23:59"})
+        answer = as_user("view_dashboard").get(
+            address("archive"), {"since": f"{year} 00:00", "until": f"{year} 23:59"}
+        )
         assert answer.status_code == 200

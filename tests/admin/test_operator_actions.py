@@ -33,9 +33,16 @@ def viewer(as_user: AsUser) -> Client:
 
 def done(times: int = 1, **values: Any) -> list[int]:
     """Records of actions that have ended; returns their ids, the newest first."""
-    usual = {"action": "replay", "operator": "anna", "reason": "mended", "selection": "topic orders", "count": 7}
+    usual = {
+        "action": "replay",
+        "operator": "anna",
+        "reason": "mended",
+        "selection": "topic orders",
+        "count": 7,
+    }
     rows = [
-        OperatorAction.objects.create(**{**usual, "finished_at": timezone.now(), **values}).pk for _ in range(times)
+        OperatorAction.objects.create(**{**usual, "finished_at": timezone.now(), **values}).pk
+        for _ in range(times)
     ]
     return rows[::-1]
 
@@ -60,7 +67,13 @@ def pages(client: Client, **query: str) -> Iterator[Any]:
 
 
 def test_an_action_is_shown_with_all_that_is_known(viewer: Client) -> None:
-    done(count=1_204, operator="bernd", action="discard", reason="a test shop", selection="task shop.close")
+    done(
+        count=1_204,
+        operator="bernd",
+        action="discard",
+        reason="a test shop",
+        selection="task shop.close",
+    )
     text = read(viewer.get(address("operator_actions")))
     for words in ("bernd", "discard", "a test shop", "task shop.close", "1,204", "ago"):
         assert words in text
@@ -88,7 +101,11 @@ def test_the_filters_stay_from_page_to_page(viewer: Client) -> None:
         done(2, operator="bernd")
         done(2, action="pause")
         expected = done(20, operator="bernd", action="pause") + expected
-    found = [row.pk for response in pages(viewer, operator="bernd", action="pause") for row in rows_of(response)]
+    found = [
+        row.pk
+        for response in pages(viewer, operator="bernd", action="pause")
+        for row in rows_of(response)
+    ]
     assert found == expected
 
 

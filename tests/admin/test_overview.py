@@ -55,7 +55,9 @@ def test_what_waits_and_what_was_done_is_in_the_row_of_its_topic(viewer: Client,
     ]
     assert len(rows) == 1
     assert re.match(r"orders no worker 0 0 ms in (1 h|60 min|3.6\S* s) 0 2 0 ", rows[0])
-    assert "Due in the next hour: 2, peak 2 at" in html or "Due in the next day: 2, peak 2 at" in html
+    assert (
+        "Due in the next hour: 2, peak 2 at" in html or "Due in the next day: 2, peak 2 at" in html
+    )
 
 
 def test_rows_lead_to_their_topic_and_its_dead_letters(viewer: Client, shown: Callable[..., None]):
@@ -67,7 +69,12 @@ def test_rows_lead_to_their_topic_and_its_dead_letters(viewer: Client, shown: Ca
 
 def test_the_tiles_are_the_sums(viewer: Client, shown: Callable[..., None]):
     other = by_hand.topic(
-        "mail", ready=5, lag=9.0, dead_letters=0, outbox=3, next_due_at=by_hand.AT + timedelta(days=9)
+        "mail",
+        ready=5,
+        lag=9.0,
+        dead_letters=0,
+        outbox=3,
+        next_due_at=by_hand.AT + timedelta(days=9),
     )
     shown(by_hand.overview(topics=[by_hand.topic(), other], dead_capped=True, outbox_capped=True))
     tiles = text_of(re.findall(r"<ul class=.delayq-tiles.*?</ul>", page(viewer), re.S)[0])
@@ -84,7 +91,9 @@ def test_the_tiles_are_the_sums(viewer: Client, shown: Callable[..., None]):
 
 
 def test_a_topic_without_figures_yet_shows_dashes(viewer: Client, shown: Callable[..., None]):
-    new = by_hand.topic(next_due_at=None, per_second=None, late_p50_ms=None, late_p99_ms=None, counters={})
+    new = by_hand.topic(
+        next_due_at=None, per_second=None, late_p50_ms=None, late_p99_ms=None, counters={}
+    )
     shown(by_hand.overview(topics=[new], samples=()))
     html = page(viewer)
     assert text_of(html).count("–") >= 4
@@ -94,7 +103,9 @@ def test_a_topic_without_figures_yet_shows_dashes(viewer: Client, shown: Callabl
 def test_the_three_pictures_and_the_chart_are_there(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview())
     html = page(viewer)
-    assert [html.count(f'id="delayq-{name}"') for name in ("minutes", "hours", "lateness", "chart-data")] == [
+    assert [
+        html.count(f'id="delayq-{name}"') for name in ("minutes", "hours", "lateness", "chart-data")
+    ] == [
         1,
         1,
         1,
@@ -131,10 +142,15 @@ def test_the_first_bar_says_that_it_has_what_is_overdue(viewer: Client, shown: C
 
 def test_it_is_said_which_runs_the_lateness_is_of(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview())
-    assert "Of each topic the newest 200 acked runs, as far as they ended within the last 24 hours." in page(viewer)
+    assert (
+        "Of each topic the newest 200 acked runs, as far as they ended within the last 24 hours."
+        in page(viewer)
+    )
 
 
-def test_long_names_may_break_after_dots_and_underscores(viewer: Client, shown: Callable[..., None]):
+def test_long_names_may_break_after_dots_and_underscores(
+    viewer: Client, shown: Callable[..., None]
+):
     shown(by_hand.overview(topics=[by_hand.topic("shop.close_orders")]))
     assert ">shop.<wbr>close_<wbr>orders</a>" in page(viewer)
 
@@ -144,7 +160,10 @@ def test_instants_are_of_the_projects_zone_on_both_sides_of_greenwich(zone: str)
     with timezone.override(zone):
         here = by_hand.AT.astimezone(ZoneInfo(zone))
         html = instant(by_hand.AT, by_hand.AT - timedelta(seconds=2.4))
-    assert html == f'<time datetime="{by_hand.AT.isoformat()}">{here:%Y-%m-%d %H:%M:%S}</time>, <small>in 2.4 s</small>'
+    assert (
+        html
+        == f'<time datetime="{by_hand.AT.isoformat()}">{here:%Y-%m-%d %H:%M:%S}</time>, <small>in 2.4 s</small>'
+    )
 
 
 def test_every_page_names_the_zone_and_has_a_link_to_reload(viewer: Client, delayq: RedisStore):
@@ -189,7 +208,9 @@ def test_only_those_who_may_see_it_get_it(as_user: Callable[..., Client], client
 # What it costs
 
 
-def test_the_cost_does_not_grow_with_the_queue(viewer: Client, delayq: RedisStore, record_property: Any):
+def test_the_cost_does_not_grow_with_the_queue(
+    viewer: Client, delayq: RedisStore, record_property: Any
+):
     close_order.using(delay=60).enqueue(1)
     before = queries_of(viewer)
     for number in range(100):

@@ -36,7 +36,11 @@ def kept(**changes: Any) -> KeptForecast:
         "peak_at": TODAY + timedelta(hours=12),
         "peak": 61_000,
         "drain_rate": 4_357.0,
-        "days": [(TODAY, 62_000), *((TODAY + DAY * n, 0) for n in range(1, 13)), (TODAY + DAY * 13, 500)],
+        "days": [
+            (TODAY, 62_000),
+            *((TODAY + DAY * n, 0) for n in range(1, 13)),
+            (TODAY + DAY * 13, 500),
+        ],
     }
     return KeptForecast(**{**usual, **changes})
 
@@ -50,7 +54,10 @@ def section(html: str) -> str:
 def test_the_peak_is_told_as_work(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(forecast=kept()))
     said = text_of(section(page(viewer)))
-    assert "Of 2026-11-20 09:20:11 , 60 min ago : 70,500 waited in Redis and in the outbox, 3 of them overdue." in said
+    assert (
+        "Of 2026-11-20 09:20:11 , 60 min ago : 70,500 waited in Redis and in the outbox, 3 of them "
+        "overdue." in said
+    )
     assert "Most fall due in the minute of 2026-11-20 12:00:00 , in 100 min : 61,000." in said
     assert "That is 14 s of work at 4,357 messages per second." in said
     assert "Due after these days: 8,000." in said
@@ -70,14 +77,20 @@ def test_days_are_a_picture_with_its_numbers(viewer: Client, shown: Callable[...
 def test_a_forecast_of_yesterday_has_a_warning(viewer: Client, shown: Callable[..., None]):
     for age, warned in ((timedelta(hours=23), False), (timedelta(hours=25), True)):
         shown(by_hand.overview(forecast=kept(taken_at=by_hand.AT - age)))
-        assert ('<span class="delayq-badge delayq-badge-warn">older than a day</span>' in page(viewer)) == warned
+        assert (
+            '<span class="delayq-badge delayq-badge-warn">older than a day</span>' in page(viewer)
+        ) == warned
 
 
 def test_what_is_not_known_is_not_told(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(forecast=kept(drain_rate=None)))
     said = section(page(viewer))
     assert "Most fall due" in said and "of work" not in said
-    shown(by_hand.overview(forecast=kept(waiting=0, overdue=0, peak=0, peak_at=None, days=[(TODAY, 0)])))
+    shown(
+        by_hand.overview(
+            forecast=kept(waiting=0, overdue=0, peak=0, peak_at=None, days=[(TODAY, 0)])
+        )
+    )
     said = section(page(viewer))
     assert "Most fall due" not in said and "Due after" not in said
     assert "Due by day (UTC): nothing." in said
@@ -89,7 +102,9 @@ def test_who_makes_none_sees_nothing_of_it(viewer: Client, shown: Callable[..., 
 
 
 @pytest.mark.parametrize(("language", "word"), [("de", "Vorausschau"), ("zh-hans", "预测")])
-def test_it_speaks_the_language(viewer: Client, shown: Callable[..., None], settings: Any, language: str, word: str):
+def test_it_speaks_the_language(
+    viewer: Client, shown: Callable[..., None], settings: Any, language: str, word: str
+):
     settings.LANGUAGE_CODE = language
     shown(by_hand.overview(forecast=kept(taken_at=by_hand.AT - 2 * DAY)))
     with translation.override(language):
@@ -101,7 +116,9 @@ def test_it_speaks_the_language(viewer: Client, shown: Callable[..., None], sett
 # Reading it
 
 
-def written(at: datetime, counts: dict[datetime, int], topics: tuple[str, ...] = ("a",)) -> Forecast:
+def written(
+    at: datetime, counts: dict[datetime, int], topics: tuple[str, ...] = ("a",)
+) -> Forecast:
     total = sum(counts.values()) * len(topics)
     forecast = Forecast.objects.create(
         taken_at=stored(at), waiting=total, overdue=1, peak_at=stored(at), peak=2, drain_rate=4.0
@@ -124,7 +141,10 @@ def test_the_newest_is_read_with_its_next_days(delayq: RedisStore):
     assert found is not None
     assert (found.taken_at, found.waiting, found.work, found.later) == (by_hand.AT, 24, 0.5, 10)
     assert len(found.days) == DAYS
-    assert {at: messages for at, messages in found.days if messages} == {TODAY: 6, TODAY + 13 * DAY: 8}
+    assert {at: messages for at, messages in found.days if messages} == {
+        TODAY: 6,
+        TODAY + 13 * DAY: 8,
+    }
 
 
 @pytest.mark.django_db
@@ -148,4 +168,6 @@ def test_it_costs_two_queries_and_reaches_the_page(viewer: Client, delayq: Redis
         newest_forecast()
     assert len(queries) == 2
     overview.forget()
-    assert "3 waited in Redis and in the outbox, 1 of them overdue." in text_of(section(page(viewer)))
+    assert "3 waited in Redis and in the outbox, 1 of them overdue." in text_of(
+        section(page(viewer))
+    )

@@ -1,4 +1,5 @@
-"""The pages tell what is wrong: Redis or the database is away, nobody serves a topic, somebody has paused it."""
+"""The pages tell what is wrong: Redis or the database is away, nobody serves a topic, somebody has
+paused it."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_redis_is_down_and_the_page_says_so(viewer: Client, settings: Any, delay
     assert "Nothing was enqueued yet" not in html
 
 
-def test_redis_is_down_and_the_last_figures_are_shown_with_their_time(viewer: Client, shown: Callable[..., None]):
+def test_redis_is_down_and_the_last_figures_are_shown_with_their_time(
+    viewer: Client, shown: Callable[..., None]
+):
     shown(by_hand.overview(problem=f"Connection refused {HOSTILE}", stale=True))
     html = page(viewer)
     assert '<div class="delayq-stale" data-delayq-figures data-since="10:20:11">' in html
@@ -86,7 +89,9 @@ def test_a_topic_that_nobody_serves(viewer: Client, shown: Callable[..., None]):
     html = page(viewer)
     assert "No worker serves: orders (1,210 waiting)" in text_of(html)
     assert html.count("delayq-badge-err") == 1
-    assert "Counted here too, although nothing of it fires for now: orders (no worker)" in text_of(html)
+    assert "Counted here too, although nothing of it fires for now: orders (no worker)" in text_of(
+        html
+    )
 
 
 def test_a_topic_that_only_quiet_workers_serve(viewer: Client, shown: Callable[..., None]):
@@ -108,7 +113,9 @@ def test_nothing_waits_for_a_worker_that_is_not_there(viewer: Client, shown: Cal
     assert 'delayq-badge-quiet">no worker</span>' in html
 
 
-def test_a_paused_topic_is_a_warning_that_says_who_and_why(viewer: Client, delayq: RedisStore, db: None):
+def test_a_paused_topic_is_a_warning_that_says_who_and_why(
+    viewer: Client, delayq: RedisStore, db: None
+):
     close_order.using(delay=60).enqueue(1)
     topics.pause_topic("orders", by=f"anna {HOSTILE}", reason=f"the bank is away {HOSTILE}")
     html = page(viewer)
@@ -128,7 +135,9 @@ def test_a_pause_that_ends_by_itself_says_when(viewer: Client, shown: Callable[.
     shown(by_hand.overview(topics=[by_hand.topic(paused=note, workers=0)]))
     html = page(viewer)
     assert "until 2026-11-20 10:30:11 , in 10 min" in text_of(html)
-    assert "Counted here too, although nothing of it fires for now: orders (paused)" in text_of(html)
+    assert "Counted here too, although nothing of it fires for now: orders (paused)" in text_of(
+        html
+    )
     assert "delayq-unserved" not in html
 
 

@@ -1,4 +1,5 @@
-"""Who may see and do what: every page and every call of the service layer, by every kind of user."""
+"""Who may see and do what: every page and every call of the service layer, by every kind of
+user."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ STAFF = {
     "superuser": ALL,
 }
 
-#: What each call of the service layer needs, written down a second time: from issue 5, not from the code.
+#: What each call of the service layer needs, written down a second time: from issue 5, not from the
+#: code.
 NEEDED = {
     "operations.pause": {"pause_topic"},
     "operations.resume": {"pause_topic"},
@@ -65,14 +67,25 @@ CALLS: dict[str, Callable[[Any, World], Any]] = {
     "operations.reschedule": lambda user, world: operations.reschedule(
         user, "orders", world.waiting.id, datetime.now(tz=timezone.utc) + timedelta(days=2)
     ),
-    "operations.edit": lambda user, world: operations.edit(user, "orders", world.waiting.id, ([7], {})),
-    "operations.schedule": lambda user, world: operations.schedule(user, "tests.app.tasks.noop", ([], {}), delay=60),
+    "operations.edit": lambda user, world: operations.edit(
+        user, "orders", world.waiting.id, ([7], {})
+    ),
+    "operations.schedule": lambda user, world: operations.schedule(
+        user, "tests.app.tasks.noop", ([], {}), delay=60
+    ),
     "operations.replay_one": lambda user, world: operations.replay_one(user, world.dead),
-    "operations.discard_one": lambda user, world: operations.discard_one(user, world.dead, reason="a test"),
+    "operations.discard_one": lambda user, world: operations.discard_one(
+        user, world.dead, reason="a test"
+    ),
     "operations.archive_again": lambda user, world: operations.archive_again(user, world.aside),
     "operations.quiet": lambda user, world: operations.quiet(user, WORKER),
-    "operations.unquiet": lambda user, world: (get_store().quiet(WORKER), operations.unquiet(user, WORKER)),
-    "bulk.start": lambda user, world: bulk.start(user, "replay", Selection(topic="modes"), reason="a test"),
+    "operations.unquiet": lambda user, world: (
+        get_store().quiet(WORKER),
+        operations.unquiet(user, WORKER),
+    ),
+    "bulk.start": lambda user, world: bulk.start(
+        user, "replay", Selection(topic="modes"), reason="a test"
+    ),
     "bulk.cancel": lambda user, world: bulk.cancel(user, world.bulk),
 }
 
@@ -115,7 +128,9 @@ def allowed(page: site.Page, method: str, held: frozenset[str]) -> set[str]:
 def all_answers(client: Client, world: World) -> dict[tuple[str, str], str]:
     """What becomes of a GET and a POST to every address."""
     return {
-        (page.name, method): reached(client, page, world, method) for page in site._pages for method in ("GET", "POST")
+        (page.name, method): reached(client, page, world, method)
+        for page in site._pages
+        for method in ("GET", "POST")
     }
 
 
@@ -138,22 +153,32 @@ def test_a_page_opens_to_those_who_may_see_it(
 
 
 @pytest.mark.parametrize("who", ["anonymous", "not staff"])
-def test_who_is_not_staff_is_asked_to_log_in(who: str, world: World, as_user: Callable[..., Client]):
+def test_who_is_not_staff_is_asked_to_log_in(
+    who: str, world: World, as_user: Callable[..., Client]
+):
     client = Client() if who == "anonymous" else as_user(*ALL, staff=False)
     assert set(all_answers(client, world).values()) == {"login"}
 
 
 def test_whatever_changes_something_needs_more_than_to_look(world: World):
-    lax = [page.name for page in site._pages if "POST" in page.methods and set(page.permissions) <= {"view_dashboard"}]
+    lax = [
+        page.name
+        for page in site._pages
+        if "POST" in page.methods and set(page.permissions) <= {"view_dashboard"}
+    ]
     assert lax == []
 
 
-def test_nothing_is_changed_without_the_token_of_a_form(world: World, someone: Callable[[str], Any]):
+def test_nothing_is_changed_without_the_token_of_a_form(
+    world: World, someone: Callable[[str], Any]
+):
     client = Client(enforce_csrf_checks=True)
     client.force_login(someone("superuser"))
     posts = [page for page in site._pages if "POST" in page.methods]
     assert posts
-    statuses = {page.name: client.post(address(page.name, **world.fill(page))).status_code for page in posts}
+    statuses = {
+        page.name: client.post(address(page.name, **world.fill(page))).status_code for page in posts
+    }
     assert set(statuses.values()) == {403}, statuses
 
 
@@ -212,8 +237,12 @@ def test_a_call_is_done_and_recorded_once_or_refused(
 
 
 @pytest.mark.parametrize("kind", ["purge", "discard"])
-def test_a_bulk_operation_needs_the_permission_of_what_it_does(kind: str, world: World, new_user: Callable[..., User]):
-    selection = Selection(topic="orders") if kind == "purge" else Selection(open=True, topic="orders")
+def test_a_bulk_operation_needs_the_permission_of_what_it_does(
+    kind: str, world: World, new_user: Callable[..., User]
+):
+    selection = (
+        Selection(topic="orders") if kind == "purge" else Selection(open=True, topic="orders")
+    )
     own = bulk.PERMISSIONS[bulk.BulkKind(kind)]
     with pytest.raises(NotPermitted, match=own):
         bulk.start(new_user(*(ALL - {own})), kind, selection, reason="a test")
@@ -240,11 +269,17 @@ SECRET = "4111-1111"
 
 @pytest.fixture
 def secrets_everywhere(world: World) -> list[str]:
-    """The addresses of all pages, after a secret went into everything that a producer or a worker may write of a
-    message besides its key."""
+    """The addresses of all pages, after a secret went into everything that a producer or a worker
+    may write of a message besides its key."""
     world.aside = world.put_aside(SECRET, headers={"card": SECRET})
     waiting = close_order.using(delay=DAY, headers={"card": SECRET}).enqueue(1042, reason=SECRET)
-    line = {"worker": "w", "started_ms": 1e12, "ended_ms": 1e12, "outcome": "retried", "error": f"ValueError: {SECRET}"}
+    line = {
+        "worker": "w",
+        "started_ms": 1e12,
+        "ended_ms": 1e12,
+        "outcome": "retried",
+        "error": f"ValueError: {SECRET}",
+    }
     body = json.dumps({"args": [SECRET], "kwargs": {}})
     ArchivedMessage.objects.update(
         body=body,
@@ -276,14 +311,21 @@ def test_what_messages_carry_is_shown_only_to_those_who_may_see_it(
 def test_looking_at_a_message_does_not_run_its_task(
     hands: Hands, as_user: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ):
-    """Templates call what can be called, and a task can: one of them was run by the page that shows it."""
+    """Templates call what can be called, and a task can: one of them was run by the page that shows
+    it."""
     world = World(hands)
     called: list[Any] = []
-    monkeypatch.setattr(tasks.DelayedTask, "__call__", lambda task, *args, **kwargs: called.append(task))
+    monkeypatch.setattr(
+        tasks.DelayedTask, "__call__", lambda task, *args, **kwargs: called.append(task)
+    )
     client = as_user(superuser=True)
     ArchivedMessage.objects.update(task="tests.app.tasks.noop")
     world.arguments_of["message_id"] = noop.using(delay=DAY).enqueue().id
     world.arguments_of["topic"] = "default"
-    looked = [client.get(address(page.name, **world.fill(page))) for page in site._pages if "GET" in page.methods]
+    looked = [
+        client.get(address(page.name, **world.fill(page)))
+        for page in site._pages
+        if "GET" in page.methods
+    ]
     assert {answer.status_code for answer in looked} <= {200, 302}
     assert called == []

@@ -34,11 +34,18 @@ def client(as_user: AsUser, hands: Hands) -> Client:
 
 
 def filled(client: Client, task: str = TASK, **changes: str) -> dict[str, str]:
-    """What a browser sends of the page's form after these changes; off means a box without its tick."""
+    """What a browser sends of the page's form after these changes; off means a box without its
+    tick."""
     context = client.get(address("schedule"), {"task": task}).context
-    data = {f.html_name: f.value() for form in (context["form"], context["arguments"]) for f in form}
+    data = {
+        f.html_name: f.value() for form in (context["form"], context["arguments"]) for f in form
+    }
     data |= {"delay": "60", "delay_unit": "1", "expires": None, "expires_unit": "60"}
-    data = {name: "on" if value is True else value for name, value in data.items() if value not in (None, False)}
+    data = {
+        name: "on" if value is True else value
+        for name, value in data.items()
+        if value not in (None, False)
+    }
     return {name: value for name, value in (data | changes).items() if value != "off"}
 
 
@@ -77,8 +84,15 @@ def test_a_message_is_sent_with_its_arguments_and_options(client: Client) -> Non
     response = send(client, data)
     message = only_message()
     assert response.url == f"{address('message', topic='orders', message_id=message.id)}?moment=1"
-    assert (list(message.args), dict(message.kwargs)) == ([], {"order_id": 1042, "reason": "by hand"})
-    assert (message.key, message.priority, message.headers) == ("order:1042", Priority.HIGH, {"ticket": "OPS-7"})
+    assert (list(message.args), dict(message.kwargs)) == (
+        [],
+        {"order_id": 1042, "reason": "by hand"},
+    )
+    assert (message.key, message.priority, message.headers) == (
+        "order:1042",
+        Priority.HIGH,
+        {"ticket": "OPS-7"},
+    )
     assert abs(due_in(message) - timedelta(minutes=90)) < timedelta(seconds=10)
     assert message.expires_at and message.expires_at - message.due_at == timedelta(days=2)
     action = OperatorAction.objects.get()
@@ -113,8 +127,14 @@ def test_the_form_begins_with_what_the_task_says(client: Client, declared: dict[
 
     page = client.get(address("schedule"), {"task": "t.low"})
     form = page.context["form"]
-    assert [form[name].value() for name in ("priority", "durable", "on_duplicate")] == ["low", True, "keep"]
-    assert "Does little." in page.content.decode() and "The task takes none." in page.content.decode()
+    assert [form[name].value() for name in ("priority", "durable", "on_duplicate")] == [
+        "low",
+        True,
+        "keep",
+    ]
+    assert (
+        "Does little." in page.content.decode() and "The task takes none." in page.content.decode()
+    )
     assert send(client, filled(client, "t.low", durable="off"), "t.low").status_code == 302
     assert only_message().task == "t.low"
 
@@ -134,7 +154,9 @@ def test_sent_twice_it_counts_once_and_leads_to_its_message(client: Client, key:
 
 
 @pytest.mark.parametrize("key", ["", "order:7"])
-def test_sent_again_after_it_has_run_it_does_not_run_again(client: Client, hands: Hands, key: str) -> None:
+def test_sent_again_after_it_has_run_it_does_not_run_again(
+    client: Client, hands: Hands, key: str
+) -> None:
     data = filled(client, argument_order_id="7", delay="0", key=key)
     send(client, data)
     hands.work(ORDERS)
@@ -162,7 +184,9 @@ def test_what_was_refused_for_its_key_may_be_sent_again_as_it_is(client: Client)
     assert dict(only_message().kwargs) == {"order_id": 7}
 
 
-def test_what_is_refused_later_does_not_make_a_form_that_has_counted_count_again(client: Client) -> None:
+def test_what_is_refused_later_does_not_make_a_form_that_has_counted_count_again(
+    client: Client,
+) -> None:
     data = filled(client, argument_order_id="7", key="k", on_duplicate="replace")
     send(client, data)
     full = exceptions.StoreFull()
@@ -219,7 +243,9 @@ def test_a_key_that_is_live_is_treated_as_chosen(client: Client, mode: str, orde
         ({"id": ""}, "This field is required"),
     ],
 )
-def test_what_is_wrong_is_refused_at_the_form(client: Client, changes: dict[str, str], words: str) -> None:
+def test_what_is_wrong_is_refused_at_the_form(
+    client: Client, changes: dict[str, str], words: str
+) -> None:
     response = send(client, filled(client, **{"argument_order_id": "7", **changes}))
     html = response.content.decode()
     assert response.status_code == 200 and words in html and "Not enqueued" in html
@@ -228,7 +254,9 @@ def test_what_is_wrong_is_refused_at_the_form(client: Client, changes: dict[str,
 
 
 def test_what_was_written_is_still_there_after_an_error(client: Client) -> None:
-    html = send(client, filled(client, argument_order_id="{", argument_reason="long <words>")).content.decode()
+    html = send(
+        client, filled(client, argument_order_id="{", argument_reason="long <words>")
+    ).content.decode()
     assert "long &lt;words&gt;" in html
 
 
@@ -236,7 +264,9 @@ def test_a_task_that_was_removed_is_said_in_words(client: Client, declared: dict
     data = filled(client, argument_order_id="7")
     declared.pop(TASK)
     for response in (client.get(address("schedule"), HERE), send(client, data)):
-        assert response.status_code == 404 and "It may have been removed" in response.content.decode()
+        assert (
+            response.status_code == 404 and "It may have been removed" in response.content.decode()
+        )
 
 
 def test_without_redis_nothing_is_sent_and_the_form_stays(client: Client, settings: Any) -> None:
@@ -266,22 +296,34 @@ def test_after_an_answer_that_was_lost_one_is_told_to_look_and_the_form_counts_n
 
 def test_what_the_service_refuses_is_said_at_the_form(client: Client) -> None:
     data = filled(client, argument_order_id="7")
-    with mock.patch("django_delayq.operators.operations.schedule", side_effect=exceptions.StoreFull()):
+    with mock.patch(
+        "django_delayq.operators.operations.schedule", side_effect=exceptions.StoreFull()
+    ):
         assert "Redis is at maxmemory" in send(client, data).content.decode()
     assert send(client, data).status_code == 302
 
 
 @pytest.mark.parametrize("missing", ["view_payload", "edit_message"])
-def test_who_may_not_write_arguments_schedules_nothing(as_user: AsUser, client: Client, missing: str) -> None:
+def test_who_may_not_write_arguments_schedules_nothing(
+    as_user: AsUser, client: Client, missing: str
+) -> None:
     data = filled(client, argument_order_id="7")
-    others = {"view_dashboard", "view_payload", "edit_message", "cancel_message", "bulk_operate"} - {missing}
+    others = {
+        "view_dashboard",
+        "view_payload",
+        "edit_message",
+        "cancel_message",
+        "bulk_operate",
+    } - {missing}
     stranger = as_user(*others)
     assert send(stranger, data).status_code == 403
     assert stranger.get(address("schedule"), HERE).status_code == 403
     assert not topics.list_messages("orders").messages
 
 
-def test_a_message_is_sent_from_a_browser(hands: Hands, as_user: AsUser, browser_page: Callable[..., Any]) -> None:
+def test_a_message_is_sent_from_a_browser(
+    hands: Hands, as_user: AsUser, browser_page: Callable[..., Any]
+) -> None:
     page = browser_page(as_user("view_dashboard", "view_payload", "edit_message"), width=390)
     page.goto(address("schedule"))
     page.get_by_label("Task").select_option(TASK)

@@ -1,4 +1,5 @@
-"""The overview in a browser: themes, narrow screens, keys, and a refresh that changes nothing but the figures."""
+"""The overview in a browser: themes, narrow screens, keys, and a refresh that changes nothing but
+the figures."""
 
 from __future__ import annotations
 
@@ -24,13 +25,17 @@ def expect(locator: Any) -> Any:
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_page_looks_right_and_never_scrolls_sideways(opened: Callable[..., Any], width: int, dark: bool):
+def test_the_page_looks_right_and_never_scrolls_sideways(
+    opened: Callable[..., Any], width: int, dark: bool
+):
     page = opened(width=width, dark=dark)
     expect(page.locator(".delayq-plot canvas")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     small = page.evaluate(
-        "[...document.querySelectorAll('.delayq button, .delayq select, .delayq summary, .delayq td a, .delayq nav a')]"
-        ".filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 24).map((one) => one.outerHTML)"
+        "[...document.querySelectorAll('.delayq button, .delayq select, .delayq summary, .delayq "
+        "td a, .delayq nav a')]"
+        ".filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < "
+        "24).map((one) => one.outerHTML)"
     )
     assert not small
 
@@ -44,7 +49,9 @@ def test_without_script_the_figures_are_there_and_a_link_to_reload(opened: Calla
     expect(backlog(page)).to_have_text("2")
 
 
-def test_the_figures_are_refreshed_as_often_as_was_chosen_and_that_is_remembered(opened: Callable[..., Any]):
+def test_the_figures_are_refreshed_as_often_as_was_chosen_and_that_is_remembered(
+    opened: Callable[..., Any],
+):
     page = opened()
     expect(backlog(page)).to_have_text("1")
     page.clock.run_for(5_000)
@@ -61,7 +68,9 @@ def test_the_figures_are_refreshed_as_often_as_was_chosen_and_that_is_remembered
     expect(backlog(page)).to_have_text("4")
 
 
-def test_nothing_is_fetched_while_nobody_looks_and_at_once_when_somebody_does(opened: Callable[..., Any]):
+def test_nothing_is_fetched_while_nobody_looks_and_at_once_when_somebody_does(
+    opened: Callable[..., Any],
+):
     page = opened()
     page.evaluate("document.dispatchEvent(new Event('hide'))")
     page.clock.run_for(600_000)
@@ -120,7 +129,9 @@ def test_a_refresh_that_failed_is_said_and_tried_again_with_a_pause(
     page.clock.run_for(500)
     expect(page.locator(".delayq-stale")).to_be_visible()
     page.unroute("**/live/")
-    for _ in range(60):  # a second at a time: the server's answer takes real time, and is given up after some of ours
+    for _ in range(
+        60
+    ):  # a second at a time: the server's answer takes real time, and is given up after some of ours
         page.clock.run_for(1_000)
         with suppress(AssertionError):
             expect(failed).to_be_hidden(timeout=500)
@@ -142,7 +153,9 @@ def test_a_refresh_leaves_focus_open_tables_and_scrolled_boxes_alone(opened: Cal
     expect(page.locator("td a", has_text="3")).to_be_focused()
     expect(page.locator("#delayq-minutes details")).to_have_attribute("open", "")
     assert page.locator("#delayq-minutes .delayq-scroll").evaluate("(box) => box.scrollTop") == 40
-    assert page.locator(".delayq-topics").first.locator("..").evaluate("(box) => box.scrollLeft") == 30
+    assert (
+        page.locator(".delayq-topics").first.locator("..").evaluate("(box) => box.scrollLeft") == 30
+    )
 
 
 def test_selected_text_is_not_taken_away(opened: Callable[..., Any]):
@@ -165,7 +178,9 @@ def test_what_has_changed_is_read_out_once_a_minute(opened: Callable[..., Any]):
         expect(backlog(page)).to_have_text(str(turn + 2))
     expect(read_out).to_be_empty()
     page.clock.run_for(15_000)
-    expect(read_out).to_have_text(re.compile("^Backlog 5, lag 250 ms, .* 17 open dead letters, 2 workers.$"))
+    expect(read_out).to_have_text(
+        re.compile("^Backlog 5, lag 250 ms, .* 17 open dead letters, 2 workers.$")
+    )
 
 
 def test_the_chart_follows_the_theme_and_gets_a_point_with_each_refresh(opened: Callable[..., Any]):
@@ -182,7 +197,9 @@ def test_the_chart_follows_the_theme_and_gets_a_point_with_each_refresh(opened: 
     expect(colour).to_have_css("border-top-color", "rgb(27, 94, 143)")
 
 
-def test_keys_lead_everywhere_but_not_while_somebody_types(opened: Callable[..., Any], live_site: str):
+def test_keys_lead_everywhere_but_not_while_somebody_types(
+    opened: Callable[..., Any], live_site: str
+):
     page = opened()
     page.keyboard.press("?")
     expect(page.get_by_role("heading", name="Keys")).to_be_visible()
@@ -222,7 +239,8 @@ def test_a_button_copies(opened: Callable[..., Any]):
     page = opened()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.evaluate(
-        "document.querySelector('.delayq').insertAdjacentHTML('beforeend', '<pre id=\"trace\">Traceback\\n  line</pre>'"
+        "document.querySelector('.delayq').insertAdjacentHTML('beforeend', '<pre "
+        'id="trace">Traceback\\n  line</pre>\''
         '+ \'<button type="button" data-delayq-copy="#trace">Copy</button>\')'
     )
     page.get_by_role("button", name="Copy").click()

@@ -1,4 +1,5 @@
-"""In a browser: what the overview says while Redis is away, what needs a script, and what fits the screen."""
+"""In a browser: what the overview says while Redis is away, what needs a script, and what fits the
+screen."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_redis_away_is_read_out_once_and_its_figures_are_called_old(
 
 def test_redis_is_away_from_the_start(opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     page = opened()
-    monkeypatch.setattr(overview, "overview", lambda: by_hand.empty(problem="Connection refused", stale=True))
+    monkeypatch.setattr(
+        overview, "overview", lambda: by_hand.empty(problem="Connection refused", stale=True)
+    )
     page.reload()
     expect(page.locator("[data-delayq-alert]")).to_contain_text("There are no figures to show")
     expect(page.locator("[data-delayq-status]")).to_be_empty()
@@ -65,7 +68,8 @@ def test_buttons_that_need_a_script_are_not_there_without(
 def test_the_find_box_stands_beside_the_tabs(opened: Callable[..., Any]):
     page = opened(width=1280)
     ends = page.evaluate(
-        "[...document.querySelectorAll('.delayq-tabs, .delayq-find')].map((one) => one.getBoundingClientRect().bottom)"
+        "[...document.querySelectorAll('.delayq-tabs, .delayq-find')].map((one) => "
+        "one.getBoundingClientRect().bottom)"
     )
     assert abs(ends[0] - ends[1]) < 20
 

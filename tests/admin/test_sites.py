@@ -58,13 +58,23 @@ def opened(client: Client, world: World, site: str) -> dict[str, Any]:
 
 def test_every_page_opens(world: World, as_user: Callable[..., Client]):
     answers = opened(as_user(superuser=True), world, "admin")
-    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(answers, 200)
-    html = {name: answer.content.decode() for name, answer in answers.items() if "html" in answer["Content-Type"]}
-    assert [name for name, text in html.items() if name != "live" and text.count('class="delayq"') != 1] == []
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(
+        answers, 200
+    )
+    html = {
+        name: answer.content.decode()
+        for name, answer in answers.items()
+        if "html" in answer["Content-Type"]
+    }
+    assert [
+        name for name, text in html.items() if name != "live" and text.count('class="delayq"') != 1
+    ] == []
     assert len(html) > 8
 
 
-def test_every_page_stays_on_its_own_site(elsewhere: None, world: World, as_user: Callable[..., Client]):
+def test_every_page_stays_on_its_own_site(
+    elsewhere: None, world: World, as_user: Callable[..., Client]
+):
     client = as_user(superuser=True)
     for name, answer in opened(client, world, "operators").items():
         assert answer.status_code == 200, name
@@ -74,14 +84,20 @@ def test_every_page_stays_on_its_own_site(elsewhere: None, world: World, as_user
             assert [one for one in found if one[0] == "/" and not one.startswith(HERE)] == [], name
 
 
-def test_an_action_leads_back_to_its_own_site(elsewhere: None, world: World, as_user: Callable[..., Client]):
+def test_an_action_leads_back_to_its_own_site(
+    elsewhere: None, world: World, as_user: Callable[..., Client]
+):
     answer = as_user(superuser=True).post(address("topic_resume", "operators", topic="orders"))
     assert answer.status_code == 302
     assert answer.url.startswith(HERE)
 
 
-def test_the_index_leads_to_the_overview(elsewhere: None, world: World, as_user: Callable[..., Client]):
-    assert address("changelist", "operators") in as_user("view_dashboard").get(HERE).content.decode()
+def test_the_index_leads_to_the_overview(
+    elsewhere: None, world: World, as_user: Callable[..., Client]
+):
+    assert (
+        address("changelist", "operators") in as_user("view_dashboard").get(HERE).content.decode()
+    )
     assert address("changelist", "operators") not in as_user().get(HERE).content.decode()
 
 
@@ -90,8 +106,22 @@ def test_every_page_opens_under_unfold():
     if "unfold" in django_settings.INSTALLED_APPS:
         return
     tests = f"{Path(__file__).relative_to(ROOT)}::{test_every_page_opens.__name__}"
-    command = [sys.executable, "-m", "pytest", tests, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = {name: value for name, value in os.environ.items() if not re.match("PYTEST_|DELAYQ_TEST_", name)}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        tests,
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match("PYTEST_|DELAYQ_TEST_", name)
+    }
     done = subprocess.run(
         [*command, "--ds", "tests.admin.unfold_settings"],
         cwd=ROOT,

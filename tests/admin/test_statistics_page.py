@@ -43,9 +43,30 @@ def count(delayq: Any) -> Callable[[], None]:
 def busy(count: Callable[[], None]) -> None:
     """Two topics with a quiet past."""
     finish(NOW, topic="orders", task="shop.tasks.close", count=1500)
-    finish(NOW, topic="orders", task="shop.tasks.close", state="dead", error_class="shop.PriceMissing", count=500)
-    finish(NOW - 2 * HOUR, topic="orders", task="shop.tasks.close", lateness_ms=800.0, run_ms=90_000.0, attempts=3)
-    finish(NOW - 2 * HOUR, topic="mail", task="shop.tasks.remind", state="expired", lateness_ms=None, run_ms=None)
+    finish(
+        NOW,
+        topic="orders",
+        task="shop.tasks.close",
+        state="dead",
+        error_class="shop.PriceMissing",
+        count=500,
+    )
+    finish(
+        NOW - 2 * HOUR,
+        topic="orders",
+        task="shop.tasks.close",
+        lateness_ms=800.0,
+        run_ms=90_000.0,
+        attempts=3,
+    )
+    finish(
+        NOW - 2 * HOUR,
+        topic="mail",
+        task="shop.tasks.remind",
+        state="expired",
+        lateness_ms=None,
+        run_ms=None,
+    )
     finish(NOW - 3 * DAY, topic="mail", task="shop.tasks.remind", lateness_ms=40_000.0, count=7)
     count()
 
@@ -82,7 +103,9 @@ def tiles(html: str) -> dict[str, str]:
 def task_rows(html: str) -> list[list[str]]:
     """The table of tasks, by cells."""
     body = html.rpartition("<tbody>")[2]
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in body.split("</tr>")[:-1]]
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in body.split("</tr>")[:-1]
+    ]
     return [[" ".join(re.sub(r"<.*?>", " ", cell).split()) for cell in row] for row in rows]
 
 
@@ -94,7 +117,9 @@ def test_a_day_by_hours_is_shown_at_first(busy: None, as_user: Callable[..., Cli
     assert bars(html, "finished") == ["10:00: 2", "12:00: 2,000"]
     assert bars(html, "dead") == ["12:00: 500"]
     assert bars(html, "late") == ["10:00: 800", "12:00: 2"]
-    assert len(figure(html, "finished").findall(".//text")) > 10  # hours without messages have their place
+    assert (
+        len(figure(html, "finished").findall(".//text")) > 10
+    )  # hours without messages have their place
     assert '<option value="24h" selected>' in html
 
 
@@ -108,10 +133,22 @@ def test_longer_periods_are_shown_by_days(busy: None, as_user: Callable[..., Cli
 
 def test_pictures_say_what_they_show(busy: None, as_user: Callable[..., Client]):
     html = page(as_user("view_dashboard"))
-    assert figure(html, "finished").findtext("figcaption") == "Finished by hour (UTC): 2,002, peak 2,000 at 12:00."
-    assert figure(html, "late").findtext("figcaption") == "Lateness, p99 in ms, by hour (UTC): peak 800 at 10:00."
-    assert [th.text for th in figure(html, "dead").findall(".//thead//th")] == ["Hour (UTC)", "Messages"]
-    assert figure(page(as_user("view_dashboard"), period="7d"), "dead").findtext(".//thead//th") == "Day (UTC)"
+    assert (
+        figure(html, "finished").findtext("figcaption")
+        == "Finished by hour (UTC): 2,002, peak 2,000 at 12:00."
+    )
+    assert (
+        figure(html, "late").findtext("figcaption")
+        == "Lateness, p99 in ms, by hour (UTC): peak 800 at 10:00."
+    )
+    assert [th.text for th in figure(html, "dead").findall(".//thead//th")] == [
+        "Hour (UTC)",
+        "Messages",
+    ]
+    assert (
+        figure(page(as_user("view_dashboard"), period="7d"), "dead").findtext(".//thead//th")
+        == "Day (UTC)"
+    )
 
 
 def test_milliseconds_are_not_called_messages(busy: None, as_user: Callable[..., Client]):
@@ -132,7 +169,15 @@ def test_tiles_are_the_figures_of_the_whole_period(busy: None, as_user: Callable
 
 def test_tasks_have_a_row_each(busy: None, as_user: Callable[..., Client]):
     assert task_rows(page(as_user("view_dashboard"))) == [
-        ["shop.tasks.close orders", "2,001", "1", "500 25.0 %", "2 ms, 2 ms", "20 ms, 20 ms", "shop.PriceMissing 500"],
+        [
+            "shop.tasks.close orders",
+            "2,001",
+            "1",
+            "500 25.0 %",
+            "2 ms, 2 ms",
+            "20 ms, 20 ms",
+            "shop.PriceMissing 500",
+        ],
         ["shop.tasks.remind mail", "1", "0", "0", "–, –", "–, –", ""],
     ]
 
@@ -157,12 +202,18 @@ def test_other_pages_lead_to_it(busy: None, as_user: Callable[..., Client]):
     assert f'href="{address("statistics")}"' in overview
 
 
-def test_it_is_made_of_few_queries_and_none_of_the_archive(busy: None, as_user: Callable[..., Client]):
+def test_it_is_made_of_few_queries_and_none_of_the_archive(
+    busy: None, as_user: Callable[..., Client]
+):
     client = as_user("view_dashboard")
     page(client)
     with CaptureQueriesContext(connection) as queries:
         page(client, period="90d")
-    ours = [one["sql"] for one in queries if "django_delayq" in one["sql"] and "permission" not in one["sql"]]
+    ours = [
+        one["sql"]
+        for one in queries
+        if "django_delayq" in one["sql"] and "permission" not in one["sql"]
+    ]
     assert len(ours) <= 3
     assert not any(ArchivedMessage._meta.db_table in sql for sql in ours)
 
@@ -186,7 +237,9 @@ def test_who_may_see_the_pages_sees_it(busy: None, as_user: Callable[..., Client
 # Hostile questions and names
 
 
-@pytest.mark.parametrize("period", ["1y", "", "24H", "0", "7d ", "\x00", "__class__", "9" * 5000, MARKUP])
+@pytest.mark.parametrize(
+    "period", ["1y", "", "24H", "0", "7d ", "\x00", "__class__", "9" * 5000, MARKUP]
+)
 def test_an_unknown_period_is_the_last_day(period: str, busy: None, as_user: Callable[..., Client]):
     html = page(as_user("view_dashboard"), period=period)
     assert '<option value="24h" selected>' in html
@@ -195,7 +248,16 @@ def test_an_unknown_period_is_the_last_day(period: str, busy: None, as_user: Cal
 
 @pytest.mark.parametrize(
     "topic",
-    ["never used", "x" * 5000, MARKUP, UNSEEN, "'; DROP TABLE x; --", "%", "\ud83c", pytest.param("\0")],
+    [
+        "never used",
+        "x" * 5000,
+        MARKUP,
+        UNSEEN,
+        "'; DROP TABLE x; --",
+        "%",
+        "\ud83c",
+        pytest.param("\0"),
+    ],
 )
 def test_an_unknown_topic_has_nothing(topic: str, busy: None, as_user: Callable[..., Client]):
     question = urlencode({"topic": topic}, errors="surrogatepass")
@@ -206,7 +268,9 @@ def test_an_unknown_topic_has_nothing(topic: str, busy: None, as_user: Callable[
     assert "<script>hit()" not in html
 
 
-def test_characters_that_nobody_sees_are_written_out_in_the_form(busy: None, as_user: Callable[..., Client]):
+def test_characters_that_nobody_sees_are_written_out_in_the_form(
+    busy: None, as_user: Callable[..., Client]
+):
     html = page(as_user("view_dashboard"), topic="a\u202eb")
     assert "\u202e" not in html.replace('value="a\u202eb"', "")
 
@@ -215,12 +279,18 @@ def test_characters_that_nobody_sees_are_written_out_in_the_form(busy: None, as_
 def attacked(count: Callable[[], None], transactional_db: None) -> None:
     """Tasks, topics and errors have names that would do harm."""
     for number in range(3):
-        names = {"topic": hostile("topic")[:64], "task": hostile("task")[:200], "error_class": shown("error") + UNSEEN}
+        names = {
+            "topic": hostile("topic")[:64],
+            "task": hostile("task")[:200],
+            "error_class": shown("error") + UNSEEN,
+        }
         finish(NOW - timedelta(days=number), state="dead", **names)
     count()
 
 
-def test_hostile_names_are_text(attacked: None, browser_page: Callable[..., Any], as_user: Callable[..., Client]):
+def test_hostile_names_are_text(
+    attacked: None, browser_page: Callable[..., Any], as_user: Callable[..., Client]
+):
     tab = browser_page(as_user(superuser=True))
     tab.add_init_script("window.hit = () => { window.wasHit = true; }")
     tab.goto(f"{address('statistics')}?{urlencode({'period': '7d', 'topic': MARKUP[:60]})}")
@@ -244,14 +314,20 @@ def test_it_fits_a_telephone_and_obeys_the_strict_policy(
     tab = browser_page(as_user("view_dashboard"), width=390, dark=dark)
     answer = tab.goto(address("statistics"))
     assert answer.headers["content-security-policy"] == POLICY
-    tab.evaluate("document.querySelectorAll('.delayq details').forEach((one) => { one.open = true; })")
+    tab.evaluate(
+        "document.querySelectorAll('.delayq details').forEach((one) => { one.open = true; })"
+    )
     assert tab.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
     assert tab.locator("svg.delayq-bars").count() == 3
-    assert all(tab.locator("svg.delayq-bars").nth(n).bounding_box()["height"] > 100 for n in range(3))
+    assert all(
+        tab.locator("svg.delayq-bars").nth(n).bounding_box()["height"] > 100 for n in range(3)
+    )
 
 
 @pytest.mark.usefixtures("transactional_db", "busy")
-def test_period_and_topic_are_chosen_without_scripts(browser_page: Callable[..., Any], as_user: Callable[..., Client]):
+def test_period_and_topic_are_chosen_without_scripts(
+    browser_page: Callable[..., Any], as_user: Callable[..., Client]
+):
     tab = browser_page(as_user("view_dashboard"), javascript=False)
     tab.goto(address("statistics"))
     tab.get_by_label("Period", exact=True).select_option("7d")

@@ -1,5 +1,6 @@
-"""What people come for, in a real browser against the shop, with a real worker. Also takes the pictures of the docs:
-`make screenshots` runs these tests with DELAYQ_SCREENSHOTS set to the folder."""
+"""What people come for, in a real browser against the shop, with a real worker. Also takes the
+pictures of the docs: `make screenshots` runs these tests with DELAYQ_SCREENSHOTS set to the folder.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +143,11 @@ def test_a_dead_letter_is_seen_mended_and_replayed(
     page.goto(address("find") + f"?q={origin.replayed_by.hex}")
     until(page, "acked")
     again = ArchivedMessage.objects.get(message_id=origin.replayed_by)
-    assert (again.state, again.replay_of, json.loads(again.body)["args"]) == ("acked", origin.pk, ["return"])
+    assert (again.state, again.replay_of, json.loads(again.body)["args"]) == (
+        "acked",
+        origin.pk,
+        ["return"],
+    )
     action = OperatorAction.objects.get()
     assert (action.action, action.reason, action.count) == ("replay", "the mode was wrong", 1)
 
@@ -154,14 +159,23 @@ def test_a_dead_letter_is_seen_mended_and_replayed(
 def busy(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shop in the middle of a day on which a webhook fails."""
     for name in ("by_name", "by_code"):
-        ours = {key: task for key, task in getattr(registry, name).items() if task.name.startswith("shop.")}
+        ours = {
+            key: task
+            for key, task in getattr(registry, name).items()
+            if task.name.startswith("shop.")
+        }
         monkeypatch.setattr(registry, name, ours)
     for number in range(300):
         expire_coupon.using(delay=60 + number * number / 9).enqueue(number)
     for number in range(40):
         remind_unpaid.using(delay=20 + 7 * number).enqueue(number)
     now = timezone.now()
-    common: dict[str, Any] = {"partition": 0, "ttr_ms": 60_000, "max_attempts": 8, "worker": "web-3:4711:0"}
+    common: dict[str, Any] = {
+        "partition": 0,
+        "ttr_ms": 60_000,
+        "max_attempts": 8,
+        "worker": "web-3:4711:0",
+    }
     rows = [
         ArchivedMessage(
             **common,
@@ -186,18 +200,30 @@ def _dead(number: int) -> dict[str, Any]:
         ("urllib.error.HTTPError", "HTTP Error 502: Bad Gateway"),
         ("TimeoutError", "The read operation timed out"),
     ][number // 3 % 3]
-    words = {"topic": "webhooks", "task": "shop.tasks.webhook_retry", "state": "dead", "attempts": 8}
+    words = {
+        "topic": "webhooks",
+        "task": "shop.tasks.webhook_retry",
+        "state": "dead",
+        "attempts": 8,
+    }
     error = {"error_class": kind, "error_message": said, "traceback": TRACEBACK}
     return {**words, **error, "body": json.dumps({"args": [1000 + number], "kwargs": {}})}
 
 
 def _acked(number: int) -> dict[str, Any]:
     words = {"topic": "orders", "task": "shop.tasks.close_order", "state": "acked", "attempts": 1}
-    return {**words, "key": f"order:{1000 + number}", "body": json.dumps({"args": [1000 + number], "kwargs": {}})}
+    return {
+        **words,
+        "key": f"order:{1000 + number}",
+        "body": json.dumps({"args": [1000 + number], "kwargs": {}}),
+    }
 
 
 def test_the_pages_of_a_busy_shop(
-    busy: None, browser_page: Callable[..., Any], as_user: Callable[..., Any], picture: Callable[[Any, str], None]
+    busy: None,
+    browser_page: Callable[..., Any],
+    as_user: Callable[..., Any],
+    picture: Callable[[Any, str], None],
 ):
     operator = User.objects.create(username="ada", is_staff=True, is_superuser=True)
     page = browser_page(operator, width=1200, height=1240)

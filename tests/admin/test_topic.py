@@ -81,14 +81,18 @@ def test_what_waits_is_listed_by_due_time_with_its_facts(page: Callable[..., str
     assert "in 24 h" in html
 
 
-def test_arguments_are_not_even_in_the_context_of_who_may_not_see_them(as_user: AsUser, hands: Hands) -> None:
+def test_arguments_are_not_even_in_the_context_of_who_may_not_see_them(
+    as_user: AsUser, hands: Hands
+) -> None:
     close_order.using(delay=DAY).enqueue(1, reason="secret-reason")
     response = as_user("view_dashboard").get(address("topic", topic=ORDERS))
     assert "secret-reason" not in response.content.decode()
     assert [preview for _, preview in response.context["rows"]] == [""]
 
 
-def test_a_preview_has_120_characters_at_most_and_shows_what_nobody_sees(page: Callable[..., str]) -> None:
+def test_a_preview_has_120_characters_at_most_and_shows_what_nobody_sees(
+    page: Callable[..., str],
+) -> None:
     noop.using(delay=DAY).enqueue("x" * 60_000)
     noop.using(delay=2 * DAY).enqueue(HOSTILE)
     html = page("default")
@@ -97,26 +101,39 @@ def test_a_preview_has_120_characters_at_most_and_shows_what_nobody_sees(page: C
     assert "<script>alert" not in html and "\u202e" not in html
 
 
-def test_every_page_goes_on_where_the_last_one_ended(page: Callable[..., str], split: Callable[[int], Any]) -> None:
+def test_every_page_goes_on_where_the_last_one_ended(
+    page: Callable[..., str], split: Callable[[int], Any]
+) -> None:
     split(3)
-    crowd.using(due_at=datetime(2030, 1, 1, tzinfo=timezone.utc)).enqueue_many([(n,) for n in range(120)])
+    crowd.using(due_at=datetime(2030, 1, 1, tzinfo=timezone.utc)).enqueue_many(
+        [(n,) for n in range(120)]
+    )
     ids = walk(lambda **query: page("crowd", **query))
     assert len(ids) == len(set(ids)) == 120
     assert ids == [message.id for message in topics.list_messages("crowd", limit=500).messages]
-    assert "From the start" in page("crowd", after=topics.list_messages("crowd", limit=50).cursor or "")
+    assert "From the start" in page(
+        "crowd", after=topics.list_messages("crowd", limit=50).cursor or ""
+    )
 
 
-def test_what_waits_in_the_database_is_listed_there_and_not_in_redis(page: Callable[..., str]) -> None:
+def test_what_waits_in_the_database_is_listed_there_and_not_in_redis(
+    page: Callable[..., str],
+) -> None:
     here = close_order.using(delay=DAY, durable=True).enqueue(1)
     assert shown_ids(page()) == []
     assert shown_ids(page(**{"in": "database"})) == [here.id]
     assert "In the outbox (1)" in page()
 
 
-def test_pages_of_the_database_lose_nothing_that_is_due_at_one_instant(page: Callable[..., str]) -> None:
+def test_pages_of_the_database_lose_nothing_that_is_due_at_one_instant(
+    page: Callable[..., str],
+) -> None:
     midnight = datetime(2030, 1, 1, tzinfo=timezone.utc)
     calls = [close_order.using(due_at=midnight, durable=True).prepare(n) for n in range(70)]
-    calls += [close_order.using(due_at=midnight + timedelta(seconds=n), durable=True).prepare(n) for n in range(40)]
+    calls += [
+        close_order.using(due_at=midnight + timedelta(seconds=n), durable=True).prepare(n)
+        for n in range(40)
+    ]
     handles = close_order.enqueue_many(calls)
     crowd.using(due_at=midnight, durable=True).enqueue(0)
     ids = walk(page, **{"in": "database"})
@@ -179,7 +196,11 @@ def test_pause_holds_the_topic_and_says_who_when_and_why(as_user: AsUser, hands:
     assert response.status_code == 302 and response.url == address("topic", topic=ORDERS)
     pause = topics.topic_stats(ORDERS).paused or {}
     action = OperatorAction.objects.get()
-    assert (pause["reason"], pause["by"], pause["until"]) == ("the bank <is> down", action.operator, None)
+    assert (pause["reason"], pause["by"], pause["until"]) == (
+        "the bank <is> down",
+        action.operator,
+        None,
+    )
     assert (action.action, action.reason, action.count) == ("pause", "the bank <is> down", 1)
     html = client.get(response.url).content.decode()
     assert "the bank &lt;is&gt; down" in html and f"by {action.operator}" in html
@@ -240,7 +261,9 @@ def test_resume_lets_it_go_on(as_user: AsUser, hands: Hands) -> None:
 
 
 @pytest.mark.parametrize("name", ["topic_pause", "topic_resume"])
-def test_who_may_not_pause_changes_nothing_and_sees_no_button(as_user: AsUser, hands: Hands, name: str) -> None:
+def test_who_may_not_pause_changes_nothing_and_sees_no_button(
+    as_user: AsUser, hands: Hands, name: str
+) -> None:
     topics.pause_topic(ORDERS, by="somebody", reason="lunch")
     client = as_user("view_dashboard", "view_payload", "cancel_message")
     assert post(client, name, reason="x").status_code == 403
@@ -253,10 +276,14 @@ def test_who_may_purge_is_led_to_the_bulk_operation(as_user: AsUser, hands: Hand
     link = f"{address('bulk_new')}?kind=purge&amp;topic={ORDERS}"
     client = as_user("view_dashboard", "bulk_operate", "cancel_message")
     assert link in client.get(address("topic", topic=ORDERS)).content.decode()
-    assert link not in as_user("view_dashboard").get(address("topic", topic=ORDERS)).content.decode()
+    assert (
+        link not in as_user("view_dashboard").get(address("topic", topic=ORDERS)).content.decode()
+    )
 
 
-def test_the_page_costs_few_queries_however_much_waits(as_user: AsUser, hands: Hands, delayq: RedisStore) -> None:
+def test_the_page_costs_few_queries_however_much_waits(
+    as_user: AsUser, hands: Hands, delayq: RedisStore
+) -> None:
     client = as_user("view_dashboard", "view_payload")
     close_order.using(delay=DAY).enqueue_many([(n,) for n in range(60)])
     client.get(address("topic", topic=ORDERS))  # what the overview shows is kept for a moment
@@ -274,7 +301,9 @@ def running(html: str) -> str:
     return found[0] if found else ""
 
 
-def test_what_runs_is_listed_with_the_end_of_its_lease(page: Callable[..., str], hands: Hands) -> None:
+def test_what_runs_is_listed_with_the_end_of_its_lease(
+    page: Callable[..., str], hands: Hands
+) -> None:
     handle = close_order.using(key="order:7").enqueue(7)
     assert not running(page())
     hands.claim(Partition(ORDERS, 0))
@@ -312,7 +341,9 @@ def test_what_runs_is_cut_off_by_the_end_of_the_leases_over_all_partitions(
     assert ends == sorted(one.lease_until for one in every)[:10]
 
 
-def test_the_page_says_how_many_leased_messages_it_does_not_show(page: Callable[..., str], hands: Hands) -> None:
+def test_the_page_says_how_many_leased_messages_it_does_not_show(
+    page: Callable[..., str], hands: Hands
+) -> None:
     close_order.enqueue_many([(n,) for n in range(60)])
     hands.claim(Partition(ORDERS, 0))
     assert "50 of 60, those whose leases end first." in page()
@@ -331,10 +362,14 @@ def test_a_pause_can_be_changed_while_it_lasts(as_user: AsUser, hands: Hands) ->
     assert pause["reason"] == "the bank is still down" and pause["until"]
 
 
-def test_another_reason_alone_does_not_move_the_end_of_a_pause(as_user: AsUser, hands: Hands, settings: Any) -> None:
+def test_another_reason_alone_does_not_move_the_end_of_a_pause(
+    as_user: AsUser, hands: Hands, settings: Any
+) -> None:
     settings.TIME_ZONE = "Asia/Tokyo"
     client = as_user("view_dashboard", "pause_topic")
-    topics.pause_topic(ORDERS, by="ada", reason="x", until=datetime(2030, 1, 1, tzinfo=timezone.utc))
+    topics.pause_topic(
+        ORDERS, by="ada", reason="x", until=datetime(2030, 1, 1, tzinfo=timezone.utc)
+    )
     form = client.get(address("topic", topic=ORDERS)).context["pause_form"]
     assert 'value="2030-01-01T09:00:00"' in str(form["at"])
     data = {"hold": form["hold"].value(), "at": form["at"].value().strftime("%Y-%m-%dT%H:%M:%S")}
@@ -344,22 +379,38 @@ def test_another_reason_alone_does_not_move_the_end_of_a_pause(as_user: AsUser, 
 
 
 def test_the_page_tells_what_operators_did_to_this_topic(page: Callable[..., str]) -> None:
-    selections = {f"topic {ORDERS}": "one", f"topic {ORDERS}, until 2030": "two", f"topic {ORDERS}: lost": "three"}
-    others = {f"topic {ORDERS}-2": "four", f"topic {ORDERS.upper()}": "five", f"message x of {ORDERS}": "six"}
+    selections = {
+        f"topic {ORDERS}": "one",
+        f"topic {ORDERS}, until 2030": "two",
+        f"topic {ORDERS}: lost": "three",
+    }
+    others = {
+        f"topic {ORDERS}-2": "four",
+        f"topic {ORDERS.upper()}": "five",
+        f"message x of {ORDERS}": "six",
+    }
     for selection, reason in (selections | others).items():
-        OperatorAction.objects.create(action="pause", operator="ada", reason=f"reason-{reason}", selection=selection)
+        OperatorAction.objects.create(
+            action="pause", operator="ada", reason=f"reason-{reason}", selection=selection
+        )
     html = page()
-    assert [word for word in ("one", "two", "three", "four", "five", "six") if f"reason-{word}" in html] == [
+    assert [
+        word for word in ("one", "two", "three", "four", "five", "six") if f"reason-{word}" in html
+    ] == [
         "one",
         "two",
         "three",
     ]
 
 
-def test_only_the_newest_records_are_looked_at(page: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_records_are_looked_at(
+    page: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recent_actions, "NEWEST", 2)
     for name in ("old", "middle", "new"):
-        OperatorAction.objects.create(action="pause", operator="ada", reason=f"{name}-one", selection=f"topic {ORDERS}")
+        OperatorAction.objects.create(
+            action="pause", operator="ada", reason=f"{name}-one", selection=f"topic {ORDERS}"
+        )
     html = page()
     assert "old-one" not in html and html.index("new-one") < html.index("middle-one")
 
@@ -379,7 +430,9 @@ def test_the_page_of_a_topic_that_no_code_declares_shows_what_waits_and_what_to_
     overview = as_user("view_dashboard").get(address("changelist")).content.decode()
     assert f'href="{address("topic", topic="jobs")}"' in overview
     assert overview.count("not declared") == 2
-    assert "(2 waiting, not declared)" in overview and "Start one with" not in overview, "none would serve it"
+    assert "(2 waiting, not declared)" in overview and "Start one with" not in overview, (
+        "none would serve it"
+    )
 
 
 def test_its_messages_have_their_pages_and_can_be_cancelled(as_user: AsUser, hands: Hands) -> None:
@@ -403,7 +456,9 @@ def test_a_topic_that_only_the_outbox_knows_is_on_the_overview_and_has_a_page(
     assert len(shown_ids(page("jobs", **{"in": "database"}))) == 1
 
 
-def test_a_topic_of_which_nothing_is_left_leaves_the_overview(as_user: AsUser, hands: Hands) -> None:
+def test_a_topic_of_which_nothing_is_left_leaves_the_overview(
+    as_user: AsUser, hands: Hands
+) -> None:
     leave("jobs", 1)
     client = as_user("view_dashboard")
     assert address("topic", topic="jobs") in client.get(address("changelist")).content.decode()
@@ -425,4 +480,6 @@ def test_what_another_process_declares_and_a_worker_serves_is_as_it_should_be(
     beat = {"at_ms": int(hands.store.clock_ms()), "topics": ["jobs"]}
     hands.store.beat("host:1:jobs", json.dumps(beat))
     assert "delayq-undeclared" not in page("jobs")
-    assert "not declared" not in as_user("view_dashboard").get(address("changelist")).content.decode()
+    assert (
+        "not declared" not in as_user("view_dashboard").get(address("changelist")).content.decode()
+    )

@@ -28,9 +28,16 @@ def said(client: Client, name: str, **arguments: Any) -> str:
     return text_of(client.get(address(name, **arguments)).content.decode())
 
 
-def test_the_list_says_what_was_refused_and_why(aside: UnarchivableEntry, as_user: Callable[..., Client]):
+def test_the_list_says_what_was_refused_and_why(
+    aside: UnarchivableEntry, as_user: Callable[..., Client]
+):
     text = said(as_user("view_dashboard"), "unarchivable")
-    assert "tests.app.tasks.act" in text and "wrong" in text and "ValueError" in text and "dead" in text
+    assert (
+        "tests.app.tasks.act" in text
+        and "wrong" in text
+        and "ValueError" in text
+        and "dead" in text
+    )
     assert "unworthy of a row" not in text and "Archive all of them again" not in text
 
 
@@ -51,11 +58,17 @@ def test_an_entry_is_archived_again(aside: UnarchivableEntry, as_user: Callable[
     row = ArchivedMessage.objects.get(message_id=aside.message_id)
     assert (row.state, row.key) == ("dead", "wrong")
     action = OperatorAction.objects.order_by("pk")[before:].get()
-    assert (action.action, action.reason, action.count) == ("archive again", "the trigger is gone", 1)
+    assert (action.action, action.reason, action.count) == (
+        "archive again",
+        "the trigger is gone",
+        1,
+    )
     assert "archive again" in said(client, "operator_actions")
 
 
-def test_what_is_refused_again_is_told(aside: UnarchivableEntry, world: World, as_user: Callable[..., Client]):
+def test_what_is_refused_again_is_told(
+    aside: UnarchivableEntry, world: World, as_user: Callable[..., Client]
+):
     world.put_aside()
     with refusing_bad_rows():
         answer = as_user(superuser=True).post(address("unarchivable_archive_all"), follow=True)
@@ -73,8 +86,12 @@ def test_one_that_is_gone_is_told(aside: UnarchivableEntry, as_user: Callable[..
     assert f"There is no unarchivable entry {aside_pk}" in answer.content.decode()
 
 
-@pytest.mark.parametrize("content", ['{"at_ms": 99999999999999999, "record": "", "attempts": "", "detail": ""}'])
-def test_a_damaged_entry_is_shown(aside: UnarchivableEntry, as_user: Callable[..., Client], content: str):
+@pytest.mark.parametrize(
+    "content", ['{"at_ms": 99999999999999999, "record": "", "attempts": "", "detail": ""}']
+)
+def test_a_damaged_entry_is_shown(
+    aside: UnarchivableEntry, as_user: Callable[..., Client], content: str
+):
     UnarchivableEntry.objects.update(content=content)
     client = as_user(superuser=True)
     assert aside.message_id in said(client, "unarchivable_entry", pk=aside.pk)
@@ -82,7 +99,9 @@ def test_a_damaged_entry_is_shown(aside: UnarchivableEntry, as_user: Callable[..
 
 
 @pytest.mark.parametrize("name", ["archive", "dead_letters", "changelist"])
-def test_pages_that_lack_it_say_so(name: str, aside: UnarchivableEntry, as_user: Callable[..., Client]):
+def test_pages_that_lack_it_say_so(
+    name: str, aside: UnarchivableEntry, as_user: Callable[..., Client]
+):
     overview.forget()
     client = as_user("view_dashboard")
     link = f'href="{address("unarchivable")}"'

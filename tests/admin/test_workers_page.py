@@ -1,4 +1,5 @@
-"""The page of workers: what they say of themselves, who is missing, and how to stop one from claiming."""
+"""The page of workers: what they say of themselves, who is missing, and how to stop one from
+claiming."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ def beat(delayq: RedisStore) -> Callable[..., None]:
 
     def write(name: str = NAME, ago_ms: int = 0, **said: Any) -> None:
         at_ms = int(delayq.clock_ms()) - ago_ms
-        usual = {"host": "web-7", "pid": 4711, "version": "0.1.0", "topics": ["orders", "default"], "concurrency": 8}
+        usual = {
+            "host": "web-7",
+            "pid": 4711,
+            "version": "0.1.0",
+            "topics": ["orders", "default"],
+            "concurrency": 8,
+        }
         usual |= {
             "running": 3,
             "in_flight": 3,
@@ -107,12 +114,16 @@ def test_the_enter_key_in_the_reason_acts_on_no_worker(
     assert OperatorAction.objects.get().reason == "it eats memory"
 
 
-def test_a_service_that_is_well_says_nothing_of_trouble(page: Callable[[], str], beat: Callable[..., None]) -> None:
+def test_a_service_that_is_well_says_nothing_of_trouble(
+    page: Callable[[], str], beat: Callable[..., None]
+) -> None:
     beat(archiver={"archived": 99, "lagging": False})
     assert "lagging" not in read(page())
 
 
-def test_without_a_worker_the_page_says_how_to_start_one(page: Callable[[], str], beat: Callable[..., None]) -> None:
+def test_without_a_worker_the_page_says_how_to_start_one(
+    page: Callable[[], str], beat: Callable[..., None]
+) -> None:
     assert "No worker is alive" in page()
     assert "python manage.py run_delayq" in page()
     beat(ago_ms=10 * MINUTE_MS)
@@ -121,7 +132,9 @@ def test_without_a_worker_the_page_says_how_to_start_one(page: Callable[[], str]
     assert "python manage.py run_delayq" not in page()
 
 
-def test_a_worker_that_was_not_heard_of_for_long_is_dead(page: Callable[[], str], beat: Callable[..., None]) -> None:
+def test_a_worker_that_was_not_heard_of_for_long_is_dead(
+    page: Callable[[], str], beat: Callable[..., None]
+) -> None:
     beat("host:1:old", ago_ms=int(1000 * overview.ALIVE_FOR) + 5_000)
     beat("host:2:new", ago_ms=int(1000 * overview.ALIVE_FOR) - 5_000)
     new, old = page().partition("<tbody>")[2].split("<tr")[1:]
@@ -130,7 +143,9 @@ def test_a_worker_that_was_not_heard_of_for_long_is_dead(page: Callable[[], str]
     assert 'class="delayq-quiet"' in old.partition(">")[0]
 
 
-def test_a_worker_that_drains_is_left_alone(page: Callable[[], str], beat: Callable[..., None]) -> None:
+def test_a_worker_that_drains_is_left_alone(
+    page: Callable[[], str], beat: Callable[..., None]
+) -> None:
     beat(draining=True)
     row = page().partition("<tbody>")[2]
     assert "draining" in row
@@ -160,7 +175,9 @@ def test_a_topic_that_is_paused_is_not_missing_a_worker(
     assert "modes" not in unserved(page())
 
 
-def test_a_worker_is_told_to_stop_and_to_go_on(as_user: AsUser, beat: Callable[..., None], delayq: RedisStore) -> None:
+def test_a_worker_is_told_to_stop_and_to_go_on(
+    as_user: AsUser, beat: Callable[..., None], delayq: RedisStore
+) -> None:
     beat()
     client = as_user("view_dashboard", "pause_topic")
     answer = client.post(address("worker_quiet"), {"worker": NAME, "reason": "it eats memory"})
@@ -172,11 +189,18 @@ def test_a_worker_is_told_to_stop_and_to_go_on(as_user: AsUser, beat: Callable[.
     assert "Stop claiming" not in text
     client.post(address("worker_unquiet"), {"worker": NAME})
     assert not delayq.is_quiet(NAME)
-    done = OperatorAction.objects.order_by("pk").values_list("action", "selection", "reason", "count")
-    assert list(done) == [("quiet", f"worker {NAME}", "it eats memory", 1), ("unquiet", f"worker {NAME}", "", 1)]
+    done = OperatorAction.objects.order_by("pk").values_list(
+        "action", "selection", "reason", "count"
+    )
+    assert list(done) == [
+        ("quiet", f"worker {NAME}", "it eats memory", 1),
+        ("unquiet", f"worker {NAME}", "", 1),
+    ]
 
 
-def test_a_worker_that_has_ended_meanwhile_is_told_in_words(as_user: AsUser, delayq: RedisStore) -> None:
+def test_a_worker_that_has_ended_meanwhile_is_told_in_words(
+    as_user: AsUser, delayq: RedisStore
+) -> None:
     client = as_user("view_dashboard", "pause_topic")
     for worker in ("gone:1:ab", "", "\0", HOSTILE):
         answer = client.post(address("worker_quiet"), {"worker": worker}, follow=True)
@@ -195,10 +219,15 @@ def test_two_operators_who_stop_the_same_worker_agree(
     assert len(set(OperatorAction.objects.values_list("operator", flat=True))) == 2
 
 
-def test_who_may_only_look_has_no_buttons(as_user: AsUser, beat: Callable[..., None], delayq: RedisStore) -> None:
+def test_who_may_only_look_has_no_buttons(
+    as_user: AsUser, beat: Callable[..., None], delayq: RedisStore
+) -> None:
     beat()
     client = as_user("view_dashboard")
-    assert "Stop claiming" not in client.get(address("workers")).content.decode().partition("</table>")[0]
+    assert (
+        "Stop claiming"
+        not in client.get(address("workers")).content.decode().partition("</table>")[0]
+    )
     assert client.post(address("worker_quiet"), {"worker": NAME}).status_code == 403
     assert not delayq.is_quiet(NAME)
 
@@ -210,7 +239,12 @@ def test_without_redis_the_page_says_so(as_user: AsUser, delayq: RedisStore) -> 
 
 
 def test_what_a_worker_says_is_inert(page: Callable[[], str], beat: Callable[..., None]) -> None:
-    said: dict[str, Any] = {"host": HOSTILE, "version": HOSTILE, "settled": {HOSTILE: 1}, HOSTILE: {HOSTILE: HOSTILE}}
+    said: dict[str, Any] = {
+        "host": HOSTILE,
+        "version": HOSTILE,
+        "settled": {HOSTILE: 1},
+        HOSTILE: {HOSTILE: HOSTILE},
+    }
     beat(HOSTILE, topics=[HOSTILE, "orders"], **said)
     text = page()
     assert "alert(1)" in text

@@ -1,4 +1,5 @@
-"""A project with two admin sites: ours is at another address than the default one, under another name."""
+"""A project with two admin sites: ours is at another address than the default one, under another
+name."""
 
 from __future__ import annotations
 

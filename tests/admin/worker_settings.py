@@ -1,4 +1,5 @@
-"""The settings of the tests for a worker process: the same database and Redis as the test that starts it."""
+"""The settings of the tests for a worker process: the same database and Redis as the test that
+starts it."""
 
 from __future__ import annotations
 

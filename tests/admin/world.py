@@ -34,20 +34,39 @@ class Root:
 def heartbeat(store: RedisStore, name: str = WORKER, **figures: Any) -> None:
     """A worker that lives, and says so as worker.py does."""
     now_ms = int(store.clock_ms())
-    known: dict[str, Any] = {"host": "host", "pid": 1, "version": "0.1.0", "topics": ["orders", "modes"]}
-    known |= {"concurrency": 8, "in_flight": 1, "started_ms": now_ms - 60_000, "draining": False, "settled": {}}
-    known |= {"archiver": {}, "relay": {}, "reconciler": {}, "bulk": {"ended": 0}, "at_ms": now_ms, "rss_kb": 65_000}
+    known: dict[str, Any] = {
+        "host": "host",
+        "pid": 1,
+        "version": "0.1.0",
+        "topics": ["orders", "modes"],
+    }
+    known |= {
+        "concurrency": 8,
+        "in_flight": 1,
+        "started_ms": now_ms - 60_000,
+        "draining": False,
+        "settled": {},
+    }
+    known |= {
+        "archiver": {},
+        "relay": {},
+        "reconciler": {},
+        "bulk": {"ended": 0},
+        "at_ms": now_ms,
+        "rss_kb": 65_000,
+    }
     store.beat(name, json.dumps(known | figures))
 
 
 @dataclass
 class World:
-    """A message that waits, one that was acked, dead letters, one that the archive has refused, a bulk operation, and
-    the heartbeat of a worker."""
+    """A message that waits, one that was acked, dead letters, one that the archive has refused, a
+    bulk operation, and the heartbeat of a worker."""
 
     hands: Hands
     arguments_of: dict[str, Any] = field(default_factory=dict)
-    """What the routes of the pages are filled with, by the name of the argument; pk: of the dead letter."""
+    """What the routes of the pages are filled with, by the name of the argument; pk: of the dead
+    letter."""
 
     def __post_init__(self) -> None:
         self.waiting: Handle = close_order.using(delay=DAY, key="order:1042").enqueue(1042)
@@ -59,7 +78,12 @@ class World:
         selection = Selection(open=True, topic="modes")
         self.bulk: int = bulk.start(Root(), "replay", selection, reason="it was mended").pk
         heartbeat(self.hands.store)
-        self.arguments_of |= {"topic": "orders", "message_id": self.waiting.id, "pk": self.dead, "worker": WORKER}
+        self.arguments_of |= {
+            "topic": "orders",
+            "message_id": self.waiting.id,
+            "pk": self.dead,
+            "worker": WORKER,
+        }
 
     def put_aside(self, *arguments: Any, **options: Any) -> int:
         """A message that has ended, and that the archive has refused."""
@@ -79,7 +103,8 @@ class World:
         return row
 
     def fill(self, page: Any) -> dict[str, Any]:
-        """The arguments of this page's route. KeyError: a page takes something that this class does not have yet."""
+        """The arguments of this page's route. KeyError: a page takes something that this class does
+        not have yet."""
         names = [part.rpartition(":")[2] for part in _placeholders(page.route)]
         given = {name: self.arguments_of[name] for name in names}
         if "pk" in given and page.name.startswith("bulk"):

@@ -20,7 +20,18 @@ from django_delayq.store import keys
 from django_delayq.tasks import registry
 from tests.app.sql_tasks import fail
 from tests.app.tasks import act, close_order, noop, record
-from tests.hands import DAY, DEFAULT, ORDERS, PAST, Hands, end_lease, make_due, only_row, put_entry, stored_record
+from tests.hands import (
+    DAY,
+    DEFAULT,
+    ORDERS,
+    PAST,
+    Hands,
+    end_lease,
+    make_due,
+    only_row,
+    put_entry,
+    stored_record,
+)
 from tests.worker.moving import LONG_AGO
 
 pytestmark = pytest.mark.databases
@@ -34,7 +45,9 @@ def body(row: ArchivedMessage) -> Any:
 
 
 def test_every_column_of_an_acked_message(hands: Hands) -> None:
-    handle = close_order.using(key="order 8", delay=1.5, priority="low", ttr=7, headers={"trace": "x"}, max_attempts=9)
+    handle = close_order.using(
+        key="order 8", delay=1.5, priority="low", ttr=7, headers={"trace": "x"}, max_attempts=9
+    )
     sent = handle.enqueue(7, reason="late")
     due_at = sent.due_at
     assert due_at is not None
@@ -48,10 +61,26 @@ def test_every_column_of_an_acked_message(hands: Hands) -> None:
     assert row.message_id == uuid.UUID(sent.id)
     assert row.enqueued_at == from_ms(Record.decode(lease.record).enqueued_at_us / 1000)
     assert row.enqueued_at == stored.enqueued_at
-    assert (row.topic, row.partition, row.task, row.key) == ("orders", 0, "tests.app.tasks.close_order", "order 8")
-    assert (row.state, row.reason, row.error_class, row.error_message, row.traceback) == ("acked", "", "", "", "")
+    assert (row.topic, row.partition, row.task, row.key) == (
+        "orders",
+        0,
+        "tests.app.tasks.close_order",
+        "order 8",
+    )
+    assert (row.state, row.reason, row.error_class, row.error_message, row.traceback) == (
+        "acked",
+        "",
+        "",
+        "",
+        "",
+    )
     assert row.body == '{"args":[7],"kwargs":{"reason":"late"}}'
-    assert (row.headers, row.priority, row.ttr_ms, row.max_attempts) == ('{"trace":"x"}', 2, 7_000, 9)
+    assert (row.headers, row.priority, row.ttr_ms, row.max_attempts) == (
+        '{"trace":"x"}',
+        2,
+        7_000,
+        9,
+    )
     assert (row.attempts, row.crashes, row.history, row.worker) == (1, 0, "", "host:1:hands")
     assert row.due_at == from_ms(int(PAST))
     assert row.started_at is not None and row.run_ms is not None and row.lateness_ms is not None
@@ -59,12 +88,23 @@ def test_every_column_of_an_acked_message(hands: Hands) -> None:
     assert row.lateness_ms == pytest.approx(started_ms - 1e12, abs=0.01)
     assert 0 < row.run_ms < 5_000
     assert row.enqueued_at < row.started_at <= row.finished_at + timedelta(milliseconds=5)
-    assert (row.replay_of, row.replayed_by, row.replayed_at, row.discarded_at) == (None, None, None, None)
+    assert (row.replay_of, row.replayed_by, row.replayed_at, row.discarded_at) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_all_columns_of_the_model_are_written_or_an_operators_or_the_databases() -> None:
     fields = {field.name for field in ArchivedMessage._meta.local_fields}
-    assert fields - set(COLUMNS) == {"id", "replayed_by", "replayed_at", "discarded_at", "archived_at"}
+    assert fields - set(COLUMNS) == {
+        "id",
+        "replayed_by",
+        "replayed_at",
+        "discarded_at",
+        "archived_at",
+    }
 
 
 def test_a_row_says_when_the_database_took_it(hands: Hands) -> None:
@@ -82,7 +122,9 @@ def test_a_dead_message_has_its_error(hands: Hands) -> None:
     row = only_row()
     assert (row.state, row.reason, row.error_class) == ("dead", "failed", "ValueError")
     assert row.error_message == UNICODE
-    assert row.traceback.startswith("Traceback") and row.traceback.rstrip().endswith(f"ValueError: {UNICODE}")
+    assert row.traceback.startswith("Traceback") and row.traceback.rstrip().endswith(
+        f"ValueError: {UNICODE}"
+    )
 
 
 def test_errors_are_bounded(hands: Hands) -> None:
@@ -104,11 +146,17 @@ def test_a_retried_message_has_a_line_for_each_run(hands: Hands) -> None:
     hands.archive()
     row = only_row()
     (line,) = map(json.loads, row.history.splitlines())
-    assert (line["outcome"], line["error"], line["worker"]) == ("retried", "ValueError: it failed", "host:1:hands")
+    assert (line["outcome"], line["error"], line["worker"]) == (
+        "retried",
+        "ValueError: it failed",
+        "host:1:hands",
+    )
     assert (row.state, row.attempts) == ("dead", 2)
     assert row.started_at is not None
     first_started = from_ms(line["started_ms"])
-    assert row.started_at <= first_started + timedelta(milliseconds=1)  # ours is in whole ms, rounded up
+    assert row.started_at <= first_started + timedelta(
+        milliseconds=1
+    )  # ours is in whole ms, rounded up
     assert first_started < row.finished_at
 
 
@@ -167,8 +215,12 @@ def test_an_unknown_task_has_the_name_that_its_producer_gave(hands: Hands) -> No
 @pytest.mark.parametrize("damage", [b"not JSON", b"\xff\xfe", b""], ids=["text", "bytes", "empty"])
 def test_an_undecodable_body_is_kept_as_it_is(hands: Hands, damage: bytes) -> None:
     handle = record.enqueue("x")
-    raw = hands.store.client.hget(keys.partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity)
-    hands.store.client.hset(keys.partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity, raw[:23] + damage)
+    raw = hands.store.client.hget(
+        keys.partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity
+    )
+    hands.store.client.hset(
+        keys.partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity, raw[:23] + damage
+    )
     hands.work()
     hands.archive()
     row = only_row()

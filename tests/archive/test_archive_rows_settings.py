@@ -16,8 +16,12 @@ from tests.hands import DEFAULT, ORDERS, Hands, only_row, put_entry, stored_reco
 pytestmark = pytest.mark.databases
 
 
-@pytest.mark.parametrize(("archive", "states"), [("all", ["acked", "dead"]), ("dead", ["dead"]), ("none", [])])
-def test_a_topic_says_what_is_archived(hands: Hands, settings: Any, archive: str, states: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("archive", "states"), [("all", ["acked", "dead"]), ("dead", ["dead"]), ("none", [])]
+)
+def test_a_topic_says_what_is_archived(
+    hands: Hands, settings: Any, archive: str, states: list[str]
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"default": {"archive": archive}}}
     put_entry(hands.store, DEFAULT, record=stored_record(NOW_US, b"[1]"))
     put_entry(hands.store, DEFAULT, record=stored_record(NOW_US + 1, b"[1]"), state="dead")
@@ -25,14 +29,22 @@ def test_a_topic_says_what_is_archived(hands: Hands, settings: Any, archive: str
     assert hands.left()[DEFAULT] == 0
 
 
-def test_the_setting_of_all_topics_counts_where_a_topic_says_nothing(hands: Hands, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "ARCHIVE": "none", "TOPICS": {"orders": {"archive": "all"}}}
+def test_the_setting_of_all_topics_counts_where_a_topic_says_nothing(
+    hands: Hands, settings: Any
+) -> None:
+    settings.DELAYQ = {
+        **settings.DELAYQ,
+        "ARCHIVE": "none",
+        "TOPICS": {"orders": {"archive": "all"}},
+    }
     put_entry(hands.store, DEFAULT, record=stored_record(NOW_US, b"[1]"))
     put_entry(hands.store, ORDERS, record=stored_record(NOW_US, b"[1]"))
     assert [row.topic for row in hands.archive()] == ["orders"]
 
 
-def hide(topic: str, task: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def hide(
+    topic: str, task: str, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """Redacts."""
     return ["***", topic, task, *args[1:]], dict.fromkeys(kwargs, "***")
 
@@ -52,7 +64,9 @@ def test_redact_changes_what_is_archived(hands: Hands, settings: Any) -> None:
 
 
 @pytest.mark.parametrize("redact", [f"{__name__}.hide_wrongly", "no.such.function"])
-def test_a_redactor_that_fails_leaves_the_arguments_out(hands: Hands, settings: Any, redact: str) -> None:
+def test_a_redactor_that_fails_leaves_the_arguments_out(
+    hands: Hands, settings: Any, redact: str
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDACT": redact}
     noop.enqueue("secret")
     hands.work()

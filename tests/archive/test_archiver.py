@@ -17,7 +17,17 @@ from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from tests.app.tasks import crowd, record
 from tests.database_faults import database_away, failing_commits
-from tests.hands import DEFAULT, ORDERS, Hands, lose_redis, put_entry, rows, statuses, stored_record, together
+from tests.hands import (
+    DEFAULT,
+    ORDERS,
+    Hands,
+    lose_redis,
+    put_entry,
+    rows,
+    statuses,
+    stored_record,
+    together,
+)
 
 pytestmark = pytest.mark.databases
 
@@ -33,7 +43,9 @@ def finish(hands: Hands, count: int, **options: Any) -> None:
 def test_a_batch_is_one_row_each(hands: Hands) -> None:
     finish(hands, 30)
     hands.archiver.run_once()
-    assert sorted(row.body for row in rows()) == sorted(f'{{"args":[{n}],"kwargs":{{}}}}' for n in range(30))
+    assert sorted(row.body for row in rows()) == sorted(
+        f'{{"args":[{n}],"kwargs":{{}}}}' for n in range(30)
+    )
     assert hands.left() == {DEFAULT: 0}
     assert hands.archiver.figures == {"archived": 30, "waiting": 0, "lagging": False}
 
@@ -69,7 +81,9 @@ def test_nothing_leaves_the_stream_before_the_commit(hands: Hands) -> None:
     assert (len(rows()), statuses()) == (3, [])
 
 
-def test_a_database_that_is_away_is_waited_for(hands: Hands, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_database_that_is_away_is_waited_for(
+    hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:
     finish(hands, 3)
     with caplog.at_level(logging.WARNING), database_away():
         for _ in range(5):
@@ -88,7 +102,9 @@ def test_a_database_that_is_away_is_waited_for(hands: Hands, caplog: pytest.LogC
     ]
 
 
-def test_a_database_that_is_away_makes_nobody_unarchivable(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_away_makes_nobody_unarchivable(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0)
     finish(hands, 3)
     with database_away():
@@ -101,7 +117,9 @@ def test_a_database_that_is_away_makes_nobody_unarchivable(hands: Hands, monkeyp
     assert (len(rows()), UnarchivableEntry.objects.count()) == (3, 0)
 
 
-def test_a_redis_that_is_away_after_the_commit_is_told_later(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_that_is_away_after_the_commit_is_told_later(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finish(hands, 3)
     with monkeypatch.context() as patch:
         patch.setattr(hands.store, "archived", lambda *_: (_ for _ in ()).throw(DelayQError()))
@@ -119,7 +137,9 @@ def test_a_dead_archivers_entries_are_taken_over(hands: Hands) -> None:
     assert (len(rows()), hands.left()) == (3, {DEFAULT: 0})
 
 
-def test_a_living_archivers_entries_are_left_to_it(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_archivers_entries_are_left_to_it(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 60_000)
     finish(hands, 3)
     FinishedStream(hands.store, DEFAULT, "slow").read()
@@ -143,7 +163,9 @@ def test_long_gone_archivers_are_forgotten(hands: Hands, monkeypatch: pytest.Mon
     monkeypatch.setattr(finished, "FORGET_AFTER_MS", -1)
     FinishedStream(hands.store, DEFAULT, "new").take_over()
     key = finished.finished_key(hands.store.prefix, DEFAULT)
-    names = [consumer["name"] for consumer in hands.store.client.xinfo_consumers(key, finished.GROUP)]
+    names = [
+        consumer["name"] for consumer in hands.store.client.xinfo_consumers(key, finished.GROUP)
+    ]
     assert b"gone" not in names
 
 
@@ -197,7 +219,9 @@ def test_every_partition_of_every_topic_is_served(hands: Hands, settings: Any) -
 
 
 def test_a_topic_that_this_process_does_not_know_is_archived(hands: Hands) -> None:
-    put_entry(hands.store, Partition("of-another-process", 0), record=stored_record(STAMP_US, b"[1]"))
+    put_entry(
+        hands.store, Partition("of-another-process", 0), record=stored_record(STAMP_US, b"[1]")
+    )
     assert [row.topic for row in hands.archive()] == ["of-another-process"]
 
 
@@ -263,7 +287,9 @@ def test_it_says_when_there_is_work(hands: Hands) -> None:
     assert hands.archiver.has_work
 
 
-def test_partitions_of_a_topic_that_is_new_are_found(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_of_a_topic_that_is_new_are_found(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finish(hands, 1)
     hands.archiver.run_once()
     monkeypatch.setattr(module, "PARTITIONS_REFRESH", -1.0)

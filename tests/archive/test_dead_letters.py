@@ -39,7 +39,9 @@ def move(monkeypatch: pytest.MonkeyPatch, instant: datetime) -> None:
 
 def died(now: datetime, count: int = 1, **values: Any) -> list[int]:
     """Rows of dead letters that died so long ago: hours=, minutes=, days=."""
-    length = {unit: values.pop(unit) for unit in ("days", "hours", "minutes", "seconds") if unit in values}
+    length = {
+        unit: values.pop(unit) for unit in ("days", "hours", "minutes", "seconds") if unit in values
+    }
     return dead(count, finished_at=now - timedelta(**length), **values)
 
 
@@ -49,7 +51,9 @@ def only_group(**options: Any) -> Group:
 
 
 def counted(found: DeadLetters) -> dict[tuple[str, str], tuple[int, int, int]]:
-    return {(group.task, group.error): (group.hour, group.day, group.week) for group in found.groups}
+    return {
+        (group.task, group.error): (group.hour, group.day, group.week) for group in found.groups
+    }
 
 
 def naive(now: datetime, topic: str = "") -> dict[tuple[str, str], tuple[int, int, int]]:
@@ -71,7 +75,11 @@ def many(now: datetime, count: int = 300) -> None:
     for _ in range(count // 5):
         error = chance.choice(ERRORS)
         off = timedelta(seconds=chance.choice((-1, 0, 1)))
-        age = chance.choice(borders) + off if chance.random() < 0.3 else timedelta(hours=chance.uniform(0, 24 * 9))
+        age = (
+            chance.choice(borders) + off
+            if chance.random() < 0.3
+            else timedelta(hours=chance.uniform(0, 24 * 9))
+        )
         dead(
             chance.randint(1, 9),
             finished_at=now - age,
@@ -127,7 +135,11 @@ def test_a_row_without_a_class_of_error_is_grouped_by_its_reason(now: datetime) 
     died(now, 2, error_class="", reason="poison")
     died(now, error_class="", reason="unknown_task")
     died(now, error_class="KeyError", reason="failed")
-    assert {group.error: group.week for group in grouped().groups} == {"poison": 2, "unknown_task": 1, "KeyError": 1}
+    assert {group.error: group.week for group in grouped().groups} == {
+        "poison": 2,
+        "unknown_task": 1,
+        "KeyError": 1,
+    }
 
 
 def test_the_newest_and_the_oldest_of_the_week_are_told(now: datetime) -> None:
@@ -135,7 +147,10 @@ def test_the_newest_and_the_oldest_of_the_week_are_told(now: datetime) -> None:
         died(now, hours=hours)
     died(now, days=9)
     group = only_group()
-    assert (group.newest_at, group.oldest_at) == (now - timedelta(hours=1), now - timedelta(hours=5))
+    assert (group.newest_at, group.oldest_at) == (
+        now - timedelta(hours=1),
+        now - timedelta(hours=5),
+    )
 
 
 def test_what_dies_most_just_now_comes_first(now: datetime) -> None:
@@ -156,7 +171,9 @@ def test_a_message_is_read_only_when_it_is_asked_for(now: datetime) -> None:
     assert said == {"tests.app.tasks.record": "x" * 300, "tests.app.tasks.other": "of another task"}
 
 
-def test_only_the_newest_are_counted_and_that_is_told(now: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_are_counted_and_that_is_told(
+    now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for minutes in range(10):
         died(now, minutes=30 * minutes)
     assert grouped().counted_since is None
@@ -176,7 +193,9 @@ def test_a_flood_of_one_instant_is_counted(now: datetime, monkeypatch: pytest.Mo
     assert only_group().hour == 8
 
 
-def test_groups_are_cut_off_and_that_is_told(now: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_cut_off_and_that_is_told(
+    now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dead_letters, "MOST_GROUPS", 3)
     for number in range(3):
         died(now, 3 - number, error_class="", reason=f"order {number} is unknown")
@@ -186,7 +205,9 @@ def test_groups_are_cut_off_and_that_is_told(now: datetime, monkeypatch: pytest.
     assert (found.more_groups, [group.week for group in found.groups]) == (True, [3, 2, 1])
 
 
-def test_older_ones_are_counted_up_to_a_limit(now: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_ones_are_counted_up_to_a_limit(
+    now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     died(now, 5, days=8)
     assert (grouped().older, grouped().is_older_partial) == (5, False)
     monkeypatch.setattr(dead_letters, "MOST_OLDER", 3)
@@ -209,7 +230,9 @@ def test_what_cannot_be_a_topic_is_refused(now: datetime) -> None:
             grouped(topic)
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL has the index and explains it so")
+@pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="only PostgreSQL has the index and explains it so"
+)
 def test_an_index_serves_every_query(now: datetime) -> None:
     died(now, 50, error_message="late")
     dead(500, state="acked", finished_at=now)
@@ -225,13 +248,22 @@ def test_an_index_serves_every_query(now: datetime) -> None:
         assert "delayq_archive_" in plan, plan
 
 
-@pytest.mark.skipif(connection.vendor != "mysql", reason="it has no partial indexes, and counts the rows that it reads")
+@pytest.mark.skipif(
+    connection.vendor != "mysql",
+    reason="it has no partial indexes, and counts the rows that it reads",
+)
 def test_no_query_reads_what_was_dealt_with(now: datetime) -> None:
     """Neither of this page nor of the overview."""
     died(now, 5)
     dead(1_000, finished_at=now - timedelta(minutes=1), replayed_at=now)
     dead(1_000, finished_at=now - timedelta(minutes=1), discarded_at=now)
-    dead(1_000, finished_at=now - timedelta(minutes=1), state="acked", lateness_ms=None, topic="orders")
+    dead(
+        1_000,
+        finished_at=now - timedelta(minutes=1),
+        state="acked",
+        lateness_ms=None,
+        topic="orders",
+    )
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE TABLE django_delayq_archivedmessage")
         cursor.fetchall()

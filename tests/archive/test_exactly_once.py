@@ -59,7 +59,12 @@ def test_its_row_tells_as_much_as_any_other(hands: Hands) -> None:
     count.using(key="k").enqueue("named")
     hands.work()
     row = only_row()
-    assert (row.task, row.key, row.attempts, row.worker) == ("tests.app.sql_tasks.count", "k", 1, "host:1:hands")
+    assert (row.task, row.key, row.attempts, row.worker) == (
+        "tests.app.sql_tasks.count",
+        "k",
+        1,
+        "host:1:hands",
+    )
     assert row.body == '{"args":["named"],"kwargs":{}}'
     assert row.run_ms is not None and row.run_ms > 0
     assert row.started_at is not None and row.started_at <= row.finished_at
@@ -86,7 +91,9 @@ def test_what_it_enqueues_is_sent_with_its_commit(hands: Hands) -> None:
     assert seen == ["from the task"]
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), IntegrityError("its own"), OperationalError("away")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), IntegrityError("its own"), OperationalError("away")], ids=repr
+)
 def test_a_failure_leaves_nothing_and_is_tried_again(hands: Hands, error: Exception) -> None:
     then["fail"] = raises(error)
     handle = count.enqueue(next_step="fail")
@@ -111,8 +118,12 @@ def test_an_integrity_error_of_the_tasks_own_rows_is_a_failure(hands: Hands) -> 
     assert row.error_class.endswith("IntegrityError")
 
 
-@pytest.mark.parametrize(("error", "state"), [(Reject("no"), "dead"), (Snooze(60), None)], ids=["reject", "snooze"])
-def test_what_a_task_says_of_itself_leaves_nothing_either(hands: Hands, error: Exception, state: str | None) -> None:
+@pytest.mark.parametrize(
+    ("error", "state"), [(Reject("no"), "dead"), (Snooze(60), None)], ids=["reject", "snooze"]
+)
+def test_what_a_task_says_of_itself_leaves_nothing_either(
+    hands: Hands, error: Exception, state: str | None
+) -> None:
     then["say"] = raises(error)
     handle = count.enqueue(next_step="say")
     hands.work()
@@ -175,7 +186,9 @@ def test_two_runs_at_once_commit_once(hands: Hands) -> None:
 
     def meet() -> None:
         barrier.wait(10)
-        Counter.objects.create(name=next(names))  # a row of its own: on the same one, the second would wait here
+        Counter.objects.create(
+            name=next(names)
+        )  # a row of its own: on the same one, the second would wait here
 
     then["meet"] = meet
     together(lambda: hands.run(lease), lambda: other.run(again))
@@ -195,7 +208,9 @@ def test_without_a_database_it_waits_for_a_worker_that_has_one(hands: Hands) -> 
 
 
 @pytest.mark.parametrize("archive", ["none", "dead"])
-def test_it_runs_once_also_where_nothing_is_archived(hands: Hands, settings: Any, archive: str) -> None:
+def test_it_runs_once_also_where_nothing_is_archived(
+    hands: Hands, settings: Any, archive: str
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "ARCHIVE": archive}
     handle = count.enqueue()
     (lease,) = hands.claim()
@@ -215,7 +230,8 @@ def test_the_next_message_of_a_key_runs_again(hands: Hands) -> None:
 
 
 def test_a_message_that_is_adopted_while_it_runs_is_one_life(hands: Hands) -> None:
-    """Its enqueue had an unknown outcome, so it was spilled too, under another stamp; the relay comes second."""
+    """Its enqueue had an unknown outcome, so it was spilled too, under another stamp; the relay
+    comes second."""
     handle = count.enqueue()
     row = _spilled_twin(hands, handle)
     (lease,) = hands.claim()

@@ -1,4 +1,5 @@
-"""Pruning: old rows of the archive go in small steps, open dead letters only when they are named."""
+"""Pruning: old rows of the archive go in small steps, open dead letters only when they are
+named."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def test_only_one_state_goes() -> None:
     assert left() == others
 
 
-def test_many_rows_of_one_instant_and_kept_ones_among_them_are_all_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_of_one_instant_and_kept_ones_among_them_are_all_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "PAGE", 7)
     kept = dead(20)
     dead(20, state="acked")
@@ -95,7 +98,11 @@ def test_no_query_counts_and_none_reads_more_than_a_page() -> None:
         prune(WEEK)
     for query in queries.captured_queries:
         assert "COUNT(" not in query["sql"]
-        bounded = "LIMIT" in query["sql"] or " IN (" in query["sql"] or UnarchivableEntry._meta.db_table in query["sql"]
+        bounded = (
+            "LIMIT" in query["sql"]
+            or " IN (" in query["sql"]
+            or UnarchivableEntry._meta.db_table in query["sql"]
+        )
         assert not query["sql"].startswith("SELECT") or bounded
 
 
@@ -159,7 +166,10 @@ def test_the_command_says_what_went_and_what_stayed() -> None:
     dead(2)
     assert run("--older-than", "30d", "--state", "cancelled") == "deleted 0 rows\n"
     dry = run("--older-than", "30d", "--dry-run")
-    assert dry == "would have deleted 1,500 rows; kept 2 open dead letters (they go with --state dead)\n"
+    assert (
+        dry
+        == "would have deleted 1,500 rows; kept 2 open dead letters (they go with --state dead)\n"
+    )
     assert run("--older-than", "30d").startswith("deleted 1,500 rows; kept 2")
     assert run("--older-than", "4w", "--state", "dead", "--by", "ada") == "deleted 2 rows\n"
     assert left() == []
@@ -167,7 +177,9 @@ def test_the_command_says_what_went_and_what_stayed() -> None:
     assert list(operators) == [getpass.getuser(), getpass.getuser(), "ada"]
 
 
-@pytest.mark.parametrize("args", [[], ["--older-than", "30"], ["--older-than", "1d", "--state", "gone"]])
+@pytest.mark.parametrize(
+    "args", [[], ["--older-than", "30"], ["--older-than", "1d", "--state", "gone"]]
+)
 def test_the_command_refuses_wrong_options(args: list[str]) -> None:
     with pytest.raises(CommandError):
         run(*args)
@@ -212,7 +224,8 @@ def test_a_database_that_fails_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def ran_and_died(hands: Hands) -> Lease:
-    """An exactly_once task has run and is in the archive, two hours ago; its worker died before it could say so."""
+    """An exactly_once task has run and is in the archive, two hours ago; its worker died before it
+    could say so."""
     count.enqueue()
     (lease,) = hands.claim()
     hands.executor.run(lease)
@@ -248,7 +261,9 @@ def test_the_row_of_another_life_of_a_key_goes(hands: Hands) -> None:
 
 def test_entries_aside_go_by_the_same_rules(hands: Hands) -> None:
     for number, state in enumerate(("acked", "dead", "cancelled")):
-        UnarchivableEntry.objects.create(entry=f"{number}-0", topic="orders", partition=0, state=state, content="{}")
+        UnarchivableEntry.objects.create(
+            entry=f"{number}-0", topic="orders", partition=0, state=state, content="{}"
+        )
     assert prune(WEEK).count == 0
     UnarchivableEntry.objects.update(created_at=ago(days=8))
     done = prune(WEEK)

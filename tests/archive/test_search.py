@@ -1,4 +1,5 @@
-"""Pages of the archive: each row once in both directions, whatever the filters, however small the windows."""
+"""Pages of the archive: each row once in both directions, whatever the filters, however small the
+windows."""
 
 from __future__ import annotations
 
@@ -29,20 +30,31 @@ ERRORS = ("shop.errors.PriceMissing", "ValueError", "shop.errors.NotPriceMissing
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if these few rows were millions."""
-    for name, size in {"FIRST_IDS": 7, "PERIOD_ROWS": 9, "FEW_ROWS": 8, "SEARCHED_ROWS": 6, "CANDIDATES": 3}.items():
+    for name, size in {
+        "FIRST_IDS": 7,
+        "PERIOD_ROWS": 9,
+        "FEW_ROWS": 8,
+        "SEARCHED_ROWS": 6,
+        "CANDIDATES": 3,
+    }.items():
         monkeypatch.setattr(search, name, size)
     monkeypatch.setattr(search, "BUDGET", 0.0)
     monkeypatch.setattr(search, "RARE", 3)
 
 
 def crowd(count: int, seed: int = 1) -> list[ArchivedMessage]:
-    """Rows of all kinds. They finished in nearly, not quite, the order of their ids, some in the same instant."""
+    """Rows of all kinds. They finished in nearly, not quite, the order of their ids, some in the
+    same instant."""
     dice = random.Random(seed)
     rows = []
     for number in range(count):
         state = dice.choice(("acked", "acked", "dead", "cancelled", "expired"))
         finished_at = NOON + timedelta(minutes=number + dice.choice((0, 0, -30)) - number % 3)
-        values: dict[str, Any] = {"topic": dice.choice(TOPICS), "task": dice.choice(TASKS), "state": state}
+        values: dict[str, Any] = {
+            "topic": dice.choice(TOPICS),
+            "task": dice.choice(TASKS),
+            "state": state,
+        }
         if state == "dead":
             values |= {
                 "error_class": dice.choice(ERRORS),
@@ -52,7 +64,9 @@ def crowd(count: int, seed: int = 1) -> list[ArchivedMessage]:
             values |= {"reason": state}
         if dice.random() < 0.2:
             values["key"] = f"order:{dice.randrange(5)}"
-        rows.append(make(**values, finished_at=finished_at, body=f'{{"args":[{number % 7}],"kwargs":{{}}}}'))
+        rows.append(
+            make(**values, finished_at=finished_at, body=f'{{"args":[{number % 7}],"kwargs":{{}}}}')
+        )
     return rows
 
 
@@ -70,7 +84,9 @@ def selections(seed: int, count: int) -> list[Selection]:
         "key": ("order:1", "order:2"),
     }
     return [
-        Selection(**{name: dice.choice(values) for name, values in choices.items() if dice.random() < 0.3})
+        Selection(
+            **{name: dice.choice(values) for name, values in choices.items() if dice.random() < 0.3}
+        )
         for _ in range(count)
     ]
 
@@ -80,10 +96,16 @@ def matches(selection: Selection, row: ArchivedMessage) -> bool:
     wanted = selection
     return (
         (not wanted.state or row.state == wanted.state)
-        and (not wanted.open or (row.state == "dead" and not row.replayed_at and not row.discarded_at))
+        and (
+            not wanted.open
+            or (row.state == "dead" and not row.replayed_at and not row.discarded_at)
+        )
         and (not wanted.topic or row.topic == wanted.topic)
         and (not wanted.task or row.task == wanted.task)
-        and (not wanted.error or wanted.error in (row.error_class, row.error_class.rpartition(".")[2], row.reason))
+        and (
+            not wanted.error
+            or wanted.error in (row.error_class, row.error_class.rpartition(".")[2], row.reason)
+        )
         and (not wanted.since or row.finished_at >= wanted.since)
         and (not wanted.until or row.finished_at < wanted.until)
         and (not wanted.key or row.key == wanted.key)
@@ -127,7 +149,9 @@ def test_the_same_with_windows_that_hold_everything() -> None:
     rows = crowd(60)
     for selection in selections(3, 60):
         page = page_of(selection, size=100)
-        assert {row.pk for row in page.rows} == {row.pk for row in rows if matches(selection, row)}, selection
+        assert {row.pk for row in page.rows} == {
+            row.pk for row in rows if matches(selection, row)
+        }, selection
         assert page.complete
         assert page.searched_back_to is page.older is page.newer is None
 
@@ -203,16 +227,22 @@ def test_a_rare_task_is_found_at_once_below_many_others(monkeypatch: pytest.Monk
         assert ([row.pk for row in page.rows], page.complete) == ([wanted.pk], True), part
 
 
-@pytest.mark.parametrize("part", [{}, {"since": NOON}, {"state": "dead"}, {"task": "gone"}, {"key": "order:1"}])
+@pytest.mark.parametrize(
+    "part", [{}, {"since": NOON}, {"state": "dead"}, {"task": "gone"}, {"key": "order:1"}]
+)
 def test_a_page_takes_two_queries_and_reads_no_body(part: dict[str, Any]) -> None:
     crowd(30)
     with CaptureQueriesContext(connection) as queries:
         page_of(Selection(**part), size=50)
     assert len(queries) <= (4 if connection.vendor == "sqlite" else 2)
-    assert not any(name in query["sql"] for query in queries for name in ("body", "headers", "traceback"))
+    assert not any(
+        name in query["sql"] for query in queries for name in ("body", "headers", "traceback")
+    )
 
 
-@pytest.mark.parametrize("cursor", ["x", "1.x", "1.2.3", "-5", "9" * 30, f"{'9' * 30}.1", "1e3", "½"])
+@pytest.mark.parametrize(
+    "cursor", ["x", "1.x", "1.2.3", "-5", "9" * 30, f"{'9' * 30}.1", "1e3", "½"]
+)
 @pytest.mark.parametrize("part", [{}, {"since": NOON}])
 def test_a_place_that_is_none_is_refused(cursor: str, part: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage, match="not a place in this list"):
@@ -227,7 +257,9 @@ def test_a_place_of_another_list_is_refused() -> None:
 
 def test_every_row_walks_through_all_pages() -> None:
     rows = crowd(60)
-    assert [row.pk for row in every_row(Selection(), ("topic",), 7)] == [row.pk for row in reversed(rows)]
+    assert [row.pk for row in every_row(Selection(), ("topic",), 7)] == [
+        row.pk for row in reversed(rows)
+    ]
 
 
 # Arguments
@@ -257,7 +289,9 @@ ORDER = '{"args":[1042,"late"],"kwargs":{"order":{"id":7,"lines":["a","ü\\"b"]}
         ("order", '{"id":7,"lines":["a","ü\\"b"]}', True),
     ],
 )
-def test_arguments_are_found_by_name_position_and_path(argument: str, value: str, is_found: bool) -> None:
+def test_arguments_are_found_by_name_position_and_path(
+    argument: str, value: str, is_found: bool
+) -> None:
     make(body=ORDER)
     make(body='{"record":"1042 late"}')
     make(body="1042 late, and no JSON")
@@ -268,8 +302,13 @@ def test_arguments_are_found_by_name_position_and_path(argument: str, value: str
 @pytest.mark.usefixtures("small_windows")
 def test_arguments_are_sought_in_windows_and_none_is_missed() -> None:
     rows = crowd(80)
-    expected = [number for number, row in enumerate(rows) if row.task == TASKS[0] and number % 7 == 3]
-    found = downwards(Selection(since=NOON - timedelta(days=1), task=TASKS[0], argument="order_id", value="3"), size=2)
+    expected = [
+        number for number, row in enumerate(rows) if row.task == TASKS[0] and number % 7 == 3
+    ]
+    found = downwards(
+        Selection(since=NOON - timedelta(days=1), task=TASKS[0], argument="order_id", value="3"),
+        size=2,
+    )
     assert sorted(found) == [rows[number].pk for number in expected]
 
 
@@ -284,12 +323,17 @@ def test_many_rows_that_have_the_value_elsewhere_hide_none(monkeypatch: pytest.M
     assert downwards(selection) == [wanted.pk]
 
 
-def test_a_search_for_an_argument_reads_fewer_rows_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_for_an_argument_reads_fewer_rows_where_they_are_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(search, "SAMPLE", 4)
     monkeypatch.setattr(search, "SEARCHED_BYTES", 100_000)
     wanted = make(finished_at=NOON - timedelta(hours=1), body='{"args":["here"],"kwargs":{}}')
     for number in range(30):
-        make(finished_at=NOON - number * timedelta(minutes=1), body=json.dumps({"args": ["x" * 9_900], "kwargs": {}}))
+        make(
+            finished_at=NOON - number * timedelta(minutes=1),
+            body=json.dumps({"args": ["x" * 9_900], "kwargs": {}}),
+        )
     selection = Selection(since=NOON - timedelta(days=1), argument="args.0", value="here")
     pages = 0
     page = page_of(selection)

@@ -38,7 +38,10 @@ def test_open_is_what_nobody_has_dealt_with() -> None:
 
 
 def test_an_error_is_meant_by_its_class_in_full_its_last_part_or_the_reason() -> None:
-    row, other = make_dead(error_class="shop.errors.PriceMissing"), make_dead(error_class="", reason="poison")
+    row, other = (
+        make_dead(error_class="shop.errors.PriceMissing"),
+        make_dead(error_class="", reason="poison"),
+    )
     make_dead(error_class="shop.errors.NoPriceMissing")
     assert (
         ids(error="PriceMissing")
@@ -85,14 +88,22 @@ def test_it_comes_back_from_storage_as_it_was() -> None:
     assert Selection().encode() == "{}"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"state":"gone"}', '{"key":""', '{"since":"x"}', '{"ids":["a"]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"state":"gone"}', '{"key":""', '{"since":"x"}', '{"ids":["a"]}']
+)
 def test_what_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidMessage):
         Selection.decode(text)
 
 
 @pytest.mark.parametrize(
-    "parts", [{"state": "gone"}, {"message_id": "x"}, {"key": "x" * 257}, {"ids": tuple(range(1, MOST_IDS + 2))}]
+    "parts",
+    [
+        {"state": "gone"},
+        {"message_id": "x"},
+        {"key": "x" * 257},
+        {"ids": tuple(range(1, MOST_IDS + 2))},
+    ],
 )
 def test_impossible_ones_are_refused(parts: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):

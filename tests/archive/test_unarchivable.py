@@ -34,7 +34,9 @@ from tests.hands import DEFAULT, Hands, only_row, put_entry, rows, statuses, sto
 pytestmark = pytest.mark.databases
 
 
-def test_a_bad_row_is_put_aside_and_blocks_nobody(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_row_is_put_aside_and_blocks_nobody(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = record.using(durable=True).enqueue_many((number,) for number in range(20))
     bad = record.using(durable=True, key="wrong").enqueue("the bad one")
     hands.work()
@@ -43,12 +45,19 @@ def test_a_bad_row_is_put_aside_and_blocks_nobody(hands: Hands, monkeypatch: pyt
         hands.archive()
     assert {row.message_id.hex for row in rows()} == {handle.id for handle in good}
     aside = UnarchivableEntry.objects.get()
-    assert (aside.message_id, aside.topic, aside.partition, aside.state) == (bad.id, "default", 0, "acked")
+    assert (aside.message_id, aside.topic, aside.partition, aside.state) == (
+        bad.id,
+        "default",
+        0,
+        "acked",
+    )
     assert "not this one" in aside.error
     assert (statuses(), hands.left()) == ([], {DEFAULT: 0})
 
 
-def test_what_is_put_aside_holds_the_whole_message(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_put_aside_holds_the_whole_message(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record.using(key="wrong").enqueue("the bad one")
     (lease,) = hands.claim()
     hands.run(lease)
@@ -118,7 +127,11 @@ def test_damage_that_is_no_database_error_blocks_nobody(hands: Hands, damage: st
 def test_a_number_that_no_column_holds_blocks_nobody(hands: Hands) -> None:
     good = record.using(durable=True).enqueue("good")
     hands.work()
-    put_entry(hands.store, DEFAULT, record=stored_record(STAMP_US, b'{"args":[],"replay_of":99999999999999999999}'))
+    put_entry(
+        hands.store,
+        DEFAULT,
+        record=stored_record(STAMP_US, b'{"args":[],"replay_of":99999999999999999999}'),
+    )
     for _ in range(3):
         hands.archiver.run_once()
     assert good.id in {row.message_id.hex for row in rows()}
@@ -126,12 +139,16 @@ def test_a_number_that_no_column_holds_blocks_nobody(hands: Hands) -> None:
 
 
 def test_a_row_that_the_table_refuses_is_not_just_left_out(hands: Hands) -> None:
-    put_entry(hands.store, DEFAULT, record=stored_record(STAMP_US, b'{"args":[],"max_attempts":-1}'))
+    put_entry(
+        hands.store, DEFAULT, record=stored_record(STAMP_US, b'{"args":[],"max_attempts":-1}')
+    )
     hands.archive()
     assert UnarchivableEntry.objects.count() == 1
 
 
-def test_a_lock_that_ends_while_the_culprit_is_looked_for_makes_nobody_unarchivable(hands: Hands) -> None:
+def test_a_lock_that_ends_while_the_culprit_is_looked_for_makes_nobody_unarchivable(
+    hands: Hands,
+) -> None:
     record.using(durable=True).enqueue("good")
     hands.work()
     entries = FinishedStream(hands.store, DEFAULT, "killed").read()
@@ -144,7 +161,10 @@ def test_a_lock_that_ends_while_the_culprit_is_looked_for_makes_nobody_unarchiva
 def test_a_lock_that_ends_in_a_search_of_many_makes_nobody_unarchivable(hands: Hands) -> None:
     finish(hands, 4, durable=True)
     entries = FinishedStream(hands.store, DEFAULT, "killed").read()
-    with archive_locked(4) as met, pytest.raises(ArchiveUnavailable):  # four, two, one, and the good row
+    with (
+        archive_locked(4) as met,
+        pytest.raises(ArchiveUnavailable),
+    ):  # four, two, one, and the good row
         store_entries(entries, True)
     assert len(met) == 4
     store_entries(entries, True)
@@ -196,7 +216,9 @@ def test_what_meets_locks_of_its_own_waits_and_blocks_nobody(hands: Hands) -> No
         (IntegrityError("a lock of another kind: locked"), False),
     ],
 )
-def test_a_refusal_that_may_pass_is_told_from_one_that_does_not(error: Exception, passing: bool) -> None:
+def test_a_refusal_that_may_pass_is_told_from_one_that_does_not(
+    error: Exception, passing: bool
+) -> None:
     assert may_pass(error) is passing
 
 
@@ -223,12 +245,27 @@ def test_what_was_put_aside_is_archived_again_as_if_nothing_had_been(
     assert rows() == []
     done = archive_again(UnarchivableEntry.objects.all(), by="root", reason="mended")
     row = only_row()
-    assert (row.message_id.hex, row.key, row.state, row.attempts) == (handle.id, "wrong", "acked", 1)
+    assert (row.message_id.hex, row.key, row.state, row.attempts) == (
+        handle.id,
+        "wrong",
+        "acked",
+        1,
+    )
     assert (json.loads(row.body)["args"], json.loads(row.headers)) == ([text], {"who": "me"})
     assert abs(utc(row.finished_at).timestamp() * 1000 - ended_ms) < 1000
-    assert (done.count, done.refused, UnarchivableEntry.objects.count(), statuses()) == (1, {}, 0, [])
+    assert (done.count, done.refused, UnarchivableEntry.objects.count(), statuses()) == (
+        1,
+        {},
+        0,
+        [],
+    )
     action = OperatorAction.objects.get()
-    assert (action.action, action.operator, action.reason, action.count) == ("archive again", "root", "mended", 1)
+    assert (action.action, action.operator, action.reason, action.count) == (
+        "archive again",
+        "root",
+        "mended",
+        1,
+    )
     assert action.finished_at
 
 
@@ -243,7 +280,9 @@ def test_a_dead_letter_that_was_put_aside_can_be_replayed_after_that(
     assert replay(ArchivedMessage.objects.all()).count == 1
 
 
-def test_what_is_refused_again_stays_aside_and_says_why(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_again_stays_aside_and_says_why(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record.using(key="wrong").enqueue()
     hands.work()
     row = aside(hands, monkeypatch)
@@ -275,12 +314,21 @@ def test_redacted_arguments_are_put_aside_redacted_and_the_rest_is_kept(
     record.using(key="wrong", headers={"who": "me"}, max_attempts=7).enqueue("secret")
     hands.work()
     content = json.loads(aside(hands, monkeypatch).content)
-    assert all(b"secret" not in base64.b64decode(value) for name, value in content.items() if name != "at_ms")
+    assert all(
+        b"secret" not in base64.b64decode(value)
+        for name, value in content.items()
+        if name != "at_ms"
+    )
     settings.DELAYQ = {**settings.DELAYQ, "REDACT": ""}
     archive_again(UnarchivableEntry.objects.all())
     row = only_row()
     assert json.loads(row.body) == {"args": ["hidden"], "kwargs": {}, "redaction": "done"}
-    assert (row.key, json.loads(row.headers), row.max_attempts, row.attempts) == ("wrong", {"who": "me"}, 7, 1)
+    assert (row.key, json.loads(row.headers), row.max_attempts, row.attempts) == (
+        "wrong",
+        {"who": "me"},
+        7,
+        1,
+    )
     assert row.task == "tests.app.tasks.record"
 
 
@@ -288,7 +336,9 @@ def hide(topic: str, task: str, args: Any, kwargs: Any) -> Any:
     return ["hidden"], {}
 
 
-def test_two_that_archive_again_at_once_make_one_row(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_archive_again_at_once_make_one_row(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record.using(key="wrong").enqueue()
     hands.work()
     aside(hands, monkeypatch)

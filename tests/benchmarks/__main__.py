@@ -1,4 +1,5 @@
-"""The suite: `[PEERS=bullmq,...] python -m tests.benchmarks [workload ...] [--runs N] [--json FILE]`."""
+"""The suite: `[PEERS=bullmq,...] python -m tests.benchmarks [workload ...] [--runs N] [--json
+FILE]`."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from tests.benchmarks.peers.catalogue import NAMES
 from tests.benchmarks.results import Results
 
 WORKLOADS = (
-    "enqueue", "bulk", "burst", "precision", "bytes", "idle", "near_far", "fairness", "async_io", "archive",
-    "archiving", "processes", "partitions", "growth", "release", "crash", "pages", "overview", "pipeline_read",
-    "pipeline_export", "pipeline_stats", "pipeline_schedule", "pipeline_forecast", "pipeline_stream", "pipeline_audit",
+    "enqueue", "bulk", "burst", "precision", "bytes", "idle", "near_far", "fairness", "async_io",
+    "archive", "archiving", "processes", "partitions", "growth", "release", "crash", "pages",
+    "overview", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",
+    "pipeline_forecast", "pipeline_stream", "pipeline_audit",
 )  # fmt: skip
 COMPARED = ("enqueue", "bulk", "burst", "precision", "bytes")
 """What peers can do too."""
@@ -26,7 +28,9 @@ COMPARED = ("enqueue", "bulk", "burst", "precision", "bytes")
 def run(module: str, arguments: Sequence[str], results: Results, scale: float = 1.0) -> int:
     """Run one program: its lines for people on the screen, those for programs into the results."""
     begun, early = time.monotonic(), 0
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith('{"workload"'):
@@ -37,20 +41,30 @@ def run(module: str, arguments: Sequence[str], results: Results, scale: float = 
             print(line, end="", flush=True)
     code = process.wait() or min(early, 1)
     name = " ".join([module.rpartition(".")[2], *arguments])
-    print(f"  {name}: {'done' if code == 0 else f'FAILED ({code})'} in {time.monotonic() - begun:.0f} s", flush=True)
+    print(
+        f"  {name}: {'done' if code == 0 else f'FAILED ({code})'} in "
+        f"{time.monotonic() - begun:.0f} s",
+        flush=True,
+    )
     return code
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("workloads", nargs="*", metavar="workload", help=f"of {', '.join(WORKLOADS)}; all if none")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="workload", help=f"of {', '.join(WORKLOADS)}; all if none"
+    )
     parser.add_argument("--runs", type=int, help="instead of each workload's own number")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies counts and seconds: 0.01 is a trial")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="multiplies counts and seconds: 0.01 is a trial"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="collect the results there")
     parser.add_argument("--huge", action="store_true", help="growth up to 10^7 waiting messages")
     parser.add_argument(
-        "--peers", default=os.environ.get("PEERS", ""), help=f"compare with these: {','.join(NAMES)} (or PEERS=)"
+        "--peers",
+        default=os.environ.get("PEERS", ""),
+        help=f"compare with these: {','.join(NAMES)} (or PEERS=)",
     )
     options = parser.parse_args(arguments)
     options.workloads = options.workloads or list(WORKLOADS)
@@ -65,14 +79,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """A process each: every one sets Django up against a server of its own. A peer that fails is not our failure."""
+    """A process each: every one sets Django up against a server of its own. A peer that fails is
+    not our failure."""
     options = parse(arguments)
     results, worst = Results(options.json), 0
     common = [f"--scale={options.scale}", *([f"--runs={options.runs}"] if options.runs else [])]
     for name in options.workloads:
         results.forget(name)
         extra = ["--huge"] if options.huge and name == "growth" else []
-        worst = max(worst, abs(run(f"tests.benchmarks.{name}", [*common, *extra], results, options.scale)))
+        worst = max(
+            worst, abs(run(f"tests.benchmarks.{name}", [*common, *extra], results, options.scale))
+        )
         for peer in options.peers if name in COMPARED else ():
             results.forget(name, peer=peer)
             run("tests.benchmarks.peers", [name, peer, *common], results, options.scale)

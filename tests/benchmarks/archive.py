@@ -1,4 +1,5 @@
-"""The burst with the archive stream (finished messages are kept for the archiver) and without it."""
+"""The burst with the archive stream (finished messages are kept for the archiver) and without
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ VARIANTS = (
 
 
 def main(arguments: list[str]) -> None:
-    """On is the default: the messages are written to the finished stream. Nobody reads it meanwhile."""
+    """On is the default: the messages are written to the finished stream. Nobody reads it
+    meanwhile."""
     compare("archive", VARIANTS, arguments)
 
 

@@ -1,4 +1,5 @@
-"""The archiver: rows a second by itself, and what a drain loses while it runs on the same cores; per database."""
+"""The archiver: rows a second by itself, and what a drain loses while it runs on the same cores;
+per database."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def measure(options: common.Options) -> None:
 
 
 def _alone(count: int) -> float:
-    """The archiver in a process of its own, nothing else to do: rows a second for what a drain has left."""
+    """The archiver in a process of its own, nothing else to do: rows a second for what a drain has
+    left."""
     from django_delayq.models import ArchivedMessage
 
     before = _rows(ArchivedMessage)
@@ -62,7 +64,9 @@ def _alone(count: int) -> float:
     waiting = _unarchived()
     with common.BenchWorker("--archiver", archiver=True):
         begun = time.perf_counter()
-        assert common.wait_until(lambda: not _unarchived(), 120, every=0.005), "the archiver did not finish"
+        assert common.wait_until(lambda: not _unarchived(), 120, every=0.005), (
+            "the archiver did not finish"
+        )
         took = time.perf_counter() - begun
     assert _rows(ArchivedMessage) - before == waiting, "rows are missing"
     return waiting / took

@@ -1,4 +1,5 @@
-"""`async def` tasks that wait for 10 ms, 1,000 at a time, against what asyncio alone makes of the same coroutines."""
+"""`async def` tasks that wait for 10 ms, 1,000 at a time, against what asyncio alone makes of the
+same coroutines."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ def drain(count: int, first: int) -> tuple[float, int]:
 
     due, at = common.instant(1.0 + count / 50_000)
     io.using(due_at=at).enqueue_many((first + index, SECONDS) for index in range(count))
-    assert common.wait_until(common.Progress(count, first).done, 60 + count / 1000), "not everything ran"
-    assert common.wait_until(lambda: common.nothing_leased("async"), 10), "not everything was settled"
+    assert common.wait_until(common.Progress(count, first).done, 60 + count / 1000), (
+        "not everything ran"
+    )
+    assert common.wait_until(lambda: common.nothing_leased("async"), 10), (
+        "not everything was settled"
+    )
     begun = [start for start, _ in common.starts(count, first)]
     return count / (max(begun) - due), sum(start < due - 1e-6 for start in begun)
 

@@ -35,7 +35,9 @@ def drain(count: int, first: int = 0, head: float = 1.5) -> Drain:
     noop.using(due_at=at).enqueue_many((first + index, "x" * 80) for index in range(count))
     assert time.time() < due, "enqueueing took longer than the head start"
     progress = common.Progress(count, first)
-    assert common.wait_until(progress.done, head + 10 + count / SLOWEST), "the burst was not drained"
+    assert common.wait_until(progress.done, head + 10 + count / SLOWEST), (
+        "the burst was not drained"
+    )
     assert common.wait_until(common.nothing_leased, 10), "the burst was not settled"
     slots = common.starts(count, first)
     begun, runs = [start for start, _ in slots], sum(number for _, number in slots)

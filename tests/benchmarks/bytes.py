@@ -1,4 +1,5 @@
-"""Bytes of Redis per waiting message with 100 bytes of arguments, against one sorted set and one hash."""
+"""Bytes of Redis per waiting message with 100 bytes of arguments, against one sorted set and one
+hash."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def per_message(client: Any, count: int, fill: Callable[[], Any]) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    """The floor: a 16-byte id in a sorted set, and in a hash with the 100 bytes. COUNT may come first."""
+    """The floor: a 16-byte id in a sorted set, and in a hash with the 100 bytes. COUNT may come
+    first."""
     options = common.options(arguments, 1)
     count = int(options.worker[0]) if options.worker else options.scaled(COUNT, 1000)
     assert len(json.dumps([1_000_000, "x" * 88], separators=(",", ":"))) == 100

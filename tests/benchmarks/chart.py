@@ -29,21 +29,27 @@ class Bar(NamedTuple):
 def bars(title: str, description: str, rows: Sequence[Bar], unit: str, *, log: bool = False) -> str:
     """Horizontal bars; a logarithmic axis begins at the power of ten below the smallest value."""
     height = TOP + ROW * len(rows) + BOTTOM
-    place = _log_axis([row.value for row in rows]) if log else _linear_axis([row.value for row in rows])
+    place = (
+        _log_axis([row.value for row in rows]) if log else _linear_axis([row.value for row in rows])
+    )
     parts = [_text(LEFT, 40, unit + (", logarithmic" if log else ""), "#52606d")]
     for number, row in enumerate(rows):
         y, width = TOP + ROW * number, max(1.0, place(row.value))
         fill = OURS if row.ours else OTHERS
         parts += [
             _text(LEFT - 8, y + 14, row.label, "#1f2933", "end", bold=row.ours),
-            f'<rect x="{LEFT}" y="{y + 2}" width="{width:.1f}" height="{ROW - 7}" rx="2" fill="{fill}"/>',
+            f'<rect x="{LEFT}" y="{y + 2}" width="{width:.1f}" height="{ROW - 7}" rx="2" '
+            f'fill="{fill}"/>',
             _text(LEFT + width + 6, y + 14, human(row.value), "#1f2933", bold=row.ours),
         ]
     return _svg(title, description, height, parts)
 
 
-def lines(title: str, description: str, series: Mapping[str, Sequence[tuple[float, float]]], unit: str) -> str:
-    """Values over powers of ten, each line in a colour of its own; the vertical axis begins at zero."""
+def lines(
+    title: str, description: str, series: Mapping[str, Sequence[tuple[float, float]]], unit: str
+) -> str:
+    """Values over powers of ten, each line in a colour of its own; the vertical axis begins at
+    zero."""
     height, bottom = 320, 320 - BOTTOM - 14
     xs = sorted({x for points in series.values() for x, _ in points})
     top_value = max((y for points in series.values() for _, y in points), default=1.0) * 1.15 or 1.0
@@ -82,12 +88,19 @@ def _log_axis(values: Sequence[float]) -> Axis:
     positive = [value for value in values if value > 0] or [1.0]
     low = math.floor(math.log10(min(positive) / 2))  # the shortest bar is to be seen
     span = max(0.5, math.log10(max(positive)) - low)
-    return lambda value: (math.log10(value) - low) / span * (WIDTH - LEFT - RIGHT) if value > 0 else 0.0
+    return lambda value: (
+        (math.log10(value) - low) / span * (WIDTH - LEFT - RIGHT) if value > 0 else 0.0
+    )
 
 
-def _text(x: float, y: float, text: str, colour: str, anchor: str = "start", *, bold: bool = False) -> str:
+def _text(
+    x: float, y: float, text: str, colour: str, anchor: str = "start", *, bold: bool = False
+) -> str:
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}"{weight}>{escape(text)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" '
+        f'text-anchor="{anchor}"{weight}>{escape(text)}</text>'
+    )
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -96,10 +109,16 @@ def _line(x1: float, y1: float, x2: float, y2: float) -> str:
 
 def _svg(title: str, description: str, height: int, parts: Sequence[str]) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}"'
         f' role="img" aria-labelledby="title desc" style="{STYLE}">'
     )
     back = f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
-    named = f'<title id="title">{escape(title)}</title>\n<desc id="desc">{escape(description)}</desc>'
-    heading = f'<text x="16" y="22" fill="#1f2933" font-size="15" font-weight="600">{escape(title)}</text>'
+    named = (
+        f'<title id="title">{escape(title)}</title>\n<desc id="desc">{escape(description)}</desc>'
+    )
+    heading = (
+        f'<text x="16" y="22" fill="#1f2933" font-size="15" '
+        f'font-weight="600">{escape(title)}</text>'
+    )
     return "\n".join([head, named, back, heading, *parts, "</svg>", ""])

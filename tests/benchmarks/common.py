@@ -1,4 +1,5 @@
-"""What all benchmarks share: options, a server, a worker process, the wait for it, and the report."""
+"""What all benchmarks share: options, a server, a worker process, the wait for it, and the
+report."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Options(NamedTuple):
 
     runs: int
     scale: float
-    """Counts and seconds are multiplied with it: 1 for figures, less to try whether a program works."""
+    """Counts and seconds are multiplied with it: 1 for figures, less to try whether a program
+    works."""
     worker: list[str]
     """What it did not know itself: for run_delayq."""
 
@@ -72,12 +74,24 @@ def bench_server(**config: Any) -> Iterator[Server]:
 
 
 class BenchWorker:
-    """A worker process of its own, as a shop runs it, without lines on the screen. It archives when it is told to."""
+    """A worker process of its own, as a shop runs it, without lines on the screen. It archives when
+    it is told to."""
 
     def __init__(self, *arguments: str, topics: str = "bench", archiver: bool = False) -> None:
-        worker = [sys.executable, "-m", "django", "run_delayq", "--topics", topics, "--verbosity", "0"]
+        worker = [
+            sys.executable,
+            "-m",
+            "django",
+            "run_delayq",
+            "--topics",
+            topics,
+            "--verbosity",
+            "0",
+        ]
         command = [*worker, *([] if archiver else ["--no-archiver"]), *arguments]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("Ready"):
@@ -150,7 +164,9 @@ def fill(count: int, padding: str = "x" * 88) -> None:
 
     later = noop.using(delay=3600)
     for at in range(0, count, 100_000):  # the handles of ten million would need gigabytes here
-        later.enqueue_many((1_000_000 + index, padding) for index in range(at, min(count, at + 100_000)))
+        later.enqueue_many(
+            (1_000_000 + index, padding) for index in range(at, min(count, at + 100_000))
+        )
 
 
 def instant(seconds_from_now: float) -> tuple[float, datetime]:
@@ -160,15 +176,21 @@ def instant(seconds_from_now: float) -> tuple[float, datetime]:
 
 
 def report(workload: str, figure: float, unit: str, **figures: Any) -> dict[str, Any]:
-    """Print one line for people and one for programs: our figure, the ceiling, the ratio, and the details."""
+    """Print one line for people and one for programs: our figure, the ceiling, the ratio, and the
+    details."""
     figures = {name: value for name, value in figures.items() if value is not None}
     if figures.get("ceiling") and "ratio" not in figures:
         figures["ratio"] = figure / figures["ceiling"]
     result = {"workload": workload, "figure": figure, "unit": unit, **figures}
-    result = {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
+    result = {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in result.items()
+    }
     case = f" [{result['case']}]" if "case" in result else ""
     first = ("workload", "case", "figure", "unit")
-    details = "  ".join(f"{name}={_human(value)}" for name, value in result.items() if name not in first)
+    details = "  ".join(
+        f"{name}={_human(value)}" for name, value in result.items() if name not in first
+    )
     print(f"{workload}{case}: {_human(result['figure'])} {unit}  {details}")
     if result.get("early"):
         print(f"  FAILED: {result['early']} started before they were due")

@@ -1,4 +1,5 @@
-"""kill -9 of a worker in the middle of 1,000 messages: what is lost, what runs twice, how long until all is done."""
+"""kill -9 of a worker in the middle of 1,000 messages: what is lost, what runs twice, how long
+until all is done."""
 
 from __future__ import annotations
 
@@ -25,13 +26,17 @@ def main(arguments: list[str]) -> None:
 
         first = common.BenchWorker(*options.worker)
         short.enqueue_many((index, SECONDS) for index in range(count))
-        assert common.wait_until(lambda: finished() > count // 3, 60, every=0.001), "the worker did not begin"
+        assert common.wait_until(lambda: finished() > count // 3, 60, every=0.001), (
+            "the worker did not begin"
+        )
         first.kill()
         killed = time.time()
         started, done = sum(number > 0 for _, number in common.starts(count)), finished()
         held = topic_stats("bench").leased
         with common.BenchWorker(*options.worker):
-            assert common.wait_until(lambda: finished() == count, 60), f"{count - finished()} messages are lost"
+            assert common.wait_until(lambda: finished() == count, 60), (
+                f"{count - finished()} messages are lost"
+            )
         twice = sum(number > 1 for _, number in common.starts(count))
         last = max(end for end, _ in common.starts(count, SLOTS // 2))
     common.report(

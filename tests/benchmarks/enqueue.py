@@ -25,7 +25,8 @@ def ours(count: int) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    """Interleaved A B A B: the round trip of a virtual machine drifts by a factor of two within minutes."""
+    """Interleaved A B A B: the round trip of a virtual machine drifts by a factor of two within
+    minutes."""
     options = common.options(arguments, RUNS)
     count = options.scaled(COUNT, 50)
     with common.bench_server() as server:

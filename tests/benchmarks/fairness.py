@@ -1,4 +1,5 @@
-"""Tasks of 1 ms, 50 ms and 2 s in one topic, and a small topic beside a flooded one: how late each class starts."""
+"""Tasks of 1 ms, 50 ms and 2 s in one topic, and a small topic beside a flooded one: how late each
+class starts."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def mixed_lengths(seconds: float) -> dict[str, Lateness]:
     """The three classes, evenly spread, each message due one second after it is enqueued."""
     from tests.benchmarks.tasks import mixed
 
-    plan = sorted((n / kind.per_second, kind) for kind in KINDS for n in range(int(seconds * kind.per_second)))
+    plan = sorted(
+        (n / kind.per_second, kind) for kind in KINDS for n in range(int(seconds * kind.per_second))
+    )
     later = mixed.using(delay=1)
     by_kind: dict[str, list[int]] = {kind.case: [] for kind in KINDS}
     for index, (_, kind) in enumerate(plan):
@@ -42,8 +45,12 @@ def mixed_lengths(seconds: float) -> dict[str, Lateness]:
 
     due = pace((offset for offset, _ in plan), send)
     assert common.wait_until(common.Progress(len(due)).done, 60), "not everything ran"
-    assert common.wait_until(lambda: common.backlog_empty("mixed"), 20, every=0.1), "not everything ended"
-    late = [(start - at) * 1000 for (start, _), at in zip(common.starts(len(due)), due, strict=True)]
+    assert common.wait_until(lambda: common.backlog_empty("mixed"), 20, every=0.1), (
+        "not everything ended"
+    )
+    late = [
+        (start - at) * 1000 for (start, _), at in zip(common.starts(len(due)), due, strict=True)
+    ]
     return {case: summary([late[index] for index in indexes]) for case, indexes in by_kind.items()}
 
 
@@ -55,13 +62,16 @@ def beside_a_flood(flood: int, first: int) -> Lateness:
     mixed.using(due_at=at).enqueue_many((first + index, FLOOD_TASK) for index in range(flood))
     seconds = 1 + 0.8 * flood * FLOOD_TASK / 8
     due = neighbours(first + flood, lambda sent: sent > seconds * NEIGHBOUR_RATE)
-    assert common.wait_until(common.Progress(flood, first).done, 60 + 2 * seconds), "the flood was not drained"
+    assert common.wait_until(common.Progress(flood, first).done, 60 + 2 * seconds), (
+        "the flood was not drained"
+    )
     end = max(start for start, _ in common.starts(flood, first))
     return lateness(due, first + flood, since, end)
 
 
 def neighbours(first: int, enough: Callable[[int], bool], delay: float = 0.5) -> list[float]:
-    """Send the small topic's messages, 50 a second until enough(number of them sent). Returns their due times."""
+    """Send the small topic's messages, 50 a second until enough(number of them sent). Returns their
+    due times."""
     from tests.benchmarks.tasks import neighbour
 
     later, sent = neighbour.using(delay=delay), 0
@@ -84,10 +94,15 @@ def main(arguments: list[str]) -> None:
     """Further arguments go to run_delayq."""
     options = common.options(arguments, 1)
     topics = "bench,mixed,neighbour"
-    with common.bench_server() as server, common.BenchWorker(*options.worker, topics=topics) as worker:
+    with (
+        common.bench_server() as server,
+        common.BenchWorker(*options.worker, topics=topics) as worker,
+    ):
         worker.warm_up()
         results = mixed_lengths(options.scaled(SECONDS, 2))
-        results["small topic beside a flood"] = beside_a_flood(options.scaled(FLOOD, 100), first=100_000)
+        results["small topic beside a flood"] = beside_a_flood(
+            options.scaled(FLOOD, 100), first=100_000
+        )
         trip = round_trip_ms(server)
     for case, late in results.items():
         common.report(

@@ -1,4 +1,5 @@
-"""Precision, and what claiming a message costs, beside 10^4, 10^5 and 10^6 waiting messages (--huge: 10^7 too)."""
+"""Precision, and what claiming a message costs, beside 10^4, 10^5 and 10^6 waiting messages
+(--huge: 10^7 too)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ RUNS = 5
 
 
 def claim_us(count: int) -> float:
-    """Microseconds per message of claiming so many due messages, 500 at a time, in the partition where others wait."""
+    """Microseconds per message of claiming so many due messages, 500 at a time, in the partition
+    where others wait."""
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
     from tests.benchmarks.tasks import noop
@@ -38,7 +40,9 @@ def claim_us(count: int) -> float:
 def main(arguments: list[str]) -> None:
     """One server, filled further from step to step; a fresh worker each."""
     options = common.options([one for one in arguments if one != "--huge"], RUNS)
-    counts = [options.scaled(number) for number in (*WAITING, *([HUGE] if "--huge" in arguments else []))]
+    counts = [
+        options.scaled(number) for number in (*WAITING, *([HUGE] if "--huge" in arguments else []))
+    ]
     seconds, claims = options.scaled(SECONDS, 2), options.scaled(CLAIMS, 500)
     there, base = 0, (0.0, 0.0)
     with common.bench_server():

@@ -16,8 +16,11 @@ SECONDS = 30
 SETTLE = 5
 
 
-def beside(server: Server, seconds: float, settle: float, worker_arguments: list[str]) -> dict[str, float]:
-    """Commands per second (also those inside scripts), CPU of worker and Redis, memory of the worker and its growth."""
+def beside(
+    server: Server, seconds: float, settle: float, worker_arguments: list[str]
+) -> dict[str, float]:
+    """Commands per second (also those inside scripts), CPU of worker and Redis, memory of the
+    worker and its growth."""
     client, pid = server.client(), server.primaries[0].pid
     with common.BenchWorker(*worker_arguments) as worker:
         redis = psutil.Process(pid)

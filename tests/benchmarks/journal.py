@@ -1,4 +1,5 @@
-"""Shared memory in which every task, ours or a peer's, notes when it started. Needs nothing but Python."""
+"""Shared memory in which every task, ours or a peer's, notes when it started. Needs nothing but
+Python."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def starts(count: int, first: int = 0, memory: mmap.mmap | None = None) -> list[
 
 
 class Progress:
-    """Tells whether all of some messages have started, and looks at each but once: polling shares the cores."""
+    """Tells whether all of some messages have started, and looks at each but once: polling shares
+    the cores."""
 
     def __init__(self, count: int, first: int = 0, memory: mmap.mmap | None = None) -> None:
         self._at, self._end = first, first + count

@@ -21,11 +21,15 @@ def describe() -> dict[str, str]:
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        ),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "server": _output(str(binary_of("redis7") or "redis-server"), "--version").split(" sha=")[0],
+        "server": _output(str(binary_of("redis7") or "redis-server"), "--version").split(" sha=")[
+            0
+        ],
         "load_before": " ".join(f"{value:.1f}" for value in os.getloadavg()),
         "commit": _output("git", "rev-parse", "--short", "HEAD"),
         **{name: version for name in PACKAGES if (version := _version(name))},

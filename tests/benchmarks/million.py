@@ -1,4 +1,5 @@
-"""One million waiting messages: what enqueueing, a byte of Redis and an idle worker beside them cost."""
+"""One million waiting messages: what enqueueing, a byte of Redis and an idle worker beside them
+cost."""
 
 from __future__ import annotations
 

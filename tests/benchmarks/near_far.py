@@ -1,4 +1,5 @@
-"""A message due in 5 s behind 100,000 messages due in an hour; delays of weeks are stored as exactly as seconds."""
+"""A message due in 5 s behind 100,000 messages due in an hour; delays of weeks are stored as
+exactly as seconds."""
 
 from __future__ import annotations
 

@@ -33,10 +33,16 @@ def measure(options: common.Options) -> None:
         seed.fill(options.scaled(ROWS, 2_000))
         waiting = _enqueue(options.scaled(WAITING, 5_000))
         client = log_in()
-        # What tests look at (the context of each template is copied) is not part of a server's time.
+        # What tests look at (the context of each template is copied) is not part of a server's
+        # time.
         teardown_test_environment()
         times = {name: _page(client, name, address, options.runs) for name, address in _addresses()}
-        others = {"live": "live_ms", "topic": "topic_ms", "topic, deep": "deep_ms", "dead letters": "dead_letters_ms"}
+        others = {
+            "live": "live_ms",
+            "topic": "topic_ms",
+            "topic, deep": "deep_ms",
+            "dead letters": "dead_letters_ms",
+        }
         figures = {field: times[name] for name, field in others.items()}
         common.report("overview", times["overview"], "ms", waiting=waiting, **figures)
 
@@ -46,7 +52,9 @@ def _use(url: str, stack: ExitStack) -> None:
     from django.test.utils import override_settings
 
     hosts = ["testserver"]
-    stack.enter_context(override_settings(DELAYQ={**settings.DELAYQ, "REDIS": url}, ALLOWED_HOSTS=hosts))
+    stack.enter_context(
+        override_settings(DELAYQ={**settings.DELAYQ, "REDIS": url}, ALLOWED_HOSTS=hosts)
+    )
 
 
 def _enqueue(count: int) -> int:
@@ -100,7 +108,9 @@ def _page(client: Any, name: str, address: str, runs: int) -> float:
         answer = client.get(address)
         times.append((time.perf_counter() - begun) * 1000)
         assert answer.status_code == 200, f"{address}: {answer.status_code}"
-    print(f"  {name:<20} {median(times):7.1f} ms ({min(times):.1f} to {max(times):.1f})", flush=True)
+    print(
+        f"  {name:<20} {median(times):7.1f} ms ({min(times):.1f} to {max(times):.1f})", flush=True
+    )
     return median(times)
 
 

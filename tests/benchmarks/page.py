@@ -1,4 +1,5 @@
-"""Writes docs/performance.md and its charts from the results: `python -m tests.benchmarks.page results.json`."""
+"""Writes docs/performance.md and its charts from the results: `python -m tests.benchmarks.page
+results.json`."""
 
 from __future__ import annotations
 
@@ -27,11 +28,15 @@ def charts(results: Sequence[Result]) -> dict[str, str]:
 
 
 def _ours(results: Sequence[Result], workload: str) -> list[Result]:
-    """What stands beside the peers: ours of the runs that alternated with theirs, else of the workload alone."""
+    """What stands beside the peers: ours of the runs that alternated with theirs, else of the
+    workload alone."""
     peers = sections.peers(results, workload)
     if not peers:
         return sections.ours(results, workload)[:1]
-    result = {"figure": median(one["ours"] for one in peers), "early": sum(one.get("ours_early", 0) for one in peers)}
+    result = {
+        "figure": median(one["ours"] for one in peers),
+        "early": sum(one.get("ours_early", 0) for one in peers),
+    }
     if all("ours_p99_ms" in one for one in peers):
         result["p99_ms"] = median(one["ours_p99_ms"] for one in peers)
     return [result]
@@ -40,11 +45,16 @@ def _ours(results: Sequence[Result], workload: str) -> list[Result]:
 def _burst(results: Sequence[Result]) -> str | None:
     ours, peers = _ours(results, "burst"), sections.peers(results, "burst")
     rows = [chart.Bar("django-delayq", one["figure"], True) for one in ours]
-    rows += [chart.Bar(one["peer"], one["figure"]) for one in sorted(peers, key=lambda one: -one["figure"])]
+    rows += [
+        chart.Bar(one["peer"], one["figure"])
+        for one in sorted(peers, key=lambda one: -one["figure"])
+    ]
     if not rows:
         return None
     said = ", ".join(f"{row.label} {chart.human(row.value)}" for row in rows)
-    return chart.bars("20,000 messages due at one instant", f"Messages per second: {said}.", rows, "messages/s")
+    return chart.bars(
+        "20,000 messages due at one instant", f"Messages per second: {said}.", rows, "messages/s"
+    )
 
 
 def _lateness(results: Sequence[Result]) -> str | None:
@@ -60,7 +70,11 @@ def _lateness(results: Sequence[Result]) -> str | None:
     ]
     if not rows:
         return None
-    said = "Shorter is better: " + ", ".join(f"{row.label} {chart.human(row.value)} ms" for row in rows) + "."
+    said = (
+        "Shorter is better: "
+        + ", ".join(f"{row.label} {chart.human(row.value)} ms" for row in rows)
+        + "."
+    )
     said += f" Not drawn, for they started messages early: {', '.join(early)}." if early else ""
     return chart.bars("Lateness at 200 messages a second", said, rows, "ms", log=True)
 
@@ -74,11 +88,16 @@ def _growth(results: Sequence[Result]) -> str | None:
         "lateness p50, ms": [(one["waiting"], one["p50_ms"]) for one in rows],
         "lateness p99, ms": [(one["waiting"], one["p99_ms"]) for one in rows],
     }
-    said = "; ".join(f"{name}: {', '.join(chart.human(y) for _, y in points)}" for name, points in series.items())
+    said = "; ".join(
+        f"{name}: {', '.join(chart.human(y) for _, y in points)}" for name, points in series.items()
+    )
     first, last = rows[0]["waiting"], rows[-1]["waiting"]
     described = f"From {first:,} to {last:,} waiting messages. {said}."
     return chart.lines(
-        "Claim cost and lateness beside waiting messages", described, series, "over the number of waiting messages"
+        "Claim cost and lateness beside waiting messages",
+        described,
+        series,
+        "over the number of waiting messages",
     )
 
 
@@ -89,7 +108,9 @@ def write(content: dict[str, Any], docs: Path) -> None:
     drawn = charts(content["results"])
     for name, svg in drawn.items():
         (images / name).write_text(svg)
-    (docs / "performance.md").write_text(sections.page(content["machine"], content["results"], drawn))
+    (docs / "performance.md").write_text(
+        sections.page(content["machine"], content["results"], drawn)
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,5 @@
-"""Server time and queries of the archive's pages over two million rows: at any depth, with any filter."""
+"""Server time and queries of the archive's pages over two million rows: at any depth, with any
+filter."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def measure(options: common.Options, seeded: bool) -> None:
 
 
 def log_in() -> Any:
-    """Somebody who may see the archive and its contents, by permissions of his own: the most queries that it takes."""
+    """Somebody who may see the archive and its contents, by permissions of his own: the most
+    queries that it takes."""
     from django.contrib.auth.models import Permission, User
     from django.test import Client
     from django.test.utils import setup_test_environment
@@ -76,7 +78,11 @@ def _page(client: Any, name: str, address: str, runs: int) -> tuple[float, int]:
     queries, found = len(captured), (answer.context or {}).get("found")
     said = ""
     if found is not None:
-        back = f", looked back to {found.searched_back_to:%m-%d %H:%M}" if found.searched_back_to else ""
+        back = (
+            f", looked back to {found.searched_back_to:%m-%d %H:%M}"
+            if found.searched_back_to
+            else ""
+        )
         said = f"{len(found.rows)} rows{back}{', complete' if found.complete else ''}"
     missed = "  MISSED" if median(times) > MOST_MS or queries > MOST_QUERIES else ""
     spread = f"{median(times):7.1f} ms ({min(times):.0f} to {max(times):.0f})"
@@ -88,7 +94,10 @@ def _addresses(client: Any) -> Iterator[tuple[str, str]]:
     """Every kind of page."""
     from django_delayq.models import ArchivedMessage
 
-    first, last = (ArchivedMessage.objects.order_by(name).values_list("pk", flat=True)[0] for name in ("pk", "-pk"))
+    first, last = (
+        ArchivedMessage.objects.order_by(name).values_list("pk", flat=True)[0]
+        for name in ("pk", "-pk")
+    )
     yield "first", LIST
     for percent in (10, 50, 98):
         there = last - (last - first) * percent // 100
@@ -113,7 +122,8 @@ def _addresses(client: Any) -> Iterator[tuple[str, str]]:
 
 
 def _filters() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Each filter alone, and the pairs of different ones: common, rare, and such that nothing has."""
+    """Each filter alone, and the pairs of different ones: common, rare, and such that nothing
+    has."""
     from django.utils import timezone
 
     day = timezone.now() - timedelta(days=20)
@@ -122,13 +132,19 @@ def _filters() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
         *({"state": state} for state in ("acked", "dead", "cancelled", "expired")),
         {"open": "on"},
         *({"topic": topic} for topic in ("orders", "default", "gone")),
-        *({"task": task} for task in ("tests.app.tasks.close_order", "reports.tasks.daily", "gone")),
+        *(
+            {"task": task}
+            for task in ("tests.app.tasks.close_order", "reports.tasks.daily", "gone")
+        ),
         *({"error": error} for error in ("PriceBroken", seed.RARE_ERROR, "NoSuchError")),
         *({"period": period} for period in ("1h", "24h", "7d", "30d")),
         old,
     ]
     pairs = [
-        {**one, **other} for at, one in enumerate(singles) for other in singles[at + 1 :] if not one.keys() & other
+        {**one, **other}
+        for at, one in enumerate(singles)
+        for other in singles[at + 1 :]
+        if not one.keys() & other
     ]
     return singles, [pair for pair in pairs if not {"period", "since"} <= pair.keys()]
 

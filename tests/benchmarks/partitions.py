@@ -6,7 +6,9 @@ import sys
 
 from tests.benchmarks.variants import Variant, compare
 
-VARIANTS = [Variant(f"partitions={count}", {"DELAYQ_BENCH_PARTITIONS": str(count)}) for count in (1, 16)]
+VARIANTS = [
+    Variant(f"partitions={count}", {"DELAYQ_BENCH_PARTITIONS": str(count)}) for count in (1, 16)
+]
 
 
 def main(arguments: list[str]) -> None:

@@ -1,7 +1,8 @@
-"""The audit of a healthy million messages, and of the same with every kind of damage: found, repaired, and clean again.
+"""The audit of a healthy million messages, and of the same with every kind of damage: found,
+repaired, and clean again.
 
-A quarter waits in Redis only, a quarter is durable (half of it in Redis, half only in the outbox yet), half is archived
-and in the lake.
+A quarter waits in Redis only, a quarter is durable (half of it in Redis, half only in the outbox
+yet), half is archived and in the lake.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def _measure(options: common.Options, lake: str) -> None:
         world = World(get_store(), lambda: run(export, settle=0), lake)
         planted = plant_all(world)
         repaired, repair_s = _timed(lambda: run(audit, pause=PAUSE, repair=True, by="benchmark"))
-        assert {row["difference"]: row["ids"] for row in repaired.rows if row["confirmed"]} == planted, repaired.rows
+        assert {
+            row["difference"]: row["ids"] for row in repaired.rows if row["confirmed"]
+        } == planted, repaired.rows
         assert all(row["repaired"] == row["confirmed"] for row in repaired.rows), repaired.rows
         again, again_s = _timed(lambda: run(audit, pause=PAUSE))
         assert (again.code, list(again.rows)) == (0, []), again
@@ -92,7 +95,9 @@ def fill(options: common.Options) -> None:
     seed.fill(options.scaled(ARCHIVED, 2_000))
     waiting = options.scaled(WAITING, 500)
     for at in range(0, waiting, CHUNK):
-        record.using(delay=3_600).enqueue_many((number,) for number in range(at, min(waiting, at + CHUNK)))
+        record.using(delay=3_600).enqueue_many(
+            (number,) for number in range(at, min(waiting, at + CHUNK))
+        )
     half = options.scaled(DURABLE, 500) // 2
     for delay in (1_800, 86_400):
         for at in range(0, half, CHUNK):

@@ -1,4 +1,5 @@
-"""The export of two million rows: from PostgreSQL to a lake, verified and committed, with 1 GB of driver memory."""
+"""The export of two million rows: from PostgreSQL to a lake, verified and committed, with 1 GB of
+driver memory."""
 
 from __future__ import annotations
 
@@ -70,7 +71,10 @@ def _export(spark: Any, folder: str, rows: int) -> dict[str, Any]:
     changed.last_settled_id = lambda seconds: first + rows - 1
     begun = time.monotonic()
     try:
-        with params_from_django.parameters(lake=f"{folder}/lake", job={"settle": 0}) as params, peak_memory() as peak:
+        with (
+            params_from_django.parameters(lake=f"{folder}/lake", job={"settle": 0}) as params,
+            peak_memory() as peak,
+        ):
             report = export.run(spark, params, lambda line: print(f"  {line}", flush=True))
     finally:
         changed.last_settled_id = last_settled_id
@@ -88,7 +92,8 @@ def _export(spark: Any, folder: str, rows: int) -> dict[str, Any]:
 
 @contextmanager
 def peak_memory() -> Iterator[list[float]]:
-    """The most memory that this process and its children had: what they share counts once where the system tells."""
+    """The most memory that this process and its children had: what they share counts once where the
+    system tells."""
     peak, ended, tree = [0.0], threading.Event(), psutil.Process()
 
     def watch() -> None:

@@ -1,4 +1,5 @@
-"""The forecast of a million waiting messages, in one partition and in four: seconds, and rows a second of the reads."""
+"""The forecast of a million waiting messages, in one partition and in four: seconds, and rows a
+second of the reads."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ WAITING, RUNS = 1_000_000, 3
 MOST_S, LEAST_ROWS = 6.0, 400_000
 PARTITIONS = (1, 4)
 CHUNK = 1_000
-"""Messages that are due at the same instant: a few minutes of each hour have some, over two weeks."""
+"""Messages that are due at the same instant: a few minutes of each hour have some, over two weeks.
+"""
 
 
 def main(arguments: list[str]) -> None:
@@ -31,7 +33,10 @@ def main(arguments: list[str]) -> None:
     run = [sys.executable, "-m", "tests.benchmarks.pipeline_forecast", "--one", *arguments]
     with tempfile.TemporaryDirectory(dir=common.MEMORY) as folder:
         for count in PARTITIONS:
-            entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(folder, f"{count}.sqlite3"))}
+            entry = {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": str(Path(folder, f"{count}.sqlite3")),
+            }
             own = {databases.VARIABLE: json.dumps(entry), "DELAYQ_BENCH_PARTITIONS": str(count)}
             subprocess.run(run, check=True, env={**os.environ, **own})
 
@@ -57,7 +62,10 @@ def measure(options: common.Options) -> None:
                 "whole": lambda: _drain(read_queue(spark, params.redis)),
             }
             first = _timed(job["forecast"])
-            took = {name: median([_timed(one) for _ in range(options.runs)]) for name, one in job.items()}
+            took = {
+                name: median([_timed(one) for _ in range(options.runs)])
+                for name, one in job.items()
+            }
         spark.stop()
         common.report(
             "pipeline_forecast", took["forecast"], "s", case=f"{os.environ['DELAYQ_BENCH_PARTITIONS']} partitions",
@@ -72,7 +80,9 @@ def _fill(count: int) -> None:
     chunks = range(0, count, CHUNK)
     for nth, at in enumerate(chunks):
         later = noop.using(delay=60 + 14 * 86_400 * nth / len(chunks))
-        later.enqueue_many((1_000_000 + index, "x" * 88) for index in range(at, min(count, at + CHUNK)))
+        later.enqueue_many(
+            (1_000_000 + index, "x" * 88) for index in range(at, min(count, at + CHUNK))
+        )
 
 
 def _checked(report: Any, count: int) -> None:

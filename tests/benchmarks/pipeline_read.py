@@ -1,4 +1,5 @@
-"""Reads two million rows of the archive into Spark, all columns: by COPY, from SQLite, and by Django's cursor."""
+"""Reads two million rows of the archive into Spark, all columns: by COPY, from SQLite, and by
+Django's cursor."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ ROWS = 2_000_000
 RUNS = 3
 PARTS = 8
 MASTER, MEMORY = "local[2]", "1g"
-#: Rows a second, by the kind of the database and the reader. None: told, but nothing is promised (PyMySQL).
+#: Rows a second, by the kind of the database and the reader. None: told, but nothing is promised
+#: (PyMySQL).
 BARS = {
     ("postgresql", "auto"): 350_000,
     ("postgresql", "cursor"): 100_000,
@@ -29,7 +31,9 @@ BARS = {
 
 def main(arguments: list[str]) -> None:
     """Each kind of database. --seeded: its rows are there already."""
-    own = on_database.arguments_of("pipeline_read", list(dict.fromkeys(kind for kind, _ in BARS)), arguments)
+    own = on_database.arguments_of(
+        "pipeline_read", list(dict.fromkeys(kind for kind, _ in BARS)), arguments
+    )
     if own is None:
         return
     known = common.options([one for one in own if one != "--seeded"], RUNS)
@@ -54,10 +58,14 @@ def measure(options: common.Options, seeded: bool) -> None:
         spark.stop()
 
 
-def _measure(spark: Any, params: Any, case: tuple[str, str], told: tuple[int, int, float | None]) -> None:
+def _measure(
+    spark: Any, params: Any, case: tuple[str, str], told: tuple[int, int, float | None]
+) -> None:
     runs, rows, took = told
     with peak_memory() as peak:
-        times = [_read(spark, params, case[1], rows) for _ in range(runs + 1)][1:]  # the first one warms up
+        times = [_read(spark, params, case[1], rows) for _ in range(runs + 1)][
+            1:
+        ]  # the first one warms up
     common.report(
         "pipeline_read", rows / median(times), "rows/s", case=" ".join(case), bar=BARS[case], best=rows / min(times),
         rows=rows, parts=PARTS, memory=MEMORY, seed_s=took, peak_rss_mb=peak[0] / 1e6, runs=runs,
@@ -75,7 +83,9 @@ def _read(spark: Any, params: Any, reader: str, rows: int) -> float:
     frame = source.options(lo="0", hi=str(2**62), parts=str(PARTS), reader=reader).load()
     seen = Observation()
     begun = time.perf_counter()
-    frame.observe(seen, F.count(F.lit(1)).alias("rows")).write.format("noop").mode("overwrite").save()
+    frame.observe(seen, F.count(F.lit(1)).alias("rows")).write.format("noop").mode(
+        "overwrite"
+    ).save()
     seconds = time.perf_counter() - begun
     assert seen.get["rows"] == rows, seen.get
     return seconds

@@ -1,4 +1,5 @@
-"""The job schedule over a million rows of Parquet: once, again, with killed tasks, and after some have finished."""
+"""The job schedule over a million rows of Parquet: once, again, with killed tasks, and after some
+have finished."""
 
 from __future__ import annotations
 
@@ -106,12 +107,16 @@ def schedule(spark: Any, url: str, path: str, job: str) -> tuple[float, int]:
     from django_delayq.pipeline.params import Database, Params, Redis, Secret
 
     kinds = {"order_id": "int", "email": "str", "amount": "float"}
-    parameters = [ParameterSpec(name=name, kind="both", annotation=kind) for name, kind in kinds.items()]
+    parameters = [
+        ParameterSpec(name=name, kind="both", annotation=kind) for name, kind in kinds.items()
+    ]
     task = TaskSpec(name="shop.remind", topic="reminders", ttr_ms=60_000, parameters=parameters)
     with tempfile.NamedTemporaryFile("w", suffix=".url") as secret:
         secret.write(url)
         secret.flush()
-        redis = Redis(Secret(f"file:{secret.name}"), {"TOPICS": {"reminders": {"partitions": PARTITIONS}}})
+        redis = Redis(
+            Secret(f"file:{secret.name}"), {"TOPICS": {"reminders": {"partitions": PARTITIONS}}}
+        )
         options = {"job": job, "task": msgspec.to_builtins(task), "source": path, "format": "parquet", "key": "key",
                    "due": "due_at"}  # fmt: skip
         database = Database(engine="django.db.backends.sqlite3", name="", table="")
@@ -124,7 +129,9 @@ def _store(url: str) -> Any:
     from django_delayq.core.conf import parse_settings
     from django_delayq.store.redis import RedisStore
 
-    return RedisStore(None, parse_settings({"REDIS": url, "TOPICS": {"reminders": {"partitions": PARTITIONS}}}))
+    return RedisStore(
+        None, parse_settings({"REDIS": url, "TOPICS": {"reminders": {"partitions": PARTITIONS}}})
+    )
 
 
 def count(url: str) -> int:

@@ -1,6 +1,8 @@
-"""The statistics of a lake of ten million rows: cold, warm and once more, with 1 GB of driver memory.
+"""The statistics of a lake of ten million rows: cold, warm and once more, with 1 GB of driver
+memory.
 
-Percentiles of each topic are compared with exact ones. The second run of the same must write nothing.
+Percentiles of each topic are compared with exact ones. The second run of the same must write
+nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def main(arguments: list[str]) -> None:
 
 
 def measure(options: common.Options) -> None:
-    """One database: a cold run, then warm ones from the beginning, then one of what is there already."""
+    """One database: a cold run, then warm ones from the beginning, then one of what is there
+    already."""
     kind = databases.kind_of(json.loads(os.environ[databases.VARIABLE]))
     seed.set_up()
     from django_delayq.pipeline.session import build_session
@@ -87,7 +90,9 @@ def _compute(spark: Any, lake: Lake, *, forget: bool = True) -> tuple[float, Any
         for model in (TopicHour, TaskDay):
             model.objects.all().delete()
         LakeBatch.objects.update(counted_at=None)
-    with params_from_django.parameters(lake=str(lake.root), job={"everything": not forget}) as params:
+    with params_from_django.parameters(
+        lake=str(lake.root), job={"everything": not forget}
+    ) as params:
         begun = time.monotonic()
         report = stats.run(spark, params, lambda line: print(f"  {line}", flush=True))
         return time.monotonic() - begun, report
@@ -102,7 +107,11 @@ def _committed(made: Lake) -> Lake:
     lake = Lake(made.root)
     LakeBatch.objects.all().delete()
     for commit in commits:
-        lake.commit(msgspec.structs.replace(commit, hours=_hours(commit), settled_at=SETTLED_AT, archive=ARCHIVE))
+        lake.commit(
+            msgspec.structs.replace(
+                commit, hours=_hours(commit), settled_at=SETTLED_AT, archive=ARCHIVE
+            )
+        )
         LakeBatch.objects.create(
             lake=str(lake.root.resolve()), lo=commit.lo, hi=commit.hi, seq=commit.seq, rows=commit.rows,
             state=BatchState.COMMITTED, attempt=f"{commit.lo}-{commit.hi}.{ARCHIVE}",

@@ -1,4 +1,5 @@
-"""The stream over two million rows, with three kill -9 of its driver and Java: nothing is lost, nothing twice.
+"""The stream over two million rows, with three kill -9 of its driver and Java: nothing is lost,
+nothing twice.
 
 PostgreSQL, or with --one the database of the environment; --seeded: its rows are there already.
 """
@@ -70,7 +71,9 @@ def measure(folder: Path, options: common.Options) -> None:
     lake = Lake(folder / "lake")
     batch = options.scaled(BATCH, 500)
     rows = _rows_in_sql()
-    with params_from_django.parameters(lake=str(lake.root), job={"settle": 0, "batch": batch}) as params:
+    with params_from_django.parameters(
+        lake=str(lake.root), job={"settle": 0, "batch": batch}
+    ) as params:
         file = folder / "params.json"
         file.write_bytes(params.encode())
         dice = random.Random(1)
@@ -81,10 +84,15 @@ def measure(folder: Path, options: common.Options) -> None:
 
 
 def _run(file: Path, lake: Lake, mark: int | None, dice: random.Random) -> Run:
-    """One process; killed with all its children soon after the lake has so many ids, at any moment of a batch."""
+    """One process; killed with all its children soon after the lake has so many ids, at any moment
+    of a batch."""
     begun, peak = time.monotonic(), 0
-    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-    process = psutil.Popen([sys.executable, "-c", JOB, str(file)], env=environment, start_new_session=True)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
+    }
+    process = psutil.Popen(
+        [sys.executable, "-c", JOB, str(file)], env=environment, start_new_session=True
+    )
     while process.poll() is None:
         peak = max(peak, watched.resident(process))
         if mark is not None and lake.last_id >= mark:
@@ -93,7 +101,11 @@ def _run(file: Path, lake: Lake, mark: int | None, dice: random.Random) -> Run:
             process.wait()
         time.sleep(0.1)
     run = Run(process.returncode, time.monotonic() - begun, peak)
-    print(f"  ended with {run.code} after {run.seconds:.0f} s, the lake has ids up to {lake.last_id:,}", flush=True)
+    print(
+        f"  ended with {run.code} after {run.seconds:.0f} s, the lake has ids up to "
+        f"{lake.last_id:,}",
+        flush=True,
+    )
     return run
 
 
@@ -117,7 +129,13 @@ def _report(lake: Lake, rows: int, batch: int, runs: list[Run]) -> None:
     found, distinct = _counted(lake)
     seconds = sum(run.seconds for run in runs)
     kills = sum(run.code == -signal.SIGKILL for run in runs)
-    known: dict[str, Any] = {"rows": found, "distinct": distinct, "sql": rows, "kills": kills, "batch": batch}
+    known: dict[str, Any] = {
+        "rows": found,
+        "distinct": distinct,
+        "sql": rows,
+        "kills": kills,
+        "batch": batch,
+    }
     differing = 0 if found == distinct == rows else abs(found - rows) + abs(found - distinct)
     common.report(
         "pipeline_stream", rows / seconds, "rows/s", case=kind, differing=differing, bar_differing=0, **known,

@@ -1,10 +1,11 @@
-"""The statistics of a lake by Spark, DuckDB, Polars, pandas and the ORM: seconds and memory, each from a cold process.
+"""The statistics of a lake by Spark, DuckDB, Polars, pandas and the ORM: seconds and memory, each
+from a cold process.
 
     python -m tests.benchmarks.pipeline_versus [--scale 0.02] [--orm-most N] [--only NAME]
 
-Counts by state, attempts, sums, maxima and percentiles by hour, topic and task, over 1, 10 and 100 million rows. The
-largest lake is the one before it ten times, by links. Prints a table in Markdown. DuckDB and Polars are installed into
-.bench/versus, never into the environment of the package.
+Counts by state, attempts, sums, maxima and percentiles by hour, topic and task, over 1, 10 and 100
+million rows. The largest lake is the one before it ten times, by links. Prints a table in Markdown.
+DuckDB and Polars are installed into .bench/versus, never into the environment of the package.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ TIMES = 10
 ORM_MOST = 10_000_000
 """Rows that are put into PostgreSQL."""
 TOLERANCE = 0.05
-"""Of percentiles: those of a histogram are off by 3.1 % at most, and pandas has another nearest rank."""
+"""Of percentiles: those of a histogram are off by 3.1 % at most, and pandas has another nearest
+rank."""
 HERE = Path(__file__).parent / "versus"
 
 
@@ -97,7 +99,11 @@ def main(arguments: list[str]) -> None:
 
 
 def _own(arguments: list[str]) -> tuple[int, str]:
-    given = {name: arguments[at + 1] for at, name in enumerate(arguments[:-1]) if name in ("--orm-most", "--only")}
+    given = {
+        name: arguments[at + 1]
+        for at, name in enumerate(arguments[:-1])
+        if name in ("--orm-most", "--only")
+    }
     return int(given.get("--orm-most", ORM_MOST)), given.get("--only", "")
 
 
@@ -131,7 +137,10 @@ def _case(rows: int, lake: Lake) -> Case:
 
 
 def _measure(
-    case: Case, ways: Sequence[Way], table: dict[str, list[watched.Outcome]], server: dict[str, str] | None
+    case: Case,
+    ways: Sequence[Way],
+    table: dict[str, list[watched.Outcome]],
+    server: dict[str, str] | None,
 ) -> None:
     if server:
         print(f"PostgreSQL: {_fill(case, server)}", flush=True)
@@ -146,7 +155,13 @@ def _measure(
 
 
 def _fill(case: Case, server: dict[str, str]) -> str:
-    command = [sys.executable, "-m", "tests.benchmarks.versus.with_orm", "fill", str(case.lake.root)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.versus.with_orm",
+        "fill",
+        str(case.lake.root),
+    ]
     filled = watched.run(command, server)
     if filled.failure:
         raise SystemExit(f"PostgreSQL cannot be filled: {filled.failure}")
@@ -155,17 +170,26 @@ def _fill(case: Case, server: dict[str, str]) -> str:
 
 def _run(way: Way, case: Case, server: dict[str, str] | None) -> watched.Outcome:
     theirs = ENGINES.folder / "bin" / "python"
-    known = {"ours": sys.executable, "theirs": theirs, "lake": case.lake.root, "paths": case.paths, "here": HERE}
+    known = {
+        "ours": sys.executable,
+        "theirs": theirs,
+        "lake": case.lake.root,
+        "paths": case.paths,
+        "here": HERE,
+    }
     return watched.run([word.format(**known) for word in way.words], server)
 
 
 def _not_run(
     way: Way, case: Case, before: Sequence[watched.Outcome], server: dict[str, str] | None
 ) -> watched.Outcome | None:
-    """Why it is not even tried: its memory grows with the rows, or the rows are not in PostgreSQL."""
+    """Why it is not even tried: its memory grows with the rows, or the rows are not in
+    PostgreSQL."""
     if way.orm and server is None:
         last = before[-1].seconds if before else 0.0
-        return watched.Outcome(0, 0, {}, f"not run, about {last * TIMES:,.0f} s" if last else "not run")
+        return watched.Outcome(
+            0, 0, {}, f"not run, about {last * TIMES:,.0f} s" if last else "not run"
+        )
     need = before[-1].peak * TIMES if before and way.whole else 0
     if need > psutil.virtual_memory().total * watched.SHARE:
         return watched.Outcome(0, 0, {}, f"not run, would need about {need / 1e9:,.0f} GB")
@@ -173,7 +197,8 @@ def _not_run(
 
 
 def _compare(name: str, answer: Any, truth: Any) -> None:
-    """All have counted the same, and their higher percentiles are the same but for what is said above."""
+    """All have counted the same, and their higher percentiles are the same but for what is said
+    above."""
     for key in ("groups", "messages", "attempts"):
         if answer[key] != truth[key]:
             raise SystemExit(f"{name} says {answer[key]:,} {key}, another one {truth[key]:,}.")
@@ -181,7 +206,8 @@ def _compare(name: str, answer: Any, truth: Any) -> None:
         for one, other in zip(answer[key][1:], truth[key][1:], strict=True):
             if abs(one - other) > TOLERANCE * other:
                 raise SystemExit(
-                    f"{name}: percentiles of {key} add up to {one:,.0f} ms, another one's to {other:,.0f}."
+                    f"{name}: percentiles of {key} add up to {one:,.0f} ms, another one's to "
+                    f"{other:,.0f}."
                 )
 
 
@@ -189,15 +215,33 @@ def _report(way: Way, case: Case, outcome: watched.Outcome) -> None:
     case_name = f"{way.name}, {case.rows:,} rows"
     known = {"groups": outcome.answer.get("groups"), "version": outcome.answer.get("version")}
     if outcome.failure:
-        print(json.dumps({"workload": "versus", "case": case_name, "rows": case.rows, "failure": outcome.failure}))
+        print(
+            json.dumps(
+                {
+                    "workload": "versus",
+                    "case": case_name,
+                    "rows": case.rows,
+                    "failure": outcome.failure,
+                }
+            )
+        )
         return
-    common.report("versus", outcome.seconds, "s", case=case_name, rows=case.rows, rss_mb=outcome.peak / 1e6, **known)
+    common.report(
+        "versus",
+        outcome.seconds,
+        "s",
+        case=case_name,
+        rows=case.rows,
+        rss_mb=outcome.peak / 1e6,
+        **known,
+    )
 
 
 def _markdown(sizes: Sequence[int], table: dict[str, list[watched.Outcome]]) -> str:
     cores, memory = os.cpu_count(), psutil.virtual_memory().total / 1e9
     lines = [
-        f"{cores} cores, {memory:.0f} GB; wall time of a cold process and the most memory of all its processes.",
+        f"{cores} cores, {memory:.0f} GB; wall time of a cold process and the most memory of all "
+        f"its processes.",
         "",
         f"| | {' | '.join(f'{size:,} rows' for size in sizes)} |",
         f"|---|{'---|' * len(sizes)}",

@@ -1,4 +1,5 @@
-"""200 messages a second with delays of 1 to 10 s: how late they start, and what the worker costs."""
+"""200 messages a second with delays of 1 to 10 s: how late they start, and what the worker
+costs."""
 
 from __future__ import annotations
 
@@ -29,8 +30,11 @@ class Lateness(NamedTuple):
     max_ms: float
 
 
-def lateness(due: list[float], first: int = 0, since: float = 0.0, until: float = math.inf) -> Lateness:
-    """Of the messages from `first` on, with these due times in seconds; only of those due in the given time."""
+def lateness(
+    due: list[float], first: int = 0, since: float = 0.0, until: float = math.inf
+) -> Lateness:
+    """Of the messages from `first` on, with these due times in seconds; only of those due in the
+    given time."""
     pairs = zip((at for at, _ in common.starts(len(due), first)), due, strict=True)
     return summary([(start - at) * 1000 for start, at in pairs if since <= at < until])
 
@@ -38,11 +42,14 @@ def lateness(due: list[float], first: int = 0, since: float = 0.0, until: float 
 def summary(late: list[float]) -> Lateness:
     """Of these values in milliseconds."""
     early = sum(value < 0 for value in late)
-    return Lateness(len(late), early, min(late), percentile(late, 50), percentile(late, 99), max(late))
+    return Lateness(
+        len(late), early, min(late), percentile(late, 50), percentile(late, 99), max(late)
+    )
 
 
 def pace(offsets: Iterable[float], send: Callable[[int], Any]) -> list[float]:
-    """Call send(index) so many seconds from now. Returns the due time of each message in seconds."""
+    """Call send(index) so many seconds from now. Returns the due time of each message in
+    seconds."""
     due: list[float] = []
     begun = time.monotonic()
     for index, offset in enumerate(offsets):
@@ -60,7 +67,9 @@ def steady(seconds: float, longest: float = 10.0, first: int = 0) -> tuple[Laten
 
     begun = time.monotonic()
     due = pace((index / RATE for index in range(int(RATE * seconds))), send)
-    assert common.wait_until(common.Progress(len(due), first).done, longest + 20, every=0.2), "not everything ran"
+    assert common.wait_until(common.Progress(len(due), first).done, longest + 20, every=0.2), (
+        "not everything ran"
+    )
     return lateness(due, first), time.monotonic() - begun
 
 

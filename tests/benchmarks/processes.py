@@ -6,7 +6,9 @@ import sys
 
 from tests.benchmarks.variants import Variant, compare
 
-VARIANTS = [Variant(f"processes={count}", worker=("--processes", str(count))) for count in (1, 2, 4)]
+VARIANTS = [
+    Variant(f"processes={count}", worker=("--processes", str(count))) for count in (1, 2, 4)
+]
 
 
 def main(arguments: list[str]) -> None:

@@ -45,7 +45,8 @@ class RawQueue:
 
 
 def raw_drain(count: int) -> float:
-    """Messages per second of our own claim and ack scripts in batches of 500 in one thread, nothing called."""
+    """Messages per second of our own claim and ack scripts in batches of 500 in one thread, nothing
+    called."""
     from django_delayq.core.conf import get_settings
     from django_delayq.core.ids import new_ids, task_code
     from django_delayq.core.message import encode_record
@@ -53,9 +54,13 @@ def raw_drain(count: int) -> float:
     from django_delayq.store.keys import Partition
 
     store, partition, code = get_store(), Partition("raw", 0), task_code("raw")
-    record = encode_record(code, b"x" * 100, flags=1, ttr_ms=30_000, compress_above=get_settings().compress_above)
+    record = encode_record(
+        code, b"x" * 100, flags=1, ttr_ms=30_000, compress_above=get_settings().compress_above
+    )
     for at in range(0, count, 500):
-        messages = [(identity, "raise", "+0", "", record) for identity in new_ids(min(500, count - at))]
+        messages = [
+            (identity, "raise", "+0", "", record) for identity in new_ids(min(500, count - at))
+        ]
         store.enqueue(partition, {code: "raw"}, messages)
     done, begun = 0, time.perf_counter()
     while done < count:
@@ -77,7 +82,8 @@ def round_trip_ms(server: Server, count: int = 1000) -> float:
 
 
 def loop_rate(count: int, workers: int, seconds: float, first: int) -> float:
-    """Messages per second of asyncio alone: so many workers that create a task for each of the same coroutines."""
+    """Messages per second of asyncio alone: so many workers that create a task for each of the same
+    coroutines."""
     from tests.benchmarks.tasks import io
 
     body: Any = io.definition.func

@@ -1,4 +1,5 @@
-"""1,000,000 messages due at one instant: the longest script, what a small topic beside feels, and the drain rate."""
+"""1,000,000 messages due at one instant: the longest script, what a small topic beside feels, and
+the drain rate."""
 
 from __future__ import annotations
 
@@ -36,17 +37,23 @@ class Scripts:
         self._client.slowlog_reset()
 
     def figures(self) -> dict[str, Any]:
-        """The longest with its name, and how many took more than a millisecond. Redis counts what the system steals."""
+        """The longest with its name, and how many took more than a millisecond. Redis counts what
+        the system steals."""
         from django_delayq.store import scripts
 
         names = {scripts.load(name).sha: name for name in scripts.names()}
         took = [
             (entry["duration"] / 1000, names.get(words[1].decode(), "another"))
             for entry in self._client.slowlog_get(100_000)
-            if len(words := entry["command"].split(b" ", 2)) > 1 and words[0].upper() in (b"EVALSHA", b"EVAL")
+            if len(words := entry["command"].split(b" ", 2)) > 1
+            and words[0].upper() in (b"EVALSHA", b"EVAL")
         ]
         longest, name = max(took, default=(SLOW_US / 1000, "none"))
-        return {"longest_script_ms": longest, "longest_script": name, "scripts_over_1_ms": len(took)}
+        return {
+            "longest_script_ms": longest,
+            "longest_script": name,
+            "scripts_over_1_ms": len(took),
+        }
 
 
 def released(count: int, first: int) -> tuple[burst.Drain, Lateness]:
@@ -66,7 +73,10 @@ def main(arguments: list[str]) -> None:
     """Further arguments go to run_delayq."""
     options = common.options(arguments, RUNS)
     count, small = options.scaled(COUNT, 1_000), options.scaled(BURST, 200)
-    with common.bench_server() as server, common.BenchWorker(*options.worker, topics="bench,neighbour") as worker:
+    with (
+        common.bench_server() as server,
+        common.BenchWorker(*options.worker, topics="bench,neighbour") as worker,
+    ):
         worker.warm_up()
         bursts = [burst.drain(small, number * small).per_second for number in range(options.runs)]
         scripts = Scripts(server)

@@ -12,7 +12,8 @@ Result = dict[str, Any]
 
 
 class Results:
-    """Results by workload and case, each with the run it belongs to. Saved after every one: suites take hours."""
+    """Results by workload and case, each with the run it belongs to. Saved after every one: suites
+    take hours."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -27,14 +28,19 @@ class Results:
         self.save()
 
     def forget(self, workload: str, *, peer: str | None = None) -> None:
-        """Drop what an earlier run of the workload said (cases change with the scale), ours or a peer's."""
-        self.all = [one for one in self.all if (one["workload"], one.get("peer")) != (workload, peer)]
+        """Drop what an earlier run of the workload said (cases change with the scale), ours or a
+        peer's."""
+        self.all = [
+            one for one in self.all if (one["workload"], one.get("peer")) != (workload, peer)
+        ]
 
     def save(self) -> None:
         """Write the file."""
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps({"machine": self.machine, "results": self.all}, indent=1) + "\n")
+            self._path.write_text(
+                json.dumps({"machine": self.machine, "results": self.all}, indent=1) + "\n"
+            )
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -25,7 +25,8 @@ MEANINGS = {
     "create a task for each of the same coroutines",
     "archive": "the burst with finished messages kept for the archiver, and without",
     "archiving": "100,000 acked messages moved into the archive by `run_delayq --archiver` with nothing else to do; "
-    "then the burst without an archiver and with one in the worker's process, on the same two cores",
+    "then the burst without an archiver and with one in the worker's process, on the same two "
+    "cores",
     "processes": "the burst with several worker processes; Redis and the producer share the cores",
     "partitions": "the burst of a topic in several partitions of one Redis",
     "growth": "what claiming a message costs, and precision, beside more and more waiting messages",
@@ -67,8 +68,10 @@ NOTES = {
 
 LIMITS = {
     "enqueue": "Where the difference goes, by cProfile and `INFO commandstats`: our call takes some 15 us longer than "
-    "the raw one. 8 are Python (arguments against the signature, id, JSON, is there a transaction), the others Redis "
-    "running six commands instead of two (the time, is the id live, the old head, the counter). Most of the 78 us of "
+    "the raw one. 8 are Python (arguments against the signature, id, JSON, is there a "
+    "transaction), the others Redis "
+    "running six commands instead of two (the time, is the id live, the old head, the counter). "
+    "Most of the 78 us of "
     "the raw call are two processes waking each other up.",
     "bytes": "16 bytes above the bare body, one size class of the allocator, for the header of 23 bytes. Beside a "
     "million messages the tables are fuller and it is 326 bytes.",
@@ -112,7 +115,13 @@ def peers(results: Iterable[Result], workload: str) -> list[Result]:
 
 def page(machine: Mapping[str, str], results: Sequence[Result], images: Iterable[str]) -> str:
     """The whole page."""
-    parts = [HEAD, _warning(results), _machine(machine, results), _overview(results), _bars(results)]
+    parts = [
+        HEAD,
+        _warning(results),
+        _machine(machine, results),
+        _overview(results),
+        _bars(results),
+    ]
     parts += [f"![{CHARTS[name]}](images/{name})\n" for name in images]
     parts += [_workload(name, results) for name in MEANINGS]
     return "\n".join(part for part in parts if part)
@@ -120,7 +129,9 @@ def page(machine: Mapping[str, str], results: Sequence[Result], images: Iterable
 
 def _warning(results: Sequence[Result]) -> str:
     names = sorted({one["workload"] for one in results if one.get("scale", 1) != 1})
-    return f"**Not figures, only a trial with small counts: {', '.join(names)}.**\n" if names else ""
+    return (
+        f"**Not figures, only a trial with small counts: {', '.join(names)}.**\n" if names else ""
+    )
 
 
 def _machine(machine: Mapping[str, str], results: Sequence[Result]) -> str:
@@ -136,12 +147,16 @@ def _overview(results: Sequence[Result]) -> str:
          _human(one.get("ratio"))]
         for name in MEANINGS for one in ours(results, name)
     ]  # fmt: skip
-    return "## Ours against the ceiling\n\n" + table(["workload", "case", "ours", "ceiling", "ratio"], rows)
+    return "## Ours against the ceiling\n\n" + table(
+        ["workload", "case", "ours", "ceiling", "ratio"], rows
+    )
 
 
 def _bars(results: Sequence[Result]) -> str:
     bursts = [*ours(results, "burst"), *ours(results, "processes")]
-    best = [{**max(bursts, key=lambda one: one["figure"]), "workload": "best burst"}] if bursts else []
+    best = (
+        [{**max(bursts, key=lambda one: one["figure"]), "workload": "best burst"}] if bursts else []
+    )
     found = [(bar, one) for bar in BARS for one in (*best, *results) if bar.applies(one)]
     rows = [_bar_row(bar, one) for bar, one in found]
     rows += [
@@ -152,10 +167,20 @@ def _bars(results: Sequence[Result]) -> str:
     if not rows:
         return ""
     missed = sum(row[-1] != "yes" for row in rows)
-    unmeasured = [f"{bar.workload} ({bar.text})" for bar in BARS if all(bar is not other for other, _ in found)]
-    said = f"{missed} of {len(rows)} are missed in this run." if missed else f"All {len(rows)} are met in this run."
+    unmeasured = [
+        f"{bar.workload} ({bar.text})"
+        for bar in BARS
+        if all(bar is not other for other, _ in found)
+    ]
+    said = (
+        f"{missed} of {len(rows)} are missed in this run."
+        if missed
+        else f"All {len(rows)} are met in this run."
+    )
     said += f" Not measured in this run: {'; '.join(unmeasured)}." if unmeasured else ""
-    return f"## Bars\n\nAgreed before measuring. {said}\n\n" + table(["workload", "what", "bar", "ours", "met"], rows)
+    return f"## Bars\n\nAgreed before measuring. {said}\n\n" + table(
+        ["workload", "what", "bar", "ours", "met"], rows
+    )
 
 
 def _bar_row(bar: Bar, result: Result) -> list[str]:
@@ -187,7 +212,12 @@ def _table_of(rows: Sequence[Result], first: Sequence[str]) -> str:
     """First columns, figure, ceiling and ratio where there are any, details, runs."""
     names = [*first, "figure", "ceiling", "ratio", *FIELDS, "runs"]
     names = [name for name in names if name in first or any(name in one for one in rows)]
-    titles = {"figure": rows[0]["unit"], "ours": "ours, same runs", "ours_to_peer": "ours / peer", **FIELDS}
+    titles = {
+        "figure": rows[0]["unit"],
+        "ours": "ours, same runs",
+        "ours_to_peer": "ours / peer",
+        **FIELDS,
+    }
     cells = [[_human(one.get(name)) for name in names] for one in rows]
     return table([titles.get(name, name) for name in names], cells)
 

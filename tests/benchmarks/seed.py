@@ -1,7 +1,9 @@
-"""Fills an archive with rows as a shop leaves them: `python -m tests.benchmarks.seed --rows 2000000`.
+"""Fills an archive with rows as a shop leaves them: `python -m tests.benchmarks.seed --rows
+2000000`.
 
-Into the database of DELAYQ_TEST_DATABASE: `python -m tests.databases postgresql python -m tests.benchmarks.seed`.
-The newest row is the last; a later row may have finished a little earlier, as with several archivers.
+Into the database of DELAYQ_TEST_DATABASE: `python -m tests.databases postgresql python -m
+tests.benchmarks.seed`. The newest row is the last; a later row may have finished a little earlier,
+as with several archivers.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ ERRORS = tuple(
 )
 RARE_ERROR = "shop.errors.OnceInAWhile"
 TRACEBACK = "Traceback (most recent call last):\n" + "".join(
-    f'  File "/srv/shop/tasks.py", line {line}, in step_{line}\n    return step_{line + 1}(order, price)\n'
+    f'  File "/srv/shop/tasks.py", line {line}, in step_{line}\n    return step_{line + 1}(order, '
+    f"price)\n"
     for line in range(100, 112)
 )
 
@@ -50,8 +53,11 @@ class Random(NamedTuple):
     rare: frozenset[int]
 
 
-def rows_of(count: int, convert: Callable[[datetime], Any] = lambda when: when) -> Iterator[tuple[Any, ...]]:
-    """Rows in the order of archive.COLUMNS; the same ones each time but for their instants, which end now."""
+def rows_of(
+    count: int, convert: Callable[[datetime], Any] = lambda when: when
+) -> Iterator[tuple[Any, ...]]:
+    """Rows in the order of archive.COLUMNS; the same ones each time but for their instants, which
+    end now."""
     source = Random(
         random.Random(count),
         datetime.now(tz=timezone.utc) - PERIOD,
@@ -79,9 +85,16 @@ def _row(number: int, source: Random, convert: Callable[[datetime], Any]) -> tup
     error, message, traceback = "", "", ""
     if state == "dead":
         error = RARE_ERROR if number in source.rare else dice.choice(ERRORS)
-        message, traceback = f"order {number} is gone", f"{TRACEBACK}{error}: order {number} is gone"
+        message, traceback = (
+            f"order {number} is gone",
+            f"{TRACEBACK}{error}: order {number} is gone",
+        )
     ran = state in ("acked", "dead")
-    history = '{"started_ms":1,"ended_ms":2,"outcome":"retry","worker":"shop-1:7:a","error":"X: y"}' if error else ""
+    history = (
+        '{"started_ms":1,"ended_ms":2,"outcome":"retry","worker":"shop-1:7:a","error":"X: y"}'
+        if error
+        else ""
+    )
     return (
         message_id, convert(enqueued), topic, 0, task, key, state, reason, body, "", 1, 60_000, None,
         2 if error else 1, 0, history, convert(due), convert(due) if ran else None, convert(finished),
@@ -101,7 +114,8 @@ def _state(number: int, source: Random) -> tuple[str, str]:
 
 
 def fill(count: int) -> float:
-    """Put so many rows into the archive and let the database look at them. Returns the seconds it took."""
+    """Put so many rows into the archive and let the database look at them. Returns the seconds it
+    took."""
     from django.db import connections
 
     from django_delayq.archive.archive_rows import COLUMNS
@@ -112,7 +126,10 @@ def fill(count: int) -> float:
     connection = connections[get_settings().database]
     table = connection.ops.quote_name(ArchivedMessage._meta.db_table)
     if connection.vendor == "postgresql":
-        with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({', '.join(COLUMNS)}) FROM STDIN") as copy:
+        with (
+            connection.cursor() as cursor,
+            cursor.copy(f"COPY {table} ({', '.join(COLUMNS)}) FROM STDIN") as copy,
+        ):
             for row in rows_of(count):
                 copy.write_row(row)
     else:
@@ -143,9 +160,15 @@ def _settle(connection: Any) -> None:
     from django_delayq.models import ArchivedMessage
 
     dead = ArchivedMessage.objects.filter(state="dead", finished_at__lt=zones.now() - PERIOD / 2)
-    dead.extra(where=["id %% 4 = 0"]).update(replayed_at=zones.now(), replayed_by=UUID(bytes=new_id()))
+    dead.extra(where=["id %% 4 = 0"]).update(
+        replayed_at=zones.now(), replayed_by=UUID(bytes=new_id())
+    )
     dead.extra(where=["id %% 4 = 1"]).update(discarded_at=zones.now())
-    statements = {"postgresql": "VACUUM ANALYZE {}", "mysql": "ANALYZE TABLE {}", "sqlite": "ANALYZE {}"}
+    statements = {
+        "postgresql": "VACUUM ANALYZE {}",
+        "mysql": "ANALYZE TABLE {}",
+        "sqlite": "ANALYZE {}",
+    }
     table = connection.ops.quote_name(ArchivedMessage._meta.db_table)
     with connection.cursor() as cursor:
         cursor.execute(statements[connection.vendor].format(table))

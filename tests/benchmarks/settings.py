@@ -10,15 +10,21 @@ SECRET_KEY = "benchmarks"
 USE_TZ = True
 DEBUG = False
 INSTALLED_APPS = ["django_delayq", "tests.benchmarks"]
-DATABASES = {"default": configured(otherwise={"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})}
+DATABASES = {
+    "default": configured(otherwise={"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+}
 if "sqlite3" in DATABASES["default"]["ENGINE"]:  # as docs/operations.md advises
     wal = {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"}
-    DATABASES["default"] = {**DATABASES["default"], "OPTIONS": {**DATABASES["default"].get("OPTIONS", {}), **wal}}
+    DATABASES["default"] = {
+        **DATABASES["default"],
+        "OPTIONS": {**DATABASES["default"].get("OPTIONS", {}), **wal},
+    }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DELAYQ = {
     "REDIS": os.environ["DELAYQ_BENCH_REDIS"],
     "TOPICS": {"bench": {"partitions": int(os.environ.get("DELAYQ_BENCH_PARTITIONS", "1"))}},
-    # As by default. Where no archiver runs beside the workers the finished stream grows, and must not stop them.
+    # As by default. Where no archiver runs beside the workers the finished stream grows, and must
+    # not stop them.
     "ARCHIVE": os.environ.get("DELAYQ_BENCH_ARCHIVE", "all"),
     "FINISHED_LIMIT": 10_000_000,
     "ON_REDIS_ERROR": "raise",

@@ -1,4 +1,5 @@
-"""The burst in several settings, interleaved A B C A B C: archive, processes and partitions use it."""
+"""The burst in several settings, interleaved A B C A B C: archive, processes and partitions use
+it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def compare(workload: str, variants: Sequence[Variant], arguments: list[str]) ->
             case=variant.case,
             ceiling=median([one["ceiling"] for one in mine]),
             ceiling_is=mine[0]["ceiling_is"],
-            against_first=median([one["figure"] / first for one, first in zip(mine, base, strict=True)]),
+            against_first=median(
+                [one["figure"] / first for one, first in zip(mine, base, strict=True)]
+            ),
             early=sum(one["early"] for one in mine),
             runs=options.runs,
         )
@@ -47,10 +50,22 @@ def compare(workload: str, variants: Sequence[Variant], arguments: list[str]) ->
 
 def _burst(variant: Variant, options: common.Options) -> dict[str, Any]:
     """In a process of its own: settings are read once."""
-    command = [sys.executable, "-m", "tests.benchmarks.burst", "--runs", str(RUNS), "--scale", str(options.scale)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.burst",
+        "--runs",
+        str(RUNS),
+        "--scale",
+        str(options.scale),
+    ]
     environment = {**os.environ, **variant.environment}
     done = subprocess.run(
-        [*command, *variant.worker, *options.worker], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        [*command, *variant.worker, *options.worker],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -1,4 +1,5 @@
-"""Runs one of the programs, or with `all` each of them at full size, and exits with 1 when a promise was broken."""
+"""Runs one of the programs, or with `all` each of them at full size, and exits with 1 when a
+promise was broken."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from tests import databases
 from tests.chaos.failpoints import POINTS
 from tests.chaos.world import Options
 
-PROGRAMS = ("flush", "redis_away", "database_away", "exactly_once", "bulk", "mixed", "sentinel", "cluster")
+PROGRAMS = (
+    "flush",
+    "redis_away",
+    "database_away",
+    "exactly_once",
+    "bulk",
+    "mixed",
+    "sentinel",
+    "cluster",
+)
 ALL = (
     "flush", "flush --kill", "redis_away", "redis_away --frozen", "database_away",
     *(f"exactly_once --database {kind}" for kind in ("postgresql", "sqlite", "mariadb")),
@@ -29,11 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="how long the trouble lasts")
     parser.add_argument("--count", "--messages", type=int, help="how many messages")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kill", action="store_true", help="kill Redis (flush: and delete its data)")
+    parser.add_argument(
+        "--kill", action="store_true", help="kill Redis (flush: and delete its data)"
+    )
     parser.add_argument("--frozen", action="store_true", help="Redis is there and does not answer")
-    parser.add_argument("--migrate", action="store_true", help="cluster: move a slot from node to node")
-    parser.add_argument("--term", action="store_true", help="bulk: stop the worker by SIGTERM instead")
-    parser.add_argument("--points", default="all", help=f"exactly_once: all, none, or some of {','.join(POINTS)}")
+    parser.add_argument(
+        "--migrate", action="store_true", help="cluster: move a slot from node to node"
+    )
+    parser.add_argument(
+        "--term", action="store_true", help="bulk: stop the worker by SIGTERM instead"
+    )
+    parser.add_argument(
+        "--points", default="all", help=f"exactly_once: all, none, or some of {','.join(POINTS)}"
+    )
     parser.add_argument("--reconcile-after", type=float, help="DELAYQ's RECONCILE_AFTER")
     given = parser.parse_args(arguments)
     if given.name == "all":
@@ -47,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.seconds or program.SECONDS,
         given.seed,
         next((name for name in ("kill", "frozen", "term", "migrate") if getattr(given, name)), ""),
-        {"all": tuple(POINTS), "none": ()}.get(given.points) or tuple(filter(POINTS.get, given.points.split(","))),
+        {"all": tuple(POINTS), "none": ()}.get(given.points)
+        or tuple(filter(POINTS.get, given.points.split(","))),
         given.reconcile_after or program.RECONCILE_AFTER,
     )
     return int(program.main(options))

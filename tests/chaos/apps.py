@@ -1,4 +1,5 @@
-"""The app of the chaos programs: in a process that was told to die at a point, that point is armed at the start."""
+"""The app of the chaos programs: in a process that was told to die at a point, that point is armed
+at the start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""kill -9 (--term: SIGTERM) of the worker in the middle of a bulk replay: another goes on, and each dead letter is
-replayed once."""
+"""kill -9 (--term: SIGTERM) of the worker in the middle of a bulk replay: another goes on, and each
+dead letter is replayed once."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def main(options: Options) -> int:
         from django_delayq.operators import bulk
 
         _fill(options.count)
-        operation = bulk.start(Operator(), "replay", Selection(task="tests.chaos.tasks.note"), reason="chaos").pk
+        operation = bulk.start(
+            Operator(), "replay", Selection(task="tests.chaos.tasks.note"), reason="chaos"
+        ).pk
         return _check(world, operation, _suffer(world, operation))
 
 
@@ -123,7 +125,10 @@ def _suffer(world: World, operation: int) -> Figures:
     put_down = "waiting" if world.options.variant == "term" else "running"
     world.promise(left.status == put_down, f"its worker has left it {left.status}")
     replayed = _replayed()
-    world.promise(left.count == replayed, f"it says {left.count:,} at the kill, {replayed:,} are marked as replayed")
+    world.promise(
+        left.count == replayed,
+        f"it says {left.count:,} at the kill, {replayed:,} are marked as replayed",
+    )
     world.worker("--concurrency", "4")
     _watch(world, operation, seen, lambda look: look.count > left.count)
     resumed = seen[-1]
@@ -131,7 +136,9 @@ def _suffer(world: World, operation: int) -> Figures:
     world.promise(ended, f"it stands still at {seen[-1]}")
     begun = time.monotonic()
     settled = world.wait(world.settled, SECONDS + world.options.count / SLOWEST, 0.5)
-    world.promise(settled, f"not all has run: {world.outbox():,} in the outbox, {world.live():,} in Redis")
+    world.promise(
+        settled, f"not all has run: {world.outbox():,} in the outbox, {world.live():,} in Redis"
+    )
     return Figures(seen, killed_at, resumed, time.monotonic() - begun)
 
 
@@ -161,7 +168,9 @@ def _watch(world: World, operation: int, seen: list[Seen], enough: Callable[[See
 def _look(operation: int) -> Seen:
     from django_delayq.models import BulkOperation
 
-    values = BulkOperation.objects.values_list("count", "action__count", "position", "total", "status")
+    values = BulkOperation.objects.values_list(
+        "count", "action__count", "position", "total", "status"
+    )
     return Seen(time.time(), *values.get(pk=operation))
 
 
@@ -176,7 +185,9 @@ def _check(world: World, operation: int, figures: Figures) -> int:
 
     count, end = world.options.count, figures.end
     for look in figures.seen:
-        world.promise(look.count == look.action, f"the operation says {look.count}, its record {look.action}")
+        world.promise(
+            look.count == look.action, f"the operation says {look.count}, its record {look.action}"
+        )
     wrong = [pair for pair in pairwise(figures.seen) if pair[0].position > pair[1].position]
     world.promise(not wrong, f"it has gone back: {wrong[:1]}")
     is_done = (end.status, end.count, end.action, end.total) == ("done", count, count, count)
@@ -188,8 +199,10 @@ def _check(world: World, operation: int, figures: Figures) -> int:
     pause, took = figures.resumed.at - figures.killed_at, end.at - figures.seen[0].at
     return world.finish(
         "bulk",
-        f"{count:,} dead letters, each replayed once; stopped at {figures.killed_with:,}; {figures.before:,.0f}/s "
-        f"before and {figures.after:,.0f}/s after it, {pause:.1f} s between; done in {took:.0f} s, all had run "
+        f"{count:,} dead letters, each replayed once; stopped at {figures.killed_with:,}; "
+        f"{figures.before:,.0f}/s "
+        f"before and {figures.after:,.0f}/s after it, {pause:.1f} s between; done in {took:.0f} s, "
+        f"all had run "
         f"{figures.settled:.0f} s later",
         messages=count,
         killed_at=figures.killed_with,
@@ -217,9 +230,14 @@ def _check_once(world: World) -> None:
     replays = ArchivedMessage.objects.exclude(replay_of=None)
     pairs = dict(replays.values_list("replay_of", "message_id"))
     origins = dict(ArchivedMessage.objects.filter(state="dead").values_list("pk", "replayed_by"))
-    world.promise(replays.count() == count, f"{replays.count():,} messages replay {count:,} dead letters")
+    world.promise(
+        replays.count() == count, f"{replays.count():,} messages replay {count:,} dead letters"
+    )
     world.promise(len(pairs) == count, f"{len(pairs):,} of {count:,} dead letters were replayed")
     differ = [pk for pk, by in origins.items() if pairs.get(pk) != by]
-    world.promise(not differ, f"{len(differ):,} dead letters name another message than the one that ran: {differ[:3]}")
+    world.promise(
+        not differ,
+        f"{len(differ):,} dead letters name another message than the one that ran: {differ[:3]}",
+    )
     bad = replays.exclude(state="acked").count()
     world.promise(not bad, f"{bad:,} of what was replayed is not acked")

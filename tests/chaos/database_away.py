@@ -1,4 +1,5 @@
-"""The database stops under load: no task notices, nothing is lost, and the archive catches up when it is back."""
+"""The database stops under load: no task notices, nothing is lost, and the archive catches up when
+it is back."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def main(options: Options) -> int:
         ids = producer.stop()
         empty = world.wait(lambda: world.stream() == 0 and world.live() == 0, CATCH_UP)
         took = time.monotonic() - back
-        world.promise(empty, f"the stream holds {world.stream()} entries {took:.0f} s after the database was back")
+        world.promise(
+            empty,
+            f"the stream holds {world.stream()} entries {took:.0f} s after the database was back",
+        )
         world.wait(lambda: world.archived() >= len(ids) and world.settled(), 60)
         caught_up = next((at - back for at, length in after if length <= options.count), took)
         return _check(world, ids, max(length for _, length in lengths + after), caught_up, took)
@@ -89,8 +93,10 @@ def _check(world: World, ids: list[str], longest: int, caught_up: float, took: f
     world.check_archive(ids)
     return world.finish(
         "database_away",
-        f"{len(ids):,} messages at {options.count}/s, {options.seconds:.0f} s without the database; the stream was "
-        f"{longest:,} long, had caught up {caught_up:.1f} s after it was back and was empty when the load had ended, "
+        f"{len(ids):,} messages at {options.count}/s, {options.seconds:.0f} s without the "
+        f"database; the stream was "
+        f"{longest:,} long, had caught up {caught_up:.1f} s after it was back and was empty when "
+        f"the load had ended, "
         f"after {took:.1f} s; {world.archived():,} rows",
         messages=len(ids),
         seconds=options.seconds,

@@ -1,4 +1,5 @@
-"""kill -9 of workers and archiver, at random and at every named step: each message has counted exactly once."""
+"""kill -9 of workers and archiver, at random and at every named step: each message has counted
+exactly once."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ RECONCILE_AFTER = 2.0
 PROCESSES = (("--concurrency", "4"), ("--concurrency", "4", "--no-archiver"), ("--archiver",))
 #: Seconds between two kills.
 PAUSE = (0.5, 3.0)
-#: How the messages of one transaction in so many fare: the producer dies after its commit; Redis refuses them.
+#: How the messages of one transaction in so many fare: the producer dies after its commit; Redis
+#: refuses them.
 UNSENT = 10
-#: Messages of a failpoint, seconds in which they are due, and how long it may take until a process has died there.
+#: Messages of a failpoint, seconds in which they are due, and how long it may take until a process
+#: has died there.
 AT_POINT = 60
 POINT_SECONDS = 3.0
 POINT_LONGEST = 15.0
@@ -37,7 +40,9 @@ def main(options: Options) -> int:
         expected: dict[str, int] = {}
         ids: list[str] = []
         fleet = _Fleet(world)
-        producer = _produce_in_background("random", options.count, options.seconds, dice, ids, expected)
+        producer = _produce_in_background(
+            "random", options.count, options.seconds, dice, ids, expected
+        )
         kills = fleet.suffer(options.seconds, dice)
         producer.join()
         for point in options.points:
@@ -83,7 +88,8 @@ class _Fleet:
         return kills
 
     def keep_up_until(self, point: str) -> bool:
-        """Start anew what has killed itself, until the messages are due. Returns whether that has happened."""
+        """Start anew what has killed itself, until the messages are due. Returns whether that has
+        happened."""
         begun = time.monotonic()
         while (passed := time.monotonic() - begun) < POINT_LONGEST:
             for index, member in enumerate(self._members):
@@ -107,7 +113,12 @@ def _produce_in_background(*args: object) -> threading.Thread:
 
 
 def _produce(
-    name: str, count: int, seconds: float, dice: random.Random, ids: list[str], expected: dict[str, int]
+    name: str,
+    count: int,
+    seconds: float,
+    dice: random.Random,
+    ids: list[str],
+    expected: dict[str, int],
 ) -> None:
     """Messages for one counter, each in a transaction of its own, due together at whole seconds."""
     from django.db import connection, transaction
@@ -142,17 +153,23 @@ def _check(world: World, ids: list[str], expected: dict[str, int], kills: int, t
     from tests.chaos.models import Counter as Row
 
     sums = dict(Row.objects.values_list("name", "value"))
-    wrong = {name: (sums.get(name), count) for name, count in expected.items() if sums.get(name) != count}
+    wrong = {
+        name: (sums.get(name), count) for name, count in expected.items() if sums.get(name) != count
+    }
     world.promise(not wrong, f"sums that are wrong (is, should be): {wrong}")
     world.check_archive(ids)
     suicides = _kills(world)
     silent = [point for point in world.options.points if not suicides[point]]
-    world.promise(not silent, f"no process has died at {', '.join(silent)}: the run says nothing about that")
+    world.promise(
+        not silent, f"no process has died at {', '.join(silent)}: the run says nothing about that"
+    )
     starts, total = len(world.history.starts()), sum(sums.values())
     return world.finish(
         "exactly_once",
-        f"{len(ids):,} messages, {kills} kills at random and {suicides.total()} at {len(world.options.points)} named "
-        f"steps; {starts:,} runs began, the sum is {total:,} of {len(ids):,}, {world.archived():,} rows; drained in "
+        f"{len(ids):,} messages, {kills} kills at random and {suicides.total()} at "
+        f"{len(world.options.points)} named "
+        f"steps; {starts:,} runs began, the sum is {total:,} of {len(ids):,}, {world.archived():,} "
+        f"rows; drained in "
         f"{took:.1f} s",
         messages=len(ids),
         kills=kills,

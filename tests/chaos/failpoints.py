@@ -1,4 +1,5 @@
-"""Points at which a process kills itself. They lie around functions of the product, which knows nothing of them."""
+"""Points at which a process kills itself. They lie around functions of the product, which knows
+nothing of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""FLUSHALL, or a Redis that dies with its data, in the middle of durable messages: all of them run, once archived."""
+"""FLUSHALL, or a Redis that dies with its data, in the middle of durable messages: all of them run,
+once archived."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ RECONCILE_AFTER = 10.0
 LONGEST = 4.0
 #: Seconds between two checkouts, so that Redis is lost between them, too.
 PAUSE = 0.002
-#: A worker starts what it has claimed before the loss for so long afterwards: its buffer, and a busy machine.
+#: A worker starts what it has claimed before the loss for so long afterwards: its buffer, and a
+#: busy machine.
 HELD = 2.0
 
 
@@ -40,7 +42,9 @@ def main(options: Options) -> int:
         took = time.time() - lost_at
         world.promise(done, f"only {world.archived()} rows 120 s after the loss")
         world.wait(world.settled, 30)
-        return _check(world, ids, archived, lost_at=lost_at, back_at=back_at, took=took, accepted=accepted)
+        return _check(
+            world, ids, archived, lost_at=lost_at, back_at=back_at, took=took, accepted=accepted
+        )
 
 
 def _produce(options: Options, ids: list[str]) -> None:
@@ -63,7 +67,10 @@ def _produce(options: Options, ids: list[str]) -> None:
 def _archived() -> set[str]:
     from django_delayq.models import ArchivedMessage
 
-    return {message_id.hex for message_id in ArchivedMessage.objects.values_list("message_id", flat=True)}
+    return {
+        message_id.hex
+        for message_id in ArchivedMessage.objects.values_list("message_id", flat=True)
+    }
 
 
 def _lose(world: World) -> None:
@@ -78,24 +85,37 @@ def _lose(world: World) -> None:
 
 
 def _check(
-    world: World, ids: list[str], archived: set[str], *, lost_at: float, back_at: float, took: float, accepted: int
+    world: World,
+    ids: list[str],
+    archived: set[str],
+    *,
+    lost_at: float,
+    back_at: float,
+    took: float,
+    accepted: int,
 ) -> int:
     from tests.chaos.models import Order
 
     count = world.options.count
-    world.promise(len(set(ids)) == count == Order.objects.count(), f"{len(set(ids))} ids for {count} orders")
+    world.promise(
+        len(set(ids)) == count == Order.objects.count(), f"{len(set(ids))} ids for {count} orders"
+    )
     never = set(ids) - {run.id for run in world.history.starts()}
     world.promise(not never, f"{len(never)} messages never ran: {sorted(never)[:3]}")
     twice = world.history.duplicates()
     first = {run.id: run.started for run in reversed(world.history.starts())}
     wrong = [message for message in twice if message in archived or first[message] > back_at + HELD]
-    world.promise(not wrong, f"{len(wrong)} ran twice although archived before the loss, or begun after: {wrong[:3]}")
+    world.promise(
+        not wrong,
+        f"{len(wrong)} ran twice although archived before the loss, or begun after: {wrong[:3]}",
+    )
     world.promise(max(twice.values(), default=0) <= 2, "a message ran three times")
     world.check_archive(ids)
     early = sum(at < lost_at for at in first.values())
     return world.finish(
         "flush",
-        f"{count:,} messages ran, {len(twice)} of them twice; all were archived {took:.1f} s after the loss, at which "
+        f"{count:,} messages ran, {len(twice)} of them twice; all were archived {took:.1f} s after "
+        f"the loss, at which "
         f"{accepted} had been sent, {early} had run and {len(archived)} were archived",
         messages=count,
         sent_before=accepted,

@@ -1,4 +1,5 @@
-"""The one file to which all worker processes append: a line in one write() is whole, or not there."""
+"""The one file to which all worker processes append: a line in one write() is whole, or not
+there."""
 
 from __future__ import annotations
 

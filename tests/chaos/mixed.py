@@ -1,5 +1,6 @@
-"""Everything at once: transactions that enqueue, cancel, move and replace, and commit or roll back at random, while
-workers are killed, one task hangs and Redis goes away twice. Nothing is lost, nothing runs after its cancel."""
+"""Everything at once: transactions that enqueue, cancel, move and replace, and commit or roll back
+at random, while workers are killed, one task hangs and Redis goes away twice. Nothing is lost,
+nothing runs after its cancel."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ KILL_EVERY = 10.0
 AWAY = 6.0
 #: The delay of a new message, and of one that is moved (seconds).
 DELAYS = (2.0, 8.0)
-#: What is due sooner than this after a commit may have been claimed before it: such an order says nothing (seconds).
+#: What is due sooner than this after a commit may have been claimed before it: such an order says
+#: nothing (seconds).
 MARGIN = 0.5
-#: A call of that time may have been stored by a Redis that was about to leave, and have run before the outbox sent it
-#: once more: docs/guarantees.md allows it to run twice (seconds).
+#: A call of that time may have been stored by a Redis that was about to leave, and have run before
+#: the outbox sent it once more: docs/guarantees.md allows it to run twice (seconds).
 UNKNOWN = 1.0
 KINDS = ("plain", "durable", "once")
 
@@ -84,7 +86,9 @@ def main(options: Options) -> int:
             producer.join()
         orders = [order for producer in producers for order in producer.orders]
         settled = world.wait(world.settled, 120, 0.25)
-        world.promise(settled, "something is still on its way two minutes after the last transaction")
+        world.promise(
+            settled, "something is still on its way two minutes after the last transaction"
+        )
         time.sleep(3)  # for what should not come
         for producer in producers:
             world.promise(not producer.errors, f"a transaction has failed: {producer.errors[:3]}")
@@ -125,7 +129,8 @@ class _Producer(threading.Thread):
         return order
 
     def _transaction(self, order: Order) -> None:
-        """One to three steps, of which some stand in savepoints that are rolled back; or all of it is rolled back."""
+        """One to three steps, of which some stand in savepoints that are rolled back; or all of it
+        is rolled back."""
         from django.db import transaction
 
         before, sent = (order.version, order.due, order.lives, order.cancelled_at), len(order.sent)
@@ -153,7 +158,12 @@ class _Producer(threading.Thread):
     def _step(self, order: Order, begun: float) -> None:
         from django.db import transaction
 
-        steps: tuple[Callable[[Order, float], None], ...] = (self._cancel, self._move, self._replace, self._keep)
+        steps: tuple[Callable[[Order, float], None], ...] = (
+            self._cancel,
+            self._move,
+            self._replace,
+            self._keep,
+        )
         step = self._dice.choice(steps) if order.version else self._enqueue
         before = (order.version, order.due, order.lives, order.cancelled_at)
         sent = len(order.sent)
@@ -170,7 +180,9 @@ class _Producer(threading.Thread):
         delay = self._dice.uniform(*DELAYS)
         order.newest += 1
         at = time.time()
-        _task(order).using(key=order.key, delay=delay, on_duplicate=mode).enqueue(order.number, order.newest)
+        _task(order).using(key=order.key, delay=delay, on_duplicate=mode).enqueue(
+            order.number, order.newest
+        )
         order.version, order.due = order.newest, at + delay
         order.lives += 1
         order.sent.append(begun)
@@ -195,9 +207,11 @@ class _Producer(threading.Thread):
 def _task(order: Order) -> Any:
     from tests.chaos import tasks
 
-    return {"plain": tasks.run_order, "durable": tasks.run_order.using(durable=True), "once": tasks.run_order_once}[
-        order.kind
-    ]
+    return {
+        "plain": tasks.run_order,
+        "durable": tasks.run_order.using(durable=True),
+        "once": tasks.run_order_once,
+    }[order.kind]
 
 
 def _suffer(world: World, fleet: list[Any]) -> list[float]:
@@ -233,7 +247,9 @@ def _check(world: World, orders: list[Order], hanging: str, outages: list[float]
     certain = [order for order in orders if order.is_certain]
     figures = _check_runs(world, certain, runs)
     ghosts = [order for order in orders if not order.lives and runs[order.number]]
-    world.promise(not ghosts, f"{len(ghosts)} messages that were rolled back have run: {ghosts[:3]}")
+    world.promise(
+        not ghosts, f"{len(ghosts)} messages that were rolled back have run: {ghosts[:3]}"
+    )
     _check_rows(world, orders, outages)
     hung = list(ArchivedMessage.objects.filter(message_id=hanging).values_list("state", "reason"))
     world.promise(hung == [("dead", "poison")], f"the hanging task ended as {hung}")
@@ -242,8 +258,10 @@ def _check(world: World, orders: list[Order], hanging: str, outages: list[float]
     ran = sum(map(len, runs.values()))
     return world.finish(
         "mixed",
-        f"{len(orders):,} orders ({len(certain):,} beyond doubt), {ran:,} runs, {world.archived():,} rows, "
-        f"{len(outages)} outages; {', '.join(f'{name} {count}' for name, count in figures.items())}",
+        f"{len(orders):,} orders ({len(certain):,} beyond doubt), {ran:,} runs, "
+        f"{world.archived():,} rows, "
+        f"{len(outages)} outages; "
+        f"{', '.join(f'{name} {count}' for name, count in figures.items())}",
         orders=len(orders),
         certain=len(certain),
         cancelled=sum(not order.version and order.has_stood for order in certain),
@@ -253,23 +271,35 @@ def _check(world: World, orders: list[Order], hanging: str, outages: list[float]
     )
 
 
-def _check_runs(world: World, certain: list[Order], runs: dict[int, list[tuple[float, int]]]) -> dict[str, int]:
+def _check_runs(
+    world: World, certain: list[Order], runs: dict[int, list[tuple[float, int]]]
+) -> dict[str, int]:
     """What ran is what was wanted, when it was wanted. Returns how often it was not."""
     wanted = [order for order in certain if order.version]
     ended = [order for order in certain if order.cancelled_at and not order.version]
     found = {
-        "lost": [order for order in wanted if order.version not in {version for _, version in runs[order.number]}],
+        "lost": [
+            order
+            for order in wanted
+            if order.version not in {version for _, version in runs[order.number]}
+        ],
         "run after a committed cancel": [
             order for order in ended if any(at > order.cancelled_at for at, _ in runs[order.number])
         ],
         "run with arguments that were replaced": [
-            order for order in wanted if {version for _, version in runs[order.number]} - {order.version}
+            order
+            for order in wanted
+            if {version for _, version in runs[order.number]} - {order.version}
         ],
         "run though nothing was wanted": [order for order in ended if runs[order.number]],
-        "early": [order for order in wanted if any(at < order.due - 0.01 for at, _ in runs[order.number])],
+        "early": [
+            order for order in wanted if any(at < order.due - 0.01 for at, _ in runs[order.number])
+        ],
     }
     for name, bad in found.items():
-        world.promise(not bad, f"{len(bad)} {name}: {[(order, runs[order.number]) for order in bad[:3]]}")
+        world.promise(
+            not bad, f"{len(bad)} {name}: {[(order, runs[order.number]) for order in bad[:3]]}"
+        )
     return {name: len(bad) for name, bad in found.items()}
 
 
@@ -279,25 +309,46 @@ def _check_rows(world: World, orders: list[Order], outages: list[float]) -> None
     from tests.chaos.models import Effect
 
     rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for key, state, reason in ArchivedMessage.objects.exclude(key="").values_list("key", "state", "reason"):
+    for key, state, reason in ArchivedMessage.objects.exclude(key="").values_list(
+        "key", "state", "reason"
+    ):
         rows[key].append((state, reason))
     certain = [order for order in orders if order.is_certain]
-    wrong = [(order, rows[order.key]) for order in certain if not _rows_are_right(order, rows[order.key], outages)]
+    wrong = [
+        (order, rows[order.key])
+        for order in certain
+        if not _rows_are_right(order, rows[order.key], outages)
+    ]
     world.promise(not wrong, f"{len(wrong)} orders have rows that are wrong: {wrong[:3]}")
     ghosts = [order for order in orders if not order.lives and rows[order.key]]
-    world.promise(not ghosts, f"{len(ghosts)} messages that were rolled back have a row: {ghosts[:3]}")
-    dead = [(key, row) for key, found in rows.items() for row in found if row[0] not in ("acked", "cancelled")]
-    world.promise(not dead, f"{len(dead)} messages ended otherwise than acked or cancelled: {dead[:3]}")
+    world.promise(
+        not ghosts, f"{len(ghosts)} messages that were rolled back have a row: {ghosts[:3]}"
+    )
+    dead = [
+        (key, row)
+        for key, found in rows.items()
+        for row in found
+        if row[0] not in ("acked", "cancelled")
+    ]
+    world.promise(
+        not dead, f"{len(dead)} messages ended otherwise than acked or cancelled: {dead[:3]}"
+    )
     effects = Counter(Effect.objects.values_list("number", flat=True))
     once = [order for order in certain if order.kind == "once"]
-    sums = [(order, effects[order.number]) for order in once if effects[order.number] != bool(order.version)]
+    sums = [
+        (order, effects[order.number])
+        for order in once
+        if effects[order.number] != bool(order.version)
+    ]
     world.promise(not sums, f"{len(sums)} exactly-once effects are not there once: {sums[:3]}")
 
 
 def _rows_are_right(order: Order, rows: list[tuple[str, str]], outages: list[float]) -> bool:
-    """One row that is acked where a run was wanted, else none; at least one and at most one for each enqueue.
+    """One row that is acked where a run was wanted, else none; at least one and at most one for
+    each enqueue.
 
-    What `keep` has left in the outbox while nobody could know of the other one is a message of its own.
+    What `keep` has left in the outbox while nobody could know of the other one is a message of its
+    own.
     """
     acked = sum(state == "acked" for state, _ in rows)
     doubtful = sum(any(-UNKNOWN < at - outage < AWAY for outage in outages) for at in order.sent)

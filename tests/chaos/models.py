@@ -1,4 +1,5 @@
-"""What the tasks of the chaos programs write: a sum that shows every run too many, and orders as a shop has them."""
+"""What the tasks of the chaos programs write: a sum that shows every run too many, and orders as a
+shop has them."""
 
 from __future__ import annotations
 

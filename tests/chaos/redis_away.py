@@ -1,4 +1,5 @@
-"""Checkouts while Redis is stopped, or frozen: each succeeds, quickly, and its message runs when Redis is back."""
+"""Checkouts while Redis is stopped, or frozen: each succeeds, quickly, and its message runs when
+Redis is back."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from tests.chaos.world import Options, World, milliseconds
 COUNT = 500
 SECONDS = 0.0
 RECONCILE_AFTER = 10.0
-#: What a checkout may take when the first failure has been seen, and what it takes until all have run (seconds).
+#: What a checkout may take when the first failure has been seen, and what it takes until all have
+#: run (seconds).
 LONGEST = 0.05
 RECOVERY = 2.0
 
@@ -36,7 +38,8 @@ def main(options: Options) -> int:
 
 
 def _checkouts(count: int, first: int) -> tuple[list[str], list[float]]:
-    """As many shop transactions one after the other: the ids of their messages, and how long each has taken."""
+    """As many shop transactions one after the other: the ids of their messages, and how long each
+    has taken."""
     from django.db import transaction
 
     from tests.chaos.models import Order
@@ -78,20 +81,31 @@ def _check(world: World, warm: list[str], ids: list[str], took: list[float], bac
     never = set(ids) - first.keys()
     world.promise(not never, f"{len(never)} messages never ran: {sorted(never)[:3]}")
     recovery = max((first[message] for message in ids if message in first), default=0.0) - back_at
-    world.promise(recovery <= RECOVERY, f"the last message began {recovery:.2f} s after Redis was back")
+    world.promise(
+        recovery <= RECOVERY, f"the last message began {recovery:.2f} s after Redis was back"
+    )
     rest = took[1:]
-    world.promise(max(rest) <= LONGEST, f"a checkout after the first took {1000 * max(rest):.0f} ms")
-    # Redis runs the call of the first checkout when it wakes up, long after that has given up and kept the message in
-    # SQL: two messages, unless the one is still live when the other comes. All else runs once.
+    world.promise(
+        max(rest) <= LONGEST, f"a checkout after the first took {1000 * max(rest):.0f} ms"
+    )
+    # Redis runs the call of the first checkout when it wakes up, long after that has given up and
+    # kept the message in SQL: two messages, unless the one is still live when the other comes. All
+    # else runs once.
     unknown = set(ids[:1]) if world.options.variant == "frozen" else set()
     twice = world.history.duplicates()
     world.promise(twice.keys() <= unknown, f"{len(twice)} ran twice: {list(twice)[:3]}")
     world.check_archive([*warm, *ids], may_be_twice=unknown)
-    figures = {"p50": milliseconds(rest, 0.5), "p99": milliseconds(rest, 0.99), "max": milliseconds(rest, 1)}
+    figures = {
+        "p50": milliseconds(rest, 0.5),
+        "p99": milliseconds(rest, 0.99),
+        "max": milliseconds(rest, 1),
+    }
     return world.finish(
         "redis_away",
-        f"{len(ids)} checkouts, the first {1000 * took[0]:.0f} ms, the others p50 {figures['p50']}, p99 "
-        f"{figures['p99']}, max {figures['max']} ms; all ran {recovery:.2f} s after Redis was back, {len(twice)} twice",
+        f"{len(ids)} checkouts, the first {1000 * took[0]:.0f} ms, the others p50 "
+        f"{figures['p50']}, p99 "
+        f"{figures['p99']}, max {figures['max']} ms; all ran {recovery:.2f} s after Redis was "
+        f"back, {len(twice)} twice",
         checkouts=len(ids),
         first_ms=round(1000 * took[0], 1),
         **{f"{name}_ms": value for name, value in figures.items()},

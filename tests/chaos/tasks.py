@@ -1,4 +1,5 @@
-"""What the workers run. Every run writes a line of the history first, so that it is known after a kill -9, too."""
+"""What the workers run. Every run writes a line of the history first, so that it is known after a
+kill -9, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a chaos program has: Redis, a database, worker processes, and a checker of what they have left behind."""
+"""What a chaos program has: Redis, a database, worker processes, and a checker of what they have
+left behind."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ class World:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         connection.close()
         self._stack.close()
@@ -69,7 +73,10 @@ class World:
         self.redis.start(appendonly=True)
         self.database = self._stack.enter_context(databases.launcher(self.options.database))
         self._stack.callback(self._close_workers)
-        entry = {**self.database.entry, "CONN_MAX_AGE": 60}  # a new connection for every task would be what is measured
+        entry = {
+            **self.database.entry,
+            "CONN_MAX_AGE": 60,
+        }  # a new connection for every task would be what is measured
         if self.options.database == "sqlite":
             entry["OPTIONS"]["init_command"] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
         os.environ |= {
@@ -92,7 +99,9 @@ class World:
 
     def begin(self, *arguments: str, **environment: str) -> WorkerProcess:
         """Start `run_delayq` and do not wait for it."""
-        worker = WorkerProcess(("--log-format", "logfmt", *arguments), {**os.environ, **environment}, self.folder)
+        worker = WorkerProcess(
+            ("--log-format", "logfmt", *arguments), {**os.environ, **environment}, self.folder
+        )
         self.workers.append(worker)
         return worker
 
@@ -113,7 +122,9 @@ class World:
         """Messages in Redis that are not finished."""
         from django_delayq.store import get_store
 
-        every = [get_store().stats(partition) for partition in get_store().partitions.all("default")]
+        every = [
+            get_store().stats(partition) for partition in get_store().partitions.all("default")
+        ]
         return sum(stats.waiting + stats.leased for stats in every)
 
     def outbox(self) -> int:
@@ -154,14 +165,21 @@ class World:
             self.broken.append(text)
 
     def check_archive(self, ids: Iterable[str], may_be_twice: Collection[str] = ()) -> None:
-        """Each of these messages has one row, which says acked, and there is nothing else anywhere."""
+        """Each of these messages has one row, which says acked, and there is nothing else
+        anywhere."""
         from django_delayq.models import ArchivedMessage, UnarchivableEntry
 
         wanted = set(ids)
-        rows = list(ArchivedMessage.objects.values_list("message_id", "state", "reason", "error_message"))
+        rows = list(
+            ArchivedMessage.objects.values_list("message_id", "state", "reason", "error_message")
+        )
         counts = Counter(message_id.hex for message_id, *_ in rows)
         bad = [(message_id.hex, *rest) for message_id, *rest in rows if rest[0] != "acked"]
-        twice = [message_id for message_id, count in counts.items() if count > 1 and message_id not in may_be_twice]
+        twice = [
+            message_id
+            for message_id, count in counts.items()
+            if count > 1 and message_id not in may_be_twice
+        ]
         self.promise(not bad, f"{len(bad)} rows are not acked: {bad[:3]}")
         self.promise(not twice, f"{len(twice)} messages have more than one row: {twice[:3]}")
         missing, strange = wanted - counts.keys(), counts.keys() - wanted
@@ -175,11 +193,19 @@ class World:
         """Say what was seen, as JSON and for people. Returns the exit code."""
         tracebacks = sum(worker.output.count("Traceback") for worker in self.workers)
         options = self.options
-        head = {"program": name, "variant": options.variant, "database": options.database, "seed": options.seed}
+        head = {
+            "program": name,
+            "variant": options.variant,
+            "database": options.database,
+            "seed": options.seed,
+        }
         whole = {**head, **figures, "tracebacks": tracebacks, "broken": self.broken}
         print(json.dumps(whole), flush=True)
         title = f"{name} --{options.variant}" if options.variant else name
-        print(f"{title} on {options.database}: {text}: {'BROKEN' if self.broken else 'kept'}", flush=True)
+        print(
+            f"{title} on {options.database}: {text}: {'BROKEN' if self.broken else 'kept'}",
+            flush=True,
+        )
         for promise in self.broken:
             sys.stderr.write(f"BROKEN PROMISE: {promise}\n")
         if self.broken or tracebacks:

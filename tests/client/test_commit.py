@@ -1,4 +1,5 @@
-"""Cancel and reschedule inside transactions: at the commit, in the order of the calls, and never out of its hook."""
+"""Cancel and reschedule inside transactions: at the commit, in the order of the calls, and never
+out of its hook."""
 
 from __future__ import annotations
 
@@ -123,9 +124,13 @@ def test_calls_count_in_their_order(delayq: RedisStore) -> None:
     assert (first.outcome, third.outcome) == ("", "stored")
 
 
-@pytest.mark.parametrize("order", ["cancel, enqueue", "enqueue, cancel", "enqueue, reschedule", "reschedule, enqueue"])
+@pytest.mark.parametrize(
+    "order", ["cancel, enqueue", "enqueue, cancel", "enqueue, reschedule", "reschedule, enqueue"]
+)
 @pytest.mark.parametrize("live", [False, True])
-def test_one_key_in_one_transaction_is_as_the_sequence(delayq: RedisStore, order: str, live: bool) -> None:
+def test_one_key_in_one_transaction_is_as_the_sequence(
+    delayq: RedisStore, order: str, live: bool
+) -> None:
     newest = keyed.using(on_duplicate="replace")
     calls: dict[str, Callable[[], object]] = {
         "cancel": lambda: keyed.cancel(key="k", missing_ok=True),
@@ -142,7 +147,9 @@ def test_one_key_in_one_transaction_is_as_the_sequence(delayq: RedisStore, order
         assert due() == DUE
 
 
-def test_what_waits_for_the_commit_of_a_message_that_would_be_refused_moves_the_live_one(delayq: RedisStore) -> None:
+def test_what_waits_for_the_commit_of_a_message_that_would_be_refused_moves_the_live_one(
+    delayq: RedisStore,
+) -> None:
     with transaction.atomic():
         handle = keyed.enqueue("mine")
         apart(lambda: keyed.enqueue("theirs"))
@@ -263,7 +270,9 @@ def test_duplicate_that_came_meanwhile_raises_nothing_and_drops_nobody_elses_hoo
         transaction.on_commit(lambda: others.append("ran"))
         apart(lambda: keyed.enqueue("theirs"))
     assert (others, handle.outcome, sent()) == (["ran"], "duplicate", ["theirs"])
-    assert [(action, event.id, event.reason) for action, event in refused] == [("enqueue", handle.id, "duplicate")]
+    assert [(action, event.id, event.reason) for action, event in refused] == [
+        ("enqueue", handle.id, "duplicate")
+    ]
     assert "'k' not enqueued: another message with its key is live" in caplog.text
 
 
@@ -290,10 +299,15 @@ def test_what_has_begun_or_ended_meanwhile_is_told_by_a_signal(
             (lease,) = claim()
             if ends:
                 ack(lease)
-    assert [(action, event.reason) for action, event in refused] == [(call, "running"), (call, "not found")]
+    assert [(action, event.reason) for action, event in refused] == [
+        (call, "running"),
+        (call, "not found"),
+    ]
 
 
-def test_who_said_that_it_may_be_missing_is_not_told(delayq: RedisStore, refused: list[tuple[str, Event]]) -> None:
+def test_who_said_that_it_may_be_missing_is_not_told(
+    delayq: RedisStore, refused: list[tuple[str, Event]]
+) -> None:
     handle = record.using(due_at=LONG_AGO).enqueue("x")
     with transaction.atomic():
         handle.cancel(missing_ok=True)
@@ -302,7 +316,9 @@ def test_who_said_that_it_may_be_missing_is_not_told(delayq: RedisStore, refused
 
 
 @pytest.mark.usefixtures("raising")
-def test_where_nothing_may_be_kept_redis_that_is_away_is_an_error_at_the_call(delayq: RedisStore) -> None:
+def test_where_nothing_may_be_kept_redis_that_is_away_is_an_error_at_the_call(
+    delayq: RedisStore,
+) -> None:
     handle = keyed.enqueue("x")
     with unreachable(), transaction.atomic():
         with pytest.raises(exceptions.StoreUnavailable, match="Nothing was changed"):
@@ -312,7 +328,9 @@ def test_where_nothing_may_be_kept_redis_that_is_away_is_an_error_at_the_call(de
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_cancel_and_reschedule_reach_a_key_in_every_partition(split: Callable[[int], RedisStore], inside: bool) -> None:
+def test_cancel_and_reschedule_reach_a_key_in_every_partition(
+    split: Callable[[int], RedisStore], inside: bool
+) -> None:
     """For 30 s after the number was raised an old and a new process may both accept one key."""
     calls = [crowd.using(key=f"k{number}", delay=60).prepare(number) for number in range(12)]
     split(1)

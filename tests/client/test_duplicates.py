@@ -18,7 +18,9 @@ from tests.sending import LONG_AGO, ack, claim, sent
 
 def test_live_key_is_refused_by_default(delayq: RedisStore) -> None:
     record.using(key="k", delay=60).enqueue("a")
-    with pytest.raises(exceptions.DuplicateMessage, match=r"already live\. Pass on_duplicate=\"keep\"") as caught:
+    with pytest.raises(
+        exceptions.DuplicateMessage, match=r"already live\. Pass on_duplicate=\"keep\""
+    ) as caught:
         record.using(key="k").enqueue("a")
     assert caught.value.keys == ("k",)
     assert sent() == ["a"]
@@ -80,7 +82,9 @@ def test_raise_and_keep_while_it_runs(delayq: RedisStore) -> None:
 def test_many_duplicates_are_named_in_part_and_counted(delayq: RedisStore) -> None:
     calls = [record.using(key=f"k{number:02}", delay=60).prepare(number) for number in range(33)]
     record.enqueue_many(calls)
-    with pytest.raises(exceptions.DuplicateMessage, match=r"'k09' and 23 more: already live") as caught:
+    with pytest.raises(
+        exceptions.DuplicateMessage, match=r"'k09' and 23 more: already live"
+    ) as caught:
         record.enqueue_many(calls)
     assert len(caught.value.keys) == 33
 
@@ -90,9 +94,14 @@ def test_many_duplicates_are_named_in_part_and_counted(delayq: RedisStore) -> No
 
 @pytest.mark.usefixtures("raising")
 @pytest.mark.parametrize("key", [None, "k"])
-def test_repeating_an_unknown_enqueue_by_its_id_stores_it_once(delayq: RedisStore, key: str | None) -> None:
+def test_repeating_an_unknown_enqueue_by_its_id_stores_it_once(
+    delayq: RedisStore, key: str | None
+) -> None:
     task = record.using(delay=60, key=key)
-    with lost_answers() as lost, pytest.raises(exceptions.EnqueueUnknown, match=r"again with using\(id=") as caught:
+    with (
+        lost_answers() as lost,
+        pytest.raises(exceptions.EnqueueUnknown, match=r"again with using\(id=") as caught,
+    ):
         task.enqueue("x")
     assert len(lost) == 1
     handle = task.using(id=caught.value.ids[0]).enqueue("x")
@@ -111,7 +120,9 @@ def test_repeating_a_whole_unknown_batch_is_safe(delayq: RedisStore) -> None:
 
 @pytest.mark.usefixtures("raising")
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_unknown_part_of_many_is_told_apart_from_what_was_sent(delayq: RedisStore, lost: int) -> None:
+def test_unknown_part_of_many_is_told_apart_from_what_was_sent(
+    delayq: RedisStore, lost: int
+) -> None:
     noop.enqueue()
     with lost_answers(times=lost), pytest.raises(exceptions.EnqueueUnknown) as caught:
         record.enqueue_many([(n,) for n in range(1234)])
@@ -134,5 +145,7 @@ def test_unreachable_redis_says_that_nothing_was_sent(settings: Any, by: str) ->
     how = "raise" if by == "setting" else "spill"
     settings.DELAYQ = {"REDIS": "redis://:secret@127.0.0.1:1/0", "ON_REDIS_ERROR": how}
     task = noop.using(on_redis_error="raise") if by == "call" else noop
-    with pytest.raises(exceptions.StoreUnavailable, match=r"Cannot reach Redis at redis://:\*\*\*@127.0.0.1:1/0"):
+    with pytest.raises(
+        exceptions.StoreUnavailable, match=r"Cannot reach Redis at redis://:\*\*\*@127.0.0.1:1/0"
+    ):
         task.enqueue()

@@ -1,4 +1,5 @@
-"""Edits of messages that SQL answers for: the row follows what Redis has, or is edited where only it exists."""
+"""Edits of messages that SQL answers for: the row follows what Redis has, or is edited where only
+it exists."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ def row_of(handle: Handle) -> OutboxMessage:
 
 def fields_of(row: OutboxMessage) -> dict[str, Any]:
     """All of it but the record."""
-    return {field.attname: getattr(row, field.attname) for field in row._meta.fields if field.attname != "record"}
+    return {
+        field.attname: getattr(row, field.attname)
+        for field in row._meta.fields
+        if field.attname != "record"
+    }
 
 
 def run(hands: Hands) -> list[Any]:
@@ -113,7 +118,9 @@ def test_a_row_of_another_life_is_left_alone(hands: Hands) -> None:
     assert args_of(handle) == ["edited"]
 
 
-def test_an_outbox_that_cannot_be_reached_is_no_error(hands: Hands, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outbox_that_cannot_be_reached_is_no_error(
+    hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:
     handle = durable.using(delay=60).enqueue(1)
     with without_table(OutboxMessage):
         edit("default", handle.id, [2], {})
@@ -211,8 +218,12 @@ def test_an_edit_between_the_commit_and_the_send_is_not_lost(hands: Hands) -> No
 # Redis is away
 
 
-@pytest.mark.parametrize("fault", [unreachable, lambda: lost_answers(times=99)], ids=["away", "answers lost"])
-def test_what_waits_only_in_sql_is_edited_without_redis(hands: Hands, fault: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(
+    "fault", [unreachable, lambda: lost_answers(times=99)], ids=["away", "answers lost"]
+)
+def test_what_waits_only_in_sql_is_edited_without_redis(
+    hands: Hands, fault: Callable[[], Any]
+) -> None:
     handle = durable.using(delay=DAY).enqueue(1)
     with fault():
         edit("default", handle.id, [2], {})
@@ -254,15 +265,25 @@ def test_an_edit_whose_answer_is_lost_is_said_to_be_unknown_and_may_be_repeated(
 @pytest.mark.parametrize("delay", [60, DAY], ids=["in Redis", "in SQL"])
 @pytest.mark.parametrize(
     ("args", "error"),
-    [([], InvalidMessage), ([1, 2], InvalidMessage), ([{1}], InvalidMessage), (["x" * 70_000], BodyTooLarge)],
+    [
+        ([], InvalidMessage),
+        ([1, 2], InvalidMessage),
+        ([{1}], InvalidMessage),
+        (["x" * 70_000], BodyTooLarge),
+    ],
     ids=["too few", "too many", "no JSON", "too large"],
 )
-def test_arguments_that_do_not_fit_are_refused(hands: Hands, delay: int, args: Any, error: Any) -> None:
+def test_arguments_that_do_not_fit_are_refused(
+    hands: Hands, delay: int, args: Any, error: Any
+) -> None:
     handle = close_order.using(durable=True, delay=delay).enqueue(5)
     before, shown = row_of(handle), handle.get()
     with pytest.raises(error):
         edit("orders", handle.id, args, {})
-    assert (bytes(row_of(handle).record), fields_of(row_of(handle))) == (bytes(before.record), fields_of(before))
+    assert (bytes(row_of(handle).record), fields_of(row_of(handle))) == (
+        bytes(before.record),
+        fields_of(before),
+    )
     assert handle.get() == shown
     assert statuses() == ["sent" if delay == 60 else "waiting"]
 

@@ -40,7 +40,11 @@ def live(handle: Handle) -> Message:
 
 def kept(message: Message) -> dict[str, Any]:
     """All of it but the arguments."""
-    return {name: getattr(message, name) for name in message.__struct_fields__ if name not in ("args", "kwargs")}
+    return {
+        name: getattr(message, name)
+        for name in message.__struct_fields__
+        if name not in ("args", "kwargs")
+    }
 
 
 def test_arguments_are_others_and_everything_else_stays(delayq: RedisStore) -> None:
@@ -67,7 +71,12 @@ def test_what_names_a_replay_and_its_maximum_of_attempts_stays(delayq: RedisStor
     handle = record.using(delay=60, max_attempts=9).enqueue(1)
     body = b'{"args":[1],"max_attempts":9,"replay_of":77}'
     raw = delayq.find(DEFAULT, [handle.identity])[0].record  # type: ignore[union-attr]
-    delayq.command("HSET", keys.partition_keys(delayq.prefix, DEFAULT)[4], handle.identity, raw[:HEADER_END] + body)
+    delayq.command(
+        "HSET",
+        keys.partition_keys(delayq.prefix, DEFAULT)[4],
+        handle.identity,
+        raw[:HEADER_END] + body,
+    )
     edit("default", handle.id, [2], {})
     assert live(handle).replay_of == 77
     assert b'"max_attempts":9' in record_of(delayq, handle).body
@@ -82,7 +91,9 @@ def test_it_runs_with_the_new_arguments(delayq: RedisStore) -> None:
     ack(lease)
 
 
-@pytest.mark.parametrize("name", [lambda i: i.hex(), lambda i: UUID(bytes=i), bytes], ids=["hex", "uuid", "bytes"])
+@pytest.mark.parametrize(
+    "name", [lambda i: i.hex(), lambda i: UUID(bytes=i), bytes], ids=["hex", "uuid", "bytes"]
+)
 def test_every_form_of_an_id_will_do(delayq: RedisStore, name: Callable[[bytes], Any]) -> None:
     handle = record.using(delay=60).enqueue(1)
     edit("default", name(handle.identity), [2], {})
@@ -105,7 +116,9 @@ def test_arguments_by_place_and_by_name_take_each_others_place(
 
 
 @pytest.mark.parametrize("headers", [{}, {"trace": "x"}], ids=["plain", "with headers"])
-def test_a_body_is_compressed_and_unfolded_across_the_threshold(delayq: RedisStore, headers: dict[str, str]) -> None:
+def test_a_body_is_compressed_and_unfolded_across_the_threshold(
+    delayq: RedisStore, headers: dict[str, str]
+) -> None:
     handle = record.using(delay=60, headers=headers).enqueue("short")
     threshold = get_settings().compress_above
     seen = []
@@ -140,20 +153,33 @@ def test_it_stays_at_its_place_when_the_topic_has_been_split(
 # Refused, with nothing changed
 
 
-def refused(store: RedisStore, handle: Handle, error: type[Exception], match: str, *arguments: Any) -> None:
+def refused(
+    store: RedisStore, handle: Handle, error: type[Exception], match: str, *arguments: Any
+) -> None:
     """The edit raises, and the message is as before."""
     before = store.client.hgetall(keys.partition_keys(store.prefix, Partition(handle.topic, 0))[4])
     with pytest.raises(error, match=match):
         edit(handle.topic, handle.id, *arguments)
-    assert store.client.hgetall(keys.partition_keys(store.prefix, Partition(handle.topic, 0))[4]) == before
+    assert (
+        store.client.hgetall(keys.partition_keys(store.prefix, Partition(handle.topic, 0))[4])
+        == before
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [([], {}), ([1, 2], {}), ([1], {"colour": "red"}), ([1], {"order_id": 2}), ([], {"reason": "x"})],
+    [
+        ([], {}),
+        ([1, 2], {}),
+        ([1], {"colour": "red"}),
+        ([1], {"order_id": 2}),
+        ([], {"reason": "x"}),
+    ],
     ids=repr,
 )
-def test_arguments_that_the_task_does_not_take_are_refused(delayq: RedisStore, args: Any, kwargs: Any) -> None:
+def test_arguments_that_the_task_does_not_take_are_refused(
+    delayq: RedisStore, args: Any, kwargs: Any
+) -> None:
     handle = close_order.using(delay=60).enqueue(5)
     refused(delayq, handle, exceptions.InvalidMessage, "close_order|argument", args, kwargs)
 
@@ -185,14 +211,23 @@ def test_a_task_that_is_not_declared_here_is_refused(
 
 def test_a_record_that_cannot_be_decoded_is_refused(delayq: RedisStore) -> None:
     handle = noop.using(delay=60).enqueue(5)
-    delayq.command("HSET", keys.partition_keys(delayq.prefix, DEFAULT)[4], handle.identity, b"x" * 40)
+    delayq.command(
+        "HSET", keys.partition_keys(delayq.prefix, DEFAULT)[4], handle.identity, b"x" * 40
+    )
     refused(delayq, handle, exceptions.UndecodableMessage, "version", [6], {})
 
 
 def test_a_running_message_is_refused(delayq: RedisStore) -> None:
     handle = close_order.using(due_at=LONG_AGO).enqueue(5)
     lease = claim("orders")[0]
-    refused(delayq, handle, exceptions.MessageRunning, "a worker holds it, so it can no longer be edited", [6], {})
+    refused(
+        delayq,
+        handle,
+        exceptions.MessageRunning,
+        "a worker holds it, so it can no longer be edited",
+        [6],
+        {},
+    )
     ack(lease)
 
 
@@ -214,7 +249,9 @@ def test_an_unknown_topic_and_a_wrong_id_are_refused(delayq: RedisStore) -> None
         edit("default", "not an id", [], {})
 
 
-def test_somebody_who_is_quicker_is_not_overwritten(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_who_is_quicker_is_not_overwritten(
+    delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = record.using(delay=60).enqueue(1)
     real = RedisStore.find
 

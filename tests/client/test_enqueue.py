@@ -85,7 +85,9 @@ def test_savepoint_that_holds_sends_with_the_rest(delayq: RedisStore) -> None:
 
 
 @with_transactions
-def test_savepoint_that_came_first_and_was_rolled_back_does_not_take_what_follows(delayq: RedisStore) -> None:
+def test_savepoint_that_came_first_and_was_rolled_back_does_not_take_what_follows(
+    delayq: RedisStore,
+) -> None:
     with transaction.atomic():
         savepoint("inside", undo=True)
         record.enqueue("after")
@@ -93,7 +95,9 @@ def test_savepoint_that_came_first_and_was_rolled_back_does_not_take_what_follow
 
 
 @with_transactions
-def test_savepoint_that_came_last_and_was_rolled_back_does_not_take_what_was_before(delayq: RedisStore) -> None:
+def test_savepoint_that_came_last_and_was_rolled_back_does_not_take_what_was_before(
+    delayq: RedisStore,
+) -> None:
     with transaction.atomic():
         record.enqueue("before")
         savepoint("inside", "inside too", undo=True)
@@ -156,7 +160,9 @@ def test_transaction_that_holds_nothing_of_ours_calls_nothing(delayq: RedisStore
 
 
 @with_transactions
-def test_message_waits_for_the_transaction_that_is_open_whatever_its_alias(delayq: RedisStore) -> None:
+def test_message_waits_for_the_transaction_that_is_open_whatever_its_alias(
+    delayq: RedisStore,
+) -> None:
     with suppress(Undo), transaction.atomic(using="other"):
         record.enqueue("lost")
         raise Undo
@@ -207,7 +213,9 @@ def test_manual_transaction_is_refused_and_says_what_to_do(delayq: RedisStore, c
     }
     transaction.set_autocommit(False)
     try:
-        with pytest.raises(exceptions.InvalidMessage, match=r"'default' is in manual .*use transaction.atomic\(\)"):
+        with pytest.raises(
+            exceptions.InvalidMessage, match=r"'default' is in manual .*use transaction.atomic\(\)"
+        ):
             calls[call]()
         record.using(after_commit=False).enqueue("at once")
     finally:
@@ -218,7 +226,9 @@ def test_manual_transaction_is_refused_and_says_what_to_do(delayq: RedisStore, c
 
 @with_transactions
 @pytest.mark.parametrize("by", ["call", "setting"])
-def test_after_commit_false_sends_at_once_whatever_happens(settings: Any, delayq: RedisStore, by: str) -> None:
+def test_after_commit_false_sends_at_once_whatever_happens(
+    settings: Any, delayq: RedisStore, by: str
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "AFTER_COMMIT": by == "call"}
     task = record.using(after_commit=False) if by == "call" else record
     with pytest.raises(Undo), transaction.atomic():
@@ -245,7 +255,9 @@ def test_duplicate_is_raised_by_the_call_and_does_not_take_the_others(delayq: Re
         with pytest.raises(exceptions.DuplicateMessage, match="'k': already live"):
             record.using(key="k").enqueue("second")
         with pytest.raises(exceptions.DuplicateMessage, match="'k': already live"):
-            record.enqueue_many([record.prepare("b"), record.using(key="k").prepare("third"), record.prepare("c")])
+            record.enqueue_many(
+                [record.prepare("b"), record.using(key="k").prepare("third"), record.prepare("c")]
+            )
     assert sent() == ["a", "b", "c", "first"]
 
 
@@ -260,7 +272,9 @@ def test_async_code_enqueues_too(delayq: RedisStore) -> None:
 
 
 @pytest.mark.django_db
-def test_captured_callbacks_send(delayq: RedisStore, django_capture_on_commit_callbacks: Capture) -> None:
+def test_captured_callbacks_send(
+    delayq: RedisStore, django_capture_on_commit_callbacks: Capture
+) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         record.enqueue("a")
         record.enqueue("b")
@@ -281,7 +295,9 @@ def test_capture_sends_only_what_was_enqueued_in_it(
 
 
 @pytest.mark.django_db
-def test_capture_works_with_savepoints(delayq: RedisStore, django_capture_on_commit_callbacks: Capture) -> None:
+def test_capture_works_with_savepoints(
+    delayq: RedisStore, django_capture_on_commit_callbacks: Capture
+) -> None:
     record.enqueue("before")
     with django_capture_on_commit_callbacks(execute=True):
         savepoint("lost", undo=True)

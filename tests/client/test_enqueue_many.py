@@ -21,7 +21,9 @@ from tests.sending import sent, with_transactions
 def test_many_of_all_kinds(delayq: RedisStore) -> None:
     elements: list[Any] = [(n,) for n in range(600)]
     elements += [{"value": n} for n in range(600, 1200)]
-    elements += [record.using(delay=60, key=f"k{n}").prepare(n) for n in range(1200, 1233)] + [[1233]]
+    elements += [record.using(delay=60, key=f"k{n}").prepare(n) for n in range(1200, 1233)] + [
+        [1233]
+    ]
     handles = record.enqueue_many(iter(elements))
     assert len({handle.id for handle in handles}) == len(handles) == 1234
     assert topic_stats("default").counters["enqueued"] == 1234
@@ -47,7 +49,9 @@ def test_many_of_nothing_is_nothing(delayq: RedisStore) -> None:
 
 
 def test_many_go_to_the_topics_of_their_copies(delayq: RedisStore) -> None:
-    record.enqueue_many([("a",), close_order.prepare(5), ("b",), record.using(topic="orders").prepare("c")])
+    record.enqueue_many(
+        [("a",), close_order.prepare(5), ("b",), record.using(topic="orders").prepare("c")]
+    )
     assert (sent(), sent("orders")) == (["a", "b"], [5, "c"])
 
 
@@ -64,7 +68,13 @@ def test_many_wait_for_the_commit_and_leave_together(delayq: RedisStore) -> None
 
 def test_duplicates_in_a_batch_do_not_lose_the_others(delayq: RedisStore) -> None:
     keyed = record.using(key="k", delay=60)
-    calls = [keyed.prepare("a"), record.prepare("b"), keyed.prepare("c"), record.prepare("d"), keyed.prepare("e")]
+    calls = [
+        keyed.prepare("a"),
+        record.prepare("b"),
+        keyed.prepare("c"),
+        record.prepare("d"),
+        keyed.prepare("e"),
+    ]
     with pytest.raises(exceptions.DuplicateMessage) as caught:
         record.enqueue_many(calls)
     assert sorted(sent()) == ["a", "b", "d"]
@@ -116,7 +126,9 @@ def test_many_partitions_need_few_connections(delayq: RedisStore, settings: Any)
 
 
 @pytest.mark.usefixtures("raising")
-def test_more_threads_than_redis_py_allows_connections_wait_for_a_pausing_redis(delayq: RedisStore) -> None:
+def test_more_threads_than_redis_py_allows_connections_wait_for_a_pausing_redis(
+    delayq: RedisStore,
+) -> None:
     noop.enqueue()
     outcomes: list[str] = []
 

@@ -24,7 +24,9 @@ pytestmark = with_transactions  # what Redis does not know is looked for in the 
 
 
 @pytest.fixture(params=["key", "id"])
-def live(request: pytest.FixtureRequest, delayq: RedisStore) -> Iterator[tuple[Handle, dict[str, Any]]]:
+def live(
+    request: pytest.FixtureRequest, delayq: RedisStore
+) -> Iterator[tuple[Handle, dict[str, Any]]]:
     """A waiting message, and the way to name it."""
     handle = close_order.using(key="order:5", delay=60).enqueue(5)
     yield handle, {"key": "order:5"} if request.param == "key" else {"id": handle.id}
@@ -39,14 +41,19 @@ def test_cancel_takes_it_back(live: tuple[Handle, dict[str, Any]]) -> None:
 
 def test_second_cancel_says_that_it_is_not_live(live: tuple[Handle, dict[str, Any]]) -> None:
     close_order.cancel(**live[1])
-    with pytest.raises(exceptions.MessageNotFound, match=r"not live in topic 'orders': never sent, finished or cancel"):
+    with pytest.raises(
+        exceptions.MessageNotFound,
+        match=r"not live in topic 'orders': never sent, finished or cancel",
+    ):
         close_order.cancel(**live[1])
 
 
 def test_cancel_while_it_runs_is_refused(live: tuple[Handle, dict[str, Any]]) -> None:
     close_order.reschedule(due_at=LONG_AGO, **live[1])
     lease = claim("orders")[0]
-    with pytest.raises(exceptions.MessageRunning, match="a worker holds it, so it can no longer be cancelled"):
+    with pytest.raises(
+        exceptions.MessageRunning, match="a worker holds it, so it can no longer be cancelled"
+    ):
         close_order.cancel(**live[1])
     ack(lease)
 
@@ -127,7 +134,9 @@ def test_keys_from_before_are_found(split: Callable[[int], RedisStore]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["raise", "keep", "replace"])
-def test_keys_from_before_are_not_stored_twice(split: Callable[[int], RedisStore], mode: Any) -> None:
+def test_keys_from_before_are_not_stored_twice(
+    split: Callable[[int], RedisStore], mode: Any
+) -> None:
     keyed = [crowd.using(key=f"k{n}", delay=60, on_duplicate=mode) for n in range(20)]
     crowd.enqueue_many(task.prepare(0) for task in keyed)
     split(4)
@@ -143,14 +152,20 @@ def test_id_from_before_is_not_stored_twice(split: Callable[[int], RedisStore]) 
     """An unknown enqueue that is repeated after a deploy with more partitions."""
     handles = crowd.using(delay=60).enqueue_many([(n,) for n in range(20)])
     split(4)
-    crowd.enqueue_many(crowd.using(delay=60, id=handle.id).prepare(n) for n, handle in enumerate(handles))
+    crowd.enqueue_many(
+        crowd.using(delay=60, id=handle.id).prepare(n) for n, handle in enumerate(handles)
+    )
     assert topic_stats("crowd").delayed == 20
 
 
-def test_process_with_the_old_number_finds_what_a_new_one_sends(split: Callable[[int], RedisStore]) -> None:
+def test_process_with_the_old_number_finds_what_a_new_one_sends(
+    split: Callable[[int], RedisStore],
+) -> None:
     crowd.enqueue(0)
     new = split(4)
-    crowd.using(delay=60).enqueue_many(crowd.using(key=f"k{n}", delay=60).prepare(n) for n in range(20))
+    crowd.using(delay=60).enqueue_many(
+        crowd.using(key=f"k{n}", delay=60).prepare(n) for n in range(20)
+    )
     old = split(1)
     assert old is not new
     assert get_settings().topics["crowd"].partitions == 1

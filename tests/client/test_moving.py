@@ -1,4 +1,5 @@
-"""A topic's messages move to another one: wherever they are, whatever happens meanwhile, none is lost or run twice."""
+"""A topic's messages move to another one: wherever they are, whatever happens meanwhile, none is
+lost or run twice."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from django_delayq import InvalidMessage, StoreUnavailable, UnknownTopic, list_messages, move_topic, topic_stats
+from django_delayq import (
+    InvalidMessage,
+    StoreUnavailable,
+    UnknownTopic,
+    list_messages,
+    move_topic,
+    topic_stats,
+)
 from django_delayq.client import moving
 from django_delayq.client.moving import Moved
 from django_delayq.core.ids import key_id
@@ -45,8 +53,12 @@ def test_what_waits_moves_as_it_is(hands: Hands) -> None:
     before = list_messages("jobs").messages
     assert move_topic("jobs", "orders") == Moved(moved=2)
     after = list_messages("orders").messages
-    assert [(m.id, m.due_at, m.enqueued_at, m.expires_at, m.priority, m.args, m.headers, m.task) for m in after] == [
-        (m.id, m.due_at, m.enqueued_at, m.expires_at, m.priority, m.args, m.headers, m.task) for m in before
+    assert [
+        (m.id, m.due_at, m.enqueued_at, m.expires_at, m.priority, m.args, m.headers, m.task)
+        for m in after
+    ] == [
+        (m.id, m.due_at, m.enqueued_at, m.expires_at, m.priority, m.args, m.headers, m.task)
+        for m in before
     ]
     assert {m.id for m in after} == {handle.id for handle in handles}
     assert (topic_stats("jobs").delayed, messages_in(hands.store, JOBS)) == (0, set())
@@ -57,7 +69,9 @@ def test_what_is_moved_runs_once_and_is_archived_once(hands: Hands) -> None:
         due_now(handle)
     assert move_topic("jobs", "orders") == Moved(moved=2)
     assert (hands.work(ORDERS), sorted(seen)) == (2, ["durable", "plain"])
-    assert [(row.topic, row.state, row.task) for row in hands.archive()] == [("orders", "acked", record.name)] * 2
+    assert [(row.topic, row.state, row.task) for row in hands.archive()] == [
+        ("orders", "acked", record.name)
+    ] * 2
     assert (statuses(), hands.reconcile()) == ([], 0)
 
 
@@ -79,11 +93,17 @@ def test_a_key_moves_with_its_message(hands: Hands, durable: bool, delay: int) -
     assert move_topic("jobs", "orders") == Moved(moved=1)
     message = record.using(topic="orders").get(key="order:5")
     assert message is not None
-    assert (message.id, message.key, message.state) == (key_id("orders", "order:5").hex(), "order:5", State.DELAYED)
+    assert (message.id, message.key, message.state) == (
+        key_id("orders", "order:5").hex(),
+        "order:5",
+        State.DELAYED,
+    )
     assert message.due_at == handle.due_at
     assert outbox() == ([("waiting" if delay > DAY else "sent", "order:5")] if durable else [])
     record.using(topic="orders").cancel(key="order:5")
-    assert [(row.key, row.state, row.topic) for row in hands.archive()] == [("order:5", "cancelled", "orders")]
+    assert [(row.key, row.state, row.topic) for row in hands.archive()] == [
+        ("order:5", "cancelled", "orders")
+    ]
     assert statuses() == []
 
 
@@ -103,8 +123,13 @@ def test_what_redis_has_lost_moves_from_the_outbox(hands: Hands) -> None:
     assert messages_in(hands.store, ORDERS) == {key_id("orders", "k")}
 
 
-def test_all_partitions_are_emptied_and_all_of_the_other_topic_are_used(hands: Hands, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"jobs": {"partitions": 3}, "crowd": {"partitions": 4}}}
+def test_all_partitions_are_emptied_and_all_of_the_other_topic_are_used(
+    hands: Hands, settings: Any
+) -> None:
+    settings.DELAYQ = {
+        **settings.DELAYQ,
+        "TOPICS": {"jobs": {"partitions": 3}, "crowd": {"partitions": 4}},
+    }
     record.using(topic="jobs", delay=600).enqueue_many([(n,) for n in range(50)])
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 4}}}
     assert move_topic("jobs", "crowd") == Moved(moved=50)
@@ -119,7 +144,9 @@ def test_all_partitions_are_emptied_and_all_of_the_other_topic_are_used(hands: H
 def test_more_than_a_page_of_one_instant_moves(hands: Hands) -> None:
     leave("jobs", *range(1_100), delay=600)
     heard: list[int] = []
-    assert moving.move_topic("jobs", "orders", lambda so_far: heard.append(so_far.moved)) == Moved(moved=1_100)
+    assert moving.move_topic("jobs", "orders", lambda so_far: heard.append(so_far.moved)) == Moved(
+        moved=1_100
+    )
     assert heard == [0, 500, 1_000]
 
 
@@ -137,7 +164,9 @@ def test_what_runs_stays_and_what_a_dead_worker_held_moves(hands: Hands) -> None
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("delay", [60, 3 * DAY])
-def test_a_key_that_is_live_in_the_other_topic_stays(hands: Hands, durable: bool, delay: int) -> None:
+def test_a_key_that_is_live_in_the_other_topic_stays(
+    hands: Hands, durable: bool, delay: int
+) -> None:
     if delay > DAY and not durable:
         pytest.skip("the outbox has no row of it")
     kept = record.using(topic="orders", key="k", durable=durable, delay=delay).enqueue("there")
@@ -154,14 +183,19 @@ def test_a_key_that_is_live_in_the_other_topic_stays(hands: Hands, durable: bool
 
 def test_a_record_that_nobody_can_read_stays(hands: Hands) -> None:
     (handle,) = leave("jobs", 1)
-    hands.store.command("HSET", keys.partition_keys(hands.store.prefix, JOBS)[4], handle.identity, b"\0" * 30)
+    hands.store.command(
+        "HSET", keys.partition_keys(hands.store.prefix, JOBS)[4], handle.identity, b"\0" * 30
+    )
     assert move_topic("jobs", "orders") == Moved(unreadable=1)
     assert messages_in(hands.store, JOBS) == {handle.identity}
 
 
 def test_a_move_goes_to_a_declared_topic_and_from_one_that_there_is(hands: Hands) -> None:
     leave("jobs", 1)
-    for topic, to, words in (("jobs", "ordres", "'ordres'"), ("nowhere", "orders", "'nowhere' is not declared")):
+    for topic, to, words in (
+        ("jobs", "ordres", "'ordres'"),
+        ("nowhere", "orders", "'nowhere' is not declared"),
+    ):
         with pytest.raises(UnknownTopic, match=words):
             move_topic(topic, to)
     with pytest.raises(InvalidMessage, match="to another one"):
@@ -176,7 +210,9 @@ def test_a_topic_is_not_moved_inside_a_transaction_that_may_roll_back(hands: Han
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_a_topic_moves_with_an_outbox_in_another_database(delayq: RedisStore, settings: Any) -> None:
+def test_a_topic_moves_with_an_outbox_in_another_database(
+    delayq: RedisStore, settings: Any
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "DATABASE": "other"}
     leave("jobs", 1, 2, durable=True, delay=3 * DAY)
     leave("jobs", 3, durable=True, key="k")
@@ -231,7 +267,9 @@ def test_a_move_that_died_goes_on_and_everything_runs_once(
         (found,) = list_messages("orders").messages
         record.using(topic="orders").reschedule(id=found.id, delay=0)
     assert (hands.work(ORDERS), hands.work(JOBS), seen) == (1, 0, [1])
-    assert [(row.topic, row.state, row.key) for row in hands.archive()] == [("orders", "acked", key or "")]
+    assert [(row.topic, row.state, row.key) for row in hands.archive()] == [
+        ("orders", "acked", key or "")
+    ]
     assert (statuses(), messages_in(hands.store, JOBS), hands.reconcile()) == ([], set(), 0)
 
 
@@ -254,7 +292,9 @@ def test_a_move_that_died_before_its_commit_goes_on_and_the_message_runs_once(
     assert hands.reconcile() == 1, "it is sent again where the outbox has it"
     assert move_topic("jobs", "orders") == Moved(moved=1)
     assert (hands.work(ORDERS), hands.work(JOBS), seen) == (1, 0, [1])
-    assert [(row.topic, row.state, row.key) for row in hands.archive()] == [("orders", "acked", key or "")]
+    assert [(row.topic, row.state, row.key) for row in hands.archive()] == [
+        ("orders", "acked", key or "")
+    ]
     assert (statuses(), hands.reconcile()) == ([], 0)
 
 
@@ -314,7 +354,9 @@ def test_only_one_moves_a_topic_at_a_time(hands: Hands, monkeypatch: pytest.Monk
 
     def meanwhile(*args: Any, **kwargs: Any) -> Any:
         if not answers:
-            with pytest.raises(InvalidMessage, match="Somebody moves the topic 'jobs' already") as caught:
+            with pytest.raises(
+                InvalidMessage, match="Somebody moves the topic 'jobs' already"
+            ) as caught:
                 move_topic("jobs", "orders")
             answers.append(caught)
         return carry(*args, **kwargs)
@@ -362,21 +404,33 @@ def test_redis_that_is_away_changes_nothing(hands: Hands) -> None:
 # The command
 
 
-def test_the_command_moves_and_keeps_a_record(hands: Hands, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_moves_and_keeps_a_record(
+    hands: Hands, capsys: pytest.CaptureFixture[str]
+) -> None:
     leave("jobs", 1, 2)
     record.using(topic="orders", key="k", delay=60).enqueue("there")
     leave("jobs", "here", key="k")
     call_command("delayq_move", "jobs", "--to", "orders", "--dry-run")
-    assert capsys.readouterr().out == "3 messages wait in Redis, 0 in the outbox; 0 run. Nothing was changed\n"
+    assert (
+        capsys.readouterr().out
+        == "3 messages wait in Redis, 0 in the outbox; 0 run. Nothing was changed\n"
+    )
     call_command("delayq_move", "jobs", "--to", "orders", "--by", "ops", "--reason", "renamed")
     assert capsys.readouterr().out == "moved 2 messages; 1 stay, their keys are live there: k\n"
     (action,) = OperatorAction.objects.all()
-    assert (action.action, action.operator, action.reason, action.count) == ("move", "ops", "renamed", 2)
+    assert (action.action, action.operator, action.reason, action.count) == (
+        "move",
+        "ops",
+        "renamed",
+        2,
+    )
     assert action.selection == "topic jobs, to topic orders"
     assert action.finished_at is not None
 
 
-@pytest.mark.parametrize(("topic", "to"), [("nowhere", "orders"), ("jobs", "nowhere"), ("jobs", "jobs")])
+@pytest.mark.parametrize(
+    ("topic", "to"), [("nowhere", "orders"), ("jobs", "nowhere"), ("jobs", "jobs")]
+)
 def test_the_command_refuses_what_makes_no_sense(hands: Hands, topic: str, to: str) -> None:
     leave("jobs", 1)
     with pytest.raises(CommandError) as caught:

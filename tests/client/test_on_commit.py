@@ -1,4 +1,5 @@
-"""Taking back and moving what the open transaction has enqueued and not yet sent, also around savepoints."""
+"""Taking back and moving what the open transaction has enqueued and not yet sent, also around
+savepoints."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def test_same_key_may_be_enqueued_again_in_the_same_transaction(delayq: RedisSto
     assert sent() == ["second"]
 
 
-def test_live_message_and_the_one_that_would_replace_it_are_both_cancelled(delayq: RedisStore) -> None:
+def test_live_message_and_the_one_that_would_replace_it_are_both_cancelled(
+    delayq: RedisStore,
+) -> None:
     keyed = later.using(key="k", on_duplicate="replace")
     keyed.enqueue("live")
     with transaction.atomic():
@@ -117,7 +120,9 @@ def test_cancel_needs_no_redis(delayq: RedisStore) -> None:
     assert (sent(), kept()) == ([], [])
 
 
-def test_cancel_in_a_savepoint_that_is_rolled_back_restores_the_message(delayq: RedisStore, named: Any) -> None:
+def test_cancel_in_a_savepoint_that_is_rolled_back_restores_the_message(
+    delayq: RedisStore, named: Any
+) -> None:
     with transaction.atomic():
         handle = later.using(key="k").enqueue("x")
         rolled_back(lambda: later.cancel(**named(handle)))
@@ -141,7 +146,9 @@ def test_message_restored_by_a_rollback_can_be_cancelled_again(delayq: RedisStor
     assert sent() == []
 
 
-def test_enqueue_in_a_savepoint_that_is_rolled_back_leaves_nothing_to_cancel(delayq: RedisStore) -> None:
+def test_enqueue_in_a_savepoint_that_is_rolled_back_leaves_nothing_to_cancel(
+    delayq: RedisStore,
+) -> None:
     keyed = later.using(key="k")
     with transaction.atomic():
         rolled_back(lambda: keyed.enqueue("lost"))
@@ -192,7 +199,9 @@ def test_row_of_a_durable_one_is_back_after_a_rollback_of_its_cancel(delayq: Red
 # Reschedule
 
 
-def test_moved_before_the_commit_it_is_sent_with_the_new_time(delayq: RedisStore, named: Any) -> None:
+def test_moved_before_the_commit_it_is_sent_with_the_new_time(
+    delayq: RedisStore, named: Any
+) -> None:
     with transaction.atomic():
         handle = later.using(key="k").enqueue("x")
         assert later.reschedule(due_at=DUE, **named(handle)) == DUE
@@ -207,7 +216,9 @@ def test_delay_of_a_move_counts_from_the_commit(delayq: RedisStore) -> None:
         promised = handle.reschedule(delay=3600)
     message = handle.get()
     assert message is not None
-    assert message.due_at - message.enqueued_at == pytest.approx(timedelta(hours=1), abs=timedelta(milliseconds=1))
+    assert message.due_at - message.enqueued_at == pytest.approx(
+        timedelta(hours=1), abs=timedelta(milliseconds=1)
+    )
     assert timedelta(0) <= message.due_at - promised < timedelta(seconds=5)
 
 
@@ -238,7 +249,9 @@ def test_moved_and_then_cancelled_it_is_not_sent(delayq: RedisStore) -> None:
     assert sent() == []
 
 
-def test_enqueue_in_a_savepoint_that_is_rolled_back_leaves_nothing_to_move(delayq: RedisStore) -> None:
+def test_enqueue_in_a_savepoint_that_is_rolled_back_leaves_nothing_to_move(
+    delayq: RedisStore,
+) -> None:
     with transaction.atomic():
         rolled_back(lambda: later.using(key="k").enqueue("lost"))
         with pytest.raises(exceptions.MessageNotFound):

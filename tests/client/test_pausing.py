@@ -65,7 +65,9 @@ def test_topic_goes_on_by_itself_at_the_end(split: RedisStore) -> None:
     assert sum(len(split.claim(p, 100).leases) for p in partitions) == 40
 
 
-def test_topic_is_shown_as_running_once_it_is_over_although_nobody_has_claimed_yet(delayq: RedisStore) -> None:
+def test_topic_is_shown_as_running_once_it_is_over_although_nobody_has_claimed_yet(
+    delayq: RedisStore,
+) -> None:
     pause_topic("default", until=in_an_hour())
     pass_end(delayq)
     assert topic_stats("default").paused is None
@@ -92,7 +94,9 @@ def test_topic_is_resumed_before_the_end(delayq: RedisStore) -> None:
     assert len(delayq.claim(DEFAULT, 1).leases) == 1
 
 
-def test_partitions_that_come_later_are_paused_up_to_the_same_instant(settings: Any, delayq: RedisStore) -> None:
+def test_partitions_that_come_later_are_paused_up_to_the_same_instant(
+    settings: Any, delayq: RedisStore
+) -> None:
     pause_topic("crowd", until=in_an_hour())
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 4}}}
     crowd.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(40)])
@@ -110,7 +114,9 @@ def test_partitions_that_come_later_are_paused_up_to_the_same_instant(settings: 
     ],
     ids=["naive", "past", "too far", "no datetime"],
 )
-def test_end_that_makes_no_sense_is_refused_and_nothing_changes(delayq: RedisStore, until: Any, why: str) -> None:
+def test_end_that_makes_no_sense_is_refused_and_nothing_changes(
+    delayq: RedisStore, until: Any, why: str
+) -> None:
     due.enqueue(1)
     with pytest.raises(InvalidMessage, match=f"until .*{why}"):
         pause_topic("default", until=until)
@@ -120,7 +126,9 @@ def test_end_that_makes_no_sense_is_refused_and_nothing_changes(delayq: RedisSto
 
 def test_end_that_is_now_has_passed(delayq: RedisStore) -> None:
     with pytest.raises(InvalidMessage, match="that has passed"):
-        pause_topic("default", until=datetime.fromtimestamp(delayq.now_us() // 1000 / 1000, tz=timezone.utc))
+        pause_topic(
+            "default", until=datetime.fromtimestamp(delayq.now_us() // 1000 / 1000, tz=timezone.utc)
+        )
 
 
 def test_end_of_another_time_zone_is_the_same_instant(delayq: RedisStore) -> None:

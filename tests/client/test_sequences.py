@@ -1,4 +1,5 @@
-"""What is called in transactions does the same as if it were called at once, as far as it is committed."""
+"""What is called in transactions does the same as if it were called at once, as far as it is
+committed."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class Story:
         return " | ".join(self.said)
 
     def transaction(self) -> None:
-        """Up to four steps, or more in savepoints of savepoints; any of them, or all, may be rolled back."""
+        """Up to four steps, or more in savepoints of savepoints; any of them, or all, may be rolled
+        back."""
         self.said.append("begin, Redis is away" if self.away else "begin")
         with self.undone(), transaction.atomic():
             self.steps(4)
@@ -89,14 +91,21 @@ class Story:
             raise Undo
 
     def step(self) -> None:
-        steps = [step for step in STEPS if not (step == "enqueue" and self.away and self.wanted.version)]
-        step, delay = self.dice.choice(steps), round(self.dice.uniform(*self.dice.choice((NEAR, FAR))))
+        steps = [
+            step for step in STEPS if not (step == "enqueue" and self.away and self.wanted.version)
+        ]
+        step, delay = (
+            self.dice.choice(steps),
+            round(self.dice.uniform(*self.dice.choice((NEAR, FAR)))),
+        )
         self.version += 1
         self.said.append(f"{step} {self.version} +{delay}")
         due = timezone.now().timestamp() + delay
         is_live = bool(self.wanted.version)
         if step == "cancel":
-            assert self.task.cancel(key=self.key, missing_ok=True) == is_live or self.away, str(self)
+            assert self.task.cancel(key=self.key, missing_ok=True) == is_live or self.away, str(
+                self
+            )
             self.wanted = Wanted()
         elif step == "move":
             moved = self.task.reschedule(key=self.key, delay=delay, missing_ok=True)
@@ -115,7 +124,9 @@ class Story:
         """Live is what is wanted, when it is wanted."""
         message = self.task.get(key=self.key)
         live = message and message.args[0]
-        assert (live or 0) == self.wanted.version, f"{live} is live, {self.wanted} is wanted: {self}"
+        assert (live or 0) == self.wanted.version, (
+            f"{live} is live, {self.wanted} is wanted: {self}"
+        )
         if message is not None:
             late = message.due_at.timestamp() - self.wanted.due
             assert abs(late) < SLACK, f"{live} is {late:.0f} s late: {self}"
@@ -123,7 +134,9 @@ class Story:
 
 def say_all(hands: Hands) -> None:
     """The relay tells Redis all that it has yet to hear."""
-    OutboxMessage.objects.exclude(status="sent").exclude(status="waiting", told=False).update(relay_at_ms=0)
+    OutboxMessage.objects.exclude(status="sent").exclude(status="waiting", told=False).update(
+        relay_at_ms=0
+    )
     hands.relay()
 
 
@@ -133,7 +146,10 @@ def say_all(hands: Hands) -> None:
 def test_transactions_do_what_their_calls_say(
     hands: Hands, durable: bool, outages: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for known in ("CLOCK_ERROR_US", "CLOCK_UNKNOWN_US"):  # here one transaction follows the other within a ms or two
+    for known in (
+        "CLOCK_ERROR_US",
+        "CLOCK_UNKNOWN_US",
+    ):  # here one transaction follows the other within a ms or two
         monkeypatch.setattr(postponed, known, 500)
     hands.store.partitions.counts("default")
     story = Story(seed, record.using(durable=durable))
@@ -154,5 +170,9 @@ def test_transactions_do_what_their_calls_say(
     assert seen == ([story.wanted.version] if story.wanted.version else []), str(story)
     assert [row.state for row in rows()].count("acked") == bool(story.wanted.version), str(story)
     assert (outbox(), messages_in(hands.store)) == ([], set()), str(story)
-    left = [field for field in hands.store.client.hkeys(meta_key(hands.store.prefix, DEFAULT)) if b"done:" in field]
+    left = [
+        field
+        for field in hands.store.client.hkeys(meta_key(hands.store.prefix, DEFAULT))
+        if b"done:" in field
+    ]
     assert left == [], str(story)

@@ -114,7 +114,9 @@ def test_commit_that_may_not_keep_says_so_and_drops_nobody_elses_hook(
 ) -> None:
     others: list[int] = []
     with unreachable(), transaction.atomic():
-        OutboxMessage.objects.create(enqueued_at_us=1, due_at_ms=1, relay_at_ms=1, record=b"", **_names())
+        OutboxMessage.objects.create(
+            enqueued_at_us=1, due_at_ms=1, relay_at_ms=1, record=b"", **_names()
+        )
         handle = record.enqueue("x")
         transaction.on_commit(lambda: others.append(1))
     assert (handle.outcome, others) == ("failed", [1])
@@ -202,7 +204,9 @@ def test_it_is_said_once(delayq: RedisStore, caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_enqueue_whose_outcome_is_unknown_is_kept_and_runs_once(delayq: RedisStore, count: int) -> None:
+def test_enqueue_whose_outcome_is_unknown_is_kept_and_runs_once(
+    delayq: RedisStore, count: int
+) -> None:
     with lost_answers() as lost:
         handles = record.using(delay=60).enqueue_many([(n,) for n in range(count)])
     assert len(lost) == 1
@@ -212,7 +216,9 @@ def test_enqueue_whose_outcome_is_unknown_is_kept_and_runs_once(delayq: RedisSto
     assert topic_stats("default").delayed == count
 
 
-def test_database_that_fails_too_leaves_the_error_of_redis(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_that_fails_too_leaves_the_error_of_redis(
+    delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise DatabaseError("disk I/O error")
 
@@ -231,7 +237,12 @@ def test_kept_message_is_found_moved_and_cancelled(delayq: RedisStore) -> None:
         handle = record.using(delay=60, key="k").enqueue("x")
     message = record.get(key="k")
     assert message is not None
-    assert (message.id, message.args, message.state, message.task) == (handle.id, ["x"], "delayed", record.name)
+    assert (message.id, message.args, message.state, message.task) == (
+        handle.id,
+        ["x"],
+        "delayed",
+        record.name,
+    )
     moved = record.reschedule(key="k", delay=3600)
     assert record.get(key="k").due_at == moved  # type: ignore[union-attr]
     record.cancel(key="k")
@@ -246,7 +257,10 @@ def test_key_of_a_kept_message_is_taken(delayq: RedisStore) -> None:
         with pytest.raises(exceptions.DuplicateMessage, match="'k': already live"):
             record.using(key="k").enqueue("second")
         assert record.using(key="k", on_duplicate="keep").enqueue("third").outcome == "kept"
-        assert record.using(key="k", on_duplicate="replace", delay=60).enqueue("fourth").outcome == "outbox"
+        assert (
+            record.using(key="k", on_duplicate="replace", delay=60).enqueue("fourth").outcome
+            == "outbox"
+        )
     when_redis_is_back(delayq)
     assert sent() == ["fourth"]
 

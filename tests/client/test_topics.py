@@ -82,7 +82,9 @@ def test_lag_is_the_age_of_the_oldest_due_message(delayq: RedisStore) -> None:
     due.enqueue(2)
     stats = topic_stats("default")
     assert stats.next_due_at == LONG_AGO
-    assert stats.lag == pytest.approx((datetime.now(tz=timezone.utc) - LONG_AGO).total_seconds(), abs=60)
+    assert stats.lag == pytest.approx(
+        (datetime.now(tz=timezone.utc) - LONG_AGO).total_seconds(), abs=60
+    )
 
 
 def test_next_due_is_the_earliest_of_all_partitions_and_lanes(split: RedisStore) -> None:
@@ -118,9 +120,9 @@ def test_pause_says_who_when_and_why(delayq: RedisStore) -> None:
     paused = topic_stats("default").paused
     assert paused is not None
     assert (paused["by"], paused["reason"]) == ("ops", "SMTP is down")
-    assert datetime.fromtimestamp(paused["at"] / 1000, tz=timezone.utc) > datetime.now(tz=timezone.utc) - timedelta(
-        hours=1
-    )
+    assert datetime.fromtimestamp(paused["at"] / 1000, tz=timezone.utc) > datetime.now(
+        tz=timezone.utc
+    ) - timedelta(hours=1)
     resume_topic("default")
     assert topic_stats("default").paused is None
 
@@ -146,7 +148,9 @@ def test_what_runs_goes_on_while_the_topic_is_paused(delayq: RedisStore) -> None
     assert delayq.ack(DEFAULT, [(lease, b"{}")]) == []
 
 
-def test_partition_that_comes_while_the_topic_is_paused_is_paused_too(settings: Any, delayq: RedisStore) -> None:
+def test_partition_that_comes_while_the_topic_is_paused_is_paused_too(
+    settings: Any, delayq: RedisStore
+) -> None:
     """A deploy with more partitions must not let a held topic go on."""
     pause_topic("crowd", by="ops")
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 4}}}
@@ -165,7 +169,12 @@ def test_purge_cancels_what_waits(split: RedisStore) -> None:
     )
     assert purge_topic("crowd", reason="a mistake") == 1200
     stats = topic_stats("crowd")
-    assert (stats.delayed, stats.backlog, stats.counters["cancelled"], stats.finished) == (0, 0, 1200, 1200)
+    assert (stats.delayed, stats.backlog, stats.counters["cancelled"], stats.finished) == (
+        0,
+        0,
+        1200,
+        1200,
+    )
 
 
 @pytest.mark.django_db(transaction=True)
@@ -179,7 +188,9 @@ def test_purge_leaves_what_runs_and_other_topics(delayq: RedisStore) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_purge_takes_what_waits_now_and_not_what_comes(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_takes_what_waits_now_and_not_what_comes(
+    delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A busy topic must not keep us for ever."""
     real = delayq.purge
 
@@ -211,7 +222,9 @@ def test_listing_is_in_due_order_over_lanes_and_partitions(split: RedisStore) ->
 
 def test_messages_of_one_instant_are_all_listed_once(split: RedisStore) -> None:
     when = datetime(2035, 1, 1, tzinfo=timezone.utc)
-    handles = crowd.enqueue_many(crowd.using(due_at=when, priority=Priority(n % 3)).prepare(n) for n in range(100))
+    handles = crowd.enqueue_many(
+        crowd.using(due_at=when, priority=Priority(n % 3)).prepare(n) for n in range(100)
+    )
     listed = [message.id for message in pages("crowd", 9)]
     assert sorted(listed) == sorted(handle.id for handle in handles)
     assert listed == sorted(listed)
@@ -249,11 +262,17 @@ def test_listing_shows_the_runs_that_have_ended(delayq: RedisStore) -> None:
     handle = due.enqueue(1)
     for number in range(2):
         (lease,) = delayq.claim(DEFAULT, 1).leases
-        delayq.nack(DEFAULT, [(lease, 0, True, json.dumps({"outcome": "retried", "error": f"E{number}"}).encode())])
+        delayq.nack(
+            DEFAULT,
+            [(lease, 0, True, json.dumps({"outcome": "retried", "error": f"E{number}"}).encode())],
+        )
         delayq.reschedule(DEFAULT, handle.identity, "1000000000000")
     for message in (list_messages("default").messages[0], handle.get()):
         assert message is not None
-        assert [(run["outcome"], run["error"]) for run in message.runs] == [("retried", "E0"), ("retried", "E1")]
+        assert [(run["outcome"], run["error"]) for run in message.runs] == [
+            ("retried", "E0"),
+            ("retried", "E1"),
+        ]
     later.enqueue(2)
     assert list_messages("default").messages[1].runs == ()
 
@@ -270,7 +289,9 @@ def test_wrong_cursor_is_refused(delayq: RedisStore, cursor: str) -> None:
         list_messages("default", cursor=cursor)
 
 
-@pytest.mark.parametrize("raw", [b"", b"x", b"\xff" * 23, b"\x10" * 40, b"\xff" * 14 + b"\x13" + b"\xff" * 30])
+@pytest.mark.parametrize(
+    "raw", [b"", b"x", b"\xff" * 23, b"\x10" * 40, b"\xff" * 14 + b"\x13" + b"\xff" * 30]
+)
 def test_message_that_cannot_be_decoded_is_shown(delayq: RedisStore, raw: bytes) -> None:
     good, bad = (later.enqueue(n) for n in range(2))
     delayq.command("HSET", keys.partition_keys(delayq.prefix, DEFAULT)[4], bad.identity, raw)
@@ -282,13 +303,17 @@ def test_message_that_cannot_be_decoded_is_shown(delayq: RedisStore, raw: bytes)
 def headers() -> st.SearchStrategy[bytes]:
     """Of this version, with anything else in them."""
     flags = st.integers(0, 15).map(lambda low: bytes([0x10 | low]))
-    return st.tuples(st.binary(min_size=14, max_size=14), flags, st.binary(min_size=8, max_size=8)).map(b"".join)
+    return st.tuples(
+        st.binary(min_size=14, max_size=14), flags, st.binary(min_size=8, max_size=8)
+    ).map(b"".join)
 
 
 @given(
     record=st.one_of(
         st.binary(max_size=60),
-        st.tuples(headers(), st.sampled_from([b"[]", b"{}", b'{"key":5}', b"nonsense"])).map(b"".join),
+        st.tuples(headers(), st.sampled_from([b"[]", b"{}", b'{"key":5}', b"nonsense"])).map(
+            b"".join
+        ),
     ),
     entry=st.binary(min_size=38, max_size=38),
 )
@@ -297,7 +322,9 @@ def test_no_record_whatever_hides_a_page(delayq: RedisStore, record: bytes, entr
     assert shown(DEFAULT, found).id == "00" * 16
 
 
-def test_task_that_nobody_here_knows_is_shown_by_its_name(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_that_nobody_here_knows_is_shown_by_its_name(
+    delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from django_delayq.tasks import registry
 
     later.enqueue(1)

@@ -1,4 +1,5 @@
-"""WAIT_REPLICAS: an enqueue of a plain message waits for replicas, else the outbox answers for the message, too."""
+"""WAIT_REPLICAS: an enqueue of a plain message waits for replicas, else the outbox answers for the
+message, too."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def pair() -> Iterator[Replicated]:
 
 
 @pytest.fixture
-def waiting(settings: Any, pair: Replicated, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisStore]:
+def waiting(
+    settings: Any, pair: Replicated, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RedisStore]:
     monkeypatch.setattr(link, "WAIT_TIMEOUT", 0.1)
     settings.DELAYQ = {"REDIS": pair.primaries[0].url, "PREFIX": prefix, "WAIT_REPLICAS": 1}
     yield get_store()
@@ -70,7 +73,11 @@ def test_what_no_replica_has_is_the_outboxs_too_and_is_still_one_message(
 ) -> None:
     handle = noop.using(delay=0.2).enqueue(1, 2)
     (row,) = OutboxMessage.objects.all()
-    assert (handle.outcome, row.message_id.hex, row.status) == ("outbox", handle.id, OutboxStatus.SENT)
+    assert (handle.outcome, row.message_id.hex, row.status) == (
+        "outbox",
+        handle.id,
+        OutboxStatus.SENT,
+    )
     assert handle.due_ms == row.due_at_ms
     found = waiting.find(PARTITION, [bytes.fromhex(handle.id)])[0]
     assert found is not None
@@ -116,10 +123,14 @@ def test_what_has_run_before_the_replicas_were_given_up_does_not_run_again(
     assert not OutboxMessage.objects.exists()
 
 
-def test_while_replicas_are_away_nobody_waits_for_them_again(waiting: RedisStore, frozen_replica: Any) -> None:
+def test_while_replicas_are_away_nobody_waits_for_them_again(
+    waiting: RedisStore, frozen_replica: Any
+) -> None:
     handles = [noop.using(delay=60).enqueue(1, n) for n in range(3)]
     assert [handle.outcome for handle in handles] == ["outbox"] * 3
-    stored = [waiting.find(PARTITION, [bytes.fromhex(handle.id)])[0] is not None for handle in handles]
+    stored = [
+        waiting.find(PARTITION, [bytes.fromhex(handle.id)])[0] is not None for handle in handles
+    ]
     assert stored == [True, False, False]
     assert not waiting.breaker.open  # the relay is not held up
     frozen_replica()
@@ -133,7 +144,9 @@ def test_many_at_once_are_kept_as_well(waiting: RedisStore, frozen_replica: Any)
     assert OutboxMessage.objects.count() == 1200
 
 
-def test_who_wants_errors_gets_one_and_may_send_again(waiting: RedisStore, frozen_replica: Any) -> None:
+def test_who_wants_errors_gets_one_and_may_send_again(
+    waiting: RedisStore, frozen_replica: Any
+) -> None:
     task = noop.using(delay=60, on_redis_error="raise")
     with pytest.raises(EnqueueUnknown) as error:
         task.enqueue(1, 2)

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_delayq.core.conf import Settings, TopicSettings, check_name, get_settings, parse_settings
+from django_delayq.core.conf import (
+    Settings,
+    TopicSettings,
+    check_name,
+    get_settings,
+    parse_settings,
+)
 from django_delayq.core.exceptions import ConfigurationError, InvalidName
 
 
@@ -29,7 +35,12 @@ def test_durations_are_seconds_or_timedelta() -> None:
 
 def test_topics_are_parsed() -> None:
     parsed = parse_settings(
-        {"TOPICS": {"orders": {"partitions": 8, "weight": 3, "ttr": timedelta(seconds=5)}, "a.b": {}}}
+        {
+            "TOPICS": {
+                "orders": {"partitions": 8, "weight": 3, "ttr": timedelta(seconds=5)},
+                "a.b": {},
+            }
+        }
     )
     assert parsed.topics["orders"] == TopicSettings(partitions=8, weight=3, ttr=5.0)
     assert parsed.topics["a.b"] == TopicSettings()
@@ -51,23 +62,38 @@ def test_topics_are_parsed() -> None:
         ({"PREFIX": ""}, r'DELAYQ\["PREFIX"\] is \'\''),
         ({"PREFIX": "x" * 65}, r"1 to 64 characters"),
         ({"TOPICS": ["orders"]}, r'DELAYQ\["TOPICS"\] must be a dict'),
-        ({"TOPICS": {"orders": 3}}, r'DELAYQ\["TOPICS"\]\["orders"\] must be a dict of options, not int'),
+        (
+            {"TOPICS": {"orders": 3}},
+            r'DELAYQ\["TOPICS"\]\["orders"\] must be a dict of options, not int',
+        ),
         ({"TOPICS": {"or ders": {}}}, r"'or ders' cannot name a topic"),
         (
             {"TOPICS": {"a": {"partition": 2}}},
             r'DELAYQ\["TOPICS"\]\["a"\] has no option partition. Did you mean partitions\?',
         ),
-        ({"TOPICS": {"a": {"partitions": 257}}}, r'\["partitions"\] must be from 1 to 256, not 257'),
+        (
+            {"TOPICS": {"a": {"partitions": 257}}},
+            r'\["partitions"\] must be from 1 to 256, not 257',
+        ),
         ({"ARCHIVE": "some"}, r'DELAYQ\["ARCHIVE"\] is \'some\': use one of all, dead, none\.'),
         ({"ARCHIVE": None}, r'DELAYQ\["ARCHIVE"\] is None'),
         ({"ARCHIVE": True}, r'DELAYQ\["ARCHIVE"\] is True'),
-        ({"TOPICS": {"a": {"archive": "acked"}}}, r'\["TOPICS"\]\["a"\]\["archive"\] is \'acked\': use one of'),
+        (
+            {"TOPICS": {"a": {"archive": "acked"}}},
+            r'\["TOPICS"\]\["a"\]\["archive"\] is \'acked\': use one of',
+        ),
         ({"TOPICS": {"a": {"redact": "x"}}}, r"has no option redact\."),
-        ({"ON_REDIS_ERROR": "ignore"}, r'DELAYQ\["ON_REDIS_ERROR"\] is \'ignore\': use one of spill, raise\.'),
+        (
+            {"ON_REDIS_ERROR": "ignore"},
+            r'DELAYQ\["ON_REDIS_ERROR"\] is \'ignore\': use one of spill, raise\.',
+        ),
         ({"REDACT": print}, r'DELAYQ\["REDACT"\] must be a str'),
         ({"HORIZON": 59}, r'DELAYQ\["HORIZON"\] must be from 60 to'),
         ({"HORIZON": "1h"}, r'DELAYQ\["HORIZON"\] must be a timedelta or a number of seconds'),
-        ({"RECONCILE_AFTER": 0.5}, r'DELAYQ\["RECONCILE_AFTER"\] must be from 1 to 86400, not 0\.5'),
+        (
+            {"RECONCILE_AFTER": 0.5},
+            r'DELAYQ\["RECONCILE_AFTER"\] must be from 1 to 86400, not 0\.5',
+        ),
         ({"FINISHED_LIMIT": 0}, r'DELAYQ\["FINISHED_LIMIT"\] must be from 500'),
         ([], r"DELAYQ must be a dict, not list"),
         (None, r"DELAYQ must be a dict, not NoneType"),
@@ -90,15 +116,30 @@ def test_archive_and_outbox_can_be_set() -> None:
         "HORIZON": timedelta(minutes=5), "RECONCILE_AFTER": timedelta(seconds=30),
     }  # fmt: skip
     parsed = parse_settings(raw)
-    assert (parsed.archive, parsed.redact, parsed.on_redis_error) == ("dead", "shop.redact", "raise")
+    assert (parsed.archive, parsed.redact, parsed.on_redis_error) == (
+        "dead",
+        "shop.redact",
+        "raise",
+    )
     assert (parsed.horizon, parsed.reconcile_after) == (300.0, 30.0)
 
 
 def test_topic_may_be_archived_otherwise_than_the_rest() -> None:
-    topics = {"noisy": {"archive": "none"}, "orders": {"archive": "all"}, "mail": {}, "quiet": {"archive": None}}
+    topics = {
+        "noisy": {"archive": "none"},
+        "orders": {"archive": "all"},
+        "mail": {},
+        "quiet": {"archive": None},
+    }
     parsed = parse_settings({"ARCHIVE": "dead", "TOPICS": topics})
     wanted = {name: parsed.archive_of(name) for name in (*topics, "never named")}
-    assert wanted == {"noisy": "none", "orders": "all", "mail": "dead", "quiet": "dead", "never named": "dead"}
+    assert wanted == {
+        "noisy": "none",
+        "orders": "all",
+        "mail": "dead",
+        "quiet": "dead",
+        "never named": "dead",
+    }
 
 
 def test_a_mistake_is_improperly_configured_to_django() -> None:
@@ -133,7 +174,9 @@ def test_a_good_name_is_returned(name: str) -> None:
     assert check_name(name, "a topic") == name
 
 
-@pytest.mark.parametrize("name", ["", "x" * 65, "a b", "a:b", "a{b", "ä", "a\n", "a/b", None, 5, b"a"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 65, "a b", "a:b", "a{b", "ä", "a\n", "a/b", None, 5, b"a"]
+)
 def test_a_name_that_could_break_a_key_is_refused(name: Any) -> None:
     with pytest.raises(InvalidName, match=r"cannot name a task\. A name may hold A-Z"):
         check_name(name, "a task")

@@ -49,15 +49,23 @@ CODE = task_code("shop.close_order")
 
 texts = st.text(st.characters(codec="utf-8"))
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=15,
 )
 
 
-def stored(body: Body, *, compress_above: int = 1024, flags: int = 0, ttr_ms: int = 60_000) -> bytes:
+def stored(
+    body: Body, *, compress_above: int = 1024, flags: int = 0, ttr_ms: int = 60_000
+) -> bytes:
     """As it lies in Redis."""
-    record = encode_record(CODE, encode_body(body, LIMIT), flags=flags, ttr_ms=ttr_ms, compress_above=compress_above)
+    record = encode_record(
+        CODE, encode_body(body, LIMIT), flags=flags, ttr_ms=ttr_ms, compress_above=compress_above
+    )
     return STAMP + record
 
 
@@ -69,7 +77,9 @@ def loaded(raw: bytes) -> Body:
 # Round trips
 
 
-@given(args=st.lists(json_values, max_size=4), kwargs=st.dictionaries(texts, json_values, max_size=3))
+@given(
+    args=st.lists(json_values, max_size=4), kwargs=st.dictionaries(texts, json_values, max_size=3)
+)
 @example([9_007_199_254_740_993], {})
 @example([[], {}, [[]], "\0", "🧀", "", 1e308, 5e-324, True, 1], {"": None})
 def test_arguments_come_back_as_they_were_sent(args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -104,7 +114,10 @@ def test_the_header_comes_back(priority: Priority, expires: bool, ttr_ms: int) -
     record = Record.decode(stored(Body(), flags=flags, ttr_ms=ttr_ms))
     assert (record.priority, record.ttr_ms, record.task_code) == (priority, ttr_ms, CODE)
     assert bool(record.flags & EXPIRES_WITH_DUE) == expires
-    assert (record.enqueued_at_us, record.expires_at_ms) == (1_763_632_200_123_456, 1_763_632_300_000)
+    assert (record.enqueued_at_us, record.expires_at_ms) == (
+        1_763_632_200_123_456,
+        1_763_632_300_000,
+    )
 
 
 def test_the_header_has_the_places_that_the_scripts_read() -> None:
@@ -128,7 +141,12 @@ def test_a_message_for_people_has_everything() -> None:
     raw = stored(Body([1], {"a": 2}, "k", {"h": "x"}), flags=Priority.HIGH)
     found = Found(bytes(16), State.LEASED, 1_763_632_200_000, raw, attempts)
     message = view("orders", "shop.close", State.LEASED, found)
-    assert (message.id, message.topic, message.task, message.key) == ("0" * 32, "orders", "shop.close", "k")
+    assert (message.id, message.topic, message.task, message.key) == (
+        "0" * 32,
+        "orders",
+        "shop.close",
+        "k",
+    )
     assert (message.args, message.kwargs, message.headers) == ([1], {"a": 2}, {"h": "x"})
     assert (message.priority, message.attempt, message.crashes) == (Priority.HIGH, 2, 1)
     assert message.due_at == datetime(2025, 11, 20, 9, 50, tzinfo=timezone.utc)
@@ -184,7 +202,9 @@ def test_a_truncated_record_is_refused(cut: int) -> None:
 def test_a_record_of_another_version_is_refused(version: int) -> None:
     raw = bytearray(stored(Body()))
     raw[14] = version << 4
-    with pytest.raises(UndecodableMessage, match=f"version {version}, django-delayq here reads version 1") as found:
+    with pytest.raises(
+        UndecodableMessage, match=f"version {version}, django-delayq here reads version 1"
+    ) as found:
         Record.decode(bytes(raw))
     assert isinstance(found.value, NewerRecord) == (version > 1)
 
@@ -221,7 +241,9 @@ UNFIT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", UNFIT, ids=lambda value: repr(value)[:30].encode("ascii", "replace").decode())
+@pytest.mark.parametrize(
+    "value", UNFIT, ids=lambda value: repr(value)[:30].encode("ascii", "replace").decode()
+)
 def test_what_does_not_come_back_unchanged_is_refused(value: Any) -> None:
     for body in ([value], (value,), Body([[value]]), Body(kwargs={"a": value})):
         with pytest.raises(UnserialisableArguments):
@@ -230,11 +252,17 @@ def test_what_does_not_come_back_unchanged_is_refused(value: Any) -> None:
 
 def test_a_subclass_of_str_or_int_comes_back_as_a_plain_one_that_is_equal() -> None:
     raw = encode_body((State.READY, Priority.LOW, SafeString("<b>")), LIMIT)
-    assert decode_body(0, raw).args == ["ready", 2, "<b>"] == [State.READY, Priority.LOW, SafeString("<b>")]
+    assert (
+        decode_body(0, raw).args
+        == ["ready", 2, "<b>"]
+        == [State.READY, Priority.LOW, SafeString("<b>")]
+    )
 
 
 def test_the_refusal_says_what_to_do() -> None:
-    with pytest.raises(UnserialisableArguments, match=r"b'x' of type bytes.*JSON.*Pass a primary key"):
+    with pytest.raises(
+        UnserialisableArguments, match=r"b'x' of type bytes.*JSON.*Pass a primary key"
+    ):
         check_json([b"x"])
 
 
@@ -256,7 +284,9 @@ def test_an_argument_that_contains_itself_is_refused() -> None:
 
 def test_the_limit_counts_bytes_of_json() -> None:
     assert len(encode_body(["é" * 48], 100)) == 100
-    with pytest.raises(BodyTooLarge, match=r"take 102 bytes, the limit is 100. Store the data and send its key"):
+    with pytest.raises(
+        BodyTooLarge, match=r"take 102 bytes, the limit is 100. Store the data and send its key"
+    ):
         encode_body(["é" * 49], 100)
 
 
@@ -276,17 +306,29 @@ def test_fresh_ids_differ() -> None:
     assert {uuid.UUID(bytes=i).version for i in ids} == {7}
 
 
-@given(topic=st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True), key=st.text(min_size=1, max_size=40))
+@given(
+    topic=st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True),
+    key=st.text(min_size=1, max_size=40),
+)
 def test_a_key_names_one_id_in_one_topic(topic: str, key: str) -> None:
     key = key.encode("utf-8", "ignore").decode() or "k"
     assert key_id(topic, key) == key_id(topic, key)
     assert len(key_id(topic, key)) == 16
-    assert key_id(topic, key) not in (key_id(topic + "x", key), key_id(topic, key + "x"), key_id(key, topic + "!"))
+    assert key_id(topic, key) not in (
+        key_id(topic + "x", key),
+        key_id(topic, key + "x"),
+        key_id(key, topic + "!"),
+    )
 
 
 def test_an_id_is_sixteen_bytes_or_their_digits() -> None:
     message_id = new_ids(1)[0]
-    for value in (message_id, message_id.hex(), str(uuid.UUID(bytes=message_id)), uuid.UUID(bytes=message_id)):
+    for value in (
+        message_id,
+        message_id.hex(),
+        str(uuid.UUID(bytes=message_id)),
+        uuid.UUID(bytes=message_id),
+    ):
         assert parse_id(value) == message_id
 
 

@@ -55,8 +55,12 @@ def test_redis_that_is_away_is_said_once_and_tried_again_more_slowly(
     assert [record.message for record in caplog.records] == ["steps: down", "steps: down"]
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("down"), ValueError("a bug")], ids=["outage", "bug"])
-def test_a_very_long_outage_does_not_end_it(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("down"), ValueError("a bug")], ids=["outage", "bug"]
+)
+def test_a_very_long_outage_does_not_end_it(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.CRITICAL, "delayq"):
         slept = Steps(*[error] * 2_000, 7.0).finish()
     assert (len(slept), slept[-1]) == (2_001, 7.0)
@@ -66,7 +70,9 @@ def test_only_one_service_says_that_redis_is_away(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "delayq"):
         Steps(StoreUnavailable("down"), 0.0).finish()
     assert caplog.records == []
-    assert [kind.__name__ for kind in Service.__subclasses__() if kind.reports_outages] == ["Dispatcher"]
+    assert [kind.__name__ for kind in Service.__subclasses__() if kind.reports_outages] == [
+        "Dispatcher"
+    ]
 
 
 def test_workers_do_not_come_back_in_step() -> None:
@@ -82,8 +88,12 @@ def test_bug_ends_neither_the_thread_nor_the_log(caplog: pytest.LogCaptureFixtur
     assert "ValueError: a bug" in caplog.text
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), unformattable()])
-def test_thread_outlives_whatever_is_raised(error: BaseException, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), unformattable()]
+)
+def test_thread_outlives_whatever_is_raised(
+    error: BaseException, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A receiver of signals may raise what is meant to end a program."""
     assert Steps(error, 3.0).finish() == pytest.approx([0.2, 3.0])
 
@@ -161,7 +171,9 @@ def test_sleep_of_nothing_returns(seconds: float) -> None:
 
 def test_many_may_wake_at_once() -> None:
     sleeper = Sleeper()
-    threads = [threading.Thread(target=lambda: [sleeper.wake() for _ in range(200)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [sleeper.wake() for _ in range(200)]) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for _ in range(50):

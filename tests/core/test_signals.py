@@ -46,8 +46,9 @@ def listen() -> Iterator[Listen]:
 def test_there_is_one_for_every_change() -> None:
     assert len(ALL) == 16
     assert {id(signal) for signal in ALL} == {id(getattr(signals, name)) for name in (
-        "enqueued", "rescheduled", "cancelled", "refused", "expired", "started", "acked", "retried", "snoozed",
-        "put_off", "released", "dead", "reclaimed", "lease_lost", "topic_paused", "topic_resumed",
+        "enqueued", "rescheduled", "cancelled", "refused", "expired", "started", "acked",
+        "retried", "snoozed", "put_off", "released", "dead", "reclaimed", "lease_lost",
+        "topic_paused", "topic_resumed",
     )}  # fmt: skip
 
 
@@ -63,7 +64,8 @@ def test_a_purge_tells_what_it_cancelled(delayq: RedisStore, listen: Listen) -> 
     heard = listen(signals.cancelled)
     assert purge_topic(handles[0].topic, reason="closing") == 3
     assert [(event.id, event.reason) for _, events in heard for event in events] == [
-        (handle.id, "closing") for handle in sorted(handles, key=lambda handle: (handle.due_ms or 0, handle.id))
+        (handle.id, "closing")
+        for handle in sorted(handles, key=lambda handle: (handle.due_ms or 0, handle.id))
     ]
 
 
@@ -71,7 +73,9 @@ def test_batch_is_one_signal(delayq: RedisStore, listen: Listen) -> None:
     heard = listen(signals.enqueued)
     handles = record.enqueue_many([(n,) for n in range(700)])
     assert [len(events) for _, events in heard] == [500, 200]
-    assert [event.id for _, events in heard for event in events] == [handle.id for handle in handles]
+    assert [event.id for _, events in heard for event in events] == [
+        handle.id for handle in handles
+    ]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -143,14 +147,22 @@ def test_receiver_may_listen_to_one_topic(delayq: RedisStore, topic: str) -> Non
 
 def test_there_is_one_topic_for_each_name() -> None:
     topic = signals.Topic("".join(["or", "ders"]))
-    assert topic is signals.Topic("orders") is signals.Topic(topic) is pickle.loads(pickle.dumps(topic))
+    assert (
+        topic
+        is signals.Topic("orders")
+        is signals.Topic(topic)
+        is pickle.loads(pickle.dumps(topic))
+    )
     assert (topic, f"{topic}", {topic: 1}["orders"]) == ("orders", "orders", 1)
 
 
 @pytest.mark.parametrize("sender", [close_order, 5, object])
 def test_a_sender_that_can_never_be_one_is_refused(sender: Any) -> None:
     for call in (signals.acked.connect, signals.acked.disconnect):
-        with pytest.raises(TypeError, match=r"give the name of a topic\. Of which task an event is, event\.task says"):
+        with pytest.raises(
+            TypeError,
+            match=r"give the name of a topic\. Of which task an event is, event\.task says",
+        ):
             call(lambda **kwargs: None, sender=sender)
 
 
@@ -194,7 +206,9 @@ def test_event_needs_only_an_id() -> None:
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[pytest.LogCaptureFixture]:
     """The receivers that a project gets which shows debug lines."""
     monkeypatch.setattr(log, "_receivers", [])
     caplog.set_level(logging.DEBUG, "delayq")
@@ -213,13 +227,17 @@ def test_what_producers_do_is_logged(delayq: RedisStore, logged: pytest.LogCaptu
     ]  # fmt: skip
 
 
-def test_log_of_a_big_batch_is_one_line(delayq: RedisStore, logged: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_big_batch_is_one_line(
+    delayq: RedisStore, logged: pytest.LogCaptureFixture
+) -> None:
     record.enqueue_many([(n,) for n in range(400)])
     assert len(logged.messages) == 1
     assert logged.messages[0].strip().endswith("and 395 more")
 
 
-def test_silent_log_costs_an_enqueue_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_silent_log_costs_an_enqueue_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     before = len(signals.enqueued.receivers)
     caplog.set_level(logging.WARNING, "delayq")
     monkeypatch.setattr(log, "_receivers", [])
@@ -228,7 +246,9 @@ def test_silent_log_costs_an_enqueue_nothing(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_operators_type_is_one_line_of_the_log(delayq: RedisStore, logged: pytest.LogCaptureFixture) -> None:
+def test_what_operators_type_is_one_line_of_the_log(
+    delayq: RedisStore, logged: pytest.LogCaptureFixture
+) -> None:
     typed = "down\r\nERROR fake \x1b[2J \u2028 \u202e"
     pause_topic("orders", by="ops", reason=typed)
     close_order.using(delay=60).enqueue(5)

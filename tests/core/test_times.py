@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq.core.exceptions import InvalidDelay, InvalidMessage, NaiveDatetime
-from django_delayq.core.times import MAX_DELAY_MS, duration_ms, from_ms, in_words, instant_ms, now_ms
+from django_delayq.core.times import (
+    MAX_DELAY_MS,
+    duration_ms,
+    from_ms,
+    in_words,
+    instant_ms,
+    now_ms,
+)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -49,7 +56,9 @@ def test_another_type_is_refused(value: Any) -> None:
         duration_ms(value, "backoff")
 
 
-@pytest.mark.parametrize("value", [-1, -0.001, timedelta(seconds=-1), float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "value", [-1, -0.001, timedelta(seconds=-1), float("nan"), float("inf"), -float("inf")]
+)
 def test_a_negative_or_endless_duration_is_refused(value: Any) -> None:
     with pytest.raises(InvalidDelay, match="zero or more seconds and finite"):
         duration_ms(value)
@@ -62,7 +71,9 @@ def test_milliseconds_given_as_seconds_are_noticed(value: Any) -> None:
 
 
 def test_the_refusal_of_a_long_delay_asks_for_the_unit() -> None:
-    with pytest.raises(InvalidDelay, match=r"delay is 1763632200123: more than ten years. Is it in seconds\?"):
+    with pytest.raises(
+        InvalidDelay, match=r"delay is 1763632200123: more than ten years. Is it in seconds\?"
+    ):
         duration_ms(1_763_632_200_123)
 
 
@@ -75,8 +86,14 @@ def test_an_instant_is_rounded_up_in_every_zone(naive: datetime) -> None:
 
 
 def test_an_instant_of_a_whole_millisecond_is_that_millisecond() -> None:
-    assert instant_ms(datetime(2025, 11, 20, 9, 50, 0, 123_000, tzinfo=timezone.utc)) == 1_763_632_200_123
-    assert instant_ms(datetime(2025, 11, 20, 9, 50, 0, 122_001, tzinfo=timezone.utc)) == 1_763_632_200_123
+    assert (
+        instant_ms(datetime(2025, 11, 20, 9, 50, 0, 123_000, tzinfo=timezone.utc))
+        == 1_763_632_200_123
+    )
+    assert (
+        instant_ms(datetime(2025, 11, 20, 9, 50, 0, 122_001, tzinfo=timezone.utc))
+        == 1_763_632_200_123
+    )
 
 
 def test_an_instant_before_the_epoch_is_due_at_once() -> None:
@@ -85,7 +102,8 @@ def test_an_instant_before_the_epoch_is_due_at_once() -> None:
 
 def test_a_naive_datetime_is_refused() -> None:
     with pytest.raises(
-        NaiveDatetime, match=r"due_at is 2025-11-20T09:50:00 without a time zone. Use django.utils.timezone"
+        NaiveDatetime,
+        match=r"due_at is 2025-11-20T09:50:00 without a time zone. Use django.utils.timezone",
     ):
         instant_ms(datetime(2025, 11, 20, 9, 50))
 

@@ -39,7 +39,8 @@ def launcher(kind: str, durable: bool = False) -> Database:
 
 
 def require(kind: str) -> None:
-    """Skip the test when the kind's server is not installed; fail it in CI, where nothing may be skipped unseen."""
+    """Skip the test when the kind's server is not installed; fail it in CI, where nothing may be
+    skipped unseen."""
     import pytest  # not above: the settings of worker processes import this module
 
     if reason := missing(kind):

@@ -1,4 +1,5 @@
-"""Runs a command with a database of its own in the environment, and exits with its code: KIND COMMAND..."""
+"""Runs a command with a database of its own in the environment, and exits with its code: KIND
+COMMAND..."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from tests.databases.processes import launched
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.databases")
-    parser.add_argument("--durable", action="store_true", help="fsync at every commit, as in production")
+    parser.add_argument(
+        "--durable", action="store_true", help="fsync at every commit, as in production"
+    )
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)

@@ -25,7 +25,8 @@ START_TIMEOUT_SECONDS = 60.0
 class Database(ABC):
     """A database in a folder of its own, which is removed at the end of `with`.
 
-    Durable: it survives a power failure, at the price of an fsync for every commit. It survives a kill either way.
+    Durable: it survives a power failure, at the price of an fsync for every commit. It survives a
+    kill either way.
     """
 
     kind: ClassVar[str]
@@ -66,7 +67,8 @@ class Database(ABC):
 
     @abstractmethod
     def stop(self, immediate: bool = False) -> None:
-        """End the server and keep its data. Immediate: it does not tidy up, and recovers at the next start."""
+        """End the server and keep its data. Immediate: it does not tidy up, and recovers at the
+        next start."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -204,7 +206,9 @@ class Server(Database):
 
     def _launch(self) -> None:
         before = self._log.stat().st_size if self._log.exists() else 0
-        child = self._child = Child(launched(self._command(), self.immediate, not_root()), self._log)
+        child = self._child = Child(
+            launched(self._command(), self.immediate, not_root()), self._log
+        )
         deadline = monotonic() + START_TIMEOUT_SECONDS
         while not self._serves(child):
             if child.wait(0.005) or monotonic() > deadline:
@@ -226,7 +230,8 @@ def on_path(name: str, *more: str) -> Path | None:
 
 
 def _new_folder() -> Path:
-    """A new name, created by start(), short enough for a socket in it, and where another user than root gets to."""
+    """A new name, created by start(), short enough for a socket in it, and where another user than
+    root gets to."""
     folder = Path(tempfile.gettempdir())
     if len(os.fsencode(folder)) > 70 or not in_reach(folder):
         folder = Path("/tmp")

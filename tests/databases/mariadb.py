@@ -53,7 +53,8 @@ class MariaDB(Server):
         ]
 
     def _storage(self) -> list[str]:
-        # Without fsync, too, every commit is written to the operating system's cache, which outlives a kill.
+        # Without fsync, too, every commit is written to the operating system's cache, which
+        # outlives a kill.
         return [
             f"--datadir={self.data}",
             "--skip-name-resolve",
@@ -71,7 +72,8 @@ class MariaDB(Server):
 
 
 def install_driver() -> None:
-    """PyMySQL in place of MySQLdb, which has to be compiled. Django takes its version for one that it knows."""
+    """PyMySQL in place of MySQLdb, which has to be compiled. Django takes its version for one that
+    it knows."""
     import pymysql  # not above: other databases go without it
 
     pymysql.install_as_MySQLdb()

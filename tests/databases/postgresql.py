@@ -18,11 +18,14 @@ class PostgreSQL(Server):
     kind = "postgresql"
     engine = "django.db.backends.postgresql"
     install = (
-        "the pgserver package (pip install pgserver, Python 3.12 or earlier on x86-64 Linux or on macOS), "
+        "the pgserver package (pip install pgserver, Python 3.12 or earlier on x86-64 Linux or on "
+        "macOS), "
         "or PostgreSQL (apt-get install postgresql)"
     )
     user = "delayq"
-    graceful = signal.SIGINT  # rolls back what is open; SIGTERM would wait for every client to leave
+    graceful = (
+        signal.SIGINT
+    )  # rolls back what is open; SIGTERM would wait for every client to leave
     immediate = signal.SIGQUIT  # ends the processes that it forked, too
 
     @classmethod
@@ -35,13 +38,30 @@ class PostgreSQL(Server):
 
     def _initialise(self) -> None:
         self._bin = self._executable_binaries()
-        options = ("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions", "--no-sync")
-        self._run(f"{self._bin}/initdb", f"--pgdata={self.data}", f"--username={self.user}", *options)
+        options = (
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-instructions",
+            "--no-sync",
+        )
+        self._run(
+            f"{self._bin}/initdb", f"--pgdata={self.data}", f"--username={self.user}", *options
+        )
         create = "CREATE DATABASE delayq"
-        self._run(f"{self._bin}/postgres", "--single", "-F", "-D", str(self.data), "postgres", stdin=create)
+        self._run(
+            f"{self._bin}/postgres",
+            "--single",
+            "-F",
+            "-D",
+            str(self.data),
+            "postgres",
+            stdin=create,
+        )
 
     def _command(self) -> list[str]:
-        # All but fsync stays on: what was committed outlives a kill, by the operating system's cache.
+        # All but fsync stays on: what was committed outlives a kill, by the operating system's
+        # cache.
         options = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -60,7 +80,8 @@ class PostgreSQL(Server):
         return False
 
     def _executable_binaries(self) -> Path:
-        """For the user that the server runs as: what only root can reach (an environment below /root) is copied."""
+        """For the user that the server runs as: what only root can reach (an environment below
+        /root) is copied."""
         binary = self.binary()
         home = binary.parent.parent
         if in_reach(binary.parent):

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import psutil
 
-# As in testing/embedded.py, but it can give up root first: before prctl(), because a change of the user takes back
-# what was asked of the kernel.
+# As in testing/embedded.py, but it can give up root first: before prctl(), because a change of the
+# user takes back what was asked of the kernel.
 _LAUNCHER = """
 import ctypes, os, sys
 parent, at_its_end, user, group = map(int, sys.argv[1:5])
@@ -53,11 +53,14 @@ def not_root() -> User:
 
 def in_reach(folder: Path) -> bool:
     """Whether that user gets into the folder."""
-    return not not_root().uid or all(part.stat().st_mode & 0o001 for part in (folder, *folder.parents))
+    return not not_root().uid or all(
+        part.stat().st_mode & 0o001 for part in (folder, *folder.parents)
+    )
 
 
 def launched(command: Sequence[str], at_our_end: signal.Signals, user: User = SAME) -> list[str]:
-    """The command, sent this signal when the thread that runs it ends: that is what the kernel calls a parent."""
+    """The command, sent this signal when the thread that runs it ends: that is what the kernel
+    calls a parent."""
     words = map(str, (os.getpid(), int(at_our_end), *user))
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, *words, *command]
 
@@ -67,7 +70,9 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         started: Future[subprocess.Popen[bytes]] = Future()
-        self._thread = threading.Thread(target=_fork_and_stay, args=(command, log, started), daemon=True)
+        self._thread = threading.Thread(
+            target=_fork_and_stay, args=(command, log, started), daemon=True
+        )
         self._thread.start()
         self._process = started.result()
         self.pid = self._process.pid
@@ -81,7 +86,8 @@ class Child:
         return not self.runs()
 
     def end(self, how: signal.Signals, patience: float = 30.0) -> None:
-        """Send the signal, and SIGKILL to what is left of it after a while. With SIGKILL, what it forked goes too."""
+        """Send the signal, and SIGKILL to what is left of it after a while. With SIGKILL, what it
+        forked goes too."""
         if how != signal.SIGKILL:
             self._send(how)
             if self.wait(patience):
@@ -103,7 +109,9 @@ class Child:
         return []
 
 
-def _fork_and_stay(command: Sequence[str], log: Path, started: Future[subprocess.Popen[bytes]]) -> None:
+def _fork_and_stay(
+    command: Sequence[str], log: Path, started: Future[subprocess.Popen[bytes]]
+) -> None:
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(

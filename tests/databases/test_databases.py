@@ -25,7 +25,11 @@ from tests.databases.processes import ended
 from tests.servers import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSIONS = {"sqlite": "SELECT sqlite_version()", "postgresql": "SELECT version()", "mariadb": "SELECT version()"}
+VERSIONS = {
+    "sqlite": "SELECT sqlite_version()",
+    "postgresql": "SELECT version()",
+    "mariadb": "SELECT version()",
+}
 VENDORS = {"sqlite": "sqlite", "postgresql": "postgresql", "mariadb": "mysql"}
 
 pytestmark = [pytest.mark.databases, pytest.mark.django_db]
@@ -49,7 +53,12 @@ def own() -> Iterator[Database]:
 def database(own: Database) -> Database:
     """Not the database of the run: one to stop. It runs again at the start of every test."""
     own.start()
-    ask(own, "DROP TABLE IF EXISTS notes", "CREATE TABLE notes (id integer)", "INSERT INTO notes VALUES (7)")
+    ask(
+        own,
+        "DROP TABLE IF EXISTS notes",
+        "CREATE TABLE notes (id integer)",
+        "INSERT INTO notes VALUES (7)",
+    )
     return own
 
 
@@ -81,11 +90,17 @@ def test_the_suite_runs_on_the_database_that_it_was_told(kind: str) -> None:
 
 def test_worker_processes_use_the_database_that_they_are_told(database: Database) -> None:
     program = (
-        "import django; django.setup(); from django.db import connection; cursor = connection.cursor();"
+        "import django; django.setup(); from django.db import connection; cursor = "
+        "connection.cursor();"
         "cursor.execute('SELECT id FROM notes'); print(cursor.fetchone()[0])"
     )
-    told = {VARIABLE: json.dumps(database.entry), "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings"}
-    said = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, env=os.environ | told, text=True)
+    told = {
+        VARIABLE: json.dumps(database.entry),
+        "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
+    }
+    said = subprocess.check_output(
+        [sys.executable, "-c", program], cwd=ROOT, env=os.environ | told, text=True
+    )
     assert said.strip() == "7"
 
 
@@ -128,14 +143,21 @@ def test_a_database_leaves_nothing_behind(kind: str) -> None:
     assert process is None or ended(process)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="nothing tells a process that its parent was killed")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="nothing tells a process that its parent was killed"
+)
 def test_a_server_ends_with_a_killed_test_process(server: Server) -> None:
     program = (
-        "import sys; from tests.databases import launcher; database = launcher(sys.argv[1]); database.start();"
+        "import sys; from tests.databases import launcher; database = launcher(sys.argv[1]); "
+        "database.start();"
         "print(database.pid, database.folder, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, server.kind], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, server.kind],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as parent:
         assert parent.stdout is not None
         pid, folder = parent.stdout.readline().split()
@@ -171,7 +193,10 @@ def test_the_command_line_refuses_what_it_cannot_run(
 
 @pytest.mark.parametrize(("ends", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])
 def test_a_command_runs_with_a_database_and_its_code_is_handed_on(ends: str, code: int) -> None:
-    program = f"import json, os, sys; print(json.loads(os.environ['{VARIABLE}'])['ENGINE'], flush=True); {ends}"
+    program = (
+        f"import json, os, sys; print(json.loads(os.environ['{VARIABLE}'])['ENGINE'], flush=True); "
+        f"{ends}"
+    )
     command = [sys.executable, "-m", "tests.databases", "sqlite", sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (code, "django.db.backends.sqlite3")
@@ -184,6 +209,12 @@ def test_a_missing_server_is_passed_over_on_a_laptop_and_fails_in_ci(
     monkeypatch.setattr("tests.databases.mariadb.on_path", lambda *_: None)
     monkeypatch.setenv("CI", ci)
     assert main(["mariadb", "false"]) == code
-    assert "no server for 'mariadb': install MariaDB (apt-get install mariadb-server)" in capsys.readouterr().err
-    with pytest.raises(pytest.fail.Exception if ci else pytest.skip.Exception, match="apt-get install mariadb-server"):
+    assert (
+        "no server for 'mariadb': install MariaDB (apt-get install mariadb-server)"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(
+        pytest.fail.Exception if ci else pytest.skip.Exception,
+        match="apt-get install mariadb-server",
+    ):
         require("mariadb")

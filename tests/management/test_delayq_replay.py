@@ -20,7 +20,11 @@ from tests.app.tasks import record
 from tests.faults import unreachable
 from tests.operators.test_replay import dead, origins
 
-pytestmark = [pytest.mark.databases, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
+pytestmark = [
+    pytest.mark.databases,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("delayq"),
+]
 
 
 class Terminal(StringIO):
@@ -45,7 +49,9 @@ def refused(name: str, *args: str) -> CommandError:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call of the reporter comes 10 s after the one before."""
     seconds = iter(range(0, 10**6, 10))
-    monkeypatch.setattr(module, "Reporter", lambda stream: Reporter(stream, lambda: float(next(seconds))))
+    monkeypatch.setattr(
+        module, "Reporter", lambda stream: Reporter(stream, lambda: float(next(seconds)))
+    )
 
 
 # Replay
@@ -89,7 +95,11 @@ def test_filters_choose(args: list[str], chosen: str) -> None:
     now = datetime.now(timezone.utc)
     differences: dict[str, dict[str, Any]] = {
         "a": {},
-        "b": {"topic": "orders", "task": "tests.app.tasks.close_order", "body": '{"args":[1],"kwargs":{}}'},
+        "b": {
+            "topic": "orders",
+            "task": "tests.app.tasks.close_order",
+            "body": '{"args":[1],"kwargs":{}}',
+        },
         "c": {"error_class": "requests.exceptions.Timeout"},
         "d": {"error_class": "", "reason": "poison"},
         "e": {"finished_at": now - timedelta(hours=1)},
@@ -137,10 +147,13 @@ def test_a_dry_run_shows_ten_and_changes_nothing() -> None:
     actions = OperatorAction.objects.count()
     out, _ = run("delayq_replay", "--all", "--dry-run")
     lines = out.splitlines()
-    assert lines[0] == "would have replayed 11 messages, skipped 1 (already replayed 1); nothing was changed"
-    assert lines[1:] == ["  tests.app.tasks.record  -  a.b.Timeout  2001-09-09 00:00:00+00:00"] * 10 + [
-        "  ... and 1 more"
-    ]
+    assert (
+        lines[0]
+        == "would have replayed 11 messages, skipped 1 (already replayed 1); nothing was changed"
+    )
+    assert lines[1:] == [
+        "  tests.app.tasks.record  -  a.b.Timeout  2001-09-09 00:00:00+00:00"
+    ] * 10 + ["  ... and 1 more"]
     out, _ = run("delayq_replay", "--error", "poison", "--dry-run")
     assert "  tests.app.tasks.record  order\\x1b[2J\\n7  poison  2001-09-09" in out
     assert "more" not in out
@@ -187,7 +200,9 @@ def test_ctrl_c_says_how_many_were_done_and_ends_with_130(monkeypatch: pytest.Mo
     with pytest.raises(SystemExit) as caught:
         call_command("delayq_replay", "--all", stdout=StringIO(), stderr=err)
     assert caught.value.code == 130
-    assert err.getvalue() == ("Interrupted: replayed 500 messages. Run it again to go on; nothing is replayed twice.\n")
+    assert err.getvalue() == (
+        "Interrupted: replayed 500 messages. Run it again to go on; nothing is replayed twice.\n"
+    )
     assert origins() == pks[:500]
 
 
@@ -205,7 +220,9 @@ def test_ctrl_c_at_once_is_no_different(monkeypatch: pytest.MonkeyPatch) -> None
 # Refused
 
 
-@pytest.mark.parametrize("args", [[], ["--limit", "5"], ["--reason", "x", "--dry-run"], ["--force"]])
+@pytest.mark.parametrize(
+    "args", [[], ["--limit", "5"], ["--reason", "x", "--dry-run"], ["--force"]]
+)
 def test_without_filters_it_asks_for_all(args: list[str]) -> None:
     dead()
     error = refused("delayq_replay", *args)
@@ -250,7 +267,10 @@ def test_a_database_that_fails_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(module, "replay", fail)
     error = refused("delayq_replay", "--all")
-    assert (error.returncode, str(error)) == (1, "The database failed: OperationalError: no such table")
+    assert (error.returncode, str(error)) == (
+        1,
+        "The database failed: OperationalError: no such table",
+    )
 
 
 # Times
@@ -292,10 +312,17 @@ def test_discarding_marks_and_records() -> None:
     dead(topic="orders")
     shown, _ = run("delayq_discard", "--topic", "default", "--reason", "old", "--dry-run")
     assert shown.startswith("would have discarded 3 messages; nothing was changed\n")
-    out, _ = run("delayq_discard", "--topic", "default", "--reason", "old", "--by", "ada", "--limit", "2")
+    out, _ = run(
+        "delayq_discard", "--topic", "default", "--reason", "old", "--by", "ada", "--limit", "2"
+    )
     assert out == "discarded 2 messages\n"
     out, _ = run("delayq_discard", "--topic", "default", "--reason", "old")
     assert out == "discarded 1 message, skipped 2 (discarded 2)\n"
     assert ArchivedMessage.objects.filter(discarded_at=None).get().topic == "orders"
     action = OperatorAction.objects.order_by("pk")[0]
-    assert (action.action, action.operator, action.reason, action.count) == ("discard", "ada", "old", 2)
+    assert (action.action, action.operator, action.reason, action.count) == (
+        "discard",
+        "ada",
+        "old",
+        2,
+    )

@@ -45,7 +45,10 @@ def stats(*args: str) -> str:
 
 def table(*args: str) -> list[list[str]]:
     """The lines of the table, by columns: two or more blanks are between them."""
-    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in stats(*args).splitlines()]
+    return [
+        [cell.strip() for cell in line.split("  ") if cell.strip()]
+        for line in stats(*args).splitlines()
+    ]
 
 
 def refused(*args: str) -> CommandError:
@@ -77,9 +80,19 @@ def test_a_line_for_each_topic(hands: Hands) -> None:
     ]  # fmt: skip
     rows = {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
     default, orders = rows["default"], rows["orders (paused)"]
-    assert (default["ready"], default["delayed"], default["outbox"], default["dead"]) == ("1", "1", "0", "0")
+    assert (default["ready"], default["delayed"], default["outbox"], default["dead"]) == (
+        "1",
+        "1",
+        "0",
+        "0",
+    )
     assert (default["lag"][-2:], default["late p50"], default["workers"]) == (" d", "-", "0")
-    assert (orders["ready"], orders["delayed"], orders["lag"], orders["next due"]) == ("0", "1", "0 ms", "24 h")
+    assert (orders["ready"], orders["delayed"], orders["lag"], orders["next due"]) == (
+        "0",
+        "1",
+        "0 ms",
+        "24 h",
+    )
 
 
 def test_no_topic_is_due_in_less_than_nothing(hands: Hands) -> None:
@@ -102,7 +115,12 @@ def test_programs_get_json(hands: Hands) -> None:
     pause_topic("default", by="ops", reason="SMTP")
     told = json.loads(stats("--json"))
     (default,) = [one for one in told["topics"] if one["topic"] == "default"]
-    assert (default["delayed"], default["ready"], default["lag"], default["late_p50_ms"]) == (1, 0, 0, None)
+    assert (default["delayed"], default["ready"], default["lag"], default["late_p50_ms"]) == (
+        1,
+        0,
+        0,
+        None,
+    )
     assert default["paused"]["by"] == "ops"
     due = datetime.fromisoformat(default["next_due_at"]) - datetime.fromisoformat(told["at"])
     assert due.total_seconds() == pytest.approx(3600, abs=5)
@@ -110,7 +128,9 @@ def test_programs_get_json(hands: Hands) -> None:
 
 def test_one_topic_of_now(hands: Hands) -> None:
     assert [line[0] for line in table("--topic", "orders")] == ["topic", "orders"]
-    assert [one["topic"] for one in json.loads(stats("--json", "--topic", "orders"))["topics"]] == ["orders"]
+    assert [one["topic"] for one in json.loads(stats("--json", "--topic", "orders"))["topics"]] == [
+        "orders"
+    ]
     assert len(table("--topic", "never used")) == 1
 
 
@@ -123,8 +143,32 @@ def test_a_line_for_each_hour_with_messages_and_one_for_all(delayq: RedisStore) 
     finish(earlier, state="dead", error_class="ValueError", count=1200)
     compute_hour(earlier)
     assert table("--history", "24h") == [
-        ["UTC", "finished", "acked", "dead", "cancelled", "expired", "retried", "late p50", "p99", "ran p50", "p99"],
-        ["2026-11-20 09:00", "1,200", "0", "1,200", "0", "0", "0", "2 ms", "2 ms", "20 ms", "20 ms"],
+        [
+            "UTC",
+            "finished",
+            "acked",
+            "dead",
+            "cancelled",
+            "expired",
+            "retried",
+            "late p50",
+            "p99",
+            "ran p50",
+            "p99",
+        ],
+        [
+            "2026-11-20 09:00",
+            "1,200",
+            "0",
+            "1,200",
+            "0",
+            "0",
+            "0",
+            "2 ms",
+            "2 ms",
+            "20 ms",
+            "20 ms",
+        ],
         ["2026-11-20 12:00", "2", "2", "0", "0", "0", "2", "4 ms", "4 ms", "2.5 s", "2.5 s"],
         ["all", "1,202", "2", "1,200", "0", "0", "2", "2 ms", "2 ms", "20 ms", "20 ms"],
     ]
@@ -148,16 +192,24 @@ def test_one_topic_of_the_past(delayq: RedisStore) -> None:
 
 @pytest.mark.parametrize(("period", "spans"), [("24h", 24), ("7d", 7), ("30d", 30), ("90d", 90)])
 def test_programs_get_every_span_of_the_past(period: str, spans: int, delayq: RedisStore) -> None:
-    count_now("orders", state="dead", error_class="ValueError", lateness_ms=4.0, task="shop.tasks.close")
+    count_now(
+        "orders", state="dead", error_class="ValueError", lateness_ms=4.0, task="shop.tasks.close"
+    )
     told = json.loads(stats("--history", period, "--json"))
     assert len(told["spans"]) == spans
     assert told["spans"][0]["messages"] == 0
     last = told["spans"][-1]
-    assert last["at"] == ("2026-11-20T12:00:00+00:00" if period == "24h" else "2026-11-20T00:00:00+00:00")
+    assert last["at"] == (
+        "2026-11-20T12:00:00+00:00" if period == "24h" else "2026-11-20T00:00:00+00:00"
+    )
     assert (last["messages"], last["states"]["dead"], last["late_max_ms"]) == (1, 1, 4.0)
     assert told["total"] == {name: value for name, value in last.items() if name != "at"}
     (task,) = told["tasks"]
-    assert (task["topic"], task["task"], task["errors"]) == ("orders", "shop.tasks.close", [["ValueError", 1]])
+    assert (task["topic"], task["task"], task["errors"]) == (
+        "orders",
+        "shop.tasks.close",
+        [["ValueError", 1]],
+    )
     assert task["figures"] == told["total"]
 
 
@@ -189,7 +241,9 @@ def test_database_away_leaves_what_redis_knows(hands: Hands) -> None:
 
 
 @pytest.mark.parametrize("period", ["1y", "", "24"])
-def test_another_period_is_2(period: str, delayq: RedisStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_period_is_2(
+    period: str, delayq: RedisStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         delayq_stats.Command().run_from_argv(["manage.py", "delayq_stats", "--history", period])
     assert ended.value.code == 2

@@ -35,16 +35,32 @@ def entry(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> UnarchivableEntry:
 def test_the_list_names_each_with_the_error(entry: UnarchivableEntry) -> None:
     (line,) = command("list").splitlines()
     assert line.startswith(f"{entry.pk}  20")
-    for part in ("default", "acked", entry.message_id, "tests.app.tasks.record", "wrong", "not this one"):
+    for part in (
+        "default",
+        "acked",
+        entry.message_id,
+        "tests.app.tasks.record",
+        "wrong",
+        "not this one",
+    ):
         assert part in line
     assert command("list", "--topic", "orders") == ""
 
 
 def test_they_are_archived_again_and_recorded(entry: UnarchivableEntry) -> None:
     assert command("archive", "--reason", "mended", "--by", "anna") == "archived 1 entry\n"
-    assert (ArchivedMessage.objects.get().key, UnarchivableEntry.objects.count(), outbox()) == ("wrong", 0, [])
+    assert (ArchivedMessage.objects.get().key, UnarchivableEntry.objects.count(), outbox()) == (
+        "wrong",
+        0,
+        [],
+    )
     action = OperatorAction.objects.get()
-    assert (action.action, action.operator, action.reason, action.count) == ("archive again", "anna", "mended", 1)
+    assert (action.action, action.operator, action.reason, action.count) == (
+        "archive again",
+        "anna",
+        "mended",
+        1,
+    )
     assert command("archive") == "archived 0 entries\n"
     assert OperatorAction.objects.count() == 1
 
@@ -68,7 +84,9 @@ def test_a_database_that_is_away_is_told_without_a_traceback(entry: Unarchivable
     assert UnarchivableEntry.objects.count() == 1
 
 
-def test_ctrl_c_says_how_far_it_was(entry: UnarchivableEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_far_it_was(
+    entry: UnarchivableEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*args: Any, progress: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 

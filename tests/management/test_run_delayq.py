@@ -1,4 +1,5 @@
-"""manage.py run_delayq: what it refuses, what it says, how it ends. Whole processes are in tests/acceptance."""
+"""manage.py run_delayq: what it refuses, what it says, how it ends. Whole processes are in
+tests/acceptance."""
 
 from __future__ import annotations
 
@@ -31,7 +32,13 @@ LONG_AGO = "2001-09-09T00:00:00+00:00"
 
 def refused(*args: str, **options: Any) -> CommandError:
     with pytest.raises(CommandError) as caught:
-        call_command("run_delayq", *args, stdout=StringIO(), stderr=options.pop("stderr", StringIO()), **options)
+        call_command(
+            "run_delayq",
+            *args,
+            stdout=StringIO(),
+            stderr=options.pop("stderr", StringIO()),
+            **options,
+        )
     return caught.value
 
 
@@ -128,10 +135,23 @@ def test_burst_runs_what_is_due_and_says_what_it_is(run_delayq: Any) -> None:
     assert "delayq.W012" in err
 
 
-def test_topics_and_weights_reach_the_worker(run_delayq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_and_weights_reach_the_worker(
+    run_delayq: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(module, "run", lambda worker, *args, **kwargs: made.append((worker, args, kwargs)) or 0)
-    run_delayq("--topics", "orders:3,crowd", "--concurrency", "5", "--shutdown-timeout", "7", "--health-port", "0")
+    monkeypatch.setattr(
+        module, "run", lambda worker, *args, **kwargs: made.append((worker, args, kwargs)) or 0
+    )
+    run_delayq(
+        "--topics",
+        "orders:3,crowd",
+        "--concurrency",
+        "5",
+        "--shutdown-timeout",
+        "7",
+        "--health-port",
+        "0",
+    )
     ((worker, args, kwargs),) = made
     assert worker.options.topics == ("orders", "crowd")
     assert (worker.options.concurrency, worker.options.shutdown_timeout) == (5, 7.0)
@@ -151,7 +171,13 @@ def test_topics_and_weights_reach_the_worker(run_delayq: Any, monkeypatch: pytes
     ],
 )
 def test_reload_is_the_default_in_debug(
-    run_delayq: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, debug: bool, *, args: list[str], reload: bool
+    run_delayq: Any,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    debug: bool,
+    *,
+    args: list[str],
+    reload: bool,
 ) -> None:
     settings.DEBUG = debug
     asked: list[bool] = []
@@ -160,7 +186,9 @@ def test_reload_is_the_default_in_debug(
     assert asked == [reload]
 
 
-def test_several_processes_have_a_supervisor(run_delayq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_have_a_supervisor(
+    run_delayq: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     class Recorded:
@@ -176,7 +204,9 @@ def test_several_processes_have_a_supervisor(run_delayq: Any, monkeypatch: pytes
     assert asked[3:5] == [2, True]
 
 
-def test_exit_code_of_the_worker_is_that_of_the_command(run_delayq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_of_the_worker_is_that_of_the_command(
+    run_delayq: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "run", lambda *args, **kwargs: ExitCode.ABANDONED)
     with pytest.raises(SystemExit) as caught:
         run_delayq()
@@ -196,8 +226,17 @@ def test_only_chosen_topics_are_served(run_delayq: Any) -> None:
 
 def test_defaults() -> None:
     options = parse()
-    assert (options.topics, options.concurrency, options.processes, options.burst) == ("all", 8, 1, False)
-    assert (options.shutdown_timeout, options.connect_timeout, options.health_port) == (25, 30, None)
+    assert (options.topics, options.concurrency, options.processes, options.burst) == (
+        "all",
+        8,
+        1,
+        False,
+    )
+    assert (options.shutdown_timeout, options.connect_timeout, options.health_port) == (
+        25,
+        30,
+        None,
+    )
     assert (options.reload, options.embedded, options.max_messages) == (None, False, None)
 
 
@@ -215,7 +254,9 @@ def test_wrong_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_help_names_the_exit_codes() -> None:
-    assert "0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6 stuck" in str(Command.__doc__)
+    assert "0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6 stuck" in str(
+        Command.__doc__
+    )
 
 
 @pytest.mark.django_db
@@ -226,7 +267,9 @@ def test_embedded_server_lives_as_long_as_the_command(
     settings.DELAYQ = {}
     monkeypatch.chdir(tmp_path)
     seen_urls: list[str] = []
-    monkeypatch.setattr(module, "run", lambda worker, *args, **kwargs: seen_urls.append(get_settings().redis) or 0)
+    monkeypatch.setattr(
+        module, "run", lambda worker, *args, **kwargs: seen_urls.append(get_settings().redis) or 0
+    )
     call_command("run_delayq", "--embedded", stdout=(said := StringIO()), stderr=StringIO())
     assert seen_urls[0].startswith("unix://")
     assert "DELAYQ['REDIS'] = 'redis://127.0.0.1:6379/0'" in said.getvalue()
@@ -261,7 +304,14 @@ def test_embedded_server_is_found_by_all_processes_of_the_project(
 
 
 @pytest.mark.parametrize(
-    "where", ["", "default", "rediss://127.0.0.1:1/0", "redis://:secret@127.0.0.1:1/0", "redis://elsewhere:1/0"]
+    "where",
+    [
+        "",
+        "default",
+        "rediss://127.0.0.1:1/0",
+        "redis://:secret@127.0.0.1:1/0",
+        "redis://elsewhere:1/0",
+    ],
 )
 def test_embedded_server_takes_no_place_that_is_not_of_this_machine(where: str) -> None:
     assert port_here(where) is None
@@ -274,7 +324,10 @@ def test_a_worker_that_starts_says_what_it_will_not_serve(run_delayq: Any) -> No
     leave("jobs", 1)
     close_order.using(delay=600).enqueue(1)
     out, _ = run_delayq(burst=True, topics="default")
-    assert "  unserved  jobs: 1 waiting, 0 of them due; no worker serves it and no code here declares it\n" in out
+    assert (
+        "  unserved  jobs: 1 waiting, 0 of them due; no worker serves it and no code here declares "
+        "it\n" in out
+    )
     assert "  unserved  orders: 1 waiting, 0 of them due; no worker serves it\n" in out
     out, _ = run_delayq(burst=True)
     assert "unserved  orders" not in out

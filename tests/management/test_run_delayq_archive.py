@@ -39,7 +39,9 @@ def without_tables(delayq: RedisStore, transactional_db: None) -> Iterator[None]
 def test_missing_tables_end_with_2_and_say_what_to_do(args: list[str]) -> None:
     error = refused(*args)
     assert error.returncode == ExitCode.CONFIGURATION == 2
-    assert "Database 'default' has no table django_delayq_archivedmessage, django_delayq_o" in str(error)
+    assert "Database 'default' has no table django_delayq_archivedmessage, django_delayq_o" in str(
+        error
+    )
     assert "Run: manage.py migrate" in str(error)
     assert "--no-archiver" in str(error)
 
@@ -61,7 +63,10 @@ def test_database_that_is_away_is_no_reason_not_to_start(
         patched.setattr(module, "run", lambda *args, **kwargs: 0)
         patched.setattr(connection.introspection, "table_names", away)
         run_delayq()
-    assert "database 'default' does not answer; the archive waits for it: connection refused" in caplog.text
+    assert (
+        "database 'default' does not answer; the archive waits for it: connection refused"
+        in caplog.text
+    )
 
 
 # Archiving
@@ -87,20 +92,27 @@ def test_archiver_alone_archives_and_runs_nothing(run_delayq: Any) -> None:
 
 @pytest.mark.parametrize(
     ("args", "names"),
-    [([], ["archiver", "relay", "reconciler", "bulk", "statistics", "unserved"]), (["--no-archiver"], [])],
+    [
+        ([], ["archiver", "relay", "reconciler", "bulk", "statistics", "unserved"]),
+        (["--no-archiver"], []),
+    ],
 )
 def test_worker_hosts_the_services_of_sql(
     run_delayq: Any, monkeypatch: pytest.MonkeyPatch, args: list[str], names: list[str]
 ) -> None:
     hosted: list[str] = []
     monkeypatch.setattr(
-        module, "run", lambda worker, *args, **kwargs: hosted.extend(s.name for s in worker.sql_services) or 0
+        module,
+        "run",
+        lambda worker, *args, **kwargs: hosted.extend(s.name for s in worker.sql_services) or 0,
     )
     run_delayq(*args)
     assert hosted == names
 
 
-def test_one_of_several_processes_hosts_them(run_delayq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_processes_hosts_them(
+    run_delayq: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hosted: list[int] = []
 
     class Recorded:
@@ -108,6 +120,8 @@ def test_one_of_several_processes_hosts_them(run_delayq: Any, monkeypatch: pytes
             self.run = lambda: max(run_worker(index) for index in range(count))
 
     monkeypatch.setattr(module, "Supervisor", Recorded)
-    monkeypatch.setattr(module, "run", lambda worker, port: hosted.append(len(worker.sql_services)) or 0)
+    monkeypatch.setattr(
+        module, "run", lambda worker, port: hosted.append(len(worker.sql_services)) or 0
+    )
     run_delayq("--processes", "3")
     assert hosted == [6, 0, 0]

@@ -17,7 +17,9 @@ KEYS = [f"key {number}" for number in range(40)]
 def test_the_archive_knows_every_key_by_its_id(hands: Hands) -> None:
     handles = [record.using(key=key).enqueue(key) for key in KEYS]
     hands.work()
-    assert {(row.message_id.hex, row.key) for row in hands.archive()} == {(h.id, h.key) for h in handles}
+    assert {(row.message_id.hex, row.key) for row in hands.archive()} == {
+        (h.id, h.key) for h in handles
+    }
 
 
 def test_the_outbox_knows_every_key_by_its_id(hands: Hands) -> None:

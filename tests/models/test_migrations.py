@@ -24,7 +24,15 @@ from tests.database_faults import without_table
 
 pytestmark = pytest.mark.databases
 
-MODELS = (ArchivedMessage, OutboxMessage, UnarchivableEntry, OperatorAction, BulkOperation, TopicHour, TaskDay)
+MODELS = (
+    ArchivedMessage,
+    OutboxMessage,
+    UnarchivableEntry,
+    OperatorAction,
+    BulkOperation,
+    TopicHour,
+    TaskDay,
+)
 TABLES = {model._meta.db_table for model in MODELS}
 
 both = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -55,7 +63,10 @@ def test_all_tables_go_and_come_back(alias: str) -> None:
 @both
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_a_missing_table_is_named(model: Any) -> None:
-    with without_table(model), pytest.raises(ConfigurationError, match=f"no table {model._meta.db_table}"):
+    with (
+        without_table(model),
+        pytest.raises(ConfigurationError, match=f"no table {model._meta.db_table}"),
+    ):
         check_tables()
     check_tables()
 

@@ -23,7 +23,9 @@ from tests.operators.test_replay import LONG_AGO, dead, origins
 pytestmark = pytest.mark.databases
 
 
-def run(runner: BulkRunner, kind: str = "replay", selection: Selection | None = None, **options: Any) -> BulkOperation:
+def run(
+    runner: BulkRunner, kind: str = "replay", selection: Selection | None = None, **options: Any
+) -> BulkOperation:
     """The operation at its end."""
     operation = order(kind, selection, **options)
     runner.run_once()
@@ -42,9 +44,15 @@ SELECTIONS: dict[str, tuple[Selection, dict[str, Any]]] = {
     "topic": (Selection(topic="orders"), {"topic": "orders"}),
     "task": (Selection(task="tests.app.tasks.noop"), {"task": "tests.app.tasks.noop"}),
     "class of the error": (Selection(error="KeyError"), {"error_class": "KeyError"}),
-    "last part of the error": (Selection(error="Timeout"), {"error_class": "requests.exceptions.Timeout"}),
+    "last part of the error": (
+        Selection(error="Timeout"),
+        {"error_class": "requests.exceptions.Timeout"},
+    ),
     "reason": (Selection(error="poison"), {"reason": "poison"}),
-    "since": (Selection(since=LONG_AGO + timedelta(days=1)), {"finished_at": LONG_AGO + timedelta(days=1)}),
+    "since": (
+        Selection(since=LONG_AGO + timedelta(days=1)),
+        {"finished_at": LONG_AGO + timedelta(days=1)},
+    ),
     "until": (Selection(until=LONG_AGO), {"finished_at": LONG_AGO - timedelta(seconds=1)}),
     "key": (Selection(key="k"), {"key": "k"}),
     "key in a topic": (Selection(key="k", topic="orders"), {"key": "k", "topic": "orders"}),
@@ -61,7 +69,9 @@ def test_only_what_is_selected_is_changed(what: str, kind: str, runner: BulkRunn
     operation = run(runner, kind, selection)
     assert (operation.status, operation.total, operation.count) == ("done", 1, 1)
     field = "replayed_at" if kind == "replay" else "discarded_at"
-    assert list(ArchivedMessage.objects.exclude(**{field: None}).values_list("pk", flat=True)) == pks
+    assert (
+        list(ArchivedMessage.objects.exclude(**{field: None}).values_list("pk", flat=True)) == pks
+    )
     assert origins() == (pks if kind == "replay" else [])
 
 
@@ -84,8 +94,15 @@ def test_what_dies_after_the_order_is_not_touched(kind: str, runner: BulkRunner)
     after = dead(3)
     runner.run_once()
     operation.refresh_from_db()
-    assert (operation.status, operation.total, operation.count, operation.cutoff) == ("done", 3, 3, before[-1])
-    untouched = ArchivedMessage.objects.filter(replayed_at=None, discarded_at=None).values_list("pk", flat=True)
+    assert (operation.status, operation.total, operation.count, operation.cutoff) == (
+        "done",
+        3,
+        3,
+        before[-1],
+    )
+    untouched = ArchivedMessage.objects.filter(replayed_at=None, discarded_at=None).values_list(
+        "pk", flat=True
+    )
     assert sorted(untouched) == after
 
 
@@ -120,7 +137,9 @@ def test_what_is_discarded_is_sent_nowhere(runner: BulkRunner) -> None:
     assert ArchivedMessage.objects.filter(pk__in=pks).exclude(discarded_at=None).count() == 3
 
 
-def test_a_purge_ends_what_waits_in_redis_and_in_the_outbox(hands: Hands, runner: BulkRunner) -> None:
+def test_a_purge_ends_what_waits_in_redis_and_in_the_outbox(
+    hands: Hands, runner: BulkRunner
+) -> None:
     close_order.using(delay=DAY).enqueue(1)
     close_order.using(delay=400 * DAY, durable=True).enqueue(2)
     other = record.using(delay=DAY).enqueue(3)
@@ -228,10 +247,25 @@ REFUSED: dict[str, tuple[str, Selection, dict[str, Any], str]] = {
     "an unknown kind": ("recolour", TOPIC, {}, "'recolour' is not a bulk operation"),
     "no reason": ("replay", TOPIC, {"reason": " "}, "Say why"),
     "everything": ("replay", Selection(), {}, "Say which"),
-    "a search in arguments": ("replay", Selection(topic="default", argument="a", value="1"), {}, "argument"),
-    "a purge of more than a topic says": ("purge", Selection(topic="default", task="x"), {}, "all that waits"),
+    "a search in arguments": (
+        "replay",
+        Selection(topic="default", argument="a", value="1"),
+        {},
+        "argument",
+    ),
+    "a purge of more than a topic says": (
+        "purge",
+        Selection(topic="default", task="x"),
+        {},
+        "all that waits",
+    ),
     "a negative delay": ("replay", TOPIC, {"delay": -1}, "delay is 0 to ten years"),
-    "a delay that is no number": ("replay", TOPIC, {"delay": float("nan")}, "delay is 0 to ten years"),
+    "a delay that is no number": (
+        "replay",
+        TOPIC,
+        {"delay": float("nan")},
+        "delay is 0 to ten years",
+    ),
     "a delay of eleven years": ("replay", TOPIC, {"delay": 4_000 * DAY}, "delay is 0 to ten years"),
     "no rate at all": ("replay", TOPIC, {"rate": 0}, "above 0"),
     "an endless rate": ("replay", TOPIC, {"rate": float("inf")}, "above 0"),
@@ -259,7 +293,9 @@ def test_a_purge_of_an_unknown_topic_is_refused(delayq: object) -> None:
 @pytest.mark.django_db
 def test_who_may_not_do_it_to_one_may_not_do_it_to_many(kind: str, delayq: object) -> None:
     operation = order(kind)
-    needed = {"replay": "replay_message", "discard": "discard_message", "purge": "cancel_message"}[kind]
+    needed = {"replay": "replay_message", "discard": "discard_message", "purge": "cancel_message"}[
+        kind
+    ]
     for codename in ("bulk_operate", needed):
         nobody = Operator("nora", frozenset({codename}))
         with pytest.raises(NotPermitted, match=codename):

@@ -27,7 +27,11 @@ def test_a_cancelled_purge_tells_all_that_it_has_ended(hands: Hands, runner: Bul
     operation.refresh_from_db()
     assert operation.action is not None
     left = len(messages_in(hands.store))
-    assert (operation.status, operation.count, operation.action.count) == ("cancelled", 1_200 - left, 1_200 - left)
+    assert (operation.status, operation.count, operation.action.count) == (
+        "cancelled",
+        1_200 - left,
+        1_200 - left,
+    )
 
 
 def test_a_purge_goes_on_after_a_kill_and_ends_what_was_there(
@@ -39,11 +43,18 @@ def test_a_purge_goes_on_after_a_kill_and_ends_what_was_there(
         runner.run_once()
     operation.refresh_from_db()
     assert (operation.status, operation.total, operation.count) == ("running", 1_200, 500)
-    later = [handle.identity for handle in record.enqueue_many([record.using(delay=2 * DAY).prepare(1)] * 3)]
+    later = [
+        handle.identity
+        for handle in record.enqueue_many([record.using(delay=2 * DAY).prepare(1)] * 3)
+    ]
     be_silent()
     other.run_once()
     operation.refresh_from_db()
-    assert (operation.status, operation.count, messages_in(hands.store)) == ("done", 1_200, set(later))
+    assert (operation.status, operation.count, messages_in(hands.store)) == (
+        "done",
+        1_200,
+        set(later),
+    )
 
 
 def test_a_purge_ends_no_more_than_it_has_counted(hands: Hands, runner: BulkRunner) -> None:
@@ -60,7 +71,9 @@ def test_a_purge_ends_no_more_than_it_has_counted(hands: Hands, runner: BulkRunn
     assert len(messages_in(hands.store)) == 20
 
 
-def test_a_purge_meets_what_the_relay_moves_meanwhile(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_purge_meets_what_the_relay_moves_meanwhile(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record.using(durable=True, delay=DAY).enqueue_many((number,) for number in range(20))
     near = list(OutboxMessage.objects.order_by("pk").values_list("pk", flat=True)[:10])
     OutboxMessage.objects.filter(pk__in=near).update(relay_at_ms=0)

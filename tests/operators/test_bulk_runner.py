@@ -94,7 +94,8 @@ def test_it_agrees_with_itself_at_each_commit(runner: BulkRunner) -> None:
 
 
 def mixed() -> None:
-    """Dead letters of which some cannot be replayed: the last one, and one in the middle of a batch, are among them."""
+    """Dead letters of which some cannot be replayed: the last one, and one in the middle of a
+    batch, are among them."""
     dead(BATCH - 3)
     done = dead(2) + dead(1, task="gone.task") + dead(2 * BATCH) + dead(3)
     replay(pk__in=[done[0], *done[-3:]])
@@ -119,7 +120,9 @@ def test_what_was_skipped_is_told_by_reason(runner: BulkRunner) -> None:
 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step != "after it is closed"])
-def test_what_was_skipped_is_told_once_after_a_kill(step: str, runner: BulkRunner, other: BulkRunner) -> None:
+def test_what_was_skipped_is_told_once_after_a_kill(
+    step: str, runner: BulkRunner, other: BulkRunner
+) -> None:
     owner, name, after, time = STEPS[step]
     mixed()
     operation = order()
@@ -144,7 +147,9 @@ def test_a_rate_is_kept_after_a_kill(runner: BulkRunner, other: BulkRunner) -> N
 # Several runners
 
 
-def test_of_runners_that_begin_together_one_runs_an_operation(runner: BulkRunner, other: BulkRunner) -> None:
+def test_of_runners_that_begin_together_one_runs_an_operation(
+    runner: BulkRunner, other: BulkRunner
+) -> None:
     pks = dead(3 * BATCH)
     operation = order()
     together(runner.run_once, other.run_once)
@@ -152,7 +157,9 @@ def test_of_runners_that_begin_together_one_runs_an_operation(runner: BulkRunner
     check_done(operation, pks)
 
 
-def test_a_runner_that_is_overtaken_at_taking_leaves_it(runner: BulkRunner, other: BulkRunner) -> None:
+def test_a_runner_that_is_overtaken_at_taking_leaves_it(
+    runner: BulkRunner, other: BulkRunner
+) -> None:
     pks = dead(3 * BATCH)
     operation = order()
     overtaken: list[str] = []
@@ -174,13 +181,20 @@ def test_several_operations_are_shared(runner: BulkRunner, other: BulkRunner) ->
     operations = [order(), order(selection=Selection(topic="orders"))]
     with at(BulkLedger, "rest", lambda: apart(other.run_once)):
         runner.run_once()
-    assert [operation.status for operation in BulkOperation.objects.order_by("pk")] == ["done", "done"]
+    assert [operation.status for operation in BulkOperation.objects.order_by("pk")] == [
+        "done",
+        "done",
+    ]
     assert (runner.ended, other.ended) == (1, 1)
     assert origins() == first + second
-    assert {operation.pk for operation in operations} == set(BulkOperation.objects.values_list("pk", flat=True))
+    assert {operation.pk for operation in operations} == set(
+        BulkOperation.objects.values_list("pk", flat=True)
+    )
 
 
-def test_one_that_wakes_up_after_another_has_taken_over_changes_nothing(runner: BulkRunner, other: BulkRunner) -> None:
+def test_one_that_wakes_up_after_another_has_taken_over_changes_nothing(
+    runner: BulkRunner, other: BulkRunner
+) -> None:
     pks = dead(3 * BATCH)
     operation = order()
 
@@ -195,7 +209,9 @@ def test_one_that_wakes_up_after_another_has_taken_over_changes_nothing(runner: 
     assert operation.worker == other._worker
 
 
-def test_one_that_wakes_up_beside_another_leaves_the_rest_to_it(runner: BulkRunner, other: BulkRunner) -> None:
+def test_one_that_wakes_up_beside_another_leaves_the_rest_to_it(
+    runner: BulkRunner, other: BulkRunner
+) -> None:
     pks = dead(3 * BATCH)
     operation = order()
 
@@ -205,15 +221,23 @@ def test_one_that_wakes_up_beside_another_leaves_the_rest_to_it(runner: BulkRunn
     with at(BulkLedger, "rest", be_overtaken):
         runner.run_once()
     check_agreement(operation)
-    assert (operation.status, operation.count, operation.worker) == ("running", BATCH, other._worker)
+    assert (operation.status, operation.count, operation.worker) == (
+        "running",
+        BATCH,
+        other._worker,
+    )
     other.run_once()
     check_done(operation, pks)
 
 
-def test_a_batch_whose_operation_is_lost_at_its_end_is_undone(runner: BulkRunner, other: BulkRunner) -> None:
+def test_a_batch_whose_operation_is_lost_at_its_end_is_undone(
+    runner: BulkRunner, other: BulkRunner
+) -> None:
     dead(3 * BATCH)
     operation = order()
-    with at(Sender, "_mark", lambda: BulkOperation.objects.update(worker=other._worker), after=True):
+    with at(
+        Sender, "_mark", lambda: BulkOperation.objects.update(worker=other._worker), after=True
+    ):
         runner.run_once()
     check_agreement(operation)
     assert (operation.count, len(origins())) == (BATCH, BATCH)

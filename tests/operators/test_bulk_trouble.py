@@ -143,7 +143,10 @@ def test_it_goes_on_when_redis_is_back(hands: Hands, runner: BulkRunner) -> None
 FAILURES: dict[str, tuple[dict[str, str], str]] = {
     "no JSON": ({"selection": "?"}, "is not a selection"),
     "a state that does not exist": ({"selection": '{"state":"lost"}'}, "'lost'"),
-    "a part that this version does not know": ({"selection": '{"topic":"default","shade":"red"}'}, "shade"),
+    "a part that this version does not know": (
+        {"selection": '{"topic":"default","shade":"red"}'},
+        "shade",
+    ),
     "a kind that this version does not know": ({"kind": "recolour"}, "recolour"),
     "a purge of a topic that is gone": ({"kind": "purge", "selection": '{"topic":"gone"}'}, "gone"),
     "options that are not ours": ({"options": '{"delay":"soon"}'}, "delay must be"),
@@ -151,7 +154,9 @@ FAILURES: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("what", FAILURES)
-def test_one_that_cannot_be_run_fails_in_words_and_the_next_one_runs(what: str, runner: BulkRunner) -> None:
+def test_one_that_cannot_be_run_fails_in_words_and_the_next_one_runs(
+    what: str, runner: BulkRunner
+) -> None:
     values, words = FAILURES[what]
     pks = dead(3, topic="orders")
     untouched = dead(3)
@@ -174,7 +179,9 @@ def test_one_that_cannot_be_run_fails_in_words_and_the_next_one_runs(what: str, 
     [Selection(topic="a\0b"), Selection(ids=(2**70,))],
     ids=["NUL", "huge id"],
 )
-def test_one_that_the_database_refuses_does_not_hold_up_the_next(selection: Selection, runner: BulkRunner) -> None:
+def test_one_that_the_database_refuses_does_not_hold_up_the_next(
+    selection: Selection, runner: BulkRunner
+) -> None:
     pks = dead(3)
     broken = order()
     BulkOperation.objects.filter(pk=broken.pk).update(selection=selection.encode())

@@ -26,7 +26,12 @@ WORKER = "host:1:worker"
 def check_record(action: str, selection: str, reason: str = "") -> None:
     """The only one says this, and that it is over."""
     done = OperatorAction.objects.get()
-    assert (done.action, done.operator, done.selection, done.reason) == (action, "olga", selection, reason)
+    assert (done.action, done.operator, done.selection, done.reason) == (
+        action,
+        "olga",
+        selection,
+        reason,
+    )
     assert done.count == 1
     assert done.finished_at is not None
 
@@ -49,7 +54,9 @@ def test_a_paused_topic_is_held_and_says_by_whom(hands: Hands) -> None:
     assert (paused["by"], paused["reason"]) == ("olga", "the bank is down")
     assert paused["until"] == pytest.approx(until.timestamp() * 1000, abs=1)
     assert hands.work(ORDERS) == 0
-    check_record("pause", f"topic orders, until {until.isoformat(' ', 'seconds')}", "the bank is down")
+    check_record(
+        "pause", f"topic orders, until {until.isoformat(' ', 'seconds')}", "the bank is down"
+    )
 
 
 def test_a_resumed_topic_goes_on(hands: Hands) -> None:
@@ -105,7 +112,9 @@ def test_a_message_runs_with_its_new_arguments(durable: bool, hands: Hands) -> N
 
 
 def test_a_message_is_scheduled(hands: Hands) -> None:
-    handle = operations.schedule(OPERATOR, "tests.app.tasks.close_order", ([5], {"reason": "late"}), delay=0)
+    handle = operations.schedule(
+        OPERATOR, "tests.app.tasks.close_order", ([5], {"reason": "late"}), delay=0
+    )
     hands.work(ORDERS)
     assert seen == [(5, "late")]
     check_record("schedule", f"message {handle.id} of orders, task tests.app.tasks.close_order")
@@ -120,8 +129,16 @@ def test_a_dead_letter_is_replayed(hands: Hands) -> None:
     assert (row.pk, row.replayed_by) == (pk, OutboxMessage.objects.get().message_id)
     assert origins() == [pk]
     action = OperatorAction.objects.get()
-    assert (action.action, action.operator, action.reason, action.count) == ("replay", "olga", "it works again", 1)
-    assert action.selection == f"dead letter {pk}: message {row.message_id.hex} of default, task tests.app.tasks.record"
+    assert (action.action, action.operator, action.reason, action.count) == (
+        "replay",
+        "olga",
+        "it works again",
+        1,
+    )
+    assert (
+        action.selection
+        == f"dead letter {pk}: message {row.message_id.hex} of default, task tests.app.tasks.record"
+    )
     hands.relay()
     hands.work()
     assert seen == ["x"]
@@ -133,7 +150,10 @@ def test_a_dead_letter_is_replayed_with_other_arguments(hands: Hands) -> None:
     (body,) = bodies()
     assert (body.args, body.kwargs, body.replay_of) == ([7], {"reason": "edited"}, pk)
     action = OperatorAction.objects.get()
-    words = f"message {ArchivedMessage.objects.get().message_id.hex} of orders, task tests.app.tasks.close_order"
+    words = (
+        f"message {ArchivedMessage.objects.get().message_id.hex} of orders, task "
+        f"tests.app.tasks.close_order"
+    )
     assert action.selection == f"dead letter {pk}: {words}, with other arguments"
     assert (action.count, action.finished_at is None) == (1, False)
 
@@ -174,7 +194,9 @@ def outcome(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_a_message_that_is_cancelled_while_it_is_claimed_is_either(number: int, hands: Hands) -> None:
+def test_a_message_that_is_cancelled_while_it_is_claimed_is_either(
+    number: int, hands: Hands
+) -> None:
     handle = record.using(delay=DAY).enqueue(1)
     make_due(handle)
     told, leases = together(

@@ -51,13 +51,18 @@ class Scene:
     @staticmethod
     def state() -> Any:
         """What nobody may have changed."""
-        archived = ArchivedMessage.objects.order_by("pk").values_list("pk", "replayed_at", "discarded_at")
+        archived = ArchivedMessage.objects.order_by("pk").values_list(
+            "pk", "replayed_at", "discarded_at"
+        )
         return list(archived), OutboxMessage.objects.count(), OperatorAction.objects.count()
 
 
 Call = Callable[[Scene], object]
 REFUSED: dict[str, tuple[type[DelayQError], Call]] = {
-    "a pause without a reason": (InvalidMessage, lambda s: operations.pause(OPERATOR, "orders", reason=" ")),
+    "a pause without a reason": (
+        InvalidMessage,
+        lambda s: operations.pause(OPERATOR, "orders", reason=" "),
+    ),
     "a pause that has passed": (
         InvalidDelay,
         lambda s: operations.pause(OPERATOR, "orders", reason="why", until=s.past),
@@ -66,18 +71,39 @@ REFUSED: dict[str, tuple[type[DelayQError], Call]] = {
         NaiveDatetime,
         lambda s: operations.pause(OPERATOR, "orders", reason="why", until=s.naive),
     ),
-    "a pause of no topic": (UnknownTopic, lambda s: operations.pause(OPERATOR, "gone", reason="why")),
+    "a pause of no topic": (
+        UnknownTopic,
+        lambda s: operations.pause(OPERATOR, "gone", reason="why"),
+    ),
     "a resume of no topic": (UnknownTopic, lambda s: operations.resume(OPERATOR, "gone")),
-    "a cancel of nothing": (MessageNotFound, lambda s: operations.cancel(OPERATOR, "default", NO_ID)),
-    "a cancel of what runs": (MessageRunning, lambda s: operations.cancel(OPERATOR, "default", s.running)),
-    "a cancel in another topic": (MessageNotFound, lambda s: operations.cancel(OPERATOR, "default", s.waiting)),
-    "running now what runs": (MessageRunning, lambda s: operations.run_now(OPERATOR, "default", s.running)),
-    "running nothing now": (MessageNotFound, lambda s: operations.run_now(OPERATOR, "default", NO_ID)),
+    "a cancel of nothing": (
+        MessageNotFound,
+        lambda s: operations.cancel(OPERATOR, "default", NO_ID),
+    ),
+    "a cancel of what runs": (
+        MessageRunning,
+        lambda s: operations.cancel(OPERATOR, "default", s.running),
+    ),
+    "a cancel in another topic": (
+        MessageNotFound,
+        lambda s: operations.cancel(OPERATOR, "default", s.waiting),
+    ),
+    "running now what runs": (
+        MessageRunning,
+        lambda s: operations.run_now(OPERATOR, "default", s.running),
+    ),
+    "running nothing now": (
+        MessageNotFound,
+        lambda s: operations.run_now(OPERATOR, "default", NO_ID),
+    ),
     "another time for what runs": (
         MessageRunning,
         lambda s: operations.reschedule(OPERATOR, "default", s.running, timezone.now()),
     ),
-    "a naive time": (NaiveDatetime, lambda s: operations.reschedule(OPERATOR, "orders", s.waiting, s.naive)),
+    "a naive time": (
+        NaiveDatetime,
+        lambda s: operations.reschedule(OPERATOR, "orders", s.waiting, s.naive),
+    ),
     "other arguments for what runs": (
         MessageRunning,
         lambda s: operations.edit(OPERATOR, "default", s.running, ([2], {})),
@@ -90,21 +116,36 @@ REFUSED: dict[str, tuple[type[DelayQError], Call]] = {
         InvalidMessage,
         lambda s: operations.edit(OPERATOR, "orders", s.waiting, ([object()], {})),
     ),
-    "an unknown task": (InvalidMessage, lambda s: operations.schedule(OPERATOR, "gone.task", ([], {}))),
+    "an unknown task": (
+        InvalidMessage,
+        lambda s: operations.schedule(OPERATOR, "gone.task", ([], {})),
+    ),
     "a task without its arguments": (
         InvalidMessage,
         lambda s: operations.schedule(OPERATOR, "tests.app.tasks.close_order", ([], {})),
     ),
     "a replay of nothing": (MessageNotFound, lambda s: operations.replay_one(OPERATOR, 10**9)),
-    "a replay of a row beyond all": (MessageNotFound, lambda s: operations.replay_one(OPERATOR, 2**70)),
+    "a replay of a row beyond all": (
+        MessageNotFound,
+        lambda s: operations.replay_one(OPERATOR, 2**70),
+    ),
     "a second replay": (InvalidMessage, lambda s: operations.replay_one(OPERATOR, s.replayed)),
-    "a replay of what was discarded": (InvalidMessage, lambda s: operations.replay_one(OPERATOR, s.discarded)),
+    "a replay of what was discarded": (
+        InvalidMessage,
+        lambda s: operations.replay_one(OPERATOR, s.discarded),
+    ),
     "a replay with arguments that do not fit": (
         InvalidMessage,
         lambda s: operations.replay_one(OPERATOR, s.open, arguments=([1, 2, 3], {})),
     ),
-    "a discard without a reason": (InvalidMessage, lambda s: operations.discard_one(OPERATOR, s.open, reason="")),
-    "a second discard": (InvalidMessage, lambda s: operations.discard_one(OPERATOR, s.discarded, reason="why")),
+    "a discard without a reason": (
+        InvalidMessage,
+        lambda s: operations.discard_one(OPERATOR, s.open, reason=""),
+    ),
+    "a second discard": (
+        InvalidMessage,
+        lambda s: operations.discard_one(OPERATOR, s.discarded, reason="why"),
+    ),
     "a discard of what was replayed": (
         InvalidMessage,
         lambda s: operations.discard_one(OPERATOR, s.replayed, reason="why"),

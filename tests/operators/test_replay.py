@@ -1,4 +1,5 @@
-"""Replaying dead letters: each becomes one new message that names its origin, and no row is replayed twice."""
+"""Replaying dead letters: each becomes one new message that names its origin, and no row is
+replayed twice."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ from tests.hands import stored
 
 LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
 
-pytestmark = [pytest.mark.databases, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
+pytestmark = [
+    pytest.mark.databases,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("delayq"),
+]
 
 
 def dead(count: int = 1, **values: Any) -> list[int]:
@@ -40,7 +45,10 @@ def dead(count: int = 1, **values: Any) -> list[int]:
         "finished_at": LONG_AGO,
         "error_class": "ValueError",
     } | values
-    common = {name: stored(value) if isinstance(value, datetime) else value for name, value in common.items()}
+    common = {
+        name: stored(value) if isinstance(value, datetime) else value
+        for name, value in common.items()
+    }
     key = key_id(common["topic"], values["key"]) if "key" in values else None
     rows = [
         ArchivedMessage(
@@ -52,12 +60,17 @@ def dead(count: int = 1, **values: Any) -> list[int]:
     ]
     before = max(ArchivedMessage.objects.values_list("pk", flat=True), default=0)
     ArchivedMessage.objects.bulk_create(rows, batch_size=500)
-    return list(ArchivedMessage.objects.filter(pk__gt=before).order_by("pk").values_list("pk", flat=True))
+    return list(
+        ArchivedMessage.objects.filter(pk__gt=before).order_by("pk").values_list("pk", flat=True)
+    )
 
 
 def bodies() -> list[Body]:
     """Of the messages in the outbox, in the order in which they are due."""
-    records = [bytes(8 + 6) + bytes(row.record) for row in OutboxMessage.objects.order_by("due_at_ms", "pk")]
+    records = [
+        bytes(8 + 6) + bytes(row.record)
+        for row in OutboxMessage.objects.order_by("due_at_ms", "pk")
+    ]
     return [decode_body(record.flags, record.body) for record in map(Record.decode, records)]
 
 
@@ -68,7 +81,9 @@ def origins() -> list[int]:
 
 def run_one(store: RedisStore, topic: str, *, fails: bool = False) -> Any:
     """Claim the only due message, end it and archive it. Returns its lease."""
-    (lease,) = [lease for part in store.partitions.all(topic) for lease in store.claim(part, 10).leases]
+    (lease,) = [
+        lease for part in store.partitions.all(topic) for lease in store.claim(part, 10).leases
+    ]
     if fails:
         detail = b'{"worker":"w","error":"requests.exceptions.Timeout","message":"late"}'
         store.nack(lease.partition, [(lease, None, True, detail)])
@@ -101,7 +116,12 @@ def test_a_dead_letter_is_run_again_as_what_it_was(delayq: RedisStore) -> None:
     again = ArchivedMessage.objects.get(state="acked")
     same = ("topic", "task", "key", "body", "headers", "priority", "ttr_ms", "max_attempts")
     assert [getattr(again, name) for name in same] == [getattr(origin, name) for name in same]
-    assert (origin.priority, origin.ttr_ms, origin.max_attempts, origin.headers) == (0, 7000, 9, '{"trace":"a1"}')
+    assert (origin.priority, origin.ttr_ms, origin.max_attempts, origin.headers) == (
+        0,
+        7000,
+        9,
+        '{"trace":"a1"}',
+    )
     assert again.replay_of == origin.pk
     assert again.message_id != origin.message_id
     assert Record.decode(lease.record).expires_at_ms == 0

@@ -1,4 +1,5 @@
-"""Replaying dead letters: keys, due times, edited arguments, what cannot be replayed, and memory."""
+"""Replaying dead letters: keys, due times, edited arguments, what cannot be replayed, and
+memory."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ from tests.app.tasks import crowd, record
 from tests.faults import unreachable
 from tests.operators.test_replay import bodies, dead, origins
 
-pytestmark = [pytest.mark.databases, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
+pytestmark = [
+    pytest.mark.databases,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("delayq"),
+]
 
 
 # Keys
@@ -33,7 +38,11 @@ def test_a_message_keeps_its_key_and_so_its_id() -> None:
     dead(key="k")
     assert replay(state="dead").count == 1
     row = OutboxMessage.objects.get()
-    assert (row.key, row.message_id.bytes, row.on_duplicate) == ("k", key_id("default", "k"), "keep")
+    assert (row.key, row.message_id.bytes, row.on_duplicate) == (
+        "k",
+        key_id("default", "k"),
+        "keep",
+    )
     assert bodies()[0].key == "k"
 
 
@@ -67,7 +76,9 @@ def test_a_key_that_is_live_in_the_outbox_is_left_alone() -> None:
     assert OutboxMessage.objects.count() == 2
 
 
-def test_of_several_rows_with_a_key_the_newest_is_replayed_and_the_others_never(delayq: RedisStore) -> None:
+def test_of_several_rows_with_a_key_the_newest_is_replayed_and_the_others_never(
+    delayq: RedisStore,
+) -> None:
     pks = dead(600, key="k")
     done = replay(state="dead")
     assert (done.count, done.skipped) == (1, {"newer one with this key": 599})
@@ -119,7 +130,9 @@ def test_delay_is_that_of_every_message(delayq: RedisStore) -> None:
         assert before + 30_000 <= due_ms <= delayq.now_us() // 1000 + 30_001
 
 
-def test_rate_spreads_the_due_times_over_all_transactions(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_spreads_the_due_times_over_all_transactions(
+    delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CHUNK", 5_000)
     pks = dead(1_001)
     before = delayq.now_us() // 1000
@@ -140,8 +153,12 @@ def test_what_is_due_beyond_the_horizon_waits_in_the_outbox(delayq: RedisStore) 
     assert last.relay_at_ms == last.due_at_ms - get_settings().horizon * 1000
 
 
-def test_a_replayed_message_does_not_expire_even_if_its_task_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "options", record.options.changed({"expires": 5, "on_duplicate": "replace"}))
+def test_a_replayed_message_does_not_expire_even_if_its_task_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        record, "options", record.options.changed({"expires": 5, "on_duplicate": "replace"})
+    )
     dead(key="k")
     replay(state="dead")
     row = OutboxMessage.objects.get()
@@ -175,7 +192,9 @@ def test_edited_arguments_are_sent_and_none_leaves_them() -> None:
         (("x", {}), "edit returns"),
     ],
 )
-def test_refused_edits_name_the_row_and_nothing_of_the_transaction_is_replayed(edited: Any, words: str) -> None:
+def test_refused_edits_name_the_row_and_nothing_of_the_transaction_is_replayed(
+    edited: Any, words: str
+) -> None:
     pks = dead(502)
     with pytest.raises(InvalidMessage, match=f"Archived message {pks[-1]}: .*{words}"):
         replay(state="dead", edit=lambda row: edited if row.pk == pks[-1] else None)
@@ -209,7 +228,9 @@ def test_what_cannot_be_replayed_is_skipped_and_counted(values: dict[str, Any], 
     assert ArchivedMessage.objects.filter(replayed_at=None).count() == 1
 
 
-def test_a_key_that_the_archive_could_not_write_is_not_taken_for_another(delayq: RedisStore) -> None:
+def test_a_key_that_the_archive_could_not_write_is_not_taken_for_another(
+    delayq: RedisStore,
+) -> None:
     dead(key="k")
     ArchivedMessage.objects.update(key="\\0k")
     assert replay(state="dead").skipped == {"undecodable": 1}

@@ -1,4 +1,5 @@
-"""Replaying and discarding dead letters: what is selected, what is refused, and the record of it."""
+"""Replaying and discarding dead letters: what is selected, what is refused, and the record of
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from django_delayq.operators import replay_walk as module
 from django_delayq.operators.replay import Replayed, discard, preview, replay
 from tests.operators.test_replay import dead, origins
 
-pytestmark = [pytest.mark.databases, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
+pytestmark = [
+    pytest.mark.databases,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("delayq"),
+]
 
 
 # Selecting
@@ -40,7 +45,11 @@ def test_the_order_of_the_selection_does_not_matter(monkeypatch: pytest.MonkeyPa
         (OutboxMessage.objects.none, {}, "a queryset of ArchivedMessage"),
         (lambda: [1], {}, "a queryset of ArchivedMessage"),
         (lambda: ArchivedMessage.objects.all()[:5], {}, "use filter() and limit="),
-        (lambda: ArchivedMessage.objects.all().union(ArchivedMessage.objects.all()), {}, "use filter() and limit="),
+        (
+            lambda: ArchivedMessage.objects.all().union(ArchivedMessage.objects.all()),
+            {},
+            "use filter() and limit=",
+        ),
         (None, {"tpic": "x"}, "Cannot resolve keyword 'tpic'"),
         (None, {"pk": "x"}, "These lookups do not fit"),
         (None, {"topic": "default", "limit": 0}, "limit is a whole number"),
@@ -62,8 +71,15 @@ def test_a_preview_counts_and_shows_the_oldest_and_changes_nothing() -> None:
     pks = dead(12)
     replay(pk=pks[0])
     found = preview(topic="default")
-    assert (found.count, [row.pk for row in found.first], found.skipped) == (11, pks[1:11], {"already replayed": 1})
-    assert (preview(topic="default", force=True).count, preview(topic="default", limit=3).count) == (12, 3)
+    assert (found.count, [row.pk for row in found.first], found.skipped) == (
+        11,
+        pks[1:11],
+        {"already replayed": 1},
+    )
+    assert (
+        preview(topic="default", force=True).count,
+        preview(topic="default", limit=3).count,
+    ) == (12, 3)
     assert ArchivedMessage.objects.filter(replayed_at=None).count() == 11
 
 
@@ -92,10 +108,22 @@ def test_discarding_needs_a_reason() -> None:
 
 def test_the_record_says_who_what_why_and_how_many() -> None:
     dead(3)
-    done = replay(topic="default", task__contains="record", by="ada" * 100, reason="mended", force=True, limit=2)
+    done = replay(
+        topic="default",
+        task__contains="record",
+        by="ada" * 100,
+        reason="mended",
+        force=True,
+        limit=2,
+    )
     action = OperatorAction.objects.get()
     assert action == done.action
-    assert (action.action, action.operator, action.reason, action.count) == ("replay", ("ada" * 100)[:150], "mended", 2)
+    assert (action.action, action.operator, action.reason, action.count) == (
+        "replay",
+        ("ada" * 100)[:150],
+        "mended",
+        2,
+    )
     for word in ("topic", "default", "%record%", "force, limit 2"):
         assert word in action.selection
     assert action.finished_at is not None
@@ -117,5 +145,9 @@ def test_progress_is_told_first_and_after_each_transaction() -> None:
     dead(task="gone")
     told: list[Replayed] = []
     replay(state="dead", progress=told.append)
-    assert [(now.count, dict(now.skipped)) for now in told] == [(0, {}), (500, {}), (501, {"unknown task": 1})]
+    assert [(now.count, dict(now.skipped)) for now in told] == [
+        (0, {}),
+        (500, {}),
+        (501, {"unknown task": 1}),
+    ]
     assert told[0].action.pk == OperatorAction.objects.get().pk

@@ -1,4 +1,5 @@
-"""What goes wrong at a bad moment: rollbacks, late commits, a database that is away, rows that somebody holds."""
+"""What goes wrong at a bad moment: rollbacks, late commits, a database that is away, rows that
+somebody holds."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_a_reschedule_that_is_rolled_back_loses_no_message(hands: Hands) -> None
     assert seen == [1]
 
 
-def test_a_message_cancelled_before_a_late_send_stays_cancelled(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_cancelled_before_a_late_send_stays_cancelled(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outbox, "LATE_US", 0)
 
     def cancel_and_archive() -> None:
@@ -63,7 +66,9 @@ def test_a_message_cancelled_before_a_late_send_stays_cancelled(hands: Hands, mo
     assert (messages_in(hands.store), only_row().state, statuses()) == (set(), "cancelled", [])
 
 
-def test_a_late_send_of_an_open_message_is_sent(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_send_of_an_open_message_is_sent(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outbox, "LATE_US", 0)
     with transaction.atomic():
         handle = durable.enqueue(1)
@@ -135,7 +140,9 @@ def test_a_row_that_a_long_transaction_holds_does_not_hold_up_the_archive(hands:
     assert hands.reconcile() == 0
 
 
-def test_a_partition_that_redis_refuses_does_not_stop_the_others(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_redis_refuses_does_not_stop_the_others(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting = [one.using(durable=True, delay=DAY).enqueue(1) for one in (crowd, record)]
     OutboxMessage.objects.update(relay_at_ms=0)
     enqueue = type(hands.store).enqueue
@@ -170,4 +177,7 @@ def test_a_purge_ends_what_waits_only_in_sql_too_and_says_so(hands: Hands) -> No
         signals.cancelled.disconnect(hear)
     assert sorted(heard) == sorted(handle.id for handle in handles)
     hands.archive()
-    assert ({(row.state, row.reason) for row in rows()}, statuses()) == ({("cancelled", "closed")}, [])
+    assert ({(row.state, row.reason) for row in rows()}, statuses()) == (
+        {("cancelled", "closed")},
+        [],
+    )

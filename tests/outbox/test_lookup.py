@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_delayq.core.exceptions import DuplicateMessage, MessageNotFound, MessageRunning, StoreUnavailable
+from django_delayq.core.exceptions import (
+    DuplicateMessage,
+    MessageNotFound,
+    MessageRunning,
+    StoreUnavailable,
+)
 from django_delayq.models import OutboxMessage
 from django_delayq.store import get_store
 from django_delayq.tasks.handle import Handle
@@ -183,7 +188,9 @@ def test_an_enqueue_repeated_under_its_id_is_stored_once(hands: Hands) -> None:
 
 
 def test_an_id_is_taken_once(hands: Hands) -> None:
-    own = record.using(durable=True, id="1" * 12 + "7" + "1" * 3 + "8" + "1" * 15, on_duplicate="keep", delay=60)
+    own = record.using(
+        durable=True, id="1" * 12 + "7" + "1" * 3 + "8" + "1" * 15, on_duplicate="keep", delay=60
+    )
     assert [own.enqueue("x").outcome, own.enqueue("y").outcome] == ["stored", "kept"]
 
 
@@ -196,7 +203,11 @@ def test_what_waits_is_cancelled_wherever_it_is(hands: Hands, place: Place, name
     handle = place(hands)
     record.cancel(**{named: "k" if named == "key" else handle.id})
     hands.archive()
-    assert (only_row().state, only_row().message_id.hex, only_row().key) == ("cancelled", handle.id, "k")
+    assert (only_row().state, only_row().message_id.hex, only_row().key) == (
+        "cancelled",
+        handle.id,
+        "k",
+    )
     assert (statuses(), hands.relay(), hands.reconcile(), hands.work()) == ([], 0, 0, 0)
     with pytest.raises(MessageNotFound):
         record.cancel(key="k")
@@ -224,7 +235,12 @@ def test_what_waits_is_shown_wherever_it_is(hands: Hands, place: Place) -> None:
     handle = place(hands)
     for found in (handle.get(), record.get(key="k"), record.get(id=handle.id)):
         assert found is not None
-        assert (found.id, found.key, found.args, found.state) == (handle.id, "k", ["first"], "delayed")
+        assert (found.id, found.key, found.args, found.state) == (
+            handle.id,
+            "k",
+            ["first"],
+            "delayed",
+        )
         assert found.due_at == handle.due_at
 
 
@@ -279,7 +295,9 @@ def test_a_message_in_sql_is_cancelled_while_redis_is_away(hands: Hands, counted
     assert (only_row().state, statuses()) == ("cancelled", [])
 
 
-def test_without_spilling_a_sent_message_is_not_cancelled_while_redis_is_away(hands: Hands, settings: Any) -> None:
+def test_without_spilling_a_sent_message_is_not_cancelled_while_redis_is_away(
+    hands: Hands, settings: Any
+) -> None:
     handle = live(hands)
     settings.DELAYQ = {**settings.DELAYQ, "ON_REDIS_ERROR": "raise"}
     get_store().partitions.counts("default")

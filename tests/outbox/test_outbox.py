@@ -72,7 +72,12 @@ def test_a_rollback_leaves_nothing(hands: Hands, delay: int) -> None:
     with pytest.raises(Undo), transaction.atomic():
         durable.using(delay=delay).enqueue(1)
         raise Undo
-    assert (statuses(), messages_in(hands.store), hands.relay(), hands.reconcile()) == ([], set(), 0, 0)
+    assert (statuses(), messages_in(hands.store), hands.relay(), hands.reconcile()) == (
+        [],
+        set(),
+        0,
+        0,
+    )
 
 
 def test_a_savepoint_takes_back_its_own_only(hands: Hands) -> None:
@@ -123,12 +128,18 @@ def test_the_horizon_says_how_far_that_is(hands: Hands, settings: Any) -> None:
 def test_many_far_ones_come_in_their_time(hands: Hands) -> None:
     durable.using(delay=DAY).enqueue_many((number,) for number in range(1_100))
     assert set(statuses()) == {"waiting"}
-    OutboxMessage.objects.filter(id__lte=OutboxMessage.objects.order_by("id")[599].id).update(relay_at_ms=0)
+    OutboxMessage.objects.filter(id__lte=OutboxMessage.objects.order_by("id")[599].id).update(
+        relay_at_ms=0
+    )
     assert [hands.relay(), hands.relay(), hands.relay()] == [500, 100, 0]
 
 
 def test_mixed_messages_of_one_call_go_where_they_belong(hands: Hands) -> None:
-    calls = [record.prepare("plain"), durable.prepare("durable"), durable.using(delay=DAY).prepare("far")]
+    calls = [
+        record.prepare("plain"),
+        durable.prepare("durable"),
+        durable.using(delay=DAY).prepare("far"),
+    ]
     with transaction.atomic():
         handles = record.enqueue_many(calls)
     assert [handle.outcome for handle in handles] == ["stored", "stored", "outbox"]
@@ -158,7 +169,9 @@ def test_a_transaction_that_commits_late_is_found_in_spite_of_its_small_ids(hand
 # Ending
 
 
-@pytest.mark.parametrize("task", [durable, act.using(durable=True, max_attempts=1)], ids=["acked", "dead"])
+@pytest.mark.parametrize(
+    "task", [durable, act.using(durable=True, max_attempts=1)], ids=["acked", "dead"]
+)
 def test_its_row_goes_with_the_row_of_the_archive(hands: Hands, task: Any) -> None:
     task.enqueue("fail")
     partition = Partition(task.options.topic, 0)
@@ -236,4 +249,7 @@ def test_expiry_moves_with_the_due_time(hands: Hands) -> None:
     hands.relay()
     due = handle.reschedule(delay=3 * DAY)
     row = OutboxMessage.objects.get()
-    assert (row.due_at_ms, row.expires_at_ms) == (int(due.timestamp() * 1000), int(due.timestamp() * 1000) + 60_000)
+    assert (row.due_at_ms, row.expires_at_ms) == (
+        int(due.timestamp() * 1000),
+        int(due.timestamp() * 1000) + 60_000,
+    )

@@ -1,4 +1,5 @@
-"""Cancels and moves of what SQL answers for, and of what Redis cannot be told: kept, and said later."""
+"""Cancels and moves of what SQL answers for, and of what Redis cannot be told: kept, and said
+later."""
 
 from __future__ import annotations
 
@@ -27,7 +28,19 @@ from django_delayq.store.keys import meta_key
 from tests.app.tasks import record, seen
 from tests.database_faults import without_table
 from tests.faults import lost_answers, unreachable
-from tests.hands import DAY, DEFAULT, PAST, Hands, apart, lose_redis, messages_in, only_row, rows, statuses, together
+from tests.hands import (
+    DAY,
+    DEFAULT,
+    PAST,
+    Hands,
+    apart,
+    lose_redis,
+    messages_in,
+    only_row,
+    rows,
+    statuses,
+    together,
+)
 from tests.hands import outbox as rows_of_outbox
 from tests.servers import wait_until
 
@@ -101,8 +114,11 @@ def test_the_commit_moves_it_wherever_the_message_is(hands: Hands, task: Any) ->
 
 
 @pytest.mark.parametrize("block", [transaction.atomic, nullcontext], ids=["transaction", ""])
-def test_what_is_enqueued_right_after_a_cancel_outlives_an_archiver_that_lags(hands: Hands, block: Any) -> None:
-    """The row of the first is cancelled until the archiver closes it; the relay goes on telling Redis so."""
+def test_what_is_enqueued_right_after_a_cancel_outlives_an_archiver_that_lags(
+    hands: Hands, block: Any
+) -> None:
+    """The row of the first is cancelled until the archiver closes it; the relay goes on telling
+    Redis so."""
     near.using(key="k").enqueue("old")
     with block():
         keyed.cancel(key="k")
@@ -129,13 +145,17 @@ def test_a_cancelled_row_that_the_archiver_has_not_closed_lets_nothing_replace_a
 
 
 @pytest.mark.parametrize("call", ["cancel", "reschedule"])
-def test_in_an_outage_a_cancelled_row_does_not_hide_what_was_enqueued_since(hands: Hands, call: str) -> None:
+def test_in_an_outage_a_cancelled_row_does_not_hide_what_was_enqueued_since(
+    hands: Hands, call: str
+) -> None:
     near.using(key="k").enqueue("old")
     keyed.cancel(key="k")
     handle = keyed.enqueue("live")
     with unreachable():
         assert handle.cancel() if call == "cancel" else handle.reschedule(delay=5_000)
-    hands.store.clock.sync(int((hands.store.clock_ms() + 200) * 1000))  # said well after the enqueue
+    hands.store.clock.sync(
+        int((hands.store.clock_ms() + 200) * 1000)
+    )  # said well after the enqueue
     back(hands)
     message = keyed.get(key="k")
     if call == "cancel":
@@ -146,7 +166,9 @@ def test_in_an_outage_a_cancelled_row_does_not_hide_what_was_enqueued_since(hand
 
 
 @pytest.mark.parametrize("task", [near, keyed], ids=["durable", "plain"])
-def test_a_move_at_the_commit_is_not_one_of_what_replaces_it_in_the_same_transaction(hands: Hands, task: Any) -> None:
+def test_a_move_at_the_commit_is_not_one_of_what_replaces_it_in_the_same_transaction(
+    hands: Hands, task: Any
+) -> None:
     task.using(key="k").enqueue("old")
     with transaction.atomic():
         with unreachable():
@@ -184,7 +206,9 @@ def test_of_two_moves_in_one_transaction_the_second_counts_though_redis_hears_on
     assert (len(told), message and message.due_at) == (1, due)
 
 
-def test_what_would_follow_a_run_is_cancelled_for_good_by_the_transaction_that_replaced_it(hands: Hands) -> None:
+def test_what_would_follow_a_run_is_cancelled_for_good_by_the_transaction_that_replaced_it(
+    hands: Hands,
+) -> None:
     task = durable.using(key="k", on_duplicate="replace")
     task.enqueue("runs")
     leases = hands.claim()
@@ -199,7 +223,9 @@ def test_what_would_follow_a_run_is_cancelled_for_good_by_the_transaction_that_r
     assert (seen, keyed.get(key="k")) == (["runs"], None)
 
 
-def test_a_durable_message_replaces_a_plain_one_that_waits_for_the_same_commit(hands: Hands) -> None:
+def test_a_durable_message_replaces_a_plain_one_that_waits_for_the_same_commit(
+    hands: Hands,
+) -> None:
     with transaction.atomic():
         keyed.enqueue("plain")
         with suppress(Undo), transaction.atomic():
@@ -264,7 +290,10 @@ def test_a_durable_one_that_runs_by_then_goes_on_with_its_row(hands: Hands) -> N
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_a_durable_message_in_a_transaction_of_another_alias_is_refused(hands: Hands) -> None:
-    with transaction.atomic(using="other"), pytest.raises(InvalidMessage, match=r"atomic\(using='default'\)"):
+    with (
+        transaction.atomic(using="other"),
+        pytest.raises(InvalidMessage, match=r"atomic\(using='default'\)"),
+    ):
         durable.enqueue("x")
     with transaction.atomic(using="other"), transaction.atomic():
         durable.enqueue("in both")
@@ -273,7 +302,9 @@ def test_a_durable_message_in_a_transaction_of_another_alias_is_refused(hands: H
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 @pytest.mark.parametrize("task", [near, far], ids=["near", "far"])
-def test_a_transaction_of_another_alias_undoes_a_cancel_of_a_durable_one(hands: Hands, task: Any) -> None:
+def test_a_transaction_of_another_alias_undoes_a_cancel_of_a_durable_one(
+    hands: Hands, task: Any
+) -> None:
     handle = task.enqueue("x")
     with suppress(Undo), transaction.atomic(using="other"):
         handle.cancel()
@@ -290,7 +321,9 @@ def test_a_transaction_of_another_alias_undoes_a_cancel_of_a_durable_one(hands: 
 
 @pytest.mark.parametrize("task", [near, keyed], ids=["durable", "plain"])
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_cancel_is_kept_and_said_when_redis_is_back(hands: Hands, task: Any, inside: bool) -> None:
+def test_a_cancel_is_kept_and_said_when_redis_is_back(
+    hands: Hands, task: Any, inside: bool
+) -> None:
     handle = task.enqueue("x")
     with unreachable():
         if inside:
@@ -301,7 +334,11 @@ def test_a_cancel_is_kept_and_said_when_redis_is_back(hands: Hands, task: Any, i
         assert handle.get() is None
     assert statuses() == ["cancelled"]
     back(hands)
-    assert (messages_in(hands.store), end_all(hands), statuses()) == (set(), [("cancelled", "cancelled")], [])
+    assert (messages_in(hands.store), end_all(hands), statuses()) == (
+        set(),
+        [("cancelled", "cancelled")],
+        [],
+    )
 
 
 @pytest.mark.parametrize("task", [near, keyed], ids=["durable", "plain"])
@@ -321,7 +358,9 @@ def test_a_move_is_kept_and_said_when_redis_is_back(hands: Hands, task: Any, ins
     assert statuses() == (["sent"] if task is near else [])
 
 
-@pytest.mark.parametrize("task", [near, record.using(delay=600), keyed], ids=["durable", "spilled", "spilled key"])
+@pytest.mark.parametrize(
+    "task", [near, record.using(delay=600), keyed], ids=["durable", "spilled", "spilled key"]
+)
 def test_a_cancel_of_what_may_have_been_stored_is_not_ignored(hands: Hands, task: Any) -> None:
     task.enqueue("warm").cancel()
     hands.archive()
@@ -381,7 +420,9 @@ def test_what_was_cancelled_while_redis_was_away_may_be_enqueued_again(hands: Ha
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("mode", ["raise", "replace"])
-def test_an_enqueue_does_not_overtake_what_this_process_has_kept(hands: Hands, mode: Any, inside: bool) -> None:
+def test_an_enqueue_does_not_overtake_what_this_process_has_kept(
+    hands: Hands, mode: Any, inside: bool
+) -> None:
     keyed.enqueue("old")
     with unreachable():
         record.cancel(key="k")
@@ -396,7 +437,9 @@ def test_an_enqueue_does_not_overtake_what_this_process_has_kept(hands: Hands, m
 
 
 @pytest.mark.parametrize("task", [near, keyed], ids=["durable", "plain"])
-def test_a_cancel_whose_answer_is_lost_is_no_news_when_it_is_said_again(hands: Hands, task: Any) -> None:
+def test_a_cancel_whose_answer_is_lost_is_no_news_when_it_is_said_again(
+    hands: Hands, task: Any
+) -> None:
     heard: list[Any] = []
 
     def hear(events: Any, **kwargs: Any) -> None:
@@ -449,7 +492,11 @@ def test_what_was_not_there_after_all_is_told_by_a_signal(hands: Hands) -> None:
         back(hands)
     finally:
         signals.refused.disconnect(hear)
-    assert sorted(heard) == [("cancel", "not found"), ("cancel", "running"), ("reschedule", "not found")]
+    assert sorted(heard) == [
+        ("cancel", "not found"),
+        ("cancel", "running"),
+        ("reschedule", "not found"),
+    ]
     assert statuses() == []
 
 
@@ -460,7 +507,9 @@ def test_in_a_transaction_that_may_be_rolled_back_nothing_is_kept_at_once(hands:
     assert statuses() == []
 
 
-def test_nobody_waits_for_a_redis_that_is_known_to_be_away(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_redis_that_is_known_to_be_away(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(breaker, "PROBE_INTERVAL", 3_600.0)
     handle = keyed.enqueue("x")
     with unreachable():
@@ -520,7 +569,9 @@ def test_a_replacement_beyond_the_horizon_replaces_too(
     assert (seen, statuses()) == (["second"], [])
 
 
-def test_a_replacement_that_is_moved_beyond_the_horizon_before_its_commit_replaces_too(hands: Hands) -> None:
+def test_a_replacement_that_is_moved_beyond_the_horizon_before_its_commit_replaces_too(
+    hands: Hands,
+) -> None:
     near.using(key="k").enqueue("first")
     with transaction.atomic():
         handle = near.using(key="k", on_duplicate="replace").enqueue("second")
@@ -557,7 +608,10 @@ def test_of_two_replacements_the_later_one_is_newer_though_its_clock_is_behind(
 def test_many_keys_in_opposite_orders_do_not_deadlock(hands: Hands) -> None:
     if not connection.features.has_select_for_update:
         pytest.skip("one writer at a time")
-    calls = [far.using(key=f"order:{number}", on_duplicate="replace").prepare(number) for number in range(60)]
+    calls = [
+        far.using(key=f"order:{number}", on_duplicate="replace").prepare(number)
+        for number in range(60)
+    ]
     for _ in range(3):
         together(lambda: record.enqueue_many(calls), lambda: record.enqueue_many(calls[::-1]))
     assert len(statuses()) == 60
@@ -585,7 +639,9 @@ def test_a_key_that_the_snapshot_does_not_show_is_not_overwritten(hands: Hands, 
 def test_what_another_life_has_taken_over_is_not_put_back_or_adopted(hands: Hands) -> None:
     with transaction.atomic():
         near.using(key="k").enqueue("first")
-        (item,) = [item for hook in connection.run_on_commit for item in getattr(hook[1], "items", ())]
+        (item,) = [
+            item for hook in connection.run_on_commit for item in getattr(hook[1], "items", ())
+        ]
     near.using(key="k", on_duplicate="replace").enqueue("second")
     row = OutboxMessage.objects.get()
     outbox.put_back([item])
@@ -608,7 +664,9 @@ def test_the_setting_of_the_archive_holds_for_what_ends_in_the_outbox(
     assert (len(rows()), statuses()) == (1 if archive == "all" else 0, [])
 
 
-def test_a_lost_message_that_is_moved_away_and_cancelled_leaves_nothing_in_redis(hands: Hands) -> None:
+def test_a_lost_message_that_is_moved_away_and_cancelled_leaves_nothing_in_redis(
+    hands: Hands,
+) -> None:
     handle = near.enqueue("x")
     lose_redis(hands.store)
     handle.reschedule(delay=2 * DAY)
@@ -618,22 +676,31 @@ def test_a_lost_message_that_is_moved_away_and_cancelled_leaves_nothing_in_redis
     assert ([name for name in meta if name.startswith(b"done:")], statuses()) == ([], [])
 
 
-def test_a_missing_table_is_said_with_what_to_do(hands: Hands, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_table_is_said_with_what_to_do(
+    hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:
     plain = keyed.enqueue("x")
     with without_table(OutboxMessage):
-        with pytest.raises(ConfigurationError, match=r"has no table .*manage.py migrate --database default"):
+        with pytest.raises(
+            ConfigurationError, match=r"has no table .*manage.py migrate --database default"
+        ):
             durable.enqueue("y")
         with transaction.atomic():
             plain.reschedule(delay=5)
             plain.cancel()
         assert messages_in(hands.store) == set()
-        with unreachable(), pytest.raises(StoreUnavailable, match=r"could not keep it either: .*manage.py migrate"):
+        with (
+            unreachable(),
+            pytest.raises(StoreUnavailable, match=r"could not keep it either: .*manage.py migrate"),
+        ):
             record.enqueue("z")
     assert "wait" not in caplog.text
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["at once", "in a transaction"])
-def test_what_follows_a_cancel_that_redis_has_obeyed_is_not_meant_by_its_row(hands: Hands, inside: bool) -> None:
+def test_what_follows_a_cancel_that_redis_has_obeyed_is_not_meant_by_its_row(
+    hands: Hands, inside: bool
+) -> None:
     with unreachable():
         keyed.enqueue("first")
     back(hands)

@@ -1,4 +1,5 @@
-"""Races between producers, the relay, the reconciler, the archiver and workers, each at its worst moment."""
+"""Races between producers, the relay, the reconciler, the archiver and workers, each at its worst
+moment."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ from django_delayq.outbox import outbox
 from django_delayq.store.keys import Partition, partition_of
 from tests.app.tasks import crowd, record, seen
 from tests.database_faults import before
-from tests.hands import DAY, DEFAULT, Hands, apart, lose_redis, meanwhile, messages_in, only_row, rows, statuses
+from tests.hands import (
+    DAY,
+    DEFAULT,
+    Hands,
+    apart,
+    lose_redis,
+    meanwhile,
+    messages_in,
+    only_row,
+    rows,
+    statuses,
+)
 
 pytestmark = pytest.mark.databases
 
@@ -36,7 +48,9 @@ def test_a_key_enqueued_while_the_archiver_closes_its_last_life_stays_open(hands
     assert statuses() == ["waiting"]
 
 
-def test_a_key_whose_row_is_closed_while_it_is_enqueued_again_is_not_kept_from_it(hands: Hands) -> None:
+def test_a_key_whose_row_is_closed_while_it_is_enqueued_again_is_not_kept_from_it(
+    hands: Hands,
+) -> None:
     durable.using(key="k").enqueue(1)
     hands.work()
     with before("SELECT", lambda: apart(hands.archive)):
@@ -57,7 +71,9 @@ def relay_after(hands: Hands, monkeypatch: pytest.MonkeyPatch, name: str) -> Non
     monkeypatch.setattr(changes, name, look_and_fall_asleep)
 
 
-def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = durable.using(delay=DAY).enqueue(1)
     OutboxMessage.objects.update(relay_at_ms=0)
     relay_after(hands, monkeypatch, "_reschedule_in_redis")
@@ -68,7 +84,9 @@ def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(hands: Hands, monkey
     assert message.due_at == due
 
 
-def test_a_cancel_is_not_lost_when_the_relay_is_quicker(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_is_not_lost_when_the_relay_is_quicker(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = durable.using(delay=DAY).enqueue(1)
     OutboxMessage.objects.update(relay_at_ms=0)
     relay_after(hands, monkeypatch, "_cancel_in_redis")

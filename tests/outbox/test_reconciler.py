@@ -16,7 +16,17 @@ from django_delayq.store.keys import Partition, partition_keys
 from tests.app.tasks import crowd, record, seen
 from tests.database_faults import database_away
 from tests.faults import unreachable
-from tests.hands import DAY, DEFAULT, Hands, lose_redis, messages_in, only_row, rows, statuses, together
+from tests.hands import (
+    DAY,
+    DEFAULT,
+    Hands,
+    lose_redis,
+    messages_in,
+    only_row,
+    rows,
+    statuses,
+    together,
+)
 
 pytestmark = pytest.mark.databases
 
@@ -146,7 +156,9 @@ def test_two_at_once_restore_each_message_once(hands: Hands) -> None:
     assert (sorted(seen), len(rows()), statuses()) == (list(range(600)), 600, [])
 
 
-def test_a_row_that_is_closed_meanwhile_is_not_sent(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_is_closed_meanwhile_is_not_sent(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the look at the rows and the question to Redis, the archiver closes one of them."""
     durable.enqueue(1)
     hands.work()
@@ -171,7 +183,9 @@ def test_it_says_what_it_has_found(hands: Hands, caplog: pytest.LogCaptureFixtur
     assert "1 durable messages were not in Redis any more and are sent again" in caplog.text
 
 
-def test_it_waits_for_redis_and_for_the_database(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_for_redis_and_for_the_database(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     durable.enqueue(1)
     lose_redis(hands.store)
     OutboxMessage.objects.update(relay_at_ms=0)

@@ -1,4 +1,5 @@
-"""The relay brings rows to Redis: in order, each at least once and under its stamp, so that each runs once."""
+"""The relay brings rows to Redis: in order, each at least once and under its stamp, so that each
+runs once."""
 
 from __future__ import annotations
 
@@ -142,7 +143,13 @@ def _relay_and_die(hands: Hands) -> None:
 
 def test_crashes_at_random_points_make_no_second_run(hands: Hands) -> None:
     dice = random.Random(39)
-    steps = [hands.relay, hands.reconcile, hands.work, hands.archive, lambda: _relay_and_die_if_it_can(hands)]
+    steps = [
+        hands.relay,
+        hands.reconcile,
+        hands.work,
+        hands.archive,
+        lambda: _relay_and_die_if_it_can(hands),
+    ]
     for number in range(80):
         (far if dice.random() < 0.5 else record.using(durable=True)).enqueue(number)
         near()
@@ -171,7 +178,9 @@ def test_it_waits_while_redis_is_away(hands: Hands) -> None:
     assert (hands.relay(), statuses()) == (1, ["sent"])
 
 
-def test_it_does_not_try_what_the_breaker_knows(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_try_what_the_breaker_knows(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("django_delayq.store.breaker.PROBE_INTERVAL", 3_600)
     far.enqueue(1)
     near()

@@ -130,7 +130,9 @@ class Counting:
         self._listener.close()
 
 
-def test_after_one_failure_nobody_connects(use: Use, hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_one_failure_nobody_connects(
+    use: Use, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(breaker, "PROBE_INTERVAL", 3_600.0)
     nobody = Counting()
     try:
@@ -165,13 +167,17 @@ def test_the_breaker_finds_out_that_redis_is_back(use: Use, mortal: Server) -> N
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_lost_answer_makes_no_second_message(use: Use, proxy: Proxy, mortal: Server, many: bool) -> None:
+def test_a_lost_answer_makes_no_second_message(
+    use: Use, proxy: Proxy, mortal: Server, many: bool
+) -> None:
     hands = use(proxy.url)
     warm = ["warm", "warmer"]  # Redis knows both scripts of an enqueue then
     for word in warm:
         record.enqueue(word)
     proxy.mode = "drop_reply"
-    handles = record.enqueue_many((number,) for number in range(20)) if many else [record.enqueue(0)]
+    handles = (
+        record.enqueue_many((number,) for number in range(20)) if many else [record.enqueue(0)]
+    )
     proxy.mode = "forward"
     assert {handle.outcome for handle in handles} == {"outbox"}
     assert len(messages_in(use(mortal.url).store)) == len(handles) + len(warm)
@@ -179,7 +185,10 @@ def test_a_lost_answer_makes_no_second_message(use: Use, proxy: Proxy, mortal: S
     back(hands)
     hands.work()
     hands.archive()
-    assert (sorted(map(str, seen)), statuses()) == (sorted([*warm, *(str(n) for n in range(len(handles)))]), [])
+    assert (sorted(map(str, seen)), statuses()) == (
+        sorted([*warm, *(str(n) for n in range(len(handles)))]),
+        [],
+    )
     assert len(rows()) == len(handles) + len(warm)
 
 
@@ -230,7 +239,9 @@ def test_no_connection_is_left_over_when_both_fail(use: Use, mortal: Server, set
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("keep", "first"), ("replace", "second")])
-def test_the_second_of_a_key_while_redis_is_down(use: Use, mortal: Server, mode: Any, runs: str) -> None:
+def test_the_second_of_a_key_while_redis_is_down(
+    use: Use, mortal: Server, mode: Any, runs: str
+) -> None:
     hands = use(mortal.url)
     mortal.kill()
     keyed = record.using(key="k", delay=60)
@@ -251,7 +262,9 @@ def test_a_key_that_is_taken_is_refused_while_redis_is_down(use: Use, mortal: Se
         record.using(key="k").enqueue("second")
 
 
-def test_a_replacement_on_an_unknown_outcome_runs_once(use: Use, proxy: Proxy, mortal: Server) -> None:
+def test_a_replacement_on_an_unknown_outcome_runs_once(
+    use: Use, proxy: Proxy, mortal: Server
+) -> None:
     use(proxy.url)
     record.enqueue("warm")
     proxy.mode = "drop_reply"
@@ -269,7 +282,9 @@ def test_a_view_that_says_paid_waits_once_for_a_redis_that_stands_still(
     use: Use, proxy: Proxy, mortal: Server, durable: bool
 ) -> None:
     hands = use(proxy.url)
-    handles = record.using(delay=DAY / 48, durable=durable).enqueue_many((number,) for number in range(6))
+    handles = record.using(delay=DAY / 48, durable=durable).enqueue_many(
+        (number,) for number in range(6)
+    )
     hands.store.partitions.counts("default")
     proxy.mode = "black_hole"
     began = time.monotonic()
@@ -288,7 +303,9 @@ def test_a_view_that_says_paid_waits_once_for_a_redis_that_stands_still(
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_cancel_while_redis_is_killed_and_comes_back_empty(use: Use, mortal: Server, durable: bool) -> None:
+def test_a_cancel_while_redis_is_killed_and_comes_back_empty(
+    use: Use, mortal: Server, durable: bool
+) -> None:
     hands = use(mortal.url)
     handle = record.using(delay=60, durable=durable).enqueue("x")
     mortal.kill()

@@ -17,7 +17,8 @@ from django_delayq.pipeline.params import Params
 from tests.pipeline.calling import Call
 from tests.pipeline.quick import JAVA, QUICK
 
-#: Seconds for a test. One that is ended in the middle of a call to Java leaves a session that nobody can use.
+#: Seconds for a test. One that is ended in the middle of a call to Java leaves a session that
+#: nobody can use.
 TIMEOUT = 600
 
 
@@ -37,7 +38,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
     try:
-        session = build_session("local[2]", java_options=JAVA, extra={**QUICK, "spark.sql.warehouse.dir": warehouse})
+        session = build_session(
+            "local[2]", java_options=JAVA, extra={**QUICK, "spark.sql.warehouse.dir": warehouse}
+        )
     except SparkMissing as error:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
     yield session
@@ -52,7 +55,8 @@ def lake(tmp_path: Path) -> str:
 
 @pytest.fixture
 def parameters(delayq: Any, transactional_db: None, lake: str) -> Iterator[Callable[..., Params]]:
-    """Makes parameters for the databases and servers of this test: parameters(job={...}, since="...")."""
+    """Makes parameters for the databases and servers of this test: parameters(job={...},
+    since="...")."""
     with ExitStack() as stack:
 
         def make(**rest: Any) -> Params:

@@ -121,7 +121,9 @@ def wrong_partition(world: World) -> str:
     body = HEADER.pack(0x11, 60_000, task_code("tests.app.tasks.crowd")) + b"[7]"
     tasks = {task_code("tests.app.tasks.crowd"): "tests.app.tasks.crowd"}
     world.store.enqueue(CROWD, tasks, [(message_id, "raise", FAR, "", body)])
-    world.store.command("HSET", world.key("attempts", CROWD), message_id, b"\0\2" + bytes(ATTEMPTS.size - 2))
+    world.store.command(
+        "HSET", world.key("attempts", CROWD), message_id, b"\0\2" + bytes(ATTEMPTS.size - 2)
+    )
     return message_id.hex()
 
 
@@ -225,7 +227,9 @@ def altered_batch(world: World, *, by_export: bool = True) -> str:
     if by_export:
         LakeBatch.objects.filter(pk=batch.pk).update(state="pruned", pruned=models.F("rows"))
     else:
-        OperatorAction.objects.create(action="prune", operator="ops", selection="finished before 2999-01-01 00:00:00Z")
+        OperatorAction.objects.create(
+            action="prune", operator="ops", selection="finished before 2999-01-01 00:00:00Z"
+        )
     path = sorted(Path(world.lake, "commits").glob("*.json"))[-1]
     commit = msgspec.json.decode(path.read_bytes())
     path.write_bytes(msgspec.json.encode({**commit, "signature": "7"}))

@@ -1,4 +1,5 @@
-"""A sink whose tasks are broken off in the middle. A module of its own: Spark's Python workers import it."""
+"""A sink whose tasks are broken off in the middle. A module of its own: Spark's Python workers
+import it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from django_delayq.pipeline.sinks.queue import Loader, LoadSpec, QueueSink, Queu
 
 
 class FailingSink(QueueSink):
-    """Half of the tasks of Spark fail after what `delayq_failing` says: their first rows are applied by then."""
+    """Half of the tasks of Spark fail after what `delayq_failing` says: their first rows are
+    applied by then."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,5 @@
-"""Spark in processes of its own: jobs as they run on a cluster, where executors have nothing but the packaged zip."""
+"""Spark in processes of its own: jobs as they run on a cluster, where executors have nothing but
+the packaged zip."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ class Ended(NamedTuple):
     """Command lines of it and of all it started, as `ps` shows them."""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float = 550) -> Ended:
+def run(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float = 550
+) -> Ended:
     """Run it in this folder, which is also its place for temporary files."""
     (folder / "tmp").mkdir(exist_ok=True)
     process = subprocess.Popen(
@@ -83,7 +86,9 @@ def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, se
         for child in psutil.Process(process.pid).children(recursive=True):
             child.kill()
         process.kill()
-        raise AssertionError(f"not within {seconds} s:\n{process.communicate()[1][-5000:]}") from None
+        raise AssertionError(
+            f"not within {seconds} s:\n{process.communicate()[1][-5000:]}"
+        ) from None
     watch.join()
     return Ended(process.returncode, out, err, "\n".join(seen))
 
@@ -116,7 +121,8 @@ def python_without_us(folder: Path) -> Path:
 
 
 def spark_home(folder: Path) -> Path:
-    """PySpark's folder by links: what its workers write into SPARK_HOME stays out of the environment."""
+    """PySpark's folder by links: what its workers write into SPARK_HOME stays out of the
+    environment."""
     import pyspark
 
     home = folder / "spark"

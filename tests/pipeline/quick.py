@@ -1,4 +1,5 @@
-"""A session that starts quickly, and is quick with a few rows; figures come from tests/benchmarks."""
+"""A session that starts quickly, and is quick with a few rows; figures come from
+tests/benchmarks."""
 
 from __future__ import annotations
 

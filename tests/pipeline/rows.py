@@ -42,14 +42,17 @@ _PLAIN: Mapping[str, Any] = {
 def make_rows(count: int, **columns: Any) -> list[int]:
     """Put rows into the archive, past bulk_create, and return their ids, oldest first.
 
-    Each column is a value for all rows, or a function of the row's number. Times are aware datetimes: `finished_at` is
-    INSTANTS[0] unless told; a row starts a second, is due two and is enqueued an hour before it. `message_id` is 16
-    bytes.
+    Each column is a value for all rows, or a function of the row's number. Times are aware
+    datetimes: `finished_at` is INSTANTS[0] unless told; a row starts a second, is due two and is
+    enqueued an hour before it. `message_id` is 16 bytes.
     """
     alias = get_settings().database
     before = _ids(alias)
     ids = sorted(new_ids(count))
-    rows = [_row(number, {"message_id": ids[number], **columns}, connections[alias]) for number in range(count)]
+    rows = [
+        _row(number, {"message_id": ids[number], **columns}, connections[alias])
+        for number in range(count)
+    ]
     with transaction.atomic(using=alias):
         for at in range(0, count, 2_000):
             archive_rows.insert(rows[at : at + 2_000], connections[alias])
@@ -57,10 +60,20 @@ def make_rows(count: int, **columns: Any) -> list[int]:
 
 
 def make_odd_rows() -> list[int]:
-    """A row for each odd text, in every text column, and each instant, in every time; with nulls and without."""
+    """A row for each odd text, in every text column, and each instant, in every time; with nulls
+    and without."""
     texts = {
         name: lambda n: ODD[n % len(ODD)]
-        for name in ("key", "reason", "body", "headers", "history", "worker", "error_class", "error_message")
+        for name in (
+            "key",
+            "reason",
+            "body",
+            "headers",
+            "history",
+            "worker",
+            "error_class",
+            "error_message",
+        )
     }
     return make_rows(
         2 * len(ODD),

@@ -1,4 +1,5 @@
-"""The job stream in a process that is killed, with its Java, when it comes to a point: PARAMS POINT.
+"""The job stream in a process that is killed, with its Java, when it comes to a point: PARAMS
+POINT.
 
 The process has to be the first of its group. Its database and its lake are those of the parameters.
 """

@@ -31,7 +31,8 @@ from tests.pipeline.rows import INSTANTS, ODD, make_odd_rows, make_rows
 pytestmark = pytest.mark.databases
 
 ALL = (0, 2**62)
-#: Of make_odd_rows() without the ids, which are random: the same from every database and by every reader.
+#: Of make_odd_rows() without the ids, which are random: the same from every database and by every
+#: reader.
 SIGNATURE = "-29973583741306215493"
 COLUMNS = [name for name in schemas.ARCHIVE.names if name not in ("id", "message_id")]
 
@@ -54,7 +55,9 @@ def load(spark: Any, database: Database, **options: str) -> Any:
     return reader.options(**options).load()
 
 
-def in_one(database: Database, names: Sequence[str] = schemas.ARCHIVE.names, **told: Any) -> pa.Table:
+def in_one(
+    database: Database, names: Sequence[str] = schemas.ARCHIVE.names, **told: Any
+) -> pa.Table:
     """The whole table, without Spark."""
     schema = schemas.chosen(schemas.ARCHIVE, names)
     return pa.Table.from_batches(rows.read(database, schema, ALL, **told), schema)
@@ -74,18 +77,28 @@ def test_every_odd_content_arrives_as_it_is(reader: str, spark: Any, database: D
     make_odd_rows()
     frame = load(spark, database, lo="0", hi=str(2**62), reader=reader)
     assertSchemaEqual(frame.schema, schemas.spark_schema(schemas.ARCHIVE))
-    assertDataFrameEqual(frame, spark.createDataFrame(as_django_reads(), frame.schema), rtol=0, atol=0)
-    assert signature(frame) == (2 * len(ODD), SIGNATURE, INSTANTS[4].timestamp(), INSTANTS[5].timestamp())
+    assertDataFrameEqual(
+        frame, spark.createDataFrame(as_django_reads(), frame.schema), rtol=0, atol=0
+    )
+    assert signature(frame) == (
+        2 * len(ODD),
+        SIGNATURE,
+        INSTANTS[4].timestamp(),
+        INSTANTS[5].timestamp(),
+    )
 
 
 @pytest.mark.parametrize("reader", rows.READERS)
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
-def test_without_use_tz_the_instants_are_the_same(reader: str, zone: str, database: Database, settings: Any) -> None:
+def test_without_use_tz_the_instants_are_the_same(
+    reader: str, zone: str, database: Database, settings: Any
+) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, zone
     when = [
         at
         for at in INSTANTS
-        if at.replace(tzinfo=ZoneInfo(zone)).utcoffset() == at.replace(tzinfo=ZoneInfo(zone), fold=1).utcoffset()
+        if at.replace(tzinfo=ZoneInfo(zone)).utcoffset()
+        == at.replace(tzinfo=ZoneInfo(zone), fold=1).utcoffset()
     ]
     make_rows(len(when), finished_at=lambda n: when[n])
     database = msgspec.structs.replace(database, zone=zone)
@@ -94,11 +107,15 @@ def test_without_use_tz_the_instants_are_the_same(reader: str, zone: str, databa
 
 
 @pytest.mark.parametrize("reader", rows.READERS)
-@pytest.mark.parametrize("name", ["max_attempts", "started_at", "reason", "message_id", "lateness_ms"])
+@pytest.mark.parametrize(
+    "name", ["max_attempts", "started_at", "reason", "message_id", "lateness_ms"]
+)
 def test_a_column_alone_keeps_its_nulls(reader: str, name: str, database: Database) -> None:
     make_odd_rows()
     at = schemas.ARCHIVE.names.index(name)
-    assert in_one(database, [name], reader=reader)[name].to_pylist() == [row[at] for row in as_django_reads()]
+    assert in_one(database, [name], reader=reader)[name].to_pylist() == [
+        row[at] for row in as_django_reads()
+    ]
 
 
 def test_a_column_may_be_empty_for_many_rows_and_then_hold_something(database: Database) -> None:
@@ -107,7 +124,8 @@ def test_a_column_may_be_empty_for_many_rows_and_then_hold_something(database: D
     names = ["started_at", "lateness_ms", "max_attempts", "replay_of"]
     values = {"started_at": INSTANTS[4], "lateness_ms": 2.5, "max_attempts": 3, "replay_of": 7}
     ids = make_rows(
-        nothing + 2, **{name: lambda n, name=name: values[name] if n >= nothing else None for name in names}
+        nothing + 2,
+        **{name: lambda n, name=name: values[name] if n >= nothing else None for name in names},
     )
     found = in_one(database, names).to_pylist()
     assert len(ids) == len(found)
@@ -115,7 +133,9 @@ def test_a_column_may_be_empty_for_many_rows_and_then_hold_something(database: D
     assert found[nothing:] == [values, values]
 
 
-def test_without_adbcs_drivers_the_same_is_read_by_the_cursor(database: Database, monkeypatch: Any) -> None:
+def test_without_adbcs_drivers_the_same_is_read_by_the_cursor(
+    database: Database, monkeypatch: Any
+) -> None:
     monkeypatch.setitem(sys.modules, "adbc_driver_postgresql.dbapi", None)
     monkeypatch.setitem(sys.modules, "adbc_driver_sqlite.dbapi", None)
     make_odd_rows()
@@ -143,13 +163,17 @@ def test_an_empty_range_gives_no_rows_but_all_columns(spark: Any, database: Data
         assert frame.count() == 0
 
 
-def test_without_a_range_it_is_all_that_there_is_when_it_is_planned(spark: Any, database: Database) -> None:
+def test_without_a_range_it_is_all_that_there_is_when_it_is_planned(
+    spark: Any, database: Database
+) -> None:
     make_rows(3)
     assert load(spark, database).count() == 3
     make_rows(2)
     assert load(spark, database).count() == 5
     last = ArchivedMessage.objects.latest("id").id
-    assert [row.id for row in load(spark, database, lo=str(last - 1)).select("id").collect()] == [last]
+    assert [row.id for row in load(spark, database, lo=str(last - 1)).select("id").collect()] == [
+        last
+    ]
 
 
 def test_parts_are_read_side_by_side_and_hold_each_row_once(spark: Any, database: Database) -> None:
@@ -164,7 +188,9 @@ def rows_in(parts: Sequence[ranges.Range]) -> list[int]:
 
 
 def unbroken(parts: Sequence[ranges.Range], lo: int, hi: int) -> bool:
-    return (parts[0][0], parts[-1][1]) == (lo, hi) and all(one[1] == other[0] for one, other in pairwise(parts))
+    return (parts[0][0], parts[-1][1]) == (lo, hi) and all(
+        one[1] == other[0] for one, other in pairwise(parts)
+    )
 
 
 def spread(ids: Sequence[int], by: int = 0, times: int = 1) -> None:
@@ -185,7 +211,9 @@ def test_a_gap_of_a_billion_ids_leaves_the_parts_even(spark: Any, database: Data
     assert read_archive(spark, database, (0, end), ["id"]).count() == 8_000
 
 
-def test_a_pruned_beginning_with_some_dead_letters_left_leaves_the_parts_even(database: Database) -> None:
+def test_a_pruned_beginning_with_some_dead_letters_left_leaves_the_parts_even(
+    database: Database,
+) -> None:
     ids = make_rows(9_000)
     spread(ids[200:], by=5_000_000)
     spread(ids[:200], times=10_000)
@@ -207,7 +235,11 @@ def test_few_rows_are_not_divided_and_no_range_is_empty_of_ids(database: Databas
 
 def test_an_engine_that_is_not_here_is_read_as_what_it_is_made_of(database: Database) -> None:
     make_rows(2)
-    made = {"sqlite": "nowhere.spatialite", "postgresql": "nowhere.postgis", "mysql": "nowhere.backends.mysql"}
+    made = {
+        "sqlite": "nowhere.spatialite",
+        "postgresql": "nowhere.postgis",
+        "mysql": "nowhere.backends.mysql",
+    }
     other = msgspec.structs.replace(database, engine=made[connection.vendor])
     assert in_one(other, ["topic"])["topic"].to_pylist() == ["orders", "orders"]
 
@@ -232,7 +264,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reader", rows.READERS)
-def test_the_projects_options_change_nothing_of_what_is_read(reader: str, database: Database) -> None:
+def test_the_projects_options_change_nothing_of_what_is_read(
+    reader: str, database: Database
+) -> None:
     make_odd_rows()
     other = msgspec.structs.replace(database, options=OPTIONS[connection.vendor])
     found = in_one(other, reader=reader).to_pylist()
@@ -254,7 +288,9 @@ def test_the_role_that_the_project_assumes_is_assumed(database: Database) -> Non
             cursor.execute("DROP ROLE delayq_stranger")
 
 
-def test_a_database_that_is_away_is_named_and_its_password_is_not(monkeypatch: Any, parameters: Any) -> None:
+def test_a_database_that_is_away_is_named_and_its_password_is_not(
+    monkeypatch: Any, parameters: Any
+) -> None:
     monkeypatch.setenv("CANARY_PASSWORD", "canary-7f3a")
     away = Database(
         engine="django.db.backends.postgresql", name="shop", table="t", host="127.0.0.1", port="1",
@@ -275,7 +311,9 @@ def test_no_secret_is_in_a_plan(spark: Any, database: Database, monkeypatch: Any
 
 
 def test_a_missing_sqlite_file_is_an_error_and_is_not_made(tmp_path: Path) -> None:
-    missing = Database(engine="django.db.backends.sqlite3", name=str(tmp_path / "missing"), table="t")
+    missing = Database(
+        engine="django.db.backends.sqlite3", name=str(tmp_path / "missing"), table="t"
+    )
     with pytest.raises(DatabaseUnavailable, match="missing"):
         in_one(missing)
     assert not list(tmp_path.iterdir())
@@ -322,7 +360,9 @@ def test_big_rows_make_small_batches(database: Database) -> None:
         ({"reader": "fast"}, "no reader 'fast'"),
     ],
 )
-def test_options_that_mean_nothing_are_said(options: dict[str, str], said: str, database: Database) -> None:
+def test_options_that_mean_nothing_are_said(
+    options: dict[str, str], said: str, database: Database
+) -> None:
     given = {"database": encoded(database), **options}
     with pytest.raises(ConfigurationError, match=said):
         list(RangeReader(schemas.ARCHIVE, given).read(IdRange(0, 5)))
@@ -335,8 +375,12 @@ def test_options_that_mean_nothing_are_said(options: dict[str, str], said: str, 
         ("id string", "The column 'id' is of type bigint, not string"),
     ],
 )
-def test_columns_that_the_archive_has_not_got_are_said(schema: str, said: str, spark: Any, database: Database) -> None:
-    reader = spark.read.format("delayq_archive").schema(schema).option("database", encoded(database))
+def test_columns_that_the_archive_has_not_got_are_said(
+    schema: str, said: str, spark: Any, database: Database
+) -> None:
+    reader = (
+        spark.read.format("delayq_archive").schema(schema).option("database", encoded(database))
+    )
     with pytest.raises(Exception, match=said):
         reader.load().collect()
 
@@ -346,6 +390,8 @@ def test_the_option_database_is_needed(spark: Any) -> None:
         spark.read.format("delayq_archive").load().collect()
 
 
-def test_a_column_that_there_is_not_is_refused_before_anything_is_read(spark: Any, database: Database) -> None:
+def test_a_column_that_there_is_not_is_refused_before_anything_is_read(
+    spark: Any, database: Database
+) -> None:
     with pytest.raises(ConfigurationError, match="There is no column 'colour'"):
         read_archive(spark, database, (0, 5), ["id", "colour"])

@@ -34,7 +34,9 @@ def reader(parameters: Any) -> Callable[..., ArchiveStreamReader]:
 
 
 @pytest.mark.databases
-def test_offsets_follow_the_rows_and_not_the_numbers(reader: Callable[..., ArchiveStreamReader]) -> None:
+def test_offsets_follow_the_rows_and_not_the_numbers(
+    reader: Callable[..., ArchiveStreamReader],
+) -> None:
     first = make_rows(4)
     ArchivedMessage.objects.filter(pk=first[1]).delete()
     one = reader(after="0", batch="2")
@@ -68,12 +70,16 @@ def test_a_batch_is_read_by_its_ranges_with_the_columns_that_are_asked_for(
 
 
 @pytest.mark.databases
-def test_a_row_below_an_open_transaction_waits_for_it(reader: Callable[..., ArchiveStreamReader]) -> None:
+def test_a_row_below_an_open_transaction_waits_for_it(
+    reader: Callable[..., ArchiveStreamReader],
+) -> None:
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has one writer at a time")
     old = make_rows(1)
     one = reader()
-    time.sleep(1.1 if connection.vendor == "mysql" else 0.05)  # MariaDB knows the second in which one began
+    time.sleep(
+        1.1 if connection.vendor == "mysql" else 0.05
+    )  # MariaDB knows the second in which one began
     with _another_writer() as commit:
         late = make_rows(1)
         assert one.latestOffset({"id": 0}, ReadAllAvailable()) == {"id": old[-1]}
@@ -90,7 +96,10 @@ def test_options_that_mean_nothing_are_refused(reader: Callable[..., ArchiveStre
 
 def test_a_wrong_path_makes_no_database(parameters: Any, tmp_path: Path) -> None:
     database = msgspec.structs.replace(
-        parameters().database, engine="django.db.backends.sqlite3", name=str(tmp_path / "no.sqlite3"), options={}
+        parameters().database,
+        engine="django.db.backends.sqlite3",
+        name=str(tmp_path / "no.sqlite3"),
+        options={},
     )
     options = {"database": msgspec.json.encode(database).decode(), "settle": "0"}
     reader = ArchiveStreamReader(schemas.spark_schema(schemas.ARCHIVE), options)

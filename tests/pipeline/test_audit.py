@@ -1,4 +1,5 @@
-"""The audit as a job: of a healthy system it says nothing, and what it is not made for it refuses."""
+"""The audit as a job: of a healthy system it says nothing, and what it is not made for it
+refuses."""
 
 from __future__ import annotations
 
@@ -33,8 +34,12 @@ Look = Callable[..., Report]
 @pytest.fixture
 def look(spark: Any, parameters: Make) -> Look:
     def run(pause: float = 0, lake: str = "", **options: Any) -> Report:
-        rest = {name: options.pop(name) for name in ("topic", "since", "dry_run") if name in options}
-        return audit.run(spark, parameters(lake=lake, job={"pause": pause, **options}, **rest), bool)
+        rest = {
+            name: options.pop(name) for name in ("topic", "since", "dry_run") if name in options
+        }
+        return audit.run(
+            spark, parameters(lake=lake, job={"pause": pause, **options}, **rest), bool
+        )
 
     return run
 
@@ -46,7 +51,8 @@ def world(delayq: RedisStore, transactional_db: None) -> World:
 
 @contextmanager
 def at_work(hands: Hands) -> Iterator[list[int]]:
-    """A producer, a worker, the archiver, the relay and the reconciler, in another thread, until the end."""
+    """A producer, a worker, the archiver, the relay and the reconciler, in another thread, until
+    the end."""
     over, rounds = threading.Event(), [0]
 
     def work() -> None:
@@ -55,7 +61,9 @@ def at_work(hands: Hands) -> Iterator[list[int]]:
                 for durable in (False, True):
                     record.using(durable=durable).enqueue(rounds[0])
                     record.using(durable=durable, delay=timedelta(minutes=5)).enqueue(rounds[0])
-                    record.using(durable=durable, delay=0.05, key="again", on_duplicate="replace").enqueue(rounds[0])
+                    record.using(
+                        durable=durable, delay=0.05, key="again", on_duplicate="replace"
+                    ).enqueue(rounds[0])
                 hands.work()
                 if rounds[0] % 3:
                     hands.archive()
@@ -75,7 +83,9 @@ def at_work(hands: Hands) -> Iterator[list[int]]:
 
 
 @pytest.mark.databases
-def test_a_system_at_work_shows_nothing(hands: Hands, spark: Any, parameters: Make, lake: str, look: Look) -> None:
+def test_a_system_at_work_shows_nothing(
+    hands: Hands, spark: Any, parameters: Make, lake: str, look: Look
+) -> None:
     with at_work(hands) as rounds:
         while rounds[0] < 5:
             time.sleep(0.01)
@@ -83,7 +93,9 @@ def test_a_system_at_work_shows_nothing(hands: Hands, spark: Any, parameters: Ma
         before = rounds[0]
         reports = [look(pause=0.2, lake=lake) for _ in range(2)]
         assert rounds[0] > before, "it has stopped"
-    assert [(report.code, report.figures["confirmed"]) for report in reports] == [(Code.DONE, 0)] * 2
+    assert [(report.code, report.figures["confirmed"]) for report in reports] == [
+        (Code.DONE, 0)
+    ] * 2
     assert all(report.figures["rows_of_the_lake"] for report in reports)
     found = sum(row["found"] for report in reports for row in report.rows)
     assert found < 50, "so many candidates come from the order of reading"
@@ -111,9 +123,17 @@ def test_what_is_gone_at_the_second_look_is_no_difference(
     monkeypatch.setattr(audit, "wait", meanwhile)
     report = look(pause=7, dry_run=True)
     (row,) = report.rows
-    assert (row["difference"], row["found"], row["confirmed"], row["ids"]) == ("no place", 2, 1, [there])
+    assert (row["difference"], row["found"], row["confirmed"], row["ids"]) == (
+        "no place",
+        2,
+        1,
+        [there],
+    )
     assert (report.code, slept) == (Code.DIFFERENT, [7])
-    assert OperatorAction.objects.count() == 0 and world.store.look(damage.DEFAULT, [bytes.fromhex(there)])[0].recorded
+    assert (
+        OperatorAction.objects.count() == 0
+        and world.store.look(damage.DEFAULT, [bytes.fromhex(there)])[0].recorded
+    )
 
 
 def test_of_very_many_all_are_counted_and_some_repaired(world: World, look: Look) -> None:
@@ -133,7 +153,9 @@ def test_one_topic_can_be_looked_at_alone(world: World, look: Look) -> None:
     close_order.using(delay=60).enqueue(1)
     stray = new_id()
     world.store.command("HSET", world.key("attempts", ORDERS), stray, bytes(38))
-    assert [(row["difference"], row["ids"]) for row in look(topic="orders").rows] == [("stray attempts", [stray.hex()])]
+    assert [(row["difference"], row["ids"]) for row in look(topic="orders").rows] == [
+        ("stray attempts", [stray.hex()])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +167,9 @@ def test_one_topic_can_be_looked_at_alone(world: World, look: Look) -> None:
         ({"pause": -1}, "pause"),
     ],
 )
-def test_what_it_is_not_made_for_is_refused(look: Look, options: dict[str, Any], words: str) -> None:
+def test_what_it_is_not_made_for_is_refused(
+    look: Look, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(Refused, match=words):
         look(**options)
 
@@ -158,7 +182,9 @@ def confirmed(store: RedisStore, *found: Difference) -> list[Difference]:
 
 
 def of_row(kind: Kind, row: ArchivedMessage) -> Difference:
-    return Difference(kind, row.topic, 0, row.message_id.hex, int.from_bytes(damage.stamp_of(row), "big"))
+    return Difference(
+        kind, row.topic, 0, row.message_id.hex, int.from_bytes(damage.stamp_of(row), "big")
+    )
 
 
 def test_what_has_just_been_sent_is_not_lost(world: World) -> None:
@@ -185,7 +211,12 @@ def test_what_has_ended_meanwhile_is_not_lost(world: World) -> None:
 def test_what_runs_may_have_its_row_already(world: World) -> None:
     """exactly_once: the row comes before the ack."""
     row = world.archived()
-    world.do("HSET", "messages", row.message_id.bytes, damage.stamp_of(row) + damage.stored(world.store)[8:])
+    world.do(
+        "HSET",
+        "messages",
+        row.message_id.bytes,
+        damage.stamp_of(row) + damage.stored(world.store)[8:],
+    )
     world.do("ZADD", "leased", damage.FAR, row.message_id.bytes)
     found = of_row(Kind.LIVE_AGAIN, row)
     assert confirmed(world.store, found) == []
@@ -196,7 +227,10 @@ def test_what_runs_may_have_its_row_already(world: World) -> None:
 def test_an_end_with_its_entry_is_neither_lost_nor_stale(world: World) -> None:
     lease = world.ended(durable=True)
     stamp = int.from_bytes(lease.record[:8], "big")
-    both = [Difference(kind, "default", 0, lease.id.hex(), stamp) for kind in (Kind.LOST_END, Kind.STALE_END)]
+    both = [
+        Difference(kind, "default", 0, lease.id.hex(), stamp)
+        for kind in (Kind.LOST_END, Kind.STALE_END)
+    ]
     assert confirmed(world.store, *both) == []
     world.do("DEL", "finished")
     assert confirmed(world.store, *both) == both[:1]

@@ -18,11 +18,18 @@ OTHER = "0190000000007000800000000000000b"
 AT = datetime(2026, 11, 20, 9, tzinfo=timezone.utc)
 HEADS = {"high": 0x10, "normal": 0x11, "low": 0x12}
 PLACES = (
-    "message_id string, topic string, partition int, place string, stamp bigint, has_attempts boolean, "
+    "message_id string, topic string, partition int, place string, stamp bigint, has_attempts "
+    "boolean, "
     "recorded boolean, lane string"
 )
-FOUND = "kind string, topic string, partition int, message_id string, stamp bigint, row bigint, batch int, lake boolean"
-ROWS = "row bigint, message_id string, stamp bigint, topic string, finished_at timestamp, content bigint, batch int"
+FOUND = (
+    "kind string, topic string, partition int, message_id string, stamp bigint, row bigint, batch "
+    "int, lake boolean"
+)
+ROWS = (
+    "row bigint, message_id string, stamp bigint, topic string, finished_at timestamp, content "
+    "bigint, batch int"
+)
 OUTBOX = "message_id string, stamp bigint, topic string, status string"
 LIVES = "message_id string, stamp bigint, lake boolean"
 
@@ -65,11 +72,14 @@ def archived(row: int, **fields: Any) -> tuple[Any, ...]:
 
 
 def row_found(kind: str, row: int, **fields: Any) -> tuple[Any, ...]:
-    return found(kind, **{"partition": None, "message_id": f"{row:032x}", "row": row, "batch": 0, **fields})
+    return found(
+        kind, **{"partition": None, "message_id": f"{row:032x}", "row": row, "batch": 0, **fields}
+    )
 
 
 def _as(case: int, row: Sequence[Any]) -> tuple[Any, ...]:
-    """Under an id of its own, in the same partition: so that many cases are told apart in one go."""
+    """Under an id of its own, in the same partition: so that many cases are told apart in one
+    go."""
     return (f"{case + 1:06x}{row[0][6:]}", *row[1:])
 
 
@@ -78,7 +88,11 @@ def _as(case: int, row: Sequence[Any]) -> tuple[Any, ...]:
 
 def test_of_a_queue_only_what_is_compared_is_kept(spark: Any) -> None:
     def row(**fields: Any) -> dict[str, Any]:
-        return dict.fromkeys(schemas.QUEUE.names) | {"message_id": ID, "topic": "orders", "partition": 3} | fields
+        return (
+            dict.fromkeys(schemas.QUEUE.names)
+            | {"message_id": ID, "topic": "orders", "partition": 3}
+            | fields
+        )
 
     def stored(flags: int) -> bytes:
         return STAMP.pack(5, bytes(6)) + HEADER.pack(flags, 1, b"task") + b"[1]"
@@ -106,7 +120,9 @@ def test_of_a_queue_only_what_is_compared_is_kept(spark: Any) -> None:
 def test_a_row_gets_the_number_of_its_batch(frame: Any) -> None:
     rows = frame([(1,), (5,), (6,), (9,), (10,)], "row bigint")
     expected = [(1, 0), (5, 0), (6, 1), (9, 1), (10, None)]
-    assertDataFrameEqual(audit_frames.batched(rows, [5, 9]), frame(expected, "row bigint, batch int"))
+    assertDataFrameEqual(
+        audit_frames.batched(rows, [5, 9]), frame(expected, "row bigint, batch int")
+    )
     nowhere = [(row, None) for row, _ in expected]
     assertDataFrameEqual(audit_frames.batched(rows, []), frame(nowhere, "row bigint, batch int"))
 
@@ -145,13 +161,17 @@ DAMAGED = {
 
 
 def in_redis(frame: Any, rows: Sequence[Any]) -> Frame:
-    return audit_frames.in_redis(frame(rows, PLACES), frame([("orders", [1, 2])], "topic string, counts array<int>"))
+    return audit_frames.in_redis(
+        frame(rows, PLACES), frame([("orders", [1, 2])], "topic string, counts array<int>")
+    )
 
 
 def test_what_is_healthy_shows_nothing(frame: Any) -> None:
     """Each under another id, so that all are told apart in one go."""
     rows = [
-        (f"{number:06x}{row[0][6:]}", *row[1:]) for number, some in enumerate(HEALTHY.values(), start=1) for row in some
+        (f"{number:06x}{row[0][6:]}", *row[1:])
+        for number, some in enumerate(HEALTHY.values(), start=1)
+        for row in some
     ]
     assertDataFrameEqual(in_redis(frame, rows), frame([], FOUND))
     assertDataFrameEqual(in_redis(frame, []), frame([], FOUND))
@@ -169,9 +189,15 @@ def test_each_damage_has_its_name(frame: Any) -> None:
 
 
 def test_a_message_may_be_damaged_in_several_ways(frame: Any) -> None:
-    rows = [place("normal", partition=1), place("low", partition=1, lane="normal"), place("leased", partition=1)]
+    rows = [
+        place("normal", partition=1),
+        place("low", partition=1, lane="normal"),
+        place("leased", partition=1),
+    ]
     kinds = ["two lanes", "lane and lease", "wrong partition"]
-    assertDataFrameEqual(in_redis(frame, rows), frame([found(kind, partition=1) for kind in kinds], FOUND))
+    assertDataFrameEqual(
+        in_redis(frame, rows), frame([found(kind, partition=1) for kind in kinds], FOUND)
+    )
 
 
 def test_the_same_id_in_two_partitions_is_two_messages(frame: Any) -> None:
@@ -206,17 +232,25 @@ ENDS: list[tuple[list[Any], list[Any], list[Any], str]] = [
 ]
 
 
-def test_an_end_that_is_remembered_is_told_or_archived(frame: Any, ends: Callable[..., Frame]) -> None:
+def test_an_end_that_is_remembered_is_told_or_archived(
+    frame: Any, ends: Callable[..., Frame]
+) -> None:
     queue = [_as(case, row) for case, some in enumerate(ENDS) for row in (place("done"), *some[0])]
     outbox = [_as(case, row) for case, some in enumerate(ENDS) for row in some[1]]
     ended = [_as(case, row) for case, some in enumerate(ENDS) for row in some[2]]
-    expected = [found(some[3], message_id=_as(case, (ID,))[0]) for case, some in enumerate(ENDS) if some[3]]
+    expected = [
+        found(some[3], message_id=_as(case, (ID,))[0]) for case, some in enumerate(ENDS) if some[3]
+    ]
     assertDataFrameEqual(ends(queue, outbox, ended), frame(expected, FOUND))
 
 
-def test_of_an_end_that_only_the_lake_knows_that_is_told(frame: Any, ends: Callable[..., Frame]) -> None:
+def test_of_an_end_that_only_the_lake_knows_that_is_told(
+    frame: Any, ends: Callable[..., Frame]
+) -> None:
     ended = [(ID, 4, False), (ID, 5, True)]
-    assertDataFrameEqual(ends([place("done")], [], ended), frame([found("stale end", lake=True)], FOUND))
+    assertDataFrameEqual(
+        ends([place("done")], [], ended), frame([found("stale end", lake=True)], FOUND)
+    )
     assertDataFrameEqual(ends([]), frame([], FOUND))
 
 
@@ -229,7 +263,9 @@ def test_lives_are_told_once_and_whether_only_the_lake_knows(frame: Any, lives: 
 def test_a_row_of_the_outbox_is_closed_with_its_life(frame: Any, lives: Any) -> None:
     outbox = frame([(ID, 5, "orders", "waiting"), (OTHER, 5, "orders", "sent")], OUTBOX)
     expected = frame([found("unclosed", partition=None, lake=True)], FOUND)
-    assertDataFrameEqual(audit_frames.unclosed(outbox, lives((ID, 5, True), (OTHER, 4, False))), expected)
+    assertDataFrameEqual(
+        audit_frames.unclosed(outbox, lives((ID, 5, True), (OTHER, 4, False))), expected
+    )
     assertDataFrameEqual(audit_frames.unclosed(outbox, lives()), frame([], FOUND))
 
 
@@ -261,11 +297,27 @@ def test_what_was_sent_is_somewhere(frame: Any, lives: Any) -> None:
 
 
 def test_what_is_archived_does_not_wait(frame: Any, lives: Any) -> None:
-    queue = [place("normal"), place("normal"), place("leased"), place("finished"), place("follower")]
+    queue = [
+        place("normal"),
+        place("normal"),
+        place("leased"),
+        place("finished"),
+        place("follower"),
+    ]
     expected = frame([found("live again", lake=True)], FOUND)
-    assertDataFrameEqual(audit_frames.live_again(frame(queue, PLACES), lives((ID, 5, True))), expected)
-    healthy = [place("leased"), place("finished"), place("done"), place("normal", stamp=6), place("low", stamp=None)]
-    assertDataFrameEqual(audit_frames.live_again(frame(healthy, PLACES), lives((ID, 5, False))), frame([], FOUND))
+    assertDataFrameEqual(
+        audit_frames.live_again(frame(queue, PLACES), lives((ID, 5, True))), expected
+    )
+    healthy = [
+        place("leased"),
+        place("finished"),
+        place("done"),
+        place("normal", stamp=6),
+        place("low", stamp=None),
+    ]
+    assertDataFrameEqual(
+        audit_frames.live_again(frame(healthy, PLACES), lives((ID, 5, False))), frame([], FOUND)
+    )
 
 
 # Archive and lake
@@ -287,11 +339,15 @@ def test_a_life_has_one_row(frame: Any) -> None:
         row_found("archived twice", row, batch=None, lake=lake)
         for row, lake in ((5, True), (20, True), (30, False), (40, False))
     ]
-    assertDataFrameEqual(audit_frames.twice(frame(ours, ROWS), frame(theirs, ROWS)), frame(expected, FOUND))
+    assertDataFrameEqual(
+        audit_frames.twice(frame(ours, ROWS), frame(theirs, ROWS)), frame(expected, FOUND)
+    )
     assertDataFrameEqual(audit_frames.twice(frame([], ROWS), frame([], ROWS)), frame([], FOUND))
 
 
-def differing(frame: Any, ours: Any, theirs: Any, whole: Sequence[int] = (0,), pruned: Any = None) -> Frame:
+def differing(
+    frame: Any, ours: Any, theirs: Any, whole: Sequence[int] = (0,), pruned: Any = None
+) -> Frame:
     return audit_frames.differing(frame(ours, ROWS), frame(theirs, ROWS), [0], whole, pruned)
 
 
@@ -305,19 +361,27 @@ def test_rows_that_differ_are_late_changed_or_lost(frame: Any) -> None:
 
 def test_a_row_of_another_life_is_no_changed_one(frame: Any) -> None:
     other = f"{7:032x}"
-    ours = [archived(1, message_id=other, content=7), archived(2, stamp=6, content=7), archived(3, content=7)]
+    ours = [
+        archived(1, message_id=other, content=7),
+        archived(2, stamp=6, content=7),
+        archived(3, content=7),
+    ]
     expected = [
         row_found("another life", 1, message_id=other),
         row_found("another life", 2, stamp=6),
         row_found("changed row", 3),
     ]
-    assertDataFrameEqual(differing(frame, ours, [archived(1), archived(2), archived(3)]), frame(expected, FOUND))
+    assertDataFrameEqual(
+        differing(frame, ours, [archived(1), archived(2), archived(3)]), frame(expected, FOUND)
+    )
 
 
 def test_what_was_pruned_is_not_lost(frame: Any) -> None:
     theirs = [archived(1), archived(2, finished_at=AT - timedelta(hours=1))]
     assertDataFrameEqual(differing(frame, [], theirs, whole=()), frame([], FOUND))
-    assertDataFrameEqual(differing(frame, [], theirs, pruned=AT), frame([row_found("lost row", 1)], FOUND))
+    assertDataFrameEqual(
+        differing(frame, [], theirs, pruned=AT), frame([row_found("lost row", 1)], FOUND)
+    )
 
 
 def test_what_sql_has_under_another_id_is_not_lost(frame: Any) -> None:
@@ -326,7 +390,15 @@ def test_what_sql_has_under_another_id_is_not_lost(frame: Any) -> None:
 
 
 def test_the_commit_says_who_is_wrong(frame: Any) -> None:
-    rows = [row_found("lost row", 1), row_found("lost row", 2, batch=1), row_found("late row", 3, batch=1)]
-    expected = [row_found("lost row", 1), row_found("surplus row", 2, batch=1), row_found("late row", 3, batch=1)]
+    rows = [
+        row_found("lost row", 1),
+        row_found("lost row", 2, batch=1),
+        row_found("late row", 3, batch=1),
+    ]
+    expected = [
+        row_found("lost row", 1),
+        row_found("surplus row", 2, batch=1),
+        row_found("late row", 3, batch=1),
+    ]
     assertDataFrameEqual(audit_frames.surplus(frame(rows, FOUND), [1]), frame(expected, FOUND))
     assertDataFrameEqual(audit_frames.surplus(frame(rows, FOUND), []), frame(rows, FOUND))

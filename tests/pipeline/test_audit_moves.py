@@ -1,4 +1,5 @@
-"""The audit moves a message from a partition where nobody looks for it; whatever happens meanwhile, none is lost."""
+"""The audit moves a message from a partition where nobody looks for it; whatever happens meanwhile,
+none is lost."""
 
 from __future__ import annotations
 
@@ -36,9 +37,14 @@ def crowded(world: World) -> tuple[bytes, Partition, Difference]:
 
 def test_a_message_is_not_moved_where_another_life_is(world: World) -> None:
     message_id, home, found = crowded(world)
-    world.store.command("ZADD", world.key("leased", home), FAR, message_id)  # runs, and its record is lost
+    world.store.command(
+        "ZADD", world.key("leased", home), FAR, message_id
+    )  # runs, and its record is lost
     assert Repair(world.store, "").run([found]) == []
-    assert world.store.look(CROWD, [message_id])[0].waits and not world.store.look(home, [message_id])[0].recorded
+    assert (
+        world.store.look(CROWD, [message_id])[0].waits
+        and not world.store.look(home, [message_id])[0].recorded
+    )
 
 
 def test_a_move_that_was_interrupted_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +64,9 @@ def test_a_move_that_was_interrupted_goes_on(world: World, monkeypatch: pytest.M
     assert world.store.look(CROWD, [message_id])[0] == NOTHING
 
 
-def test_what_another_audit_has_moved_meanwhile_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_audit_has_moved_meanwhile_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     message_id, home, found = crowded(world)
     mend = world.store.mend
 

@@ -1,4 +1,5 @@
-"""Each damage is planted, found, repaired, and gone in the next audit; real servers, a real lake."""
+"""Each damage is planted, found, repaired, and gone in the next audit; real servers, a real
+lake."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def test_every_damage_is_found_and_repaired(world: World, look: Callable[..., Re
     repaired = look(repair=True, by="on call")
     assert confirmed(repaired) == planted
     assert (repaired.code, repaired.problems) == (Code.DIFFERENT, [])
-    assert {row["difference"]: row["repaired"] for row in repaired.rows} == dict.fromkeys(planted, 1)
+    assert {row["difference"]: row["repaired"] for row in repaired.rows} == dict.fromkeys(
+        planted, 1
+    )
     actions = OperatorAction.objects.filter(
         action="audit repair", count=1, operator="on call", finished_at__isnull=False
     )
@@ -77,13 +80,17 @@ def test_every_damage_is_found_and_repaired(world: World, look: Callable[..., Re
     world.archive()
     again = look()
     assert (list(again.rows), again.problems, again.code) == ([], [], Code.DONE)
-    check_redis(world, {kind: bytes.fromhex(ids[0]) for kind, ids in planted.items() if len(ids[0]) == 32})
+    check_redis(
+        world, {kind: bytes.fromhex(ids[0]) for kind, ids in planted.items() if len(ids[0]) == 32}
+    )
     check_sql(planted)
 
 
 def selections(planted: dict[str, list[str]]) -> Iterator[str]:
     for kind, (name,) in planted.items():
-        yield f"message {name} ({kind})" if len(name) == 32 else f"row {name} of the archive ({kind})"
+        yield (
+            f"message {name} ({kind})" if len(name) == 32 else f"row {name} of the archive ({kind})"
+        )
 
 
 def check_redis(world: World, ids: dict[str, bytes]) -> None:
@@ -94,7 +101,9 @@ def check_redis(world: World, ids: dict[str, bytes]) -> None:
 
     now_ms = world.store.clock_ms()
     assert not look("no record").waits and not look("no record").leased
-    assert now_ms + 1_200_000 < (look("no place").lanes[1] or 0) <= now_ms + 1_800_000, "it waits as long as before"
+    assert now_ms + 1_200_000 < (look("no place").lanes[1] or 0) <= now_ms + 1_800_000, (
+        "it waits as long as before"
+    )
     assert look("two lanes").lanes[0] is None and look("two lanes").lanes[1]
     assert look("lane and lease").leased and not look("lane and lease").waits
     assert look("wrong lane").lanes == (None, int(FAR), None)
@@ -102,7 +111,9 @@ def check_redis(world: World, ids: dict[str, bytes]) -> None:
     moved = look("wrong partition", Partition("crowd", 0))
     assert moved.lanes[1] == int(FAR) and moved.has_attempts
     assert look("stray attempts") == look("stale end") == look("lost end") == NOTHING
-    assert look("stray follower").lanes[1] == int(FAR) and look("stray follower").follower_us is None
+    assert (
+        look("stray follower").lanes[1] == int(FAR) and look("stray follower").follower_us is None
+    )
     assert look("lost").waits and look("lost").stamp_us
 
 
@@ -112,13 +123,22 @@ def check_sql(planted: dict[str, list[str]]) -> None:
     rows = ArchivedMessage.objects
     assert rows.get(message_id=ids["no record"]).reason == "body_missing"
     ended = rows.get(message_id=ids["lost end"])
-    assert (ended.state, ended.reason, ended.body) == ("dead", "end_lost", '{"args":["planted"],"kwargs":{}}')
-    assert rows.get(pk=ids["lost row"]).worker == "" and rows.get(pk=ids["changed row"]).worker == "somebody else"
+    assert (ended.state, ended.reason, ended.body) == (
+        "dead",
+        "end_lost",
+        '{"args":["planted"],"kwargs":{}}',
+    )
+    assert (
+        rows.get(pk=ids["lost row"]).worker == ""
+        and rows.get(pk=ids["changed row"]).worker == "somebody else"
+    )
     promised = {row.message_id.hex for row in OutboxMessage.objects.all()}
     assert ids["lost"] in promised and not promised & {ids["unclosed"], ids["lost end"]}
 
 
-def test_a_row_too_many_leaves_the_lake(world: World, spark: Any, parameters: Make, lake: str) -> None:
+def test_a_row_too_many_leaves_the_lake(
+    world: World, spark: Any, parameters: Make, lake: str
+) -> None:
     stays, goes = world.archived(), world.archived()
     world.export()
     ArchivedMessage.objects.filter(pk=goes.pk).delete()
@@ -134,7 +154,9 @@ def test_a_row_too_many_leaves_the_lake(world: World, spark: Any, parameters: Ma
     assert ledger.batches[0].counted_at is None
 
 
-def rewrite(world: World, spark: Any, parameters: Make, lake: str, *found: Difference) -> list[bool]:
+def rewrite(
+    world: World, spark: Any, parameters: Make, lake: str, *found: Difference
+) -> list[bool]:
     """Repair the newest batch, of what SQL has once and no longer when it is read again."""
     ledger = Ledger(Lake(lake))
     some = audit_lake.batches_of(ledger, ledger.follow())
@@ -147,7 +169,12 @@ def held(spark: Any, lake: str) -> dict[int, Any]:
 
 
 def test_rows_that_are_pruned_while_their_batch_is_written_anew_stay_in_the_lake(
-    world: World, spark: Any, parameters: Make, lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World,
+    spark: Any,
+    parameters: Make,
+    lake: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     row = world.archived()
     world.export()
@@ -203,13 +230,19 @@ def test_a_row_of_another_life_is_told_and_nothing_is_done(
     assert list(confirmed(look())) == ["another life"]
 
 
-def test_when_nobody_knows_when_it_was_due_it_becomes_a_dead_letter(world: World, look: Callable[..., Report]) -> None:
+def test_when_nobody_knows_when_it_was_due_it_becomes_a_dead_letter(
+    world: World, look: Callable[..., Report]
+) -> None:
     message_id = damage.no_place(world, durable=False)
     (row,) = look(repair=True).rows
     assert (row["difference"], row["repaired"], row["ids"]) == ("no place", 1, [message_id])
     world.archive()
     ended = ArchivedMessage.objects.get(message_id=message_id)
-    assert (ended.state, ended.reason, ended.body) == ("dead", "due_lost", '{"args":["planted"],"kwargs":{}}')
+    assert (ended.state, ended.reason, ended.body) == (
+        "dead",
+        "due_lost",
+        '{"args":["planted"],"kwargs":{}}',
+    )
     assert look().code == Code.DONE
 
 
@@ -225,7 +258,9 @@ def test_a_dead_letter_that_comes_back_is_not_open(
     ArchivedMessage.objects.filter(pk__in=[*pks, gone]).delete()
     found = [Difference(Kind.LOST_ROW, row=pk, batch=0) for pk in (*pks, 999_999)]
     monkeypatch.setattr(audit_lake.LakeRepair, "_rewrite", None)
-    assert rewrite(world, spark, parameters, lake, *found) == [True] * 4 + [False], "what is nowhere is not repaired"
+    assert rewrite(world, spark, parameters, lake, *found) == [True] * 4 + [False], (
+        "what is nowhere is not repaired"
+    )
     by = [ArchivedMessage.objects.get(pk=pk) for pk in pks]
     assert [one.replayed_by and one.replayed_by.bytes for one in by[:2]] == [b"0" * 16, b"1" * 16]
     assert by[2].replayed_by and by[2].replayed_by.bytes == replay.identity
@@ -234,14 +269,18 @@ def test_a_dead_letter_that_comes_back_is_not_open(
     assert rewrite(world, spark, parameters, lake, *found) == [False] * 5, "they are there"
 
 
-def test_a_batch_that_nobody_can_vouch_for_is_told_whoever_pruned_it(world: World, look: Callable[..., Report]) -> None:
+def test_a_batch_that_nobody_can_vouch_for_is_told_whoever_pruned_it(
+    world: World, look: Callable[..., Report]
+) -> None:
     assert confirmed(look(repair=True)) == {}
     assert confirmed(look()) == {}
     name = altered_batch(world, by_export=False)
     assert confirmed(look())["altered batch"] == [name]
 
 
-def test_a_batch_that_nobody_can_vouch_for_is_told(world: World, look: Callable[..., Report]) -> None:
+def test_a_batch_that_nobody_can_vouch_for_is_told(
+    world: World, look: Callable[..., Report]
+) -> None:
     name = altered_batch(world)
     report = look(repair=True)
     (row,) = report.rows

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from django.db import OperationalError
 
-from django_delayq.core.exceptions import BodyTooLarge, DelayQError, DuplicateMessage, StoreUnavailable
+from django_delayq.core.exceptions import (
+    BodyTooLarge,
+    DelayQError,
+    DuplicateMessage,
+    StoreUnavailable,
+)
 from django_delayq.pipeline.error_messages import cause, code_of
 from django_delayq.pipeline.errors import Code, LakeError
 
@@ -22,11 +27,16 @@ def of_worker(line: str) -> Exception:
 
 
 def test_an_error_of_ours_keeps_its_class_and_its_words() -> None:
-    found = of_worker("django_delayq.core.exceptions.StoreUnavailable: Redis at r:6379 does not answer: try later.")
+    found = of_worker(
+        "django_delayq.core.exceptions.StoreUnavailable: Redis at r:6379 does not answer: try "
+        "later."
+    )
     assert type(found) is StoreUnavailable
     assert str(found) == "Redis at r:6379 does not answer: try later."
     assert type(of_worker("django_delayq.pipeline.errors.LakeError: x is missing.")) is LakeError
-    assert type(of_worker("django_delayq.core.exceptions.DuplicateMessage: a key")) is DuplicateMessage
+    assert (
+        type(of_worker("django_delayq.core.exceptions.DuplicateMessage: a key")) is DuplicateMessage
+    )
 
 
 def test_one_without_words_says_what_its_class_says() -> None:
@@ -36,17 +46,29 @@ def test_one_without_words_says_what_its_class_says() -> None:
 
 def test_another_error_of_a_worker_is_its_last_line() -> None:
     found = of_worker("ValueError: boo 1")
-    assert (type(found), str(found), code_of(found)) == (DelayQError, "ValueError: boo 1", Code.FAILED)
+    assert (type(found), str(found), code_of(found)) == (
+        DelayQError,
+        "ValueError: boo 1",
+        Code.FAILED,
+    )
 
 
 def test_of_chained_errors_the_last_one_counts() -> None:
-    first = WORKER.format("KeyError: 'x'") + "\nDuring handling of the above exception, another exception occurred:\n\n"
-    text = first + WORKER.format("django_delayq.core.exceptions.StoreUnavailable: gone").partition("\n")[2]
+    first = (
+        WORKER.format("KeyError: 'x'")
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+    )
+    text = (
+        first
+        + WORKER.format("django_delayq.core.exceptions.StoreUnavailable: gone").partition("\n")[2]
+    )
     assert str(cause(RuntimeError(text))) == "gone"
 
 
 def test_java_at_its_limit_is_told_how_to_get_more() -> None:
-    assert "--driver-memory" in str(cause(RuntimeError("java.lang.OutOfMemoryError: Java heap space\n\tat x")))
+    assert "--driver-memory" in str(
+        cause(RuntimeError("java.lang.OutOfMemoryError: Java heap space\n\tat x"))
+    )
 
 
 def test_spark_is_cut_to_its_first_sentence() -> None:
@@ -55,4 +77,7 @@ def test_spark_is_cut_to_its_first_sentence() -> None:
 
 
 def test_the_database_is_named() -> None:
-    assert str(cause(OperationalError("no such table"))) == "The database failed: OperationalError: no such table"
+    assert (
+        str(cause(OperationalError("no such table")))
+        == "The database failed: OperationalError: no such table"
+    )

@@ -15,7 +15,11 @@ from tests.app.tasks import record
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("delayq", "transactional_db")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("delayq", "transactional_db"),
+]
 
 #: Where the executors have our package from.
 _WHERE = """
@@ -40,13 +44,20 @@ def test_jobs_run_on_executors_that_have_only_the_zip(tmp_path: Path, settings: 
         for word in (name, outside.write_params(tmp_path / f"{name}.json", job=job, **given))
     ]
     packed = pack(tmp_path / "packed")
-    start = {"master": "local-cluster[2,1,1024]", "conf": {}, "files": [str(packed.archive)], "code": _WHERE}
+    start = {
+        "master": "local-cluster[2,1,1024]",
+        "conf": {},
+        "files": [str(packed.archive)],
+        "code": _WHERE,
+    }
     python = outside.python_without_us(tmp_path)
     environment = {
         "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "PYSPARK_PYTHON": str(python),
         "SPARK_HOME": str(outside.spark_home(tmp_path)),
     }  # fmt: skip
-    ended = outside.run([sys.executable, "-c", outside.JOBS, json.dumps(start), *jobs], environment, tmp_path)
+    ended = outside.run(
+        [sys.executable, "-c", outside.JOBS, json.dumps(start), *jobs], environment, tmp_path
+    )
     assert ended.code == 0, ended.err
     export, stats, forecast, where = (json.loads(line) for line in ended.out.splitlines())
     for report in (export, stats, forecast):

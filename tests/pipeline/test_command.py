@@ -25,7 +25,18 @@ pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: Of these the command makes more than an argument: they are the specs of tasks.
 SPECS = {"task", "tasks"}
-LOAD = ("--task", "tests.app.tasks.record", "--job", "j", "--source", "s", "--format", "csv", "--key", "id")
+LOAD = (
+    "--task",
+    "tests.app.tasks.record",
+    "--job",
+    "j",
+    "--source",
+    "s",
+    "--format",
+    "csv",
+    "--key",
+    "id",
+)
 
 
 # What it takes
@@ -43,11 +54,20 @@ def test_every_option_of_every_job_can_be_given(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("export", "--prune", "30d", "--batch", "5", "--compact"), {"prune": 2592000.0, "batch": 5, "compact": True}),
+        (
+            ("export", "--prune", "30d", "--batch", "5", "--compact"),
+            {"prune": 2592000.0, "batch": 5, "compact": True},
+        ),
         (("stats", "--everything"), {"everything": True}),
         (("stats", "--source", "archive"), {"source": "archive"}),
-        (("forecast", "--drain-rate", "12.5", "--replica", "env:R"), {"drain_rate": 12.5, "replica": "env:R"}),
-        (("audit", "--repair", "--pause", "9s", "--by", "ann"), {"repair": True, "pause": 9.0, "by": "ann"}),
+        (
+            ("forecast", "--drain-rate", "12.5", "--replica", "env:R"),
+            {"drain_rate": 12.5, "replica": "env:R"},
+        ),
+        (
+            ("audit", "--repair", "--pause", "9s", "--by", "ann"),
+            {"repair": True, "pause": 9.0, "by": "ann"},
+        ),
         (("stream", "--interval", "1m", "--settle", "2m"), {"interval": 60.0, "settle": 120.0}),
         (("export",), {}),
     ],
@@ -62,7 +82,17 @@ def test_arguments_become_the_options_of_the_job(
 
 def test_a_load_has_the_specification_of_its_task(command: Call) -> None:
     task_specs = pytest.importorskip("django_delayq.pipeline.bulk_load.task_specs")
-    command("schedule", *LOAD, "--delay", "1500s", "--column", "value=amount", "--not-keyed", "--splits", "2")
+    command(
+        "schedule",
+        *LOAD,
+        "--delay",
+        "1500s",
+        "--column",
+        "value=amount",
+        "--not-keyed",
+        "--splits",
+        "2",
+    )
     job = dict(command.params.job)
     assert (
         msgspec.convert(job.pop("task"), type(task_specs.spec_of("tests.app.tasks.record"))).name
@@ -82,7 +112,17 @@ def test_a_task_that_does_not_exist_is_refused(command: Call) -> None:
 
 def test_replay_knows_every_declared_task(command: Call) -> None:
     pytest.importorskip("django_delayq.pipeline.bulk_load.task_specs")
-    command("replay", "--job", "j", "--where", "attempts < 9", "--edit", "value=value + 1", "--by", "ann")
+    command(
+        "replay",
+        "--job",
+        "j",
+        "--where",
+        "attempts < 9",
+        "--edit",
+        "value=value + 1",
+        "--by",
+        "ann",
+    )
     assert "tests.app.tasks.record" in [task["name"] for task in command.params.job["tasks"]]
     assert command.params.job["edits"] == {"value": "value + 1"}
 
@@ -94,8 +134,21 @@ def test_who_does_it_is_the_user_unless_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_period_is_passed_in_utc_and_a_lake_as_an_absolute_path(command: Call) -> None:
-    command("stats", "--lake", "lake", "--since", "2026-01-31T12:00+01:00", "--until", "2026-02-01", "--topic", "mail")
-    assert (command.params.since, command.params.until) == ("2026-01-31T11:00:00Z", "2026-02-01T00:00:00Z")
+    command(
+        "stats",
+        "--lake",
+        "lake",
+        "--since",
+        "2026-01-31T12:00+01:00",
+        "--until",
+        "2026-02-01",
+        "--topic",
+        "mail",
+    )
+    assert (command.params.since, command.params.until) == (
+        "2026-01-31T11:00:00Z",
+        "2026-02-01T00:00:00Z",
+    )
     assert command.params.topic == "mail"
     assert command.params.lake == str(Path("lake").absolute())
 
@@ -112,14 +165,18 @@ def test_paths_are_passed_in_full_and_uris_as_they_are(command: Call) -> None:
     assert command.params.job["checkpoint"] == str(Path("here").absolute())
 
 
-@pytest.mark.parametrize(("name", "words"), [("schedule", "what was sent stays"), ("export", "nothing is half done")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("schedule", "what was sent stays"), ("export", "nothing is half done")]
+)
 def test_what_an_interrupted_job_leaves_is_said(command: Call, name: str, words: str) -> None:
     command.report = KeyboardInterrupt()  # type: ignore[assignment]
     assert command.code(name, *(LOAD if name == "schedule" else ("--lake", "l"))) == 130
     assert words in command.err
 
 
-def test_the_lake_may_come_from_the_environment(command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lake_may_come_from_the_environment(
+    command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DELAYQ_LAKE", "/data/lake")
     command("export")
     assert command.params.lake == "/data/lake"
@@ -132,7 +189,15 @@ def test_a_job_that_needs_a_lake_is_refused_without_one(command: Call, name: str
 
 
 def test_spark_is_configured_by_options(command: Call) -> None:
-    command("forecast", "--master", "local[3]", "--driver-memory", "2g", "--conf", "spark.sql.shuffle.partitions=3")
+    command(
+        "forecast",
+        "--master",
+        "local[3]",
+        "--driver-memory",
+        "2g",
+        "--conf",
+        "spark.sql.shuffle.partitions=3",
+    )
     assert command.start == Start(
         master="local[3]", driver_memory="2g", configuration={"spark.sql.shuffle.partitions": "3"}
     )
@@ -163,7 +228,10 @@ def test_configuration_without_a_value_is_refused() -> None:
     [
         (("export", "--lake", "l", "--prune", "10m"), "prune"),
         (("audit", "--repair", "--dry-run"), "contradict"),
-        (("stats", "--lake", "l", "--since", "2026-02-02", "--until", "2026-02-01"), "turn them round"),
+        (
+            ("stats", "--lake", "l", "--since", "2026-02-02", "--until", "2026-02-01"),
+            "turn them round",
+        ),
         (("forecast", "--master", "spark://db.example:7077"), "--redis-secret"),
         (("forecast", "--redis-secret", "redis://:hunter2@db"), "never given itself"),
         (("schedule", *LOAD, "--delay", "9999999s", "--delay", "4000d"), "delay_ms"),
@@ -220,4 +288,10 @@ def test_json_is_one_document(command: Call) -> None:
 def test_json_also_says_why_a_job_was_refused(command: Call) -> None:
     command.report = Refused("No.")
     assert command.code("forecast", "--json") == Code.REFUSED
-    assert json.loads(command.out) == {"job": "forecast", "code": 2, "figures": {}, "rows": [], "problems": ["No."]}
+    assert json.loads(command.out) == {
+        "job": "forecast",
+        "code": 2,
+        "figures": {},
+        "rows": [],
+        "problems": ["No."],
+    }

@@ -54,7 +54,9 @@ def test_without_java_a_sentence_says_what_to_install(monkeypatch: pytest.Monkey
     assert refused.value.returncode == Code.REFUSED
 
 
-def test_with_an_old_java_a_sentence_says_which_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_with_an_old_java_a_sentence_says_which_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
     java.write_text("#!/bin/sh\necho 'java version \"1.8.0_392\"' >&2\n")
@@ -70,9 +72,16 @@ def missing_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     from django_delayq.pipeline.params import Database, Secret
 
     def job(name: str, spark: Any, params: Params, tell: Any) -> Report:
-        database = Database(engine="django.db.backends.postgresql", name="n", table="t", password=Secret("env:NOWHERE"))
+        database = Database(
+            engine="django.db.backends.postgresql",
+            name="n",
+            table="t",
+            password=Secret("env:NOWHERE"),
+        )
         options = {"database": msgspec.json.encode(database).decode(), "lo": "0", "hi": "10"}
-        spark.read.format("delayq_archive").options(**options).load().write.format("noop").mode("overwrite").save()
+        spark.read.format("delayq_archive").options(**options).load().write.format("noop").mode(
+            "overwrite"
+        ).save()
         return Report(job=name)
 
     monkeypatch.setattr(runner, "run", job)
@@ -119,7 +128,11 @@ def test_parameters_are_written_with_references_and_read_back(
     text = path.read_text()
     assert settings.DELAYQ["REDIS"] not in text
     params = Params.decode(text.encode())
-    assert (params.lake, params.job, params.redis.url.ref) == ("/l", {"batch": 7, "by": "ann"}, "env:HERE")
+    assert (params.lake, params.job, params.redis.url.ref) == (
+        "/l",
+        {"batch": 7, "by": "ann"},
+        "env:HERE",
+    )
     assert params.database.table == "django_delayq_archivedmessage"
     monkeypatch.setenv("HERE", settings.DELAYQ["REDIS"])
     assert params.redis.settings().prefix == settings.DELAYQ["PREFIX"]
@@ -132,7 +145,9 @@ def test_parameters_without_references_are_refused(command: Call, tmp_path: Path
     assert not path.exists()
 
 
-def test_a_file_with_an_unknown_field_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_with_an_unknown_field_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "params.json"
     path.write_text('{"database": {"engine": "e", "name": "n", "table": "t"}, "lkae": "x"}')
     assert main(["export", "--params", str(path)]) == Code.REFUSED

@@ -22,7 +22,8 @@ NOW = NOON + timedelta(days=1)
 
 @pytest.fixture
 def full(spark: Any, parameters: Any, lake: str) -> Lake:
-    """A lake with six files of a day that is over, in three batches, and two files of today (NOW)."""
+    """A lake with six files of a day that is over, in three batches, and two files of today
+    (NOW)."""
     params = parameters(job={"settle": 0, "batch": 10})
     make_rows(30, finished_at=lambda n: NOON + timedelta(minutes=n))
     export.run(spark, params, bool)
@@ -49,7 +50,11 @@ def test_the_small_files_of_days_that_are_over_become_one(spark: Any, full: Lake
     assert batches.content_of(read_lake(spark, full)) == content
     assertDataFrameEqual(read_lake(spark, full).collect(), rows)
     last = full.commits()[-1]
-    assert (last.kind, last.settled_at, last.hours) == ("compact", full.commits()[-2].settled_at, [])
+    assert (last.kind, last.settled_at, last.hours) == (
+        "compact",
+        full.commits()[-2].settled_at,
+        [],
+    )
     assert compaction.compact(spark, full, NOW) == {"compacted_files": 0, "compacted_into": 0}
 
 
@@ -63,7 +68,9 @@ def test_replaced_files_stay_for_the_grace_and_then_go(spark: Any, full: Lake) -
     assert read_lake(spark, full).count() == 50
 
 
-def test_big_files_and_days_with_one_file_stay(spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_big_files_and_days_with_one_file_stay(
+    spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compaction, "SMALL", 100)
     assert compaction.small_files(full, NOW) == []
     monkeypatch.undo()
@@ -94,7 +101,9 @@ def lie_about_size(lake: Lake, victim: Path, size: int) -> None:
         crc.unlink()
 
 
-def test_of_two_compactions_at_once_one_counts(spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_compactions_at_once_one_counts(
+    spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verified = batches.verified
 
     def slow(*arguments: Any) -> Any:
@@ -109,7 +118,9 @@ def test_of_two_compactions_at_once_one_counts(spark: Any, full: Lake, monkeypat
     assert not list(full.abandoned(-1))
 
 
-def test_an_export_with_compact_says_how_many_files_it_made_one(spark: Any, full: Lake, parameters: Any) -> None:
+def test_an_export_with_compact_says_how_many_files_it_made_one(
+    spark: Any, full: Lake, parameters: Any
+) -> None:
     report = export.run(spark, parameters(job={"settle": 0, "compact": True}), bool)
     assert report.figures["compacted_files"] >= 3  # today, by the real clock, may be another day
     assert read_lake(spark, full).count() == 50

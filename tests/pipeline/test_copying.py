@@ -1,4 +1,5 @@
-"""Rows that are copied to Parquet while they are read: all of them, by date, and no file before it is whole."""
+"""Rows that are copied to Parquet while they are read: all of them, by date, and no file before it
+is whole."""
 
 from __future__ import annotations
 
@@ -19,24 +20,35 @@ EVENING = datetime(2026, 11, 18, 23, 59, 59, 999_998, tzinfo=timezone.utc)
 
 
 def batch(*rows: tuple[int, str, datetime]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA
+    )
 
 
 BATCHES = [
     batch((1, "orders", EVENING), (2, "mail", EVENING + timedelta(microseconds=1))),
-    batch((3, "orders", EVENING + timedelta(microseconds=2)), (4, "orders", EVENING - timedelta(hours=1))),
+    batch(
+        (3, "orders", EVENING + timedelta(microseconds=2)),
+        (4, "orders", EVENING - timedelta(hours=1)),
+    ),
 ]
 
 
 def files(attempt: Path) -> dict[str, list[int]]:
     """The ids in each file that a reader would find."""
     found = sorted(attempt.glob("**/*.parquet"))
-    return {str(path.relative_to(attempt)): parquet.ParquetFile(path).read()["id"].to_pylist() for path in found}
+    return {
+        str(path.relative_to(attempt)): parquet.ParquetFile(path).read()["id"].to_pylist()
+        for path in found
+    }
 
 
 def test_the_batches_pass_and_their_rows_lie_sorted_under_their_dates(tmp_path: Path) -> None:
     assert list(writer.copied(iter(BATCHES), tmp_path, "part-0-4")) == BATCHES
-    assert files(tmp_path) == {"dt=2026-11-18/part-0-4.parquet": [2, 4, 1], "dt=2026-11-19/part-0-4.parquet": [3]}
+    assert files(tmp_path) == {
+        "dt=2026-11-18/part-0-4.parquet": [2, 4, 1],
+        "dt=2026-11-19/part-0-4.parquet": [3],
+    }
     table = parquet.ParquetFile(tmp_path / "dt=2026-11-18/part-0-4.parquet").read()
     assert table.schema.equals(SCHEMA)
     assert table["finished_at"].to_pylist()[2] == EVENING
@@ -67,7 +79,9 @@ def test_a_thousand_dates_take_no_more_open_files_than_one(tmp_path: Path) -> No
     assert len(files(tmp_path)) == 1_100
 
 
-def test_until_the_last_batch_is_taken_no_reader_finds_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_the_last_batch_is_taken_no_reader_finds_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "CHUNK", 1)
     reading = writer.copied(iter(BATCHES), tmp_path, "part")
     next(reading), next(reading)
@@ -78,7 +92,9 @@ def test_until_the_last_batch_is_taken_no_reader_finds_a_file(tmp_path: Path, mo
     assert not list(tmp_path.glob(f"**/*{writer.UNFINISHED}"))
 
 
-def test_a_reader_that_fails_or_is_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_fails_or_is_left_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "CHUNK", 1)
 
     def failing() -> Iterator[pa.RecordBatch]:
@@ -103,7 +119,9 @@ def test_the_first_of_two_tries_of_a_task_stays(tmp_path: Path) -> None:
     assert len(before) == 2
 
 
-def test_what_a_killed_task_has_left_is_tidied_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_task_has_left_is_tidied_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "CHUNK", 1)
     attempt = tmp_path / "0-4.abc"
     killed = writer.copied(iter(BATCHES), attempt, "part")

@@ -46,7 +46,9 @@ def export_now(spark: Any, parameters: Any, told: list[str]) -> Export:
 
 
 @pytest.mark.databases
-def test_the_lake_has_every_row_as_sql_has_it(spark: Any, parameters: Any, export_now: Export, lake: str) -> None:
+def test_the_lake_has_every_row_as_sql_has_it(
+    spark: Any, parameters: Any, export_now: Export, lake: str
+) -> None:
     ids = make_odd_rows()
     report = export_now(batch=17)
     assert report.code == Code.DONE
@@ -96,17 +98,28 @@ def test_one_new_row_is_a_batch(spark: Any, export_now: Export, lake: str) -> No
     assert (Lake(lake).last_id, read_lake(spark, Lake(lake)).count()) == (new, 4)
 
 
-def test_rows_lie_under_the_utc_date_on_which_they_finished(spark: Any, export_now: Export, lake: str) -> None:
+def test_rows_lie_under_the_utc_date_on_which_they_finished(
+    spark: Any, export_now: Export, lake: str
+) -> None:
     midnight = datetime(2026, 11, 19, tzinfo=timezone.utc)
-    instants = [midnight - timedelta(microseconds=1), midnight, midnight + timedelta(microseconds=1)]
+    instants = [
+        midnight - timedelta(microseconds=1),
+        midnight,
+        midnight + timedelta(microseconds=1),
+    ]
     make_rows(3, finished_at=lambda n: instants[n])
     export_now()
-    assert sorted((file.dt, file.rows) for file in Lake(lake).files()) == [("2026-11-18", 1), ("2026-11-19", 2)]
+    assert sorted((file.dt, file.rows) for file in Lake(lake).files()) == [
+        ("2026-11-18", 1),
+        ("2026-11-19", 2),
+    ]
     assert read_lake(spark, Lake(lake), ["id"], since="2026-11-19").count() == 2
     assert read_lake(spark, Lake(lake), ["id"], until="2026-11-18").count() == 1
 
 
-def test_what_is_not_settled_waits(export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_settled_waits(
+    export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = make_rows(10)
     with monkeypatch.context() as patch:
         patch.setattr(export, "last_settled_id", lambda seconds: ids[4])
@@ -144,7 +157,11 @@ def test_a_row_that_commits_late_is_not_skipped(export_now: Export, lake: str, s
 
 
 def test_files_are_sorted_and_tell_the_time_in_microseconds(export_now: Export, lake: str) -> None:
-    make_rows(40, topic=lambda n: ("orders", "mail")[n % 2], finished_at=lambda n: NOON - timedelta(seconds=n))
+    make_rows(
+        40,
+        topic=lambda n: ("orders", "mail")[n % 2],
+        finished_at=lambda n: NOON - timedelta(seconds=n),
+    )
     export_now()
     (path,) = Lake(lake).paths()
     table = pq.read_table(path)
@@ -186,17 +203,25 @@ def test_of_two_exports_at_once_one_wins_and_the_other_says_so(
     assert read_lake(spark, Lake(lake)).count() == 10
     assert len(list(Path(lake, "data").iterdir())) == 1  # the attempt of the loser is dropped
     (batch,) = LakeBatch.objects.all()
-    assert (batch.state, batch.seq, batch.attempt) == ("committed", 1, Lake(lake).files()[0].path.split("/")[1])
+    assert (batch.state, batch.seq, batch.attempt) == (
+        "committed",
+        1,
+        Lake(lake).files()[0].path.split("/")[1],
+    )
 
 
-def test_a_batch_that_does_not_follow_is_refused(spark: Any, parameters: Any, export_now: Export, lake: str) -> None:
+def test_a_batch_that_does_not_follow_is_refused(
+    spark: Any, parameters: Any, export_now: Export, lake: str
+) -> None:
     ids = make_rows(10)
     with pytest.raises(LakeConflict, match=f"up to id 0, and this batch begins after {ids[4]:,}"):
         export.append(spark, Lake(lake), parameters().database, (ids[4], ids[9]), bool)
     assert not Path(lake, "data").exists()
 
 
-def test_a_batch_without_rows_keeps_the_ids_together(spark: Any, parameters: Any, lake: str) -> None:
+def test_a_batch_without_rows_keeps_the_ids_together(
+    spark: Any, parameters: Any, lake: str
+) -> None:
     commit = export.append(spark, Lake(lake), parameters().database, (0, 7), bool)
     assert (commit.rows, list(commit.files), Lake(lake).last_id) == (0, [], 7)
     assert read_lake(spark, Lake(lake)).count() == 0
@@ -246,7 +271,9 @@ def test_a_source_that_is_counted_otherwise_is_looked_at_again(
     assert commit.rows == LakeBatch.objects.get().rows == 10
 
 
-def test_what_the_database_does_not_show_is_said(export_now: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_database_does_not_show_is_said(
+    export_now: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(export, "unseen_writers", lambda: ["GRANT PROCESS"])
     report = export_now()
     assert (report.code, report.problems) == (Code.DONE, ["GRANT PROCESS"])
@@ -274,6 +301,8 @@ def test_a_session_in_another_zone_is_refused(spark: Any, export_now: Export, la
 @pytest.mark.parametrize(
     "limit", [{"since": "2026-01-01T00:00:00Z"}, {"until": "2026-01-01T00:00:00Z"}, {"topic": "x"}]
 )
-def test_a_part_of_the_archive_is_refused(spark: Any, parameters: Any, limit: dict[str, str]) -> None:
+def test_a_part_of_the_archive_is_refused(
+    spark: Any, parameters: Any, limit: dict[str, str]
+) -> None:
     with pytest.raises(Refused, match="everything"):
         export.run(spark, parameters(**limit), bool)

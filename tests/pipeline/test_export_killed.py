@@ -1,7 +1,9 @@
-"""kill -9 of the driver and its JVM at every step of the export: the next run goes on, and loses and doubles nothing.
+"""kill -9 of the driver and its JVM at every step of the export: the next run goes on, and loses
+and doubles nothing.
 
-DELAYQ_KILLS=3 kills three times in a row also where each kill needs a JVM of its own, and between the steps. This
-module is also the program that is killed: `python -m tests.pipeline.test_export_killed STEP LAKE`.
+DELAYQ_KILLS=3 kills three times in a row also where each kill needs a JVM of its own, and between
+the steps. This module is also the program that is killed: `python -m
+tests.pipeline.test_export_killed STEP LAKE`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ AGO = datetime(2026, 11, 1, 23, 50, tzinfo=timezone.utc)
 ROWS = 60
 OPTIONS = {"settle": 0, "batch": 40}
 TIMES = int(os.environ.get("DELAYQ_KILLS", "1"))
-#: Steps that need a JVM: `written`, `verified` and `committed` die when it is done and before the ledger says so.
+#: Steps that need a JVM: `written`, `verified` and `committed` die when it is done and before the
+#: ledger says so.
 WITH_JVM = ("writing", "verified", "committed", *(("written", "linked") if TIMES > 1 else ()))
 
 
@@ -54,15 +57,24 @@ def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_
         rows = [row.id for row in read_lake(spark, Lake(lake), ["id"]).collect()]
         assert len(rows) == len(set(rows)) == ArchivedMessage.objects.count() == ROWS, step
         commits = Lake(lake).commits()
-        assert [(commit.lo, commit.hi) for commit in commits] == [(0, ids[39]), (ids[39], ids[59])], step
-        batches = LakeBatch.objects.filter(lake=lake).order_by("lo").values_list("state", "seq", "rows", "signature")
+        assert [(commit.lo, commit.hi) for commit in commits] == [
+            (0, ids[39]),
+            (ids[39], ids[59]),
+        ], step
+        batches = (
+            LakeBatch.objects.filter(lake=lake)
+            .order_by("lo")
+            .values_list("state", "seq", "rows", "signature")
+        )
         assert list(batches) == [("committed", c.seq, c.rows, c.signature) for c in commits], step
         assert len(list(Path(lake, "data").iterdir())) == 2, step
 
 
 @pytest.mark.databases
 @pytest.mark.timeout(300)
-def test_killed_three_times_while_it_prunes_it_goes_on(spark: Any, parameters: Any, lake: str) -> None:
+def test_killed_three_times_while_it_prunes_it_goes_on(
+    spark: Any, parameters: Any, lake: str
+) -> None:
     from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
     from django_delayq.pipeline.export import export
     from django_delayq.pipeline.lake.lake import Lake
@@ -72,13 +84,20 @@ def test_killed_three_times_while_it_prunes_it_goes_on(spark: Any, parameters: A
     dead = make_rows(1, finished_at=AGO, state="dead")
     make_rows(ROWS, finished_at=AGO)
     export.run(spark, parameters(job=OPTIONS), bool)
-    for left in (52, 43, 22):  # a chunk more each time; the last one ends a batch, of which the ledger does not say so
+    for left in (
+        52,
+        43,
+        22,
+    ):  # a chunk more each time; the last one ends a batch, of which the ledger does not say so
         kill("pruned", lake)
         assert ArchivedMessage.objects.count() == left
     report = export.run(spark, parameters(job={**OPTIONS, "prune": DAY}), bool)
     assert (report.figures["pruned"], report.problems) == (21, [])
     assert list(ArchivedMessage.objects.values_list("pk", flat=True)) == dead
-    assert list(LakeBatch.objects.order_by("lo").values_list("state", "pruned")) == [("pruned", 39), ("pruned", 21)]
+    assert list(LakeBatch.objects.order_by("lo").values_list("state", "pruned")) == [
+        ("pruned", 39),
+        ("pruned", 21),
+    ]
     assert sum(OperatorAction.objects.values_list("count", flat=True)) == ROWS
     assert read_lake(spark, Lake(lake), ["id"]).distinct().count() == ROWS + 1
 
@@ -95,11 +114,20 @@ def kill(step: str, lake: str) -> None:
     from django.db import connection
 
     names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
-    entry = {name: connection.settings_dict[name] for name in names if connection.settings_dict.get(name)}
-    told = {VARIABLE: json.dumps({**entry, "NAME": str(entry["NAME"])}), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    entry = {
+        name: connection.settings_dict[name] for name in names if connection.settings_dict.get(name)
+    }
+    told = {
+        VARIABLE: json.dumps({**entry, "NAME": str(entry["NAME"])}),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }
     command = [sys.executable, "-m", "tests.pipeline.test_export_killed", step, lake]
     child = subprocess.Popen(
-        command, env={**os.environ, **told}, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        env={**os.environ, **told},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
         said, _ = child.communicate(timeout=240)
@@ -150,7 +178,11 @@ def prepare(step: str) -> None:
 
     targets: dict[str, tuple[Any, str, Callable[..., bool]]] = {
         "written": (ledger.Ledger, "enter", lambda _, attempt, state, **fields: state == "written"),
-        "verified": (ledger.Ledger, "enter", lambda _, attempt, state, **fields: state == "verified"),
+        "verified": (
+            ledger.Ledger,
+            "enter",
+            lambda _, attempt, state, **fields: state == "verified",
+        ),
         "linked": (lake.os, "link", lambda *arguments: True),
         "committed": (ledger.Ledger, "committed", lambda *arguments: True),
         "writing": (batches, "read_back", lambda *arguments: True),  # at the latest

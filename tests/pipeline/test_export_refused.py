@@ -58,7 +58,9 @@ def test_an_archive_that_was_restored_from_a_backup_is_refused(export_now: Expor
         export_now()
 
 
-def test_an_archive_that_ends_below_the_lake_is_refused_unless_it_was_pruned(export_now: Export) -> None:
+def test_an_archive_that_ends_below_the_lake_is_refused_unless_it_was_pruned(
+    export_now: Export,
+) -> None:
     ids = make_rows(10)
     export_now()
     ArchivedMessage.objects.filter(pk__gt=ids[4]).delete()
@@ -72,7 +74,8 @@ def test_an_archive_that_ends_below_the_lake_is_refused_unless_it_was_pruned(exp
 def test_a_backup_from_between_plan_and_commit_is_known(export_now: Export) -> None:
     ids = make_rows(5)
     export_now()
-    # The batch had ended sooner when it was begun first; or another export has begun it just now, which is no matter.
+    # The batch had ended sooner when it was begun first; or another export has begun it just now,
+    # which is no matter.
     LakeBatch.objects.update(seq=None, state="planned", hi=ids[2], rows=None, signature="")
     assert export_now().figures["rows"] == 0
     LakeBatch.objects.update(seq=None, state="planned", hi=ids[2], rows=None, signature="")
@@ -112,7 +115,9 @@ def test_a_copy_of_a_lake_is_refused(export_now: Export, lake: str) -> None:
         export_now(to=f"{lake}-copy")
 
 
-def test_a_lake_with_stumps_of_killed_writers_is_read_right(spark: Any, export_now: Export, lake: str) -> None:
+def test_a_lake_with_stumps_of_killed_writers_is_read_right(
+    spark: Any, export_now: Export, lake: str
+) -> None:
     make_rows(5, finished_at=INSTANTS[0])
     export_now()
     stump = Lake(lake).attempt(5, 9) / "dt=2026-11-20"

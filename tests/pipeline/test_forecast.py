@@ -50,11 +50,15 @@ def whole_minute(delayq: RedisStore) -> datetime:
     return from_ms(delayq.clock_ms()).replace(second=0, microsecond=0) + 10 * MINUTE
 
 
-def spans(enqueued: list[tuple[str, datetime]], unit: str, now: datetime) -> Counter[tuple[str, datetime]]:
+def spans(
+    enqueued: list[tuple[str, datetime]], unit: str, now: datetime
+) -> Counter[tuple[str, datetime]]:
     """What counts() has to give, counted one by one."""
     zeros, reach = SPANS[unit]
     until = now.replace(second=0, microsecond=0, **zeros) + reach
-    return Counter((topic, when.replace(second=0, **zeros)) for topic, when in enqueued if when < until)
+    return Counter(
+        (topic, when.replace(second=0, **zeros)) for topic, when in enqueued if when < until
+    )
 
 
 def counts(unit: str) -> dict[tuple[str, datetime], int]:
@@ -66,8 +70,12 @@ def test_redis_and_outbox_are_counted_together(delayq: RedisStore, forecast: Cal
     chance = random.Random(7)
     begin, enqueued = whole_minute(delayq), []
     for _ in range(150):
-        when = (begin + chance.choice([HOUR, DAY, 20 * DAY, 400 * DAY]) * chance.random()).replace(microsecond=0)
-        task: Any = chance.choice([record, durable, close_order, close_order.using(durable=True), crowd])
+        when = (begin + chance.choice([HOUR, DAY, 20 * DAY, 400 * DAY]) * chance.random()).replace(
+            microsecond=0
+        )
+        task: Any = chance.choice(
+            [record, durable, close_order, close_order.using(durable=True), crowd]
+        )
         enqueued.append((task.using(due_at=when).enqueue(1).topic, when))
     assert OutboxMessage.objects.filter(status="waiting").exists()
     before_ms = delayq.clock_ms()
@@ -75,16 +83,25 @@ def test_redis_and_outbox_are_counted_together(delayq: RedisStore, forecast: Cal
     (kept,) = Forecast.objects.all()
     assert from_ms(before_ms - 1) <= kept.taken_at <= from_ms(delayq.clock_ms())
     assert (report.code, report.figures["written"]) == (Code.DONE, True)
-    assert (report.figures["waiting"], report.figures["overdue"]) == (kept.waiting, kept.overdue) == (150, 0)
-    assert {unit: counts(unit) for unit in SPANS} == {unit: spans(enqueued, unit, kept.taken_at) for unit in SPANS}
+    assert (
+        (report.figures["waiting"], report.figures["overdue"])
+        == (kept.waiting, kept.overdue)
+        == (150, 0)
+    )
+    assert {unit: counts(unit) for unit in SPANS} == {
+        unit: spans(enqueued, unit, kept.taken_at) for unit in SPANS
+    }
     by_minute = Counter(when.replace(second=0) for _, when in enqueued)
     assert (kept.peak, kept.peak_at) == min(
-        ((messages, when) for when, messages in by_minute.items()), key=lambda one: (-one[0], one[1])
+        ((messages, when) for when, messages in by_minute.items()),
+        key=lambda one: (-one[0], one[1]),
     )
 
 
 @pytest.mark.databases
-def test_what_is_overdue_is_in_the_first_span_and_no_peak(delayq: RedisStore, forecast: Callable[..., Report]):
+def test_what_is_overdue_is_in_the_first_span_and_no_peak(
+    delayq: RedisStore, forecast: Callable[..., Report]
+):
     past = datetime(2020, 1, 1, tzinfo=timezone.utc)
     record.using(due_at=past).enqueue_many([(n,) for n in range(3)])
     durable.using(delay=DAY).enqueue(1)
@@ -94,7 +111,9 @@ def test_what_is_overdue_is_in_the_first_span_and_no_peak(delayq: RedisStore, fo
     taken = kept.taken_at
     assert (kept.waiting, kept.overdue, kept.peak, kept.peak_at) == (4, 4, 0, None)
     assert counts("minute") == {("default", taken.replace(second=0, microsecond=0)): 4}
-    assert counts("day") == {("default", taken.replace(hour=0, minute=0, second=0, microsecond=0)): 4}
+    assert counts("day") == {
+        ("default", taken.replace(hour=0, minute=0, second=0, microsecond=0)): 4
+    }
     assert report.figures["forecast"] == "4 are overdue: 2 s of work."
 
 
@@ -114,20 +133,29 @@ def test_the_peak_is_told_as_work(delayq: RedisStore, forecast: Callable[..., Re
     assert report.problems == []
 
 
-def test_the_drain_rate_is_the_highest_of_the_samples(delayq: RedisStore, forecast: Callable[..., Report]):
+def test_the_drain_rate_is_the_highest_of_the_samples(
+    delayq: RedisStore, forecast: Callable[..., Report]
+):
     for age, finished in ((240, 0), (180, 6_000), (120, 18_000), (60, 18_600)):
         topic = {"finished": finished, "waiting": 0, "lag": 0.0}
         at_ms = int(delayq.clock_ms()) - age * 1_000
-        delayq.add_sample(json.dumps({"at_ms": at_ms, "topics": {"default": topic, "orders": topic}}))
+        delayq.add_sample(
+            json.dumps({"at_ms": at_ms, "topics": {"default": topic, "orders": topic}})
+        )
     report = forecast()
-    assert report.figures["drain_rate"] == pytest.approx(400, rel=0.02)  # 12,000 of each of two topics in a minute
+    assert report.figures["drain_rate"] == pytest.approx(
+        400, rel=0.02
+    )  # 12,000 of each of two topics in a minute
 
 
 def test_without_samples_no_work_is_told(delayq: RedisStore, forecast: Callable[..., Report]):
     when = whole_minute(delayq)
     record.using(due_at=when).enqueue(1)
     report = forecast()
-    assert report.figures["forecast"] == f"In the next 24 hours, at {when:%Y-%m-%d %H:%M} UTC 1 fall due."
+    assert (
+        report.figures["forecast"]
+        == f"In the next 24 hours, at {when:%Y-%m-%d %H:%M} UTC 1 fall due."
+    )
     assert (report.figures["drain_rate"], report.figures["work_s"]) == (None, None)
     assert "--drain-rate" in report.problems[0]
     assert Forecast.objects.get().drain_rate is None
@@ -139,7 +167,9 @@ def test_paused_topics_are_counted_and_named(delayq: RedisStore, forecast: Calla
     pause_topic("orders", by="ann")
     report = forecast(job={"drain_rate": 1.0})
     assert report.figures["waiting"] == 5
-    assert [problem.partition(" waiting")[0] for problem in report.problems] == ["Topic orders is paused: its 4"]
+    assert [problem.partition(" waiting")[0] for problem in report.problems] == [
+        "Topic orders is paused: its 4"
+    ]
 
 
 def test_topics_have_a_row_with_the_next_hours(delayq: RedisStore, forecast: Callable[..., Report]):
@@ -167,7 +197,9 @@ def test_a_newer_forecast_replaces_the_older(delayq: RedisStore, forecast: Calla
     assert ForecastCount.objects.exclude(forecast=Forecast.objects.get()).count() == 0
 
 
-def test_an_older_one_that_ends_later_does_not_remove_a_newer(delayq: RedisStore, forecast: Callable[..., Report]):
+def test_an_older_one_that_ends_later_does_not_remove_a_newer(
+    delayq: RedisStore, forecast: Callable[..., Report]
+):
     newer = Forecast.objects.create(taken_at=django_timezone.now() + HOUR, waiting=1, overdue=0)
     forecast()
     assert Forecast.objects.order_by("-taken_at")[0] == newer
@@ -175,7 +207,11 @@ def test_an_older_one_that_ends_later_does_not_remove_a_newer(delayq: RedisStore
 
 def test_an_empty_queue_has_a_forecast_too(delayq: RedisStore, forecast: Callable[..., Report]):
     report = forecast()
-    assert (report.figures["waiting"], report.figures["forecast"], report.rows) == (0, "Nothing waits.", [])
+    assert (report.figures["waiting"], report.figures["forecast"], report.rows) == (
+        0,
+        "Nothing waits.",
+        [],
+    )
     assert (Forecast.objects.get().waiting, ForecastCount.objects.count()) == (0, 0)
 
 
@@ -189,7 +225,10 @@ def test_a_dry_run_and_one_topic_write_nothing(
     kept = Forecast.objects.create(taken_at=NOW, waiting=1, overdue=0)
     report = forecast(**limits)
     assert list(Forecast.objects.all()) == [kept]
-    assert (report.figures["written"], report.figures["waiting"]) == (False, 1 if "topic" in limits else 3)
+    assert (report.figures["written"], report.figures["waiting"]) == (
+        False,
+        1 if "topic" in limits else 3,
+    )
 
 
 def test_a_write_that_fails_leaves_the_older_one(
@@ -207,7 +246,9 @@ def test_a_write_that_fails_leaves_the_older_one(
     assert list(Forecast.objects.all()) == [kept]
 
 
-def test_a_replica_may_be_read(delayq: RedisStore, forecast: Callable[..., Report], server: Server, tmp_path: Path):
+def test_a_replica_may_be_read(
+    delayq: RedisStore, forecast: Callable[..., Report], server: Server, tmp_path: Path
+):
     """Another database of the server stands for it: it has other messages."""
     other = tmp_path / "replica"
     other.write_text(re.sub("/0$", "/1", server.url))
@@ -225,7 +266,9 @@ def test_a_replica_may_be_read(delayq: RedisStore, forecast: Callable[..., Repor
         {"job": {"x": 1}},
     ],
 )
-def test_what_it_does_not_take_is_refused(delayq: RedisStore, forecast: Callable[..., Report], wrong: dict[str, Any]):
+def test_what_it_does_not_take_is_refused(
+    delayq: RedisStore, forecast: Callable[..., Report], wrong: dict[str, Any]
+):
     with pytest.raises(Refused):
         forecast(**wrong)
 

@@ -23,14 +23,25 @@ def at(text: str) -> datetime:
 
 
 def due(spark: Any, *rows: tuple[str, datetime | None]) -> Any:
-    return spark.createDataFrame([(str(n), topic, 0, when) for n, (topic, when) in enumerate(rows)], DUE)
+    return spark.createDataFrame(
+        [(str(n), topic, 0, when) for n, (topic, when) in enumerate(rows)], DUE
+    )
 
 
 def test_minutes_are_counted_by_topic_and_what_is_overdue_is_in_that_of_now(spark: Any):
     early = datetime(2026, 11, 19, tzinfo=timezone.utc)
-    frame = due(spark, ("a", early), ("a", NOW), ("a", NOW + MINUTE / 3), ("b", NOW + MINUTE / 3), ("a", NOW + MINUTE))
+    frame = due(
+        spark,
+        ("a", early),
+        ("a", NOW),
+        ("a", NOW + MINUTE / 3),
+        ("b", NOW + MINUTE / 3),
+        ("a", NOW + MINUTE),
+    )
     expected = [("a", at("09:30"), 3, 2), ("b", at("09:30"), 1, 0), ("a", at("09:31"), 1, 0)]
-    assertDataFrameEqual(forecast_frames.due_minutes(frame, NOW), spark.createDataFrame(expected, MINUTES))
+    assertDataFrameEqual(
+        forecast_frames.due_minutes(frame, NOW), spark.createDataFrame(expected, MINUTES)
+    )
 
 
 def test_a_due_time_that_is_missing_is_overdue(spark: Any):
@@ -84,7 +95,9 @@ def test_minutes_reach_a_day_hours_two_weeks_and_days_to_the_end(spark: Any):
         ("day", december, "b", 24, 0),
         ("day", datetime(2030, 1, 1, tzinfo=timezone.utc), "b", 32, 0),
     ]
-    assertDataFrameEqual(forecast_frames.spans(minutes, NOW), spark.createDataFrame(expected, SPANS))
+    assertDataFrameEqual(
+        forecast_frames.spans(minutes, NOW), spark.createDataFrame(expected, SPANS)
+    )
 
 
 def test_rows_of_one_minute_from_two_sources_are_one_span(spark: Any):

@@ -31,7 +31,9 @@ _PROJECT = "import django; django.setup()"
 def imported(names: list[str], set_up: str = "", **environment: str) -> tuple[set[str], set[str]]:
     """The packages, and the modules of ours, that a new process has after it."""
     code = _IMPORT.format(names=names, set_up=set_up)
-    without = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    without = {
+        name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
+    }
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=without | environment, capture_output=True, text=True, timeout=100,
         check=False,
@@ -43,7 +45,9 @@ def imported(names: list[str], set_up: str = "", **environment: str) -> tuple[se
 
 def modules(folder: Path) -> list[str]:
     found = (path.relative_to(ROOT).with_suffix("") for path in folder.rglob("*.py"))
-    return sorted(".".join(path.parts).removesuffix(".__init__") for path in found if path.stem != "__main__")
+    return sorted(
+        ".".join(path.parts).removesuffix(".__init__") for path in found if path.stem != "__main__"
+    )
 
 
 def test_nothing_outside_the_pipeline_imports_spark() -> None:
@@ -68,6 +72,13 @@ def test_the_command_line_is_imported_without_django_settings() -> None:
 @pytest.mark.parametrize("part", ["sources", "sinks"])
 def test_what_runs_on_executors_knows_no_project(part: str) -> None:
     pipeline = "django_delayq.pipeline"
-    more = [f"{pipeline}.{name}" for name in ("params", "options", "schemas", "transforms", "lake", "session")]
+    more = [
+        f"{pipeline}.{name}"
+        for name in ("params", "options", "schemas", "transforms", "lake", "session")
+    ]
     _, ours = imported([*modules(PACKAGE / "pipeline" / part), *more])
-    assert not ours & {"django_delayq.models", "django_delayq.archive.archive_rows", "django_delayq.outbox.outbox"}
+    assert not ours & {
+        "django_delayq.models",
+        "django_delayq.archive.archive_rows",
+        "django_delayq.outbox.outbox",
+    }

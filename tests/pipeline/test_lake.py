@@ -43,7 +43,14 @@ def add_batch(lake: Lake, count: int, dt: str = "2026-11-20", **more: Any) -> Co
     file.parent.mkdir(parents=True)
     pq.write_table(pa.table({"id": ids, "topic": ["orders"] * count}), file)
     files = lake.found_in(attempt, [(file, count)])
-    plain = {"kind": "append", "lo": lo, "hi": lo + count, "rows": count, "signature": str(sum(ids)), "files": files}
+    plain = {
+        "kind": "append",
+        "lo": lo,
+        "hi": lo + count,
+        "rows": count,
+        "signature": str(sum(ids)),
+        "files": files,
+    }
     return lake.add(Commit(seq=0, **{**plain, **more}))
 
 
@@ -89,7 +96,11 @@ def test_spark_reads_a_path_that_looks_like_a_pattern(spark: Any, path: Path, ad
     from django_delayq.pipeline.sources.lake_files import read_lake
 
     add(3)
-    assert sorted(row.id for row in read_lake(spark, Lake(path), ["id", "topic"]).collect()) == [1, 2, 3]
+    assert sorted(row.id for row in read_lake(spark, Lake(path), ["id", "topic"]).collect()) == [
+        1,
+        2,
+        3,
+    ]
 
 
 def test_a_lake_without_rows_has_the_columns_of_the_archive(spark: Any, path: Path) -> None:
@@ -123,13 +134,24 @@ def test_replaced_files_do_not_count(path: Path, add: Add) -> None:
         ({"kind": "drop"}, "cannot be read as a commit"),
         ({"rows": -3}, "cannot be read as a commit"),
         ({"removes": ["data/x"]}, "removes what is not there"),
-        ({"files": [{"path": "../x.parquet", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]}, "outside"),
+        (
+            {"files": [{"path": "../x.parquet", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]},
+            "outside",
+        ),
         ({"files": [{"path": "commits/x", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]}, "outside"),
-        ({"files": [{"path": "/etc/passwd", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]}, "outside"),
-        ({"files": [{"path": "data/x", "rows": 3, "bytes": 1, "dt": "yesterday"}]}, "cannot be read as a commit"),
+        (
+            {"files": [{"path": "/etc/passwd", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]},
+            "outside",
+        ),
+        (
+            {"files": [{"path": "data/x", "rows": 3, "bytes": 1, "dt": "yesterday"}]},
+            "cannot be read as a commit",
+        ),
     ],
 )
-def test_a_commit_that_contradicts_itself_is_refused(path: Path, add: Add, fields: Any, says: str) -> None:
+def test_a_commit_that_contradicts_itself_is_refused(
+    path: Path, add: Add, fields: Any, says: str
+) -> None:
     add(3)
     rewrite(commit_file(path), **fields)
     with pytest.raises(LakeError, match=says):
@@ -188,7 +210,9 @@ def test_one_of_two_writers_has_the_number(path: Path, add: Add) -> None:
     assert [p.name for p in (path / "commits").iterdir()] == ["000000001.json"]
 
 
-def test_a_commit_whose_answer_was_lost_has_succeeded(path: Path, add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_answer_was_lost_has_succeeded(
+    path: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NFS repeats the call, and the second one finds the name taken by the first."""
     link = os.link
 
@@ -201,13 +225,17 @@ def test_a_commit_whose_answer_was_lost_has_succeeded(path: Path, add: Add, monk
     assert Lake(path).last_id == 3
 
 
-def test_an_attempt_that_a_commit_names_is_never_removed(path: Path, add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_that_a_commit_names_is_never_removed(
+    path: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake = Lake(path)
     other = lake.attempt(3, 6)
     other.mkdir()
     attempt = path / "data" / add(3).files[0].path.split("/")[1]
     assert (lake.drop(attempt), lake.drop(other)) == (False, True)
-    monkeypatch.setattr(lake, "abandoned", lambda older_than: iter([attempt]))  # committed since it was looked for
+    monkeypatch.setattr(
+        lake, "abandoned", lambda older_than: iter([attempt])
+    )  # committed since it was looked for
     assert lake.sweep(0) == 0
     assert len(Lake(path).paths()) == 1 and not other.exists()
 
@@ -230,7 +258,9 @@ def test_a_compaction_and_an_append_at_once_both_count(path: Path, add: Add) -> 
     new.parent.mkdir(parents=True)
     new.write_bytes(b"abc")
     files = Lake(path).found_in(new.parent.parent, [(new, 3)])
-    compaction = msgspec.structs.replace(old, kind="compact", files=files, removes=[old.files[0].path])
+    compaction = msgspec.structs.replace(
+        old, kind="compact", files=files, removes=[old.files[0].path]
+    )
     together(*[lambda commit=commit: Lake(path).add(commit) for commit in (empty, compaction)])
     assert sorted(commit.kind for commit in Lake(path).commits()[1:]) == ["append", "compact"]
     with pytest.raises(LakeConflict, match="replaced already"):
@@ -251,7 +281,9 @@ def test_only_old_attempts_that_no_commit_names_are_swept(path: Path, add: Add) 
     (path / "data" / "notes of somebody").mkdir()
     assert lake.sweep(50) == 1
     assert not abandoned.exists()
-    assert fresh.exists() and (path / live).exists() and (path / "data" / "notes of somebody").exists()
+    assert (
+        fresh.exists() and (path / live).exists() and (path / "data" / "notes of somebody").exists()
+    )
     assert lake.sweep(0) == 1
     assert (path / live).exists() and not fresh.exists()
 

@@ -29,16 +29,29 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=timezone.utc)
 LIMIT = 200
 
 
-def parameter(name: str, annotation: str = "", *, kind: str = "both", required: bool = True) -> ParameterSpec:
+def parameter(
+    name: str, annotation: str = "", *, kind: str = "both", required: bool = True
+) -> ParameterSpec:
     return ParameterSpec(name=name, kind=kind, annotation=annotation, required=required)  # type: ignore[arg-type]
 
 
 def task(*parameters: ParameterSpec, **rest: Any) -> TaskSpec:
-    return TaskSpec(**{"name": "shop.remind", "topic": "mail", "ttr_ms": 60_000, "parameters": parameters} | rest)
+    return TaskSpec(
+        **{"name": "shop.remind", "topic": "mail", "ttr_ms": 60_000, "parameters": parameters}
+        | rest
+    )
 
 
-def options(*parameters: ParameterSpec, spec: dict[str, Any] | None = None, **rest: Any) -> ScheduleOptions:
-    given = {"job": "night", "task": task(*parameters, **spec or {}), "source": "", "format": "parquet", "key": "k"}
+def options(
+    *parameters: ParameterSpec, spec: dict[str, Any] | None = None, **rest: Any
+) -> ScheduleOptions:
+    given = {
+        "job": "night",
+        "task": task(*parameters, **spec or {}),
+        "source": "",
+        "format": "parquet",
+        "key": "k",
+    }
     return ScheduleOptions(**given | rest)
 
 
@@ -61,7 +74,9 @@ def reasons(found: list[Any]) -> dict[str, str | None]:
 def test_ids_of_keyed_messages_are_those_of_their_keys(spark: Any) -> None:
     rows = [(key,) for key in ("1", "käse 🧀", "x" * 256, *map(str, range(300)))]
     found = made(spark, rows[1:], "k string", options())
-    assert {row["name"]: bytes(row["id"]) for row in found} == {key: key_id("mail", key) for (key,) in rows[1:]}
+    assert {row["name"]: bytes(row["id"]) for row in found} == {
+        key: key_id("mail", key) for (key,) in rows[1:]
+    }
     for row in found:
         assert row["partition"] == partition_of("mail", bytes(row["id"]), 4).number
         assert 0 <= row["split"] < 3
@@ -93,7 +108,9 @@ def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> No
 def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
     frame = spark.createDataFrame([], "k string")
     planned = schedule_frames.plan(options(), frame.schema)
-    arranged = messages.arranged(messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4)
+    arranged = messages.arranged(
+        messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4
+    )
     chosen = messages.chosen(arranged)
     assertSchemaEqual(chosen.schema, messages.COLUMNS, ignoreNullable=True)
     assertDataFrameEqual(chosen, spark.createDataFrame([], messages.COLUMNS))
@@ -138,7 +155,9 @@ VALUES: list[tuple[Any, str]] = [
 
 def test_arguments_come_back_as_they_were(spark: Any) -> None:
     names = [f"v{number}" for number in range(len(VALUES))]
-    schema = ", ".join(["k string", *(f"{name} {kind}" for name, (_, kind) in zip(names, VALUES, strict=True))])
+    schema = ", ".join(
+        ["k string", *(f"{name} {kind}" for name, (_, kind) in zip(names, VALUES, strict=True))]
+    )
     given = options(*(parameter(name) for name in names), spec={"max_attempts": 7})
     frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
     planned = schedule_frames.plan(given, frame.schema)
@@ -152,11 +171,15 @@ def test_arguments_come_back_as_they_were(spark: Any) -> None:
 
 def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
     names = [f"v{number}" for number in range(len(VALUES))]
-    schema = ", ".join(["k string", *(f"{name} {kind}" for name, (_, kind) in zip(names, VALUES, strict=True))])
+    schema = ", ".join(
+        ["k string", *(f"{name} {kind}" for name, (_, kind) in zip(names, VALUES, strict=True))]
+    )
     frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
     for keyed in (True, False):
         given = options(*(parameter(name, kind="positional") for name in names), keyed=keyed)
-        (row,) = schedule_frames.rows(frame, schedule_frames.plan(given, frame.schema), NOW, 10_000).collect()
+        (row,) = schedule_frames.rows(
+            frame, schedule_frames.plan(given, frame.schema), NOW, 10_000
+        ).collect()
         body = decode_body(0, row["body"].encode())
         assert body.args == [value for value, _ in VALUES]
         assert (body.kwargs, body.key) == ({}, "1" if keyed else None)
@@ -165,7 +188,9 @@ def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
 def test_a_float_is_the_number_that_it_is(spark: Any) -> None:
     given = options(parameter("a"), parameter("b", "float"))
     frame = spark.createDataFrame([("1", 0.1, 3)], "k string, a float, b int")
-    (row,) = schedule_frames.rows(frame, schedule_frames.plan(given, frame.schema), NOW, LIMIT).collect()
+    (row,) = schedule_frames.rows(
+        frame, schedule_frames.plan(given, frame.schema), NOW, LIMIT
+    ).collect()
     assert json.loads(row["body"])["kwargs"] == {"a": 0.10000000149011612, "b": 3.0}
 
 
@@ -188,7 +213,11 @@ def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
         ((identity, when, expires, record),) = Records(above, 777).of(batch)
         found = Record.decode(bytes(14) + record)
         assert (identity, when, expires) == (bytes(row["id"]), "777", "+5000")
-        assert (int(found.priority), found.ttr_ms, found.task_code) == (2, 60_000, task_code("shop.remind"))
+        assert (int(found.priority), found.ttr_ms, found.task_code) == (
+            2,
+            60_000,
+            task_code("shop.remind"),
+        )
         assert bool(found.flags & 0b0100) == compressed and bool(found.flags & 0b1000)
         assert decode_body(found.flags, found.body).kwargs == {"a": "x" * 150}
 
@@ -207,7 +236,9 @@ def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
         ("b int", "needs a.*has k, b"),
     ],
 )
-def test_columns_that_cannot_be_arguments_are_refused_at_the_start(spark: Any, column: str, words: str) -> None:
+def test_columns_that_cannot_be_arguments_are_refused_at_the_start(
+    spark: Any, column: str, words: str
+) -> None:
     schema = spark.createDataFrame([], f"k string, {column}").schema
     annotation = "int" if "takes" in words else ""
     with pytest.raises(Refused, match=words):
@@ -227,15 +258,21 @@ def test_columns_that_cannot_be_arguments_are_refused_at_the_start(spark: Any, c
         ({"due": "dew"}, "no column 'dew' for the due time"),
     ],
 )
-def test_options_that_fit_no_column_are_refused_at_the_start(spark: Any, changes: Any, words: str) -> None:
-    schema = spark.createDataFrame([], "k string, amount double, day date, naive timestamp_ntz, n bigint").schema
+def test_options_that_fit_no_column_are_refused_at_the_start(
+    spark: Any, changes: Any, words: str
+) -> None:
+    schema = spark.createDataFrame(
+        [], "k string, amount double, day date, naive timestamp_ntz, n bigint"
+    ).schema
     with pytest.raises(Refused, match=words):
         schedule_frames.plan(options(parameter("amount"), **changes), schema)
 
 
 def test_a_parameter_by_position_needs_those_before_it(spark: Any) -> None:
     schema = spark.createDataFrame([], "k string, b int").schema
-    given = options(parameter("a", kind="positional", required=False), parameter("b", kind="positional"))
+    given = options(
+        parameter("a", kind="positional", required=False), parameter("b", kind="positional")
+    )
     with pytest.raises(Refused, match="a is needed before it"):
         schedule_frames.plan(given, schema)
 
@@ -273,7 +310,8 @@ def test_values_that_json_has_not_are_refused(spark: Any) -> None:
 
 def test_text_that_is_not_utf_8_is_refused(spark: Any) -> None:
     frame = spark.sql(
-        "SELECT '1' AS k, cast(unhex('ff') AS string) AS a, array(struct(cast(unhex('ff') AS string) AS x)) AS b"
+        "SELECT '1' AS k, cast(unhex('ff') AS string) AS a, array(struct(cast(unhex('ff') AS "
+        "string) AS x)) AS b"
     )
     for column in ("a", "b"):
         planned = schedule_frames.plan(options(parameter(column)), frame.schema)
@@ -296,7 +334,13 @@ def test_a_body_above_the_limit_is_refused(spark: Any) -> None:
 def test_due_times_are_rounded_up_to_milliseconds(spark: Any) -> None:
     at = NOW + timedelta(microseconds=1)
     last = NOW + timedelta(milliseconds=MAX_DELAY_MS)
-    rows = [("1", at), ("2", NOW), ("3", None), ("4", last), ("5", last + timedelta(milliseconds=1))]
+    rows = [
+        ("1", at),
+        ("2", NOW),
+        ("3", None),
+        ("4", last),
+        ("5", last + timedelta(milliseconds=1)),
+    ]
     rows.append(("6", datetime(1950, 1, 1, tzinfo=timezone.utc)))
     found = made(spark, rows, "k string, at timestamp", options(due="at"))
     start = int(NOW.timestamp() * 1000)
@@ -318,7 +362,9 @@ def test_due_times_as_text_need_an_offset(spark: Any) -> None:
         "2026-11-20T13:00:00+01:00", "2026-11-20T12:00:00Z", "2026-11-20T12:00:00", "tomorrow", "2026-11-20", None,
         "T12:00:00Z",
     ]  # fmt: skip
-    found = made(spark, list(zip("1234567", texts, strict=True)), "k string, at string", options(due="at"))
+    found = made(
+        spark, list(zip("1234567", texts, strict=True)), "k string, at string", options(due="at")
+    )
     start = int(NOW.timestamp() * 1000)
     assert [row["due_ms"] for row in found[:2]] == [start, start]
     assert [(row["reason"] or "")[-40:] for row in found] == [

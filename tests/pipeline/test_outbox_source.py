@@ -1,4 +1,5 @@
-"""spark.read.format("delayq_outbox"): every row of the outbox once, as it is, from each kind of database."""
+"""spark.read.format("delayq_outbox"): every row of the outbox once, as it is, from each kind of
+database."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ def test_an_empty_outbox_has_no_rows_but_all_columns(spark: Any, database: Datab
     assert frame.count() == 0
 
 
-def test_a_durable_message_is_there_as_redis_will_have_it(spark: Any, database: Database, delayq: RedisStore) -> None:
+def test_a_durable_message_is_there_as_redis_will_have_it(
+    spark: Any, database: Database, delayq: RedisStore
+) -> None:
     handle = record.using(durable=True, key="k", delay=3600).enqueue(1)
     (row,) = read_outbox(spark, database).collect()
     assert (row.message_id, row.key, row.status) == (handle.id, "k", "sent")

@@ -26,7 +26,9 @@ DATABASE = Database(engine="django.db.backends.postgresql", name="shop", table="
 # Secrets
 
 
-def test_a_secret_is_found_in_the_environment_or_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_secret_is_found_in_the_environment_or_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HERE", "hunter2")
     (tmp_path / "there").write_text("hunter3\n")
     assert Secret("env:HERE").resolve() == "hunter2"
@@ -41,7 +43,10 @@ def test_a_reference_that_leads_nowhere_is_named(ref: str) -> None:
 
 
 def test_a_secret_itself_is_no_reference_and_is_not_repeated() -> None:
-    for make in (lambda: Secret("hunter2"), lambda: Params.decode(_file(password='{"ref": "hunter2"}'))):
+    for make in (
+        lambda: Secret("hunter2"),
+        lambda: Params.decode(_file(password='{"ref": "hunter2"}')),
+    ):
         with pytest.raises(ConfigurationError, match="never given itself") as refused:
             make()
         assert "hunter2" not in str(refused.value)
@@ -56,11 +61,18 @@ def _file(password: str = "{}", more: str = "") -> bytes:
 
 
 def test_what_is_written_is_read() -> None:
-    params = Params(database=DATABASE, redis=Redis(Secret("env:R"), {"PREFIX": "shop"}), lake="/l", job={"batch": 7})
+    params = Params(
+        database=DATABASE,
+        redis=Redis(Secret("env:R"), {"PREFIX": "shop"}),
+        lake="/l",
+        job={"batch": 7},
+    )
     assert Params.decode(params.encode()) == params
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", _file(more=', "lkae": "x"'), _file(password='{"ref": "", "x": 1}')])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{}", _file(more=', "lkae": "x"'), _file(password='{"ref": "", "x": 1}')]
+)
 def test_what_is_no_file_of_parameters_is_refused(raw: bytes) -> None:
     with pytest.raises(ConfigurationError, match="The parameters cannot be read"):
         Params.decode(raw)
@@ -100,7 +112,9 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("delayq")
-def test_secrets_of_the_project_lie_in_files_of_this_user_that_go(entry: Mapping[str, Any], settings: Any) -> None:
+def test_secrets_of_the_project_lie_in_files_of_this_user_that_go(
+    entry: Mapping[str, Any], settings: Any
+) -> None:
     with params_from_django.parameters() as params:
         path = Path(params.database.password.ref.removeprefix("file:"))
         assert params.database.password.resolve() == "hunter2"
@@ -117,7 +131,12 @@ def test_the_database_is_described_as_django_knows_it(entry: dict[str, Any]) -> 
     entry["OPTIONS"] |= {"ssl": {"ca": "/ca.pem"}, "isolation_level": object()}
     with params_from_django.parameters(database_secret="env:DB") as params:
         database = params.database
-    assert (database.vendor, database.name, database.user, database.host) == ("postgresql", "shop", "u", "h")
+    assert (database.vendor, database.name, database.user, database.host) == (
+        "postgresql",
+        "shop",
+        "u",
+        "h",
+    )
     assert (database.port, database.zone) == ("5432", "UTC")
     assert database.password == Secret("env:DB")
     assert database.options == {"sslmode": "verify-full", "ssl": {"ca": "/ca.pem"}}
@@ -136,7 +155,10 @@ def test_a_secret_among_the_options_is_refused(entry: dict[str, Any]) -> None:
 def test_a_database_in_memory_is_refused(entry: dict[str, Any]) -> None:
     for name in (":memory:", "file:memorydb_default?mode=memory&cache=shared"):
         entry |= {"ENGINE": "django.db.backends.sqlite3", "NAME": name}
-        with pytest.raises(Refused, match="memory of this process"), params_from_django.parameters():
+        with (
+            pytest.raises(Refused, match="memory of this process"),
+            params_from_django.parameters(),
+        ):
             pass
 
 
@@ -147,9 +169,12 @@ def test_the_file_of_a_database_is_found_from_another_folder(entry: dict[str, An
         assert params.database.name == str(Path("db.sqlite3").absolute())
 
 
-def test_times_without_a_zone_are_in_that_of_the_database_also_where_no_project_is(tmp_path: Path) -> None:
+def test_times_without_a_zone_are_in_that_of_the_database_also_where_no_project_is(
+    tmp_path: Path,
+) -> None:
     code = (
-        "import sys\nfrom django_delayq.pipeline import project\nfrom django_delayq.pipeline.params import Params\n"
+        "import sys\nfrom django_delayq.pipeline import project\nfrom "
+        "django_delayq.pipeline.params import Params\n"
         "project.set_up(Params.decode(sys.stdin.buffer.read()))\n"
         "from django.db import connection, models\n"
         "from django.db.models.expressions import RawSQL\n"
@@ -159,14 +184,18 @@ def test_times_without_a_zone_are_in_that_of_the_database_also_where_no_project_
         "print(ArchivedMessage.objects.aggregate(at=models.Max(text))['at'])\n"
         "print(connection.timezone_name)"
     )
-    database = Database("django.db.backends.sqlite3", str(tmp_path / "db"), "t", zone="America/New_York")
+    database = Database(
+        "django.db.backends.sqlite3", str(tmp_path / "db"), "t", zone="America/New_York"
+    )
     (tmp_path / "redis").write_text("redis://127.0.0.1:1")
     params = Params(database=database, redis=Redis(Secret(f"file:{tmp_path}/redis")))
     process = subprocess.run(
         [sys.executable, "-c", code], input=params.encode(), capture_output=True, timeout=60, check=False,
         env=plain_environment(),
     )  # fmt: skip
-    assert process.stdout.decode().splitlines()[-1:] == ["America/New_York"], process.stderr.decode()
+    assert process.stdout.decode().splitlines()[-1:] == ["America/New_York"], (
+        process.stderr.decode()
+    )
 
 
 @pytest.mark.usefixtures("delayq")
@@ -177,7 +206,10 @@ def test_for_other_machines_each_missing_reference_is_named(entry: dict[str, Any
     ):
         pass
     entry["PASSWORD"] = ""
-    with pytest.raises(Refused, match="give --redis-secret"), params_from_django.parameters(elsewhere=True):
+    with (
+        pytest.raises(Refused, match="give --redis-secret"),
+        params_from_django.parameters(elsewhere=True),
+    ):
         pass
     with params_from_django.parameters(elsewhere=True, redis_secret="env:R") as params:
         assert not params.database.password

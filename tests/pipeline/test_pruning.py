@@ -46,7 +46,9 @@ def batch_states() -> list[tuple[str, int]]:
 
 def test_old_batches_go_and_young_ones_stay(export_now: Export, spark: Any, lake: str) -> None:
     make_rows(10, finished_at=AGO)
-    young = make_rows(10, finished_at=lambda n: AGO + timedelta(days=n / 3))  # the last one 3 days later
+    young = make_rows(
+        10, finished_at=lambda n: AGO + timedelta(days=n / 3)
+    )  # the last one 3 days later
     report = export_now(batch=10, prune=DAY, by="ops")
     assert report.code == Code.DONE
     assert (report.figures["pruned"], left()) == (10, young)
@@ -129,7 +131,9 @@ def test_of_what_is_pruned_in_part_no_row_goes_that_the_lake_has_not(export_now:
     assert left() == dead
 
 
-def test_a_day_is_not_pruned_before_it_is_over_or_counted(export_now: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_day_is_not_pruned_before_it_is_over_or_counted(
+    export_now: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = datetime.now(tz=timezone.utc)
     make_rows(5, finished_at=now - timedelta(hours=2))
     export_now()
@@ -139,7 +143,9 @@ def test_a_day_is_not_pruned_before_it_is_over_or_counted(export_now: Export, mo
 
         @classmethod
         def now(cls, tz: Any = None) -> Any:
-            return (now - timedelta(hours=2)).replace(hour=cls.hours, minute=2) + timedelta(days=1) * (cls.hours == 0)
+            return (now - timedelta(hours=2)).replace(hour=cls.hours, minute=2) + timedelta(
+                days=1
+            ) * (cls.hours == 0)
 
     early = (now - timedelta(hours=2)).replace(hour=1)
     LakeBatch.objects.update(newest_at=early)
@@ -152,7 +158,9 @@ def test_a_day_is_not_pruned_before_it_is_over_or_counted(export_now: Export, mo
 
 
 @pytest.mark.parametrize("damage", ["missing", "shorter", "another"])
-def test_nothing_goes_while_a_file_of_the_lake_is_not_as_it_was(export_now: Export, lake: str, damage: str) -> None:
+def test_nothing_goes_while_a_file_of_the_lake_is_not_as_it_was(
+    export_now: Export, lake: str, damage: str
+) -> None:
     make_rows(10, finished_at=AGO)
     export_now()
     (path,) = map(Path, Lake(lake).paths())
@@ -167,7 +175,9 @@ def test_nothing_goes_while_a_file_of_the_lake_is_not_as_it_was(export_now: Expo
     assert len(left()) == 10
 
 
-def test_a_prune_that_was_interrupted_goes_on(export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prune_that_was_interrupted_goes_on(
+    export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead = make_rows(1, finished_at=AGO, state="dead")
     make_rows(20, finished_at=AGO)
     export_now()
@@ -201,10 +211,14 @@ def test_a_dry_run_counts(spark: Any, parameters: Any, export_now: Export) -> No
     assert not OperatorAction.objects.exists()
 
 
-def test_a_project_without_time_zones_exports_and_prunes(export_now: Export, lake: str, settings: Any) -> None:
+def test_a_project_without_time_zones_exports_and_prunes(
+    export_now: Export, lake: str, settings: Any
+) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
     make_rows(5, finished_at=AGO)
-    young = make_rows(1, finished_at=lambda n: datetime.now(tz=timezone.utc) - timedelta(days=1, hours=-1))
+    young = make_rows(
+        1, finished_at=lambda n: datetime.now(tz=timezone.utc) - timedelta(days=1, hours=-1)
+    )
     report = export_now(batch=5, prune=DAY)
     assert (report.figures["pruned"], left()) == (5, young)
     settled_at = datetime.fromisoformat(Lake(lake).commits()[-1].settled_at.replace("Z", "+00:00"))

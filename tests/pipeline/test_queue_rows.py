@@ -74,7 +74,9 @@ def test_each_waiting_message_has_one_row_though_it_takes_pages(store: RedisStor
         one.hex(): at for one, at in due.items()
     }
     assert len({row["message_id"] for row in rows}) == LONG
-    assert {(row["topic"], row["partition"], row["place"]) for row in rows} == {("orders", 0, "normal")}
+    assert {(row["topic"], row["partition"], row["place"]) for row in rows} == {
+        ("orders", 0, "normal")
+    }
     assert {row["record"] for row in rows} == {RECORD}
 
 
@@ -156,7 +158,9 @@ def damaged(store: RedisStore) -> Iterator[tuple[RedisStore, dict[str, str], byt
     store.client.zadd(keys["normal"], healthy)
     store.client.hset(keys["messages"], mapping=dict.fromkeys(healthy, RECORD))
     yield store, keys, an_id(0)
-    assert sum(row["message_id"] in {one.hex() for one in healthy} for row in everything(store)) == 600
+    assert (
+        sum(row["message_id"] in {one.hex() for one in healthy} for row in everything(store)) == 600
+    )
 
 
 def test_an_id_in_two_places_has_a_row_for_each(damaged: tuple[RedisStore, dict[str, str], bytes]):
@@ -167,7 +171,9 @@ def test_an_id_in_two_places_has_a_row_for_each(damaged: tuple[RedisStore, dict[
     assert places(store, one) == [("normal", ALL), ("low", ALL), ("leased", ALL)]
 
 
-def test_a_place_without_a_record_has_a_null_record(damaged: tuple[RedisStore, dict[str, str], bytes]):
+def test_a_place_without_a_record_has_a_null_record(
+    damaged: tuple[RedisStore, dict[str, str], bytes],
+):
     store, keys, one = damaged
     store.client.zadd(keys["high"], {one: 5})
     assert places(store, one) == [("high", WITHOUT_RECORD)]
@@ -179,7 +185,9 @@ def test_a_record_without_a_place_is_none(damaged: tuple[RedisStore, dict[str, s
     assert places(store, one) == [("none", [name for name in ALL if name != "due_at"])]
 
 
-def test_attempts_without_a_record_and_a_place_are_none(damaged: tuple[RedisStore, dict[str, str], bytes]):
+def test_attempts_without_a_record_and_a_place_are_none(
+    damaged: tuple[RedisStore, dict[str, str], bytes],
+):
     store, keys, one = damaged
     store.client.hset(keys["attempts"], one, bytes(38))
     assert places(store, one) == [("none", ["has_attempts"])]
@@ -211,7 +219,9 @@ def test_a_record_that_is_cut_says_what_it_can(
     assert [name for name in columns if name in ("enqueued_at_us", "task_code", "durable")] == known
 
 
-@pytest.mark.parametrize(("score", "year"), [("inf", 9999), ("1e300", 9999), ("-inf", 1970), ("-5", 1970)])
+@pytest.mark.parametrize(
+    ("score", "year"), [("inf", 9999), ("1e300", 9999), ("-inf", 1970), ("-5", 1970)]
+)
 def test_a_due_time_that_no_calendar_has_is_its_last_or_first_day(
     damaged: tuple[RedisStore, dict[str, str], bytes], score: str, year: int
 ):

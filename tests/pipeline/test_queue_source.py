@@ -27,11 +27,16 @@ def test_what_waits_has_a_row_with_its_due_time(spark: Any, parameters: Callable
     frame = read_queue(spark, parameters().redis)
     assert frame.schema == schemas.spark_schema(schemas.QUEUE)
     rows = frame.collect()
-    assert Counter((row.topic, row.place) for row in rows) == {("default", "normal"): 50, ("orders", "high"): 1}
+    assert Counter((row.topic, row.place) for row in rows) == {
+        ("default", "normal"): 50,
+        ("orders", "high"): 1,
+    }
     assert {row.message_id for row in rows} >= {handle.id for handle in handles}
     due = read_queue(spark, parameters().redis, due_only=True)
     assert due.schema == schemas.spark_schema(schemas.DUE)
-    assert {(row.message_id, row.due_at) for row in due.collect()} == {(row.message_id, row.due_at) for row in rows}
+    assert {(row.message_id, row.due_at) for row in due.collect()} == {
+        (row.message_id, row.due_at) for row in rows
+    }
 
 
 def test_all_places_of_all_partitions_are_read(
@@ -56,7 +61,10 @@ def test_topics_may_be_chosen(spark: Any, parameters: Callable[..., Params]):
     crowd.using(delay=60).enqueue(1)
     redis = parameters().redis
     assert {row.topic for row in read_queue(spark, redis, ["orders"]).collect()} == {"orders"}
-    assert {row.topic for row in read_queue(spark, redis, ["orders", "crowd"]).collect()} == {"orders", "crowd"}
+    assert {row.topic for row in read_queue(spark, redis, ["orders", "crowd"]).collect()} == {
+        "orders",
+        "crowd",
+    }
     assert read_queue(spark, redis, ["nobody"]).collect() == []
 
 
@@ -74,7 +82,9 @@ def test_an_error_has_no_secret(spark: Any, tmp_path: Any):
     assert CANARY not in str(refused.value)
 
 
-def test_the_url_is_not_in_the_plan(spark: Any, parameters: Callable[..., Params], server: Any, capsys: Any):
+def test_the_url_is_not_in_the_plan(
+    spark: Any, parameters: Callable[..., Params], server: Any, capsys: Any
+):
     frame = read_queue(spark, parameters().redis)
     frame.explain("extended")
     plan = capsys.readouterr().out
@@ -89,7 +99,9 @@ def test_topics_of_the_settings_are_read_though_redis_has_lost_its_list(
     key = partition_keys(store.prefix, Partition("crowd", 2))[1]
     store.client.zadd(key, {bytes(16): 5})
     rows = read_queue(spark, parameters().redis).collect()
-    assert [(row.topic, row.partition, row.place, row.record) for row in rows] == [("crowd", 2, "normal", None)]
+    assert [(row.topic, row.partition, row.place, row.record) for row in rows] == [
+        ("crowd", 2, "normal", None)
+    ]
 
 
 def test_an_option_that_is_missing_is_named():
@@ -106,7 +118,9 @@ def structures(topics: int) -> list[Structure]:
 
 def test_large_structures_of_one_partition_are_read_side_by_side():
     sizes = dict.fromkeys(structures(1), 0)
-    sizes[Structure(Partition("t0", 0), "normal")] = sizes[Structure(Partition("t0", 0), "none")] = 10 * SMALL
+    sizes[Structure(Partition("t0", 0), "normal")] = sizes[
+        Structure(Partition("t0", 0), "none")
+    ] = 10 * SMALL
     first, second, *rest = parted(sizes)
     assert [[one.name for one in part] for part in (first, second)] == [["normal"], ["none"]]
     assert len(rest) == 1

@@ -60,7 +60,13 @@ def crowd(split: Callable[[int], RedisStore], transactional_db: None) -> RedisSt
 @pytest.fixture
 def job(spark: Any, crowd: RedisStore, parameters: Callable[..., Params]) -> Job:
     def start(*, params: dict[str, Any] | None = None, **options: Any) -> Any:
-        given = {"job": "again", "tasks": [msgspec.to_builtins(TASK)], "by": "anna", "reason": "fixed", "splits": 2}
+        given = {
+            "job": "again",
+            "tasks": [msgspec.to_builtins(TASK)],
+            "by": "anna",
+            "reason": "fixed",
+            "splits": 2,
+        }
         return run("replay", spark, parameters(job={**given, **options}, **params or {}))
 
     return start
@@ -70,7 +76,9 @@ def live(store: RedisStore) -> dict[int | None, Record]:
     """Record of each message by its origin."""
     found = {}
     for number in range(2):
-        for raw in store.client.hgetall(keys.partition_keys(store.prefix, Partition("crowd", number))[4]).values():
+        for raw in store.client.hgetall(
+            keys.partition_keys(store.prefix, Partition("crowd", number))[4]
+        ).values():
             one = Record.decode(raw)
             found[decode_body(one.flags, one.body).replay_of] = one
     return found
@@ -81,7 +89,9 @@ def left_alone(report: Any) -> dict[str, int]:
 
 
 def marks() -> dict[int, UUID | None]:
-    return dict(ArchivedMessage.objects.filter(replayed_at__isnull=False).values_list("pk", "replayed_by"))
+    return dict(
+        ArchivedMessage.objects.filter(replayed_at__isnull=False).values_list("pk", "replayed_by")
+    )
 
 
 def test_a_dead_letter_becomes_a_message_as_it_was(job: Job, crowd: RedisStore) -> None:
@@ -97,11 +107,23 @@ def test_a_dead_letter_becomes_a_message_as_it_was(job: Job, crowd: RedisStore) 
     other = decode_body(0, found[keyed.pk].body)
     assert (other.kwargs, other.key) == ({"amount": "x"}, "käse")
     links = marks()
-    assert links[keyed.pk] == keyed.message_id and links[plain.pk] == UUID(bytes=key_id("again\0crowd", str(plain.pk)))
+    assert links[keyed.pk] == keyed.message_id and links[plain.pk] == UUID(
+        bytes=key_id("again\0crowd", str(plain.pk))
+    )
     figures = report.figures
-    assert (figures["to replay"], figures["added"], figures["marked"], figures["key live"]) == (2, 2, 2, 0)
+    assert (figures["to replay"], figures["added"], figures["marked"], figures["key live"]) == (
+        2,
+        2,
+        2,
+        0,
+    )
     action = OperatorAction.objects.get()
-    assert (action.action, action.operator, action.reason, action.count) == ("replay", "anna", "fixed", 2)
+    assert (action.action, action.operator, action.reason, action.count) == (
+        "replay",
+        "anna",
+        "fixed",
+        2,
+    )
     assert action.finished_at and "pipeline job again" in action.selection
 
     again = job(delay_ms=3_600_000)
@@ -109,7 +131,9 @@ def test_a_dead_letter_becomes_a_message_as_it_was(job: Job, crowd: RedisStore) 
     assert len(live(crowd)) == 2
 
 
-def test_what_is_no_case_for_a_replay_is_left_alone_and_counted(job: Job, crowd: RedisStore) -> None:
+def test_what_is_no_case_for_a_replay_is_left_alone_and_counted(
+    job: Job, crowd: RedisStore
+) -> None:
     cases = {
         "unknown task": dead(task="gone.task"),
         "unknown topic": dead(topic="gone"),
@@ -129,7 +153,9 @@ def test_what_is_no_case_for_a_replay_is_left_alone_and_counted(job: Job, crowd:
     assert set(marks()) == {newest.pk, cases["already replayed"].pk}
 
 
-def test_an_older_letter_of_a_key_is_not_replayed_when_the_newest_was(job: Job, crowd: RedisStore) -> None:
+def test_an_older_letter_of_a_key_is_not_replayed_when_the_newest_was(
+    job: Job, crowd: RedisStore
+) -> None:
     dead(key="k")
     dead(key="k", replayed_at=django_timezone.now(), replayed_by=UUID(int=5))
     assert left_alone(job()) == {"already replayed": 1, "newer one with this key": 1}
@@ -140,7 +166,11 @@ def test_a_key_that_is_live_is_kept_and_its_origin_stays_open(job: Job, crowd: R
     kept, free = dead(key="busy"), dead(key="free")
     record.using(topic="crowd", key="busy", delay=900).enqueue(5)
     report = job()
-    assert (report.figures["added"], report.figures["key live"], report.figures["marked"]) == (1, 1, 1)
+    assert (report.figures["added"], report.figures["key live"], report.figures["marked"]) == (
+        1,
+        1,
+        1,
+    )
     assert set(marks()) == {free.pk}
     theirs = live(crowd)[None]
     assert decode_body(theirs.flags, theirs.body).args == [5]
@@ -175,7 +205,11 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
     with monkeypatch.context() as patch:
         patch.setattr(replay, "SETTLE", 0.0)
         report = job()
-    assert (report.figures["added"], report.figures["added before"], report.figures["marked"]) == (0, 4, 4)
+    assert (report.figures["added"], report.figures["added before"], report.figures["marked"]) == (
+        0,
+        4,
+        4,
+    )
     assert set(marks()) == origins and late.pk not in live(crowd)
     action = OperatorAction.objects.get()
     assert action.count == 7
@@ -185,8 +219,12 @@ def test_what_the_fence_skipped_unsent_is_never_marked(job: Job, crowd: RedisSto
     known = {dead().pk for _ in range(4)}
     other = {dead(task="test.later").pk for _ in range(12)}
     assert job().figures["marked"] == 4
-    later = [msgspec.to_builtins(one) for one in (TASK, msgspec.structs.replace(TASK, name="test.later"))]
-    with pytest.raises(Refused, match=r"letters was 4 and is 16.*what is new, and nothing else, another name"):
+    later = [
+        msgspec.to_builtins(one) for one in (TASK, msgspec.structs.replace(TASK, name="test.later"))
+    ]
+    with pytest.raises(
+        Refused, match=r"letters was 4 and is 16.*what is new, and nothing else, another name"
+    ):
         job(tasks=later)
     assert set(live(crowd)) == set(marks()) == known
     assert job(job="next", tasks=later).figures["added"] == 12
@@ -218,7 +256,9 @@ def test_a_period_is_found_also_without_time_zones(crowd: RedisStore, settings: 
     inside = dead()
     dead(finished_at=LONG_AGO + timedelta(hours=2))
     settings.USE_TZ = False
-    found = replay_marks.standings(LONG_AGO - timedelta(hours=1), LONG_AGO + timedelta(hours=1), "crowd", 10**12)
+    found = replay_marks.standings(
+        LONG_AGO - timedelta(hours=1), LONG_AGO + timedelta(hours=1), "crowd", 10**12
+    )
     assert found["id"].to_pylist() == [inside.pk]
 
 
@@ -242,13 +282,18 @@ def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> No
         ({"where": "nothing = 1"}, "condition 'nothing = 1' does not fit.*nothing"),
         ({"where": "error_class ="}, "does not fit"),
         ({"edits": {"amuont": "1"}}, "'amuont' fits no task"),
-        ({"edits": {"amount": "finished_at"}}, "edit of 'amount' is of type timestamp.*date_format"),
+        (
+            {"edits": {"amount": "finished_at"}},
+            "edit of 'amount' is of type timestamp.*date_format",
+        ),
         ({"edits": {"amount": "args[0]"}}, "variant.*variant_get"),
         ({"edits": {"amount": "nothing"}}, "edit amount='nothing' does not fit"),
         ({"source": "lake"}, "Say which lake"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_the_start(job: Job, crowd: RedisStore, options: Any, words: str) -> None:
+def test_what_does_not_fit_is_refused_at_the_start(
+    job: Job, crowd: RedisStore, options: Any, words: str
+) -> None:
     dead()
     with pytest.raises(Refused, match=words):
         job(params={"lake": ""}, **options)
@@ -260,7 +305,9 @@ def test_a_dry_run_counts_and_changes_nothing(job: Job, crowd: RedisStore) -> No
     dead(task="gone.task")
     before = crowd.client.keys(f"{crowd.prefix}:*")
     report = job(params={"dry_run": True})
-    assert report.figures == {"selected": 2, "to replay": 1} and left_alone(report) == {"unknown task": 1}
+    assert report.figures == {"selected": 2, "to replay": 1} and left_alone(report) == {
+        "unknown task": 1
+    }
     assert (crowd.client.keys(f"{crowd.prefix}:*"), marks()) == (before, {})
     assert not OperatorAction.objects.exists()
 
@@ -279,6 +326,8 @@ def test_the_lake_is_asked_for_content_and_sql_for_what_became_of_it(
     # As when a row is in two files.
     twice = lambda *a, **k: (found := read_lake(*a, **k)).union(found)  # noqa: E731
     monkeypatch.setattr(replay, "read_lake", twice)
-    report = job(source="lake", params={"since": "2026-01-05T09:00:00Z", "until": "2026-01-05T11:00:00Z"})
+    report = job(
+        source="lake", params={"since": "2026-01-05T09:00:00Z", "until": "2026-01-05T11:00:00Z"}
+    )
     assert left_alone(report) == {"no longer in the archive": 1, "discarded": 1}
     assert set(live(crowd)) == set(marks()) == {origin.pk}

@@ -1,4 +1,5 @@
-"""The job schedule: each row becomes one message, once, whatever is killed and however often it is repeated."""
+"""The job schedule: each row becomes one message, once, whatever is killed and however often it is
+repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from django_delayq import topic_stats
-from django_delayq.core.exceptions import ConfigurationError, DelayQError, FenceChanged, StoreUnavailable
+from django_delayq.core.exceptions import (
+    ConfigurationError,
+    DelayQError,
+    FenceChanged,
+    StoreUnavailable,
+)
 from django_delayq.core.ids import key_id
 from django_delayq.core.message import Record, decode_body
 from django_delayq.models import OutboxMessage
@@ -29,7 +35,14 @@ from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
 from django_delayq.pipeline.params import Params
 from django_delayq.pipeline.sinks import queue
-from django_delayq.pipeline.sinks.queue import Loader, LoadSpec, Pace, QueueSink, QueueWriter, Written
+from django_delayq.pipeline.sinks.queue import (
+    Loader,
+    LoadSpec,
+    Pace,
+    QueueSink,
+    QueueWriter,
+    Written,
+)
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
@@ -59,7 +72,9 @@ def crowd(split: Callable[[int], RedisStore]) -> RedisStore:
 @pytest.fixture
 def parquet(spark: Any, tmp_path: Path) -> str:
     path = str(tmp_path / "rows")
-    frame = spark.range(ROWS).selectExpr("cast(id AS string) AS k", "id AS number", "concat('n', id) AS note")
+    frame = spark.range(ROWS).selectExpr(
+        "cast(id AS string) AS k", "id AS number", "concat('n', id) AS note"
+    )
     frame.write.parquet(path)
     return path
 
@@ -67,7 +82,13 @@ def parquet(spark: Any, tmp_path: Path) -> str:
 @pytest.fixture
 def job(spark: Any, crowd: RedisStore, parameters: Callable[..., Params]) -> Job:
     def start(source: str, *, dry_run: bool = False, **options: Any) -> Any:
-        given = {"job": "night", "task": msgspec.to_builtins(TASK), "source": source, "format": "parquet", "key": "k"}
+        given = {
+            "job": "night",
+            "task": msgspec.to_builtins(TASK),
+            "source": source,
+            "format": "parquet",
+            "key": "k",
+        }
         return run("schedule", spark, parameters(job={**given, **options}, dry_run=dry_run))
 
     return start
@@ -121,25 +142,30 @@ def test_a_job_that_was_broken_off_adds_the_rest(
     spark.dataSource.register(FailingSink)
     with monkeypatch.context() as patch:
         patch.setattr(loads, "FORMAT", "delayq_failing")
-        with pytest.raises(DelayQError, match=r"machine has gone.*of 1,000 messages were added.*adds the rest"):
+        with pytest.raises(
+            DelayQError, match=r"machine has gone.*of 1,000 messages were added.*adds the rest"
+        ):
             job(parquet, delay_ms=3_600_000)
     dues = {identity: due for identity, (due, _) in live(crowd).items()}
     assert 0 < len(dues) < ROWS
     finish(crowd, 0)
     report = job(parquet, delay_ms=3_600_000)
     added, refused, skipped = counts(report)
-    # Tasks that ran beside the one that failed may have gone on for a moment after the job had ended.
+    # Tasks that ran beside the one that failed may have gone on for a moment after the job had
+    # ended.
     assert (added + skipped, refused) == (ROWS, 0) and len(dues) <= skipped < ROWS
     assert len(live(crowd)) == ROWS
     # The delay counts from the first start.
     assert len({due for due, _ in live(crowd).values()}) == 1
 
 
-def test_another_source_under_the_same_name_is_refused(job: Job, crowd: RedisStore, parquet: str, spark: Any) -> None:
+def test_another_source_under_the_same_name_is_refused(
+    job: Job, crowd: RedisStore, parquet: str, spark: Any
+) -> None:
     job(parquet)
-    spark.createDataFrame([("new", 1, "x")], "k string, number bigint, note string").write.mode("append").parquet(
-        parquet
-    )
+    spark.createDataFrame([("new", 1, "x")], "k string, number bigint, note string").write.mode(
+        "append"
+    ).parquet(parquet)
     before = live(crowd)
     with pytest.raises(Refused, match=r"rows was 1000 and is 1001.*another name"):
         job(parquet)
@@ -149,7 +175,9 @@ def test_another_source_under_the_same_name_is_refused(job: Job, crowd: RedisSto
     assert counts(job(parquet, job="other")) == (1, ROWS, 0)
 
 
-def test_another_topic_of_the_task_under_the_same_name_is_refused(job: Job, crowd: RedisStore, parquet: str) -> None:
+def test_another_topic_of_the_task_under_the_same_name_is_refused(
+    job: Job, crowd: RedisStore, parquet: str
+) -> None:
     job(parquet)
     moved = {**msgspec.to_builtins(TASK), "topic": "default"}
     for keyed in (True, False):
@@ -170,12 +198,20 @@ def test_another_topic_of_the_task_under_the_same_name_is_refused(job: Job, crow
 def test_what_would_do_nothing_is_refused(
     spark: Any, crowd: RedisStore, parameters: Any, params: Any, options: Any, words: str
 ) -> None:
-    given = {"job": "night", "task": msgspec.to_builtins(TASK), "source": "x", "format": "parquet", "key": "k"}
+    given = {
+        "job": "night",
+        "task": msgspec.to_builtins(TASK),
+        "source": "x",
+        "format": "parquet",
+        "key": "k",
+    }
     with pytest.raises(Refused, match=words):
         run("schedule", spark, parameters(job={**given, **options}, **params))
 
 
-def test_a_folder_for_rejects_that_has_something_else_is_left_alone(job: Job, parquet: str, tmp_path: Path) -> None:
+def test_a_folder_for_rejects_that_has_something_else_is_left_alone(
+    job: Job, parquet: str, tmp_path: Path
+) -> None:
     precious = tmp_path / "bad" / "night.rejects" / "thesis.doc"
     precious.parent.mkdir(parents=True)
     precious.write_text("years of work")
@@ -206,13 +242,17 @@ def test_a_key_that_is_live_is_kept_also_in_an_old_partition(
     store = split(PARTITIONS)
     assert counts(job(parquet)) == (ROWS - 5, 5, 0)
     for handle in ours:
-        places = [store.find(Partition("crowd", n), [handle.identity])[0] for n in range(PARTITIONS)]
+        places = [
+            store.find(Partition("crowd", n), [handle.identity])[0] for n in range(PARTITIONS)
+        ]
         (found,) = [one for one in places if one]
         assert decode_body(0, found.record[23:]).args == [-1]
     assert counts(job(parquet)) == (0, 0, ROWS)
 
 
-def test_a_dry_run_counts_and_changes_nothing(job: Job, crowd: RedisStore, spark: Any, tmp_path: Path) -> None:
+def test_a_dry_run_counts_and_changes_nothing(
+    job: Job, crowd: RedisStore, spark: Any, tmp_path: Path
+) -> None:
     path = str(tmp_path / "some")
     rows = [("1", 1), ("2", None), ("2", 3)]
     spark.createDataFrame(rows, "k string, number bigint").write.parquet(path)
@@ -223,15 +263,23 @@ def test_a_dry_run_counts_and_changes_nothing(job: Job, crowd: RedisStore, spark
     assert crowd.client.keys(f"{crowd.prefix}:*") == before
 
 
-def test_bad_rows_refuse_the_job_or_go_to_the_rejects(job: Job, crowd: RedisStore, spark: Any, tmp_path: Path) -> None:
+def test_bad_rows_refuse_the_job_or_go_to_the_rejects(
+    job: Job, crowd: RedisStore, spark: Any, tmp_path: Path
+) -> None:
     path, rejects = str(tmp_path / "some"), tmp_path / "rejects"
-    spark.createDataFrame([("1", 1), ("2", None), (None, 3)], "k string, number bigint").write.parquet(path)
+    spark.createDataFrame(
+        [("1", 1), ("2", None), (None, 3)], "k string, number bigint"
+    ).write.parquet(path)
     with pytest.raises(Refused, match=r"2 of 3 rows cannot be messages.*row '2': number is null"):
         job(path)
     assert live(crowd) == {}
     for added in (1, 0):
         assert counts(job(path, rejects=str(rejects)))[0] == added
-    lines = [line for file in rejects.glob("night.rejects/*.json") for line in file.read_text().splitlines()]
+    lines = [
+        line
+        for file in rejects.glob("night.rejects/*.json")
+        for line in file.read_text().splitlines()
+    ]
     found = sorted((json.loads(line) for line in lines), key=str)
     assert found == [
         {"reason": "its key is null", "row": {"number": 3}},
@@ -242,7 +290,8 @@ def test_bad_rows_refuse_the_job_or_go_to_the_rejects(job: Job, crowd: RedisStor
 def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None:
     csv, lines = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
     csv.write_text(
-        'k,number,note,at\n007,12,"a ""b""\nc, d",2033-01-01T01:00:00+01:00\nshort,1\n8,x,,2033-01-01T00:00Z\n'
+        'k,number,note,at\n007,12,"a ""b""\nc, '
+        'd",2033-01-01T01:00:00+01:00\nshort,1\n8,x,,2033-01-01T00:00Z\n'
     )
     report = job(str(csv), format="csv", due="at", rejects=str(tmp_path / "rejects"))
     assert (report.figures["rows"], report.figures["refused"], report.figures["added"]) == (3, 2, 1)
@@ -250,7 +299,9 @@ def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None
     assert list(decode_body(record.flags, record.body).kwargs.values()) == [12, 'a "b"\nc, d']
     assert due == FAR.timestamp() * 1000
 
-    lines.write_text('{"k": "a", "number": 5, "note": ["x", {"y": null}]}\nnot json\n{"k": "b", "number": 6}\n')
+    lines.write_text(
+        '{"k": "a", "number": 5, "note": ["x", {"y": null}]}\nnot json\n{"k": "b", "number": 6}\n'
+    )
     report = job(str(lines), format="json", job="lines", rejects=str(tmp_path / "rejects"))
     assert (report.figures["refused"], report.figures["added"]) == (1, 2)
     _, record = live(crowd)[key_id("crowd", "a")]
@@ -262,8 +313,17 @@ def test_what_stands_in_a_json_line_arrives(job: Job, crowd: RedisStore, tmp_pat
         "a": '{"a": 1}', "b": '{"a":1.0,"b":null}', "c": "5", "d": '"5"', "e": "123456789012345678901234567890",
         "f": '["1e3",1e3,"\\u00e9",{"z":[],"a":{}}]', "g": "null", "h": '"x, \\"y\\""',
     }  # fmt: skip
-    lines = [f'{{"number": {at}, "k": "{key}", "note": {note}}}' for at, (key, note) in enumerate(notes.items())]
-    wrong = ['{"k": "m"}', '{"k": 1.5, "number": 1}', '{"k": "s", "number": "1"}', '{"k": "n", "number": NaN}', "[1]"]
+    lines = [
+        f'{{"number": {at}, "k": "{key}", "note": {note}}}'
+        for at, (key, note) in enumerate(notes.items())
+    ]
+    wrong = [
+        '{"k": "m"}',
+        '{"k": 1.5, "number": 1}',
+        '{"k": "s", "number": "1"}',
+        '{"k": "n", "number": NaN}',
+        "[1]",
+    ]
     lines += ['{"k": 8, "number": 8}', "", *wrong]
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(lines))
@@ -273,8 +333,14 @@ def test_what_stands_in_a_json_line_arrives(job: Job, crowd: RedisStore, tmp_pat
     for key, note in notes.items():
         assert f'"note":{note}' in found[key_id("crowd", key)][1].body.decode()
     _, record = found[key_id("crowd", "8")]
-    assert decode_body(record.flags, record.body).kwargs == {"number": 8}  # the task has its default
-    rows = [json.loads(line) for file in tmp_path.glob("bad/*/*.json") for line in file.read_text().splitlines()]
+    assert decode_body(record.flags, record.body).kwargs == {
+        "number": 8
+    }  # the task has its default
+    rows = [
+        json.loads(line)
+        for file in tmp_path.glob("bad/*/*.json")
+        for line in file.read_text().splitlines()
+    ]
     assert sorted((one["reason"], json.dumps(one["row"])) for one in rows) == [
         ("it cannot be read", json.dumps({"_corrupt_record": "[1]"})),
         ("it cannot be read", json.dumps({"_corrupt_record": '{"k": "n", "number": NaN}'})),
@@ -301,7 +367,9 @@ def test_sources_that_cannot_be_read_are_refused(job: Job, tmp_path: Path) -> No
 @pytest.mark.databases
 def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisStore) -> None:
     joined = datetime(2033, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
-    User.objects.bulk_create(User(username=f"u{n}", first_name="é'\n", date_joined=joined) for n in range(25))
+    User.objects.bulk_create(
+        User(username=f"u{n}", first_name="é'\n", date_joined=joined) for n in range(25)
+    )
     table = User._meta.db_table
     columns = {"number": "id", "note": "first_name"}
     report = job(table, format="table", key="username", columns=columns, due="date_joined")
@@ -312,13 +380,17 @@ def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisSto
     assert due == FAR.timestamp() * 1000 + 1
     query = f"SELECT id AS number, username AS k FROM {table} WHERE username <> 'a;b' ORDER BY id;"
     assert counts(job(query, format="query", job="query", keyed=False)) == (25, 0, 0)
-    empty = job(f"SELECT id AS number, username AS k FROM {table} WHERE id < 0", format="query", job="empty")
+    empty = job(
+        f"SELECT id AS number, username AS k FROM {table} WHERE id < 0", format="query", job="empty"
+    )
     assert empty.figures["rows"] == 0
     User.objects.all().delete()
 
 
 @pytest.mark.databases
-@pytest.mark.parametrize("query", ["DELETE FROM auth_user", "SELECT 1; DELETE FROM auth_user", "", "VACUUM"])
+@pytest.mark.parametrize(
+    "query", ["DELETE FROM auth_user", "SELECT 1; DELETE FROM auth_user", "", "VACUUM"]
+)
 def test_only_a_select_is_a_query(job: Job, query: str) -> None:
     with pytest.raises(Refused, match=r"a single SELECT is wanted"):
         job(query, format="query")
@@ -343,7 +415,8 @@ def test_a_load_that_redis_has_no_room_for_is_refused(
 ) -> None:
     monkeypatch.setattr(loads, "_memory", lambda store: [(0, 10**9), (90_150_000, 95_000_000)])
     with pytest.raises(
-        Refused, match=r"about 0\.2 MB of Redis' memory \(1,000 messages on 2 nodes\), and 0\.1 MB are free of 95 MB"
+        Refused,
+        match=r"about 0\.2 MB of Redis' memory \(1,000 messages on 2 nodes\), and 0\.1 MB are free of 95 MB",
     ):
         job(parquet)
     assert live(crowd) == {}
@@ -358,7 +431,9 @@ def test_the_memory_is_that_of_the_server(crowd: RedisStore) -> None:
     assert loads.check_memory(crowd, Sum(10, 100, ""), 10, 3) == ""
 
 
-def test_a_redis_that_is_full_loses_nothing(job: Job, crowd: RedisStore, parquet: str, server: Any) -> None:
+def test_a_redis_that_is_full_loses_nothing(
+    job: Job, crowd: RedisStore, parquet: str, server: Any
+) -> None:
     with full(server), pytest.raises(DelayQError):
         job(parquet)
     assert live(crowd) == {}
@@ -370,7 +445,10 @@ def test_a_refusal_within_a_load_stays_one(crowd: RedisStore) -> None:
     for refusal in (FenceChanged("another load"), ConfigurationError("no secret"), Refused("no")):
         with pytest.raises(type(refusal)), fences.reporting({"new": 0}, 5):
             raise refusal
-    with pytest.raises(DelayQError, match="boo 0 of 5 messages were added"), fences.reporting({"new": 0}, 5):
+    with (
+        pytest.raises(DelayQError, match="boo 0 of 5 messages were added"),
+        fences.reporting({"new": 0}, 5),
+    ):
         raise DelayQError("boo")
 
 
@@ -394,7 +472,10 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
         return real(*arguments)
 
     monkeypatch.setattr(store, where, breaks)
-    rows = [("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]") for number in range(3)]
+    rows = [
+        ("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]")
+        for number in range(3)
+    ]
     columns = dict(zip(messages.COLUMNS.names, map(list, zip(*rows, strict=True)), strict=True))
     batch = pa.RecordBatch.from_pydict(columns, to_arrow_schema(messages.COLUMNS))
     done = Loader(store, spec()).run(iter([batch]))
@@ -403,7 +484,14 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
 
 def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None:
     rows = {name: [None] for name in messages.COLUMNS.names}
-    rows |= {"topic": ["crowd"], "partition": [7], "split": [0], "id": [b"1" * 16], "header": [b"h"], "body": ["[]"]}
+    rows |= {
+        "topic": ["crowd"],
+        "partition": [7],
+        "split": [0],
+        "id": [b"1" * 16],
+        "header": [b"h"],
+        "body": ["[]"],
+    }
     batch = pa.RecordBatch.from_pydict(rows, to_arrow_schema(messages.COLUMNS))
     with pytest.raises(DelayQError, match=r"crowd.*7.*does not exist"):
         Loader(crowd, spec()).run(iter([batch]))
@@ -412,7 +500,8 @@ def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None
 
 def frame_of(spark: Any, count: int = 3) -> Any:
     rows = [
-        ("crowd", 0, 0, bytes([number]) * 16, None, "", messages.header(TASK), f"[{number}]") for number in range(count)
+        ("crowd", 0, 0, bytes([number]) * 16, None, "", messages.header(TASK), f"[{number}]")
+        for number in range(count)
     ]
     return spark.createDataFrame(rows, messages.COLUMNS).coalesce(1)
 
@@ -422,7 +511,10 @@ def spec(**rest: Any) -> LoadSpec:
 
 
 def options_of(params: Params, given: LoadSpec) -> dict[str, str]:
-    return {"redis": msgspec.json.encode(params.redis).decode(), "load": msgspec.json.encode(given).decode()}
+    return {
+        "redis": msgspec.json.encode(params.redis).decode(),
+        "load": msgspec.json.encode(given).decode(),
+    }
 
 
 def test_a_frame_of_messages_can_be_written_by_hand(
@@ -430,21 +522,32 @@ def test_a_frame_of_messages_can_be_written_by_hand(
 ) -> None:
     params = parameters()
     spark.dataSource.register(QueueSink)
-    frame_of(spark).write.format("delayq").options(**options_of(params, spec(rows=3))).mode("append").save()
+    frame_of(spark).write.format("delayq").options(**options_of(params, spec(rows=3))).mode(
+        "append"
+    ).save()
     assert {due for due, _ in live(crowd).values()} == {5.0}
     with pytest.raises(Exception, match=r"DelayQError: 3 messages were written of 4"):
-        frame_of(spark).write.format("delayq").options(**options_of(params, spec(rows=4))).mode("append").save()
+        frame_of(spark).write.format("delayq").options(**options_of(params, spec(rows=4))).mode(
+            "append"
+        ).save()
 
 
 @pytest.mark.parametrize(
     ("columns", "mode", "given", "words"),
     [
-        (["id", "body"], "append", {"redis": "{}", "load": "{}"}, "no topic, partition, split.*job schedule"),
+        (
+            ["id", "body"],
+            "append",
+            {"redis": "{}", "load": "{}"},
+            "no topic, partition, split.*job schedule",
+        ),
         (messages.COLUMNS.names, "overwrite", {"redis": "{}", "load": "{}"}, r"mode\('append'\)"),
         (messages.COLUMNS.names, "append", {"redis": "{}"}, "needs the options load"),
     ],
 )
-def test_what_is_no_frame_of_messages_is_refused(columns: list[str], mode: str, given: Any, words: str) -> None:
+def test_what_is_no_frame_of_messages_is_refused(
+    columns: list[str], mode: str, given: Any, words: str
+) -> None:
     schema = StructType([field for field in messages.COLUMNS.fields if field.name in columns])
     with pytest.raises(Refused, match=words):
         QueueSink(given).writer(schema, mode == "overwrite")
@@ -489,7 +592,9 @@ def test_the_rate_is_shared(spark: Any) -> None:
     assert loads.share(spark, None, 8) is None
     assert loads.share(spark, 100, 8) == 50
     assert loads.share(spark, 100, 1) == 100
-    growing: Any = SimpleNamespace(conf={"spark.dynamicAllocation.enabled": "true"}, sparkContext=spark.sparkContext)
+    growing: Any = SimpleNamespace(
+        conf={"spark.dynamicAllocation.enabled": "true"}, sparkContext=spark.sparkContext
+    )
     assert loads.share(growing, 100, 8) == 12.5
 
 

@@ -52,7 +52,9 @@ except Exception:
 def canary(delayq: Any, settings: Any) -> str:
     """The password of Redis, which is asked for, and of the database."""
     canary = f"canary{secrets.token_hex(8)}"
-    delayq.client.execute_command("ACL", "SETUSER", canary[:12], "on", f">{canary}", "~*", "&*", "+@all")
+    delayq.client.execute_command(
+        "ACL", "SETUSER", canary[:12], "on", f">{canary}", "~*", "&*", "+@all"
+    )
     address = urlsplit(settings.DELAYQ["REDIS"])
     settings.DELAYQ = {
         **settings.DELAYQ,
@@ -72,7 +74,13 @@ def jobs(folder: Path, **given: Any) -> list[str]:
         "export": {"settle": 0.0},
         "stream": {"settle": 0.0},
         "audit": {"pause": 0.1},
-        "schedule": {"job": "canary", "task": spec, "source": f"{folder}/rows.csv", "format": "csv", "key": "id"},
+        "schedule": {
+            "job": "canary",
+            "task": spec,
+            "source": f"{folder}/rows.csv",
+            "format": "csv",
+            "key": "id",
+        },
         "replay": {"job": "canary-replay", "tasks": [spec]},
     }
     assert set(options) <= set(JOBS)
@@ -92,7 +100,9 @@ def test_no_secret_is_in_plans_logs_event_logs_checkpoints_manifests_reports_or_
     make_rows(50, state="dead")
     record.using(delay=60).enqueue(1)
     given = {"redis_secret": "env:CANARY_REDIS", "lake": str(tmp_path / "lake")}
-    if connection.vendor != "mysql":  # the server of the tests has no password, and MariaDB refuses one then
+    if (
+        connection.vendor != "mysql"
+    ):  # the server of the tests has no password, and MariaDB refuses one then
         given["database_secret"] = "env:CANARY"
     (tmp_path / "events").mkdir()
     events = {"enabled": "true", "dir": str(tmp_path / "events"), "compress": "false"}

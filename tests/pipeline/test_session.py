@@ -92,13 +92,17 @@ def test_a_session_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert count == "3"
     assert process.stderr == ""
     assert folder.startswith(f"{tmp_path}/{PREFIX}")
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("hsperfdata")] == []
+    assert [
+        path.name for path in tmp_path.iterdir() if not path.name.startswith("hsperfdata")
+    ] == []
 
 
 def test_an_interrupted_start_leaves_no_java(tmp_path: Path) -> None:
     code = f"import signal, sys; signal.signal(15, lambda *_: sys.exit(143))\n{_OWN}"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, env=plain_environment() | {"TMPDIR": str(tmp_path)}
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=plain_environment() | {"TMPDIR": str(tmp_path)},
     )
     this = psutil.Process(process.pid)
     wait_until(lambda: any("java" in child.name() for child in this.children()), "Java starts", 60)
@@ -108,7 +112,9 @@ def test_an_interrupted_start_leaves_no_java(tmp_path: Path) -> None:
     wait_until(lambda: ended(java), "Java has ended", 20)
 
 
-def test_a_folder_of_a_killed_process_goes_when_the_next_begins(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_folder_of_a_killed_process_goes_when_the_next_begins(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     code = (
         "import os, signal\nfrom django_delayq.pipeline.tempdirs import private_folder\n"
         "with private_folder() as folder:\n    (folder / 'secret').write_text('hunter2')\n"
@@ -116,7 +122,9 @@ def test_a_folder_of_a_killed_process_goes_when_the_next_begins(tmp_path: Path, 
     )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with private_folder() as running:
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
+        )
         (left,) = set(tmp_path.iterdir()) - {running}
         assert (left / "secret").exists()
         with private_folder() as own:
@@ -124,7 +132,9 @@ def test_a_folder_of_a_killed_process_goes_when_the_next_begins(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_anew(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_anew(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     real, swept = fcntl.flock, []
 

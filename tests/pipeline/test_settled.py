@@ -54,9 +54,16 @@ def uncommitted(other: Any, statement: str, *parameters: Any) -> Iterator[None]:
 def late_row(other: Any, like: int) -> Any:
     """An uncommitted row of the archive, the next one after those that there are."""
     names = [field.column for field in ArchivedMessage._meta.local_fields]
-    columns = [connection.ops.quote_name(name) for name in names if name not in ("id", "enqueued_at", "archived_at")]
+    columns = [
+        connection.ops.quote_name(name)
+        for name in names
+        if name not in ("id", "enqueued_at", "archived_at")
+    ]
     due = connection.ops.quote_name("due_at")
-    copied = f"INSERT INTO {TABLE} (enqueued_at, {', '.join(columns)}) SELECT {due}, {', '.join(columns)} FROM {TABLE}"
+    copied = (
+        f"INSERT INTO {TABLE} (enqueued_at, {', '.join(columns)}) SELECT {due}, "
+        f"{', '.join(columns)} FROM {TABLE}"
+    )
     return uncommitted(other, f"{copied} WHERE id = %s", like)
 
 
@@ -84,7 +91,9 @@ def test_nothing_above_the_smallest_young_id_is_settled_whatever_its_age() -> No
 def test_the_first_young_row_is_found_far_below_the_newest_one() -> None:
     only_on("postgresql", "mysql")
     ids = make_rows(9_000)
-    ArchivedMessage.objects.filter(id__lte=ids[1_499]).update(archived_at=UtcNow() - timedelta(hours=1))
+    ArchivedMessage.objects.filter(id__lte=ids[1_499]).update(
+        archived_at=UtcNow() - timedelta(hours=1)
+    )
     assert last_settled_id(60) == ids[1_499]
 
 
@@ -94,21 +103,27 @@ def test_a_row_that_commits_late_is_below_no_settled_id(other: Any) -> None:
     age([old])
     with late_row(other, old):
         after = make_rows(3)
-        assert ArchivedMessage.objects.latest("id").id == after[-1]  # up to here one would take, and lose the late one
+        assert (
+            ArchivedMessage.objects.latest("id").id == after[-1]
+        )  # up to here one would take, and lose the late one
         assert last_settled_id(0) == old
     (late,) = set(ArchivedMessage.objects.values_list("id", flat=True)) - {old, *after}
     assert old < late < after[0]
     assert last_settled_id(0) == after[-1]
 
 
-def test_a_transaction_that_has_been_open_for_longer_than_the_margin_still_counts(other: Any) -> None:
+def test_a_transaction_that_has_been_open_for_longer_than_the_margin_still_counts(
+    other: Any,
+) -> None:
     only_on("postgresql", "mysql")
     (old,) = make_rows(1)
     age([old])
     with late_row(other, old):
         after = make_rows(3)
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_sleep(1.2)" if connection.vendor == "postgresql" else "SELECT sleep(1.2)")
+            cursor.execute(
+                "SELECT pg_sleep(1.2)" if connection.vendor == "postgresql" else "SELECT sleep(1.2)"
+            )
         assert last_settled_id(0.1) == old
     assert last_settled_id(0.1) == after[-1]
 
@@ -134,13 +149,19 @@ def test_what_is_seen_in_sqlite_is_settled() -> None:
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
-def test_the_clock_is_the_databases_whatever_the_projects_time_zone(zone: str, settings: Any) -> None:
+def test_the_clock_is_the_databases_whatever_the_projects_time_zone(
+    zone: str, settings: Any
+) -> None:
     only_on("postgresql", "mysql")
     settings.USE_TZ, settings.TIME_ZONE = False, zone
     ids = make_rows(4)
     with connection.cursor() as cursor:
-        ago = {"postgresql": "interval '90 seconds'", "mysql": "INTERVAL 90 SECOND"}[connection.vendor]
-        cursor.execute(f"UPDATE {TABLE} SET archived_at = archived_at - {ago} WHERE id <= %s", [ids[1]])
+        ago = {"postgresql": "interval '90 seconds'", "mysql": "INTERVAL 90 SECOND"}[
+            connection.vendor
+        ]
+        cursor.execute(
+            f"UPDATE {TABLE} SET archived_at = archived_at - {ago} WHERE id <= %s", [ids[1]]
+        )
     assert last_settled_id(60) == ids[1]
     assert last_settled_id(120) == 0
     assert last_settled_id(0) == ids[3]
@@ -151,7 +172,9 @@ def test_without_the_privilege_mariadb_goes_by_its_clock_and_says_so(caplog: Any
     ids = make_rows(3)
     with connection.cursor() as cursor:
         cursor.execute("CREATE OR REPLACE USER looker@'127.0.0.1' IDENTIFIED BY 'x'")
-        cursor.execute(f"GRANT SELECT ON {connection.settings_dict['NAME']}.* TO looker@'127.0.0.1'")
+        cursor.execute(
+            f"GRANT SELECT ON {connection.settings_dict['NAME']}.* TO looker@'127.0.0.1'"
+        )
     plain = connection.copy()
     plain.settings_dict = {**connection.settings_dict, "USER": "looker", "PASSWORD": "x"}
     with closing(plain), caplog.at_level(logging.WARNING, "delayq"):
@@ -159,7 +182,9 @@ def test_without_the_privilege_mariadb_goes_by_its_clock_and_says_so(caplog: Any
     assert "GRANT PROCESS" in caplog.text
 
 
-def test_a_writer_of_another_role_whose_start_is_not_told_is_refused(monkeypatch: Any, other: Any) -> None:
+def test_a_writer_of_another_role_whose_start_is_not_told_is_refused(
+    monkeypatch: Any, other: Any
+) -> None:
     only_on("postgresql")
     monkeypatch.setattr(settling, "TRIES", 2)
     (old,) = make_rows(1)

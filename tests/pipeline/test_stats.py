@@ -1,4 +1,5 @@
-"""The job that computes the figures of hours and days from the lake: the same as the service, whole, and once."""
+"""The job that computes the figures of hours and days from the lake: the same as the service,
+whole, and once."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ def stats_now(spark: Any, parameters: Any) -> Run:
     """Runs the job: stats_now(since="...", everything=True)."""
 
     def run(**told: Any) -> Report:
-        general = {name: told.pop(name) for name in ("since", "until", "topic", "dry_run", "lake") if name in told}
+        general = {
+            name: told.pop(name)
+            for name in ("since", "until", "topic", "dry_run", "lake")
+            if name in told
+        }
         return stats.run(spark, parameters(job=told, **general), bool)
 
     return run
@@ -60,7 +65,11 @@ def empty(parameters: Any) -> None:
 
 def stored(model: Any, *others: str) -> list[dict[str, Any]]:
     """All rows in an order of their own, without what changes whenever they are computed."""
-    names = [field.attname for field in model._meta.concrete_fields if field.attname not in ("id", *others)]
+    names = [
+        field.attname
+        for field in model._meta.concrete_fields
+        if field.attname not in ("id", *others)
+    ]
     keys = ("hour", "topic") if model is TopicHour else ("day", "topic", "task")
     return list(model.objects.order_by(*keys).values(*names))
 
@@ -101,7 +110,8 @@ def computed_by_the_service() -> tuple[list[dict[str, Any]], list[dict[str, Any]
 
 
 def make_every_kind() -> None:
-    """Rows of every state, topic and error, with odd texts and values, over three days that are over."""
+    """Rows of every state, topic and error, with odd texts and values, over three days that are
+    over."""
     chance = random.Random(9)
     make_odd_rows()  # of 1912, 1969, 2400, this year; their figures are as odd
     ArchivedMessage.objects.filter(finished_at__gt=NOON).update(finished_at=NOON - 2 * HOUR)
@@ -112,11 +122,17 @@ def make_every_kind() -> None:
             topic=lambda n: ("orders", "mail", "webhooks")[n % 3],
             task=lambda n: ("shop.close", "shop.remind")[n % 2],
             attempts=lambda n, ran=ran: chance.choice([1, 1, 2, 7]) if ran else 0,
-            lateness_ms=lambda n, ran=ran: round(chance.lognormvariate(2, 3) - 2, 3) if ran else None,
-            run_ms=lambda n, ran=ran: round(chance.lognormvariate(3, 2), 3) if ran and n % 10 else None,
+            lateness_ms=lambda n, ran=ran: (
+                round(chance.lognormvariate(2, 3) - 2, 3) if ran else None
+            ),
+            run_ms=lambda n, ran=ran: (
+                round(chance.lognormvariate(3, 2), 3) if ran and n % 10 else None
+            ),
             error_class=lambda n, ran=ran: f"Error{chance.randrange(70)}" if ran and n % 4 else "",
             reason=lambda n: chance.choice(["", "poison", "Grüße 🦊"]),
-            finished_at=lambda n: MIDNIGHT + chance.randrange(48 * 3600) * timedelta(seconds=1, microseconds=1),
+            finished_at=lambda n: (
+                MIDNIGHT + chance.randrange(48 * 3600) * timedelta(seconds=1, microseconds=1)
+            ),
         )
 
 
@@ -132,7 +148,11 @@ def test_the_lake_and_the_archive_give_the_service_s_figures_to_the_last_digit(
     assert (len(wanted[0]), len(wanted[1])) > (100, 12)
     report = stats_now(source="archive")
     assert all_stored() == wanted
-    assert report.figures["rows"] == ArchivedMessage.objects.count() == sum(row["messages"] for row in wanted[1])
+    assert (
+        report.figures["rows"]
+        == ArchivedMessage.objects.count()
+        == sum(row["messages"] for row in wanted[1])
+    )
     forget()
     export_now(batch=300)
     report = stats_now()
@@ -152,14 +172,20 @@ def test_without_use_tz_they_are_the_same(stats_now: Run, empty: None, settings:
 
 
 @pytest.mark.databases
-def test_running_it_twice_changes_nothing_not_even_when_it_was_computed(export_now: Run, stats_now: Run) -> None:
+def test_running_it_twice_changes_nothing_not_even_when_it_was_computed(
+    export_now: Run, stats_now: Run
+) -> None:
     make_rows(50, finished_at=lambda n: NOON + n * 50 * MINUTE)
     export_now(batch=20)
     first = stats_now()
     assert (first.figures["replaced"], first.figures["batches_counted"]) == (44, 3)
     before = with_times()
     again = stats_now()
-    assert (again.figures["hours"], again.figures["days"], again.figures["batches_counted"]) == (0, 0, 0)
+    assert (again.figures["hours"], again.figures["days"], again.figures["batches_counted"]) == (
+        0,
+        0,
+        0,
+    )
     everything = stats_now(everything=True)
     assert (everything.figures["same"], everything.figures["replaced"]) == (44, 0)
     assert with_times() == before
@@ -204,7 +230,9 @@ def test_a_batch_that_is_repaired_meanwhile_has_to_be_counted_again(
 # Which hours and days
 
 
-def test_only_days_with_new_rows_are_computed_and_those_from_all_their_rows(export_now: Run, stats_now: Run) -> None:
+def test_only_days_with_new_rows_are_computed_and_those_from_all_their_rows(
+    export_now: Run, stats_now: Run
+) -> None:
     make_rows(4, finished_at=NOON)
     make_rows(5, finished_at=NOON - 10 * DAY)
     export_now()
@@ -230,7 +258,12 @@ def test_hours_and_days_that_go_on_wait(export_now: Run, stats_now: Run) -> None
 
 
 def test_an_hour_that_is_over_is_computed_and_its_day_that_goes_on_is_not(
-    export_now: Run, stats_now: Run, spark: Any, parameters: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    export_now: Run,
+    stats_now: Run,
+    spark: Any,
+    parameters: Any,
+    lake: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_rows(3, finished_at=NOON)
     make_rows(2, finished_at=NOON + HOUR)
@@ -242,13 +275,18 @@ def test_an_hour_that_is_over_is_computed_and_its_day_that_goes_on_is_not(
     monkeypatch.setattr(export, "_settled_at", lambda hi, settle: MIDNIGHT + DAY)
     export_now()
     assert stats_now().figures["batches_counted"] == 2
-    assert (by_hour(), by_day()) == ({NOON: 3, NOON + HOUR: 2, NOON + 2 * HOUR: 1}, {NOON.date(): 6})
+    assert (by_hour(), by_day()) == (
+        {NOON: 3, NOON + HOUR: 2, NOON + 2 * HOUR: 1},
+        {NOON.date(): 6},
+    )
 
 
 def test_a_period_is_of_the_whole_hours_and_days_in_it(export_now: Run, stats_now: Run) -> None:
     make_rows(96, finished_at=lambda n: MIDNIGHT - DAY + n * 30 * MINUTE)
     export_now()
-    report = stats_now(since=(MIDNIGHT - MINUTE).isoformat(), until=(MIDNIGHT + 2 * HOUR + MINUTE).isoformat())
+    report = stats_now(
+        since=(MIDNIGHT - MINUTE).isoformat(), until=(MIDNIGHT + 2 * HOUR + MINUTE).isoformat()
+    )
     assert by_hour() == {MIDNIGHT: 2, MIDNIGHT + HOUR: 2}
     assert (by_day(), report.figures["batches_counted"]) == ({}, 0)
     stats_now(since=(MIDNIGHT - DAY).isoformat(), until=(MIDNIGHT + HOUR).isoformat())
@@ -258,7 +296,9 @@ def test_a_period_is_of_the_whole_hours_and_days_in_it(export_now: Run, stats_no
     assert (len(by_hour()), len(by_day()), report.figures["batches_counted"]) == (48, 2, 1)
 
 
-def test_a_dry_run_says_what_would_change_and_changes_nothing(export_now: Run, stats_now: Run) -> None:
+def test_a_dry_run_says_what_would_change_and_changes_nothing(
+    export_now: Run, stats_now: Run
+) -> None:
     make_rows(4, finished_at=lambda n: NOON + n * HOUR)
     export_now()
     report = stats_now(dry_run=True)
@@ -313,7 +353,8 @@ def test_files_are_read_in_parts_with_about_as_many_rows_each_in_their_order() -
 def test_figures_are_the_same_however_the_rows_lie_in_files(
     export_now: Run, stats_now: Run, empty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of a few rows, which are read a few rows at a time, in parts and batches that cut hours."""
+    """Files of a few rows, which are read a few rows at a time, in parts and batches that cut
+    hours."""
     make_every_kind()
     wanted = computed_by_the_service()
     export_now(batch=70)
@@ -329,7 +370,10 @@ def test_figures_are_the_same_however_the_rows_lie_in_files(
 
 def test_an_empty_lake_is_no_failure(stats_now: Run) -> None:
     report = stats_now()
-    assert (report.code, report.problems) == (Code.DONE, ["The lake is empty: run the export first."])
+    assert (report.code, report.problems) == (
+        Code.DONE,
+        ["The lake is empty: run the export first."],
+    )
 
 
 def test_an_empty_archive_has_no_figures(stats_now: Run) -> None:
@@ -366,7 +410,9 @@ def test_more_groups_than_sql_should_hold_are_refused_before_the_first_is_writte
 @pytest.fixture
 def counted(export_now: Run, stats_now: Run) -> Iterator[None]:
     """Ten messages in an hour and ten in the next are in the lake and counted."""
-    make_rows(20, finished_at=lambda n: NOON + (n // 10) * HOUR, lateness_ms=lambda n: 2.0 ** (n % 10))
+    make_rows(
+        20, finished_at=lambda n: NOON + (n // 10) * HOUR, lateness_ms=lambda n: 2.0 ** (n % 10)
+    )
     export_now()
     stats_now()
     yield
@@ -400,18 +446,25 @@ def test_the_service_leaves_alone_what_pruned_messages_are_counted_in(empty: Non
     assert by_hour()[NOON] == 3
 
 
-def test_a_lake_that_lacks_what_was_counted_does_not_replace_it(export_now: Run, stats_now: Run) -> None:
+def test_a_lake_that_lacks_what_was_counted_does_not_replace_it(
+    export_now: Run, stats_now: Run
+) -> None:
     """The first export came after the first prune."""
     make_rows(10, finished_at=NOON)
     computed = compute_hour(NOON)
-    ArchivedMessage.objects.filter(pk__in=list(ArchivedMessage.objects.values_list("pk", flat=True)[:4])).delete()
+    ArchivedMessage.objects.filter(
+        pk__in=list(ArchivedMessage.objects.values_list("pk", flat=True)[:4])
+    ).delete()
     make_rows(2, finished_at=NOON + HOUR)
     export_now()
     report = stats_now()
     assert by_hour() == {NOON: computed, NOON + HOUR: 2}
     assert (report.figures["kept"], report.figures["batches_counted"]) == (1, 1)
     assert f"{NOON:%Y-%m-%d %H:%M}" in report.problems[0]
-    assert f"--fewer --since {NOON:%Y-%m-%d}T12:00:00Z --until {NOON:%Y-%m-%d}T13:00:00Z" in report.problems[0]
+    assert (
+        f"--fewer --since {NOON:%Y-%m-%d}T12:00:00Z --until {NOON:%Y-%m-%d}T13:00:00Z"
+        in report.problems[0]
+    )
     since, until = report.problems[0].rpartition("--since ")[2].split(" --until ")
     assert stats_now(fewer=True, since=since, until=until).problems == []
     assert by_hour() == {NOON: 6, NOON + HOUR: 2}
@@ -446,10 +499,15 @@ def test_figures_are_replaced_when_all_that_was_counted_is_in_them(empty: None) 
             row = TopicHour.objects.get(topic="orders")
             setattr(row, name, value)
             assert compare(TopicHour.objects.filter(topic="orders"), [row]) is Outcome.KEPT
-            assert compare(TopicHour.objects.filter(topic="orders"), [row], fewer=True) is Outcome.REPLACED
+            assert (
+                compare(TopicHour.objects.filter(topic="orders"), [row], fewer=True)
+                is Outcome.REPLACED
+            )
 
 
-def test_the_service_finds_late_rows_of_a_pruned_hour_and_takes_nothing_away(delayq: Any, empty: None) -> None:
+def test_the_service_finds_late_rows_of_a_pruned_hour_and_takes_nothing_away(
+    delayq: Any, empty: None
+) -> None:
     now = datetime.now(tz=timezone.utc)
     service = Statistician(delayq)
     make_rows(10, finished_at=now - 5 * HOUR)
@@ -470,11 +528,15 @@ def test_an_hour_that_stays_is_not_due_again(empty: None) -> None:
     assert TopicHour.objects.get().computed_at > long_ago
 
 
-def test_old_figures_are_shown_where_the_archive_is_empty(counted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_figures_are_shown_where_the_archive_is_empty(
+    counted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ArchivedMessage.objects.all().delete()
     days = history.history("7d")
     assert days.total.messages == 20
-    assert {span.at: span.figures.messages for span in days.spans if span.figures.messages} == {MIDNIGHT: 20}
+    assert {span.at: span.figures.messages for span in days.spans if span.figures.messages} == {
+        MIDNIGHT: 20
+    }
     assert [(task.topic, task.figures.messages) for task in days.tasks] == [("orders", 20)]
 
     class Calendar(datetime):
@@ -513,7 +575,9 @@ def test_what_another_process_counted_meanwhile_is_not_lost(empty: None) -> None
     assert by_hour()[NOON] == 11
 
 
-def test_the_ledger_of_another_database_is_refused(counted: None, stats_now: Run, lake: str) -> None:
+def test_the_ledger_of_another_database_is_refused(
+    counted: None, stats_now: Run, lake: str
+) -> None:
     LakeBatch.objects.all().delete()
     with pytest.raises(Refused, match="another archive"):
         stats_now()

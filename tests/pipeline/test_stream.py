@@ -46,12 +46,16 @@ def ids_in(spark: Any, lake: str) -> list[int]:
 
 
 @pytest.mark.databases
-def test_the_lake_has_every_row_as_sql_has_it(spark: Any, parameters: Any, stream_now: Stream, lake: str) -> None:
+def test_the_lake_has_every_row_as_sql_has_it(
+    spark: Any, parameters: Any, stream_now: Stream, lake: str
+) -> None:
     ids = make_odd_rows()
     report = stream_now(batch=20)
     assert (report.figures["rows"], report.figures["batches"]) == (len(ids), -(-len(ids) // 20))
     assert (report.figures["last_id"], report.figures["last_id"]) == (ids[-1], Lake(lake).last_id)
-    assertDataFrameEqual(read_lake(spark, Lake(lake)), read_archive(spark, parameters().database, (0, ids[-1])))
+    assertDataFrameEqual(
+        read_lake(spark, Lake(lake)), read_archive(spark, parameters().database, (0, ids[-1]))
+    )
 
 
 def test_an_empty_archive_makes_no_commit(stream_now: Stream, lake: str) -> None:
@@ -59,7 +63,9 @@ def test_an_empty_archive_makes_no_commit(stream_now: Stream, lake: str) -> None
     assert Lake(lake).commits() == []
 
 
-def test_it_goes_on_where_it_ended_and_nothing_new_makes_no_commit(spark: Any, stream_now: Stream, lake: str) -> None:
+def test_it_goes_on_where_it_ended_and_nothing_new_makes_no_commit(
+    spark: Any, stream_now: Stream, lake: str
+) -> None:
     old = make_rows(3)
     stream_now()
     assert stream_now().figures["batches"] == 0
@@ -199,7 +205,9 @@ def test_a_checkpoint_that_is_ahead_of_its_lake_is_refused_and_without_it_nothin
     ids = make_rows(3)
     stream_now()
     offset = Path(lake, "_stream", "offsets", "0")
-    offset.write_text(offset.read_text().replace(f'{{"id": {ids[-1]}}}', f'{{"id": {ids[-1] + 7}}}'))
+    offset.write_text(
+        offset.read_text().replace(f'{{"id": {ids[-1]}}}', f'{{"id": {ids[-1] + 7}}}')
+    )
     with pytest.raises(Refused, match=f"up to id {ids[-1] + 7:,}, but it ends at {ids[-1]:,}"):
         stream_now()
     Path(lake, "_stream").rename(f"{lake}.checkpoint")
@@ -209,7 +217,9 @@ def test_a_checkpoint_that_is_ahead_of_its_lake_is_refused_and_without_it_nothin
 
 
 @pytest.mark.parametrize("name", ["offsets/0", "delayq.json"])
-def test_a_checkpoint_that_cannot_be_read_is_refused(stream_now: Stream, lake: str, name: str) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_refused(
+    stream_now: Stream, lake: str, name: str
+) -> None:
     make_rows(1)
     stream_now()
     Path(lake, "_stream", name).write_text("v1\n{}\nnonsense")
@@ -235,18 +245,27 @@ def test_a_lake_that_shrinks_while_it_runs_is_refused(tmp_path: Path) -> None:
         copier._bring_to(9, None)
 
 
-@pytest.mark.parametrize("told", [{"topic": "orders"}, {"since": "2026-01-01T00:00:00Z"}, {"lake": ""}])
-def test_a_part_of_the_archive_or_no_lake_is_refused(spark: Any, parameters: Any, told: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "told", [{"topic": "orders"}, {"since": "2026-01-01T00:00:00Z"}, {"lake": ""}]
+)
+def test_a_part_of_the_archive_or_no_lake_is_refused(
+    spark: Any, parameters: Any, told: dict[str, str]
+) -> None:
     with pytest.raises(Refused):
         stream.run(spark, parameters(**told), print)
 
 
-def test_no_secret_is_in_the_checkpoint(spark: Any, parameters: Any, lake: str, tmp_path: Path) -> None:
+def test_no_secret_is_in_the_checkpoint(
+    spark: Any, parameters: Any, lake: str, tmp_path: Path
+) -> None:
     make_rows(2)
     secret = tmp_path / "canary-file"
     secret.write_text("canary-password")
     params = parameters(job={"settle": 0})
     database = msgspec.structs.replace(params.database, password=Secret(f"file:{secret}"))
-    assert stream.run(spark, msgspec.structs.replace(params, database=database), print).figures["rows"] == 2
+    assert (
+        stream.run(spark, msgspec.structs.replace(params, database=database), print).figures["rows"]
+        == 2
+    )
     written = [path for path in Path(lake).rglob("*") if path.is_file()]
     assert written and not [path for path in written if b"canary" in path.read_bytes()]

@@ -1,4 +1,5 @@
-"""kill -9 of the driver and its Java in the middle of a stream: the lake has each row once in the end."""
+"""kill -9 of the driver and its Java in the middle of a stream: the lake has each row once in the
+end."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def die(params: Params, point: str, folder: Path) -> str:
     file = folder / "params.json"
     file.write_bytes(params.encode())
     command = [sys.executable, "-m", "tests.pipeline.stream_that_dies", str(file), point]
-    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
+    }
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, start_new_session=True, check=False,
         timeout=250,
@@ -37,7 +40,9 @@ def die(params: Params, point: str, folder: Path) -> str:
 
 
 @pytest.mark.timeout(900)
-def test_after_three_kills_the_lake_has_each_row_once(spark: Any, parameters: Any, lake: str, tmp_path: Path) -> None:
+def test_after_three_kills_the_lake_has_each_row_once(
+    spark: Any, parameters: Any, lake: str, tmp_path: Path
+) -> None:
     ids = make_rows(50)
     params = parameters(job={"settle": 0, "batch": 20})
     commits = []
@@ -49,7 +54,11 @@ def test_after_three_kills_the_lake_has_each_row_once(spark: Any, parameters: An
     report = stream.run(spark, params, print)
 
     found = [row.id for row in read_lake(spark, Lake(lake), ["id"]).collect()]
-    assert sorted(found) == ids == list(ArchivedMessage.objects.order_by("pk").values_list("pk", flat=True))
+    assert (
+        sorted(found)
+        == ids
+        == list(ArchivedMessage.objects.order_by("pk").values_list("pk", flat=True))
+    )
     assert report.figures["rows"] == 30, "the committed batch was taken again"
     assert [batch.state for batch in LakeBatch.objects.all()] == ["committed"] * 3
     assert len(list(Lake(lake).abandoned(0))) == 2

@@ -21,7 +21,11 @@ from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
 from tests.servers import PORTS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("delayq", "transactional_db")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("delayq", "transactional_db"),
+]
 
 
 class Cluster:
@@ -36,15 +40,39 @@ class Cluster:
     def start(self, name: str, *arguments: str) -> Child:
         """One of Spark's daemons. It ends with the test process."""
         words = [f"{name}={value}" for name, value in self.environment.items()]
-        spark = [str(self.home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name.lower()}.{name}"]
+        spark = [
+            str(self.home / "bin" / "spark-class"),
+            f"org.apache.spark.deploy.{name.lower()}.{name}",
+        ]
         names = ("JAVA_HOME", "PATH", "LANG")
-        kept = [f"{name}={value}" for name, value in outside.plain_environment().items() if name in names]
-        command = ["/usr/bin/env", "-i", *kept, *words, *spark, "--host", "127.0.0.1", "--webui-port", "0", *arguments]
+        kept = [
+            f"{name}={value}"
+            for name, value in outside.plain_environment().items()
+            if name in names
+        ]
+        command = [
+            "/usr/bin/env",
+            "-i",
+            *kept,
+            *words,
+            *spark,
+            "--host",
+            "127.0.0.1",
+            "--webui-port",
+            "0",
+            *arguments,
+        ]
         return Child(command, self.folder / f"{name}.log")
 
     def submit(self, *arguments: str) -> outside.Ended:
         """As on a cluster, with the deploy mode that spark-submit has by default."""
-        command = [str(self.home / "bin" / "spark-submit"), "--master", self.url, "--driver-memory", "512m"]
+        command = [
+            str(self.home / "bin" / "spark-submit"),
+            "--master",
+            self.url,
+            "--driver-memory",
+            "512m",
+        ]
         return outside.run([*command, *arguments], self.environment, self.folder)
 
 
@@ -62,7 +90,9 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
         master = cluster.start("Master", "--port", str(cluster.port))
         stack.callback(master.end, 9)
         _wait_for(cluster.port)
-        worker = cluster.start("Worker", "--cores", "2", "--memory", "1g", "--work-dir", f"{tmp_path}/w", cluster.url)
+        worker = cluster.start(
+            "Worker", "--cores", "2", "--memory", "1g", "--work-dir", f"{tmp_path}/w", cluster.url
+        )
         stack.callback(worker.end, 9)
         yield cluster
 

@@ -67,7 +67,17 @@ def doubles() -> Iterator[float]:
     yield from (n / 1000 + 0.0005 for n in range(2_000))
     yield from (round(chance.lognormvariate(3, 4), 3) for _ in range(5_000))
     yield from (struct.unpack("<d", chance.randbytes(8))[0] for _ in range(20_000))
-    yield from (0.0, -0.0, 5e-324, 1.7976931348623157e308, math.inf, math.nan, 1e15, 2.0**53, 3.2e14)
+    yield from (
+        0.0,
+        -0.0,
+        5e-324,
+        1.7976931348623157e308,
+        math.inf,
+        math.nan,
+        1e15,
+        2.0**53,
+        3.2e14,
+    )
 
 
 def near(value: float) -> Iterator[float]:
@@ -81,7 +91,11 @@ def from_hypothesis(number: int) -> list[float]:
     seen: list[float] = []
 
     @settings(max_examples=number, database=None)
-    @given(st.floats() | st.floats(0, 1e6, width=32) | st.integers(-(2**63), 2**63).map(lambda n: n / 1000))
+    @given(
+        st.floats()
+        | st.floats(0, 1e6, width=32)
+        | st.integers(-(2**63), 2**63).map(lambda n: n / 1000)
+    )
     def see(value: float) -> None:
         seen.append(value)
 
@@ -93,7 +107,11 @@ def test_executors_have_the_bucket_of_the_service_for_every_double() -> None:
     values = [value for value in [*doubles(), *from_hypothesis(3_000)] if math.isfinite(value)]
     assert len(values) > 30_000
     computed = aggregates.buckets(aggregates.microseconds(np.array(values))).tolist()
-    differ = [one for one in zip(values, map(histogram.bucket, values), computed, strict=True) if one[1] != one[2]]
+    differ = [
+        one
+        for one in zip(values, map(histogram.bucket, values), computed, strict=True)
+        if one[1] != one[2]
+    ]
     assert differ == []
 
 
@@ -120,7 +138,13 @@ def task_days(rows: Any) -> Any:
 
 def test_messages_count_in_the_hour_in_which_they_finished(spark: Any) -> None:
     tick = timedelta(microseconds=1)
-    whens = [NINE - tick, NINE, NINE + HOUR - tick, NINE + HOUR, datetime(1969, 12, 31, 23, 30, tzinfo=timezone.utc)]
+    whens = [
+        NINE - tick,
+        NINE,
+        NINE + HOUR - tick,
+        NINE + HOUR,
+        datetime(1969, 12, 31, 23, 30, tzinfo=timezone.utc),
+    ]
     found = topic_hours(frame(spark, *(row(when) for when in whens)))
     assert [(one["hour"], one["messages"]) for one in figures(found)] == [
         (-3_600_000_000, 1), (micros(NINE - HOUR), 1), (micros(NINE), 2), (micros(NINE + HOUR), 1),
@@ -138,7 +162,10 @@ def test_an_hour_of_a_topic_is_what_its_rows_say(spark: Any) -> None:
     ]
     found = topic_hours(frame(spark, *rows))
     names = ", ".join(
-        [*(f"{name} long" for name in COUNTS), "lateness_sum double, lateness_max double, run_sum double"]
+        [
+            *(f"{name} long" for name in COUNTS),
+            "lateness_sum double, lateness_max double, run_sum double",
+        ]
     )
     wanted = spark.createDataFrame(
         [
@@ -160,9 +187,16 @@ def test_a_group_of_what_never_ran_has_no_times(spark: Any) -> None:
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_what_is_no_finite_number_is_as_what_never_ran(spark: Any, odd: float) -> None:
-    found = figures(topic_hours(frame(spark, row(lateness_ms=odd), row(lateness_ms=4.0, run_ms=odd))))
+    found = figures(
+        topic_hours(frame(spark, row(lateness_ms=odd), row(lateness_ms=4.0, run_ms=odd)))
+    )
     (one,) = found
-    assert (one["lateness_sum"], one["lateness_max"], one["run_sum"], one["run_max"]) == (4.0, 4.0, 20.0, 20.0)
+    assert (one["lateness_sum"], one["lateness_max"], one["run_sum"], one["run_max"]) == (
+        4.0,
+        4.0,
+        20.0,
+        20.0,
+    )
     assert one["lateness"] == histogram.encode(histogram.histogram([4.0]))
     sums = statistics_module.Sums()
     for late, ran in ((odd, 20.0), (4.0, odd)):
@@ -171,7 +205,8 @@ def test_what_is_no_finite_number_is_as_what_never_ran(spark: Any, odd: float) -
 
 
 def test_sums_are_exact_however_huge_or_many_the_values(spark: Any) -> None:
-    """56 years late: due in seconds where milliseconds were meant. A sum of longs would not hold it."""
+    """56 years late: due in seconds where milliseconds were meant. A sum of longs would not hold
+    it."""
     years = 1.7e12 + 0.001
     values = [years] * 6_000 + [0.001] * 10 + [1.7e308, 1e17]
     (one,) = figures(topic_hours(frame(spark, *(row(lateness_ms=value) for value in values))))
@@ -209,7 +244,9 @@ def test_texts_may_be_dictionaries_and_another_one_in_each_batch() -> None:
     rows = [row(topic=topic, task=task, state=state, error_class=error, reason=error)
             for topic in ("mail", "orders", None) for task in ("a", None) for state, error in (("acked", ""),
             ("dead", "x"), ("dead", None), ("unheard of", "x"), (None, "x"))]  # fmt: skip
-    plain = [pa.Table.from_pylist(part, schema=schemas.FIGURES) for part in (rows, rows[::-1], rows[7:])]
+    plain = [
+        pa.Table.from_pylist(part, schema=schemas.FIGURES) for part in (rows, rows[::-1], rows[7:])
+    ]
     texts = [field.name for field in schemas.FIGURES if pa.types.is_string(field.type)]
 
     def encoded(table: pa.Table) -> pa.Table:
@@ -220,7 +257,11 @@ def test_texts_may_be_dictionaries_and_another_one_in_each_batch() -> None:
     assert found == in_cells(*plain)
     of_days = [one for one in found if one["unit"] == "day" and one["error"] is None]
     assert len(of_days) == 6
-    assert {(one["acked"], one["dead"], one["messages"]) for one in of_days} == {(2, 4, 6), (3, 6, 9), (2, 5, 7)}
+    assert {(one["acked"], one["dead"], one["messages"]) for one in of_days} == {
+        (2, 4, 6),
+        (3, 6, 9),
+        (2, 5, 7),
+    }
 
 
 def test_chunks_of_a_few_rows_add_up_to_the_figures_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +286,12 @@ def test_chunks_of_a_few_rows_add_up_to_the_figures_of_all(monkeypatch: pytest.M
 
 def test_days_are_those_of_utc_by_topic_and_task(spark: Any) -> None:
     midnight = NINE.replace(hour=0)
-    rows = [row(midnight - timedelta(microseconds=1)), row(midnight), row(task="remind"), row(topic="mail")]
+    rows = [
+        row(midnight - timedelta(microseconds=1)),
+        row(midnight),
+        row(task="remind"),
+        row(topic="mail"),
+    ]
     found = figures(task_days(frame(spark, *rows, row())))
     assert [(one["day"], one["topic"], one["task"], one["messages"]) for one in found] == [
         (micros(midnight - 24 * HOUR), "orders", "close", 1),
@@ -256,7 +302,8 @@ def test_days_are_those_of_utc_by_topic_and_task(spark: Any) -> None:
 
 
 def errors_of(spark: Any, rows: Sequence[dict[str, Any]]) -> Any:
-    """The errors of the only day of a task: name -> n, the most frequent first; None when nothing died."""
+    """The errors of the only day of a task: name -> n, the most frequent first; None when nothing
+    died."""
     (one,) = figures(task_days(frame(spark, *rows)))
     return one["errors"] and [(cell["error"], cell["n"]) for cell in one["errors"]]
 
@@ -274,10 +321,16 @@ def test_errors_are_those_of_the_dead_by_class_or_by_reason(spark: Any) -> None:
     assert errors_of(spark, [row()]) is None
 
 
-def test_the_fifty_most_frequent_errors_are_kept_and_of_equal_ones_the_first_by_name(spark: Any) -> None:
+def test_the_fifty_most_frequent_errors_are_kept_and_of_equal_ones_the_first_by_name(
+    spark: Any,
+) -> None:
     names = [f"E{n:02}" for n in range(60)] + ["Ä", "🦊", "a", "Z", "\uffee"]
     random.Random(1).shuffle(names)
-    rows = [row(state="dead", error_class=name) for name in names for _ in range(2 if name in ("🦊", "E59") else 1)]
+    rows = [
+        row(state="dead", error_class=name)
+        for name in names
+        for _ in range(2 if name in ("🦊", "E59") else 1)
+    ]
     found = errors_of(spark, rows)
     counts = {name: 2 if name in ("🦊", "E59") else 1 for name in names}
     assert len(found) == 50
@@ -321,11 +374,18 @@ def test_equal_rows_have_an_equal_signature_in_whatever_order(spark: Any) -> Non
     whole = signature(*rows)
     assert whole == signature(*reversed(rows))
     assert (whole["rows"], whole["lowest"], whole["highest"]) == (5, 0, 4)
-    assert (whole["oldest"], whole["newest"]) == ("2026-11-20T09:00:00.000000Z", "2026-11-20T13:00:00.000000Z")
+    assert (whole["oldest"], whole["newest"]) == (
+        "2026-11-20T09:00:00.000000Z",
+        "2026-11-20T13:00:00.000000Z",
+    )
     assert whole["low"] != signature(*rows[:4], {**rows[4], "reason": "x"})["low"]
     assert signature()["rows"] == 0
 
 
 def test_dates_are_those_of_utc(spark: Any) -> None:
     found = transforms.dates(frame(spark, row(NINE), row(NINE + 15 * HOUR, id=2), row(None, id=3)))
-    assert [one["dt"] for one in found.orderBy("id").collect()] == ["2026-11-20", "2026-11-21", None]
+    assert [one["dt"] for one in found.orderBy("id").collect()] == [
+        "2026-11-20",
+        "2026-11-21",
+        None,
+    ]

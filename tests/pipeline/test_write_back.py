@@ -1,4 +1,5 @@
-"""Several hours, or days, in one transaction: what becomes of each, in whatever order processes come."""
+"""Several hours, or days, in one transaction: what becomes of each, in whatever order processes
+come."""
 
 from __future__ import annotations
 
@@ -38,14 +39,20 @@ def stored() -> dict[datetime, int]:
 def test_each_hour_of_a_transaction_is_replaced_or_stays_by_itself(transactional_db: None) -> None:
     replace_each(TopicHour, {hour: [figures(hour, 10)] for hour in HOURS[:3]})
     before = {row.hour: row.pk for row in TopicHour.objects.all()}
-    spans = {hour: [figures(hour, messages)] for hour, messages in zip(HOURS, (10, 11, 9, 7), strict=True)}
+    spans = {
+        hour: [figures(hour, messages)]
+        for hour, messages in zip(HOURS, (10, 11, 9, 7), strict=True)
+    }
     wanted = [Outcome.SAME, Outcome.REPLACED, Outcome.KEPT, Outcome.REPLACED]
     assert list(compare_each(TopicHour, spans).items()) == list(zip(HOURS, wanted, strict=True))
     assert list(replace_each(TopicHour, spans).values()) == wanted
     assert list(stored().values()) == [10, 11, 10, 7]
     untouched = {row.hour for row in TopicHour.objects.all() if before.get(row.hour) == row.pk}
     assert untouched == {HOURS[0], HOURS[2]}
-    assert replace_each(TopicHour, {HOURS[0]: [], HOURS[1]: []}, fewer=True)[HOURS[0]] is Outcome.REPLACED
+    assert (
+        replace_each(TopicHour, {HOURS[0]: [], HOURS[1]: []}, fewer=True)[HOURS[0]]
+        is Outcome.REPLACED
+    )
     assert list(stored()) == HOURS[2:]
 
 
@@ -66,7 +73,10 @@ def test_hours_of_a_transaction_are_written_all_or_none(
 
 def pipeline(hours: Sequence[datetime], messages: int) -> None:
     """Writes these hours in one transaction."""
-    chunks = [Chunk(TopicHour, hour, hour, [figures(hour, messages, topic) for topic in TOPICS]) for hour in hours]
+    chunks = [
+        Chunk(TopicHour, hour, hour, [figures(hour, messages, topic) for topic in TOPICS])
+        for hour in hours
+    ]
     write_back(chunks, bool)
 
 
@@ -74,11 +84,16 @@ def service(messages: int) -> None:
     """Writes each hour. What fails is tried again at its next turn."""
     for hour in HOURS:
         with suppress(OperationalError):
-            replace(TopicHour.objects.filter(hour=hour), [figures(hour, messages, topic) for topic in TOPICS])
+            replace(
+                TopicHour.objects.filter(hour=hour),
+                [figures(hour, messages, topic) for topic in TOPICS],
+            )
 
 
 @pytest.mark.databases
-def test_processes_that_replace_the_same_hours_at_once_all_get_through(transactional_db: None) -> None:
+def test_processes_that_replace_the_same_hours_at_once_all_get_through(
+    transactional_db: None,
+) -> None:
     def work(write: Callable[[int], None]) -> bool:
         try:
             for messages in range(1, 13):
@@ -118,7 +133,10 @@ def test_two_hours_that_are_one_on_the_project_s_clocks_are_not_in_one_transacti
     """Without USE_TZ, when they are put back."""
     at = datetime(2026, 10, 25, 2)
     chunks = [Chunk(TopicHour, at, NOON + n * HOUR, []) for n in range(2)]
-    other, day = Chunk(TopicHour, at + HOUR, HOURS[2], []), Chunk(TaskDay, NOON.date(), NOON.date(), [])
+    other, day = (
+        Chunk(TopicHour, at + HOUR, HOURS[2], []),
+        Chunk(TaskDay, NOON.date(), NOON.date(), []),
+    )
     assert list(_transactions([*chunks, other, day])) == [chunks[:1], [chunks[1], other], [day]]
     assert list(_transactions([chunks[0], other, chunks[1]])) == [[chunks[0], other], [chunks[1]]]
 
@@ -148,5 +166,7 @@ def test_the_hour_that_comes_twice_is_compared_with_what_is_stored_of_it(in_berl
             {hour: Outcome.REPLACED},
             {hour: Outcome.SAME},  # where two hours are one
         )
-    assert compare_each(TopicHour, {hour: [figures(hour, 10)] for hour in hours}) == dict.fromkeys(hours, Outcome.SAME)
+    assert compare_each(TopicHour, {hour: [figures(hour, 10)] for hour in hours}) == dict.fromkeys(
+        hours, Outcome.SAME
+    )
     assert compare_each(TopicHour, {hours[0]: [figures(hours[0], 9)]}) == {hours[0]: Outcome.KEPT}

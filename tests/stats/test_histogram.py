@@ -1,4 +1,5 @@
-"""Histograms: every value has its bucket, percentiles are near the truth, and sums do not depend on their order."""
+"""Histograms: every value has its bucket, percentiles are near the truth, and sums do not depend on
+their order."""
 
 from __future__ import annotations
 
@@ -126,7 +127,9 @@ def test_a_sum_is_a_new_histogram(a: dict[int, int]) -> None:
 
 
 @given(st.lists(milliseconds, max_size=50), st.lists(milliseconds, max_size=50))
-def test_the_sum_of_two_is_the_histogram_of_all_their_values(some: list[float], others: list[float]) -> None:
+def test_the_sum_of_two_is_the_histogram_of_all_their_values(
+    some: list[float], others: list[float]
+) -> None:
     assert merged([histogram(some), histogram(others)]) == histogram(some + others)
 
 

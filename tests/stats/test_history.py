@@ -68,7 +68,9 @@ def test_days_are_whole_ones_with_the_present_one_last(period: str, days: int) -
     found = history(period)
     midnight = NOON - 12 * HOUR
     assert found.step == DAY
-    assert [span.at for span in found.spans] == [midnight - DAY * n for n in range(days - 1, -1, -1)]
+    assert [span.at for span in found.spans] == [
+        midnight - DAY * n for n in range(days - 1, -1, -1)
+    ]
 
 
 def test_periods_are_what_may_be_asked_for() -> None:
@@ -81,7 +83,12 @@ def test_periods_are_what_may_be_asked_for() -> None:
 def test_without_figures_everything_is_zero_and_no_time_is_known(period: str) -> None:
     found = history(period)
     assert {span.figures.messages for span in found.spans} == {0}
-    assert (found.total.messages, messages(found.total), found.total.retried, found.total.dead_share) == (0, {}, 0, 0.0)
+    assert (
+        found.total.messages,
+        messages(found.total),
+        found.total.retried,
+        found.total.dead_share,
+    ) == (0, {}, 0, 0.0)
     times = ("late_p50_ms", "late_p99_ms", "late_max_ms", "run_p50_ms", "run_p99_ms", "run_max_ms")
     assert {getattr(found.total, name) for name in times} == {None}
     assert (list(found.tasks), list(found.topics)) == ([], [])
@@ -110,7 +117,9 @@ def test_a_period_of_days_ends_where_its_first_day_begins(counted: Callable[[], 
     assert history("30d").total.messages == 11
 
 
-def test_without_use_tz_spans_are_still_those_of_utc(counted: Callable[[], None], settings: Any) -> None:
+def test_without_use_tz_spans_are_still_those_of_utc(
+    counted: Callable[[], None], settings: Any
+) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
     finish(NOW, count=2)
     finish(NOON - 23 * HOUR)
@@ -141,7 +150,9 @@ def test_states_and_retries_are_sums_of_all_rows(counted: Callable[[], None]) ->
 
 def test_percentiles_of_a_period_are_near_the_exact_ones(counted: Callable[[], None]) -> None:
     random = Random(3)
-    late, ran = ([round(random.lognormvariate(middle, 2), 3) for _ in range(150)] for middle in (2, 5))
+    late, ran = (
+        [round(random.lognormvariate(middle, 2), 3) for _ in range(150)] for middle in (2, 5)
+    )
     for number in range(150):
         when = NOW - HOUR * (number % 20)
         finish(when, topic=f"topic{number % 4}", lateness_ms=late[number], run_ms=ran[number])
@@ -159,7 +170,12 @@ def test_no_lateness_at_all_is_a_figure_too(counted: Callable[[], None]) -> None
     finish(NOW, lateness_ms=0.0, run_ms=0.0)
     counted()
     total = history("24h").total
-    assert (total.late_p99_ms, total.late_max_ms, total.run_p99_ms, total.run_max_ms) == (0, 0, 0, 0)
+    assert (total.late_p99_ms, total.late_max_ms, total.run_p99_ms, total.run_max_ms) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def exact(values: list[float], share: float) -> float:
@@ -185,9 +201,16 @@ def test_one_topic_may_be_asked_for(counted: Callable[[], None]) -> None:
     counted()
     for period in ("24h", "7d"):
         found = history(period, "mail")
-        assert (found.total.messages, found.spans[-1].figures.messages, found.total.late_max_ms) == (1, 1, 500.0)
+        assert (
+            found.total.messages,
+            found.spans[-1].figures.messages,
+            found.total.late_max_ms,
+        ) == (1, 1, 500.0)
         assert [(one.topic, one.figures.messages) for one in found.tasks] == [("mail", 1)]
-    assert list(history("24h", "mail").topics) == ["mail", "orders"]  # the others can still be chosen
+    assert list(history("24h", "mail").topics) == [
+        "mail",
+        "orders",
+    ]  # the others can still be chosen
     assert list(history("7d", "mail").topics) == ["mail", "orders", "webhooks"]
 
 
@@ -202,13 +225,18 @@ def test_a_topic_with_nul_has_no_figures() -> None:
     assert history("24h", "\0").total.messages == 0
 
 
-def test_tasks_are_sums_of_their_days_those_with_the_most_messages_first(counted: Callable[[], None]) -> None:
+def test_tasks_are_sums_of_their_days_those_with_the_most_messages_first(
+    counted: Callable[[], None],
+) -> None:
     for days in range(3):
         finish(NOW - DAY * days, task="shop.tasks.close", topic="orders")
     finish(NOW, task="shop.tasks.remind", topic="orders", count=5, attempts=2)
     finish(NOW, task="shop.tasks.close", topic="mail", count=3)
     counted()
-    found = [(one.task, one.topic, one.figures.messages, one.figures.retried) for one in history("7d").tasks]
+    found = [
+        (one.task, one.topic, one.figures.messages, one.figures.retried)
+        for one in history("7d").tasks
+    ]
     assert found == [
         ("shop.tasks.remind", "orders", 5, 5),
         ("shop.tasks.close", "mail", 3, 0),
@@ -225,7 +253,9 @@ def test_tasks_of_hours_are_those_of_the_days_that_they_touch(counted: Callable[
     assert [one.task for one in found.tasks] == ["shop.tasks.yesterday"]
 
 
-def test_three_errors_of_a_task_are_shown_the_most_frequent_first(counted: Callable[[], None]) -> None:
+def test_three_errors_of_a_task_are_shown_the_most_frequent_first(
+    counted: Callable[[], None],
+) -> None:
     for days, (error, count) in enumerate([("B", 2), ("A", 2), ("C", 3), ("D", 1), ("B", 2)]):
         finish(NOW - DAY * days, state="dead", error_class=error, count=count)
     counted()
@@ -245,7 +275,9 @@ def test_a_task_without_errors_shows_none(counted: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("period", PERIODS)
-def test_it_reads_the_figures_and_never_the_archive(period: str, counted: Callable[[], None]) -> None:
+def test_it_reads_the_figures_and_never_the_archive(
+    period: str, counted: Callable[[], None]
+) -> None:
     finish(NOW, count=3)
     finish(NOW - DAY)
     counted()

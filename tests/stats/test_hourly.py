@@ -1,4 +1,5 @@
-"""Figures of hours and days are what the rows of the archive say, however often they are computed."""
+"""Figures of hours and days are what the rows of the archive say, however often they are
+computed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,16 @@ from django_delayq.archive.archive_rows import instant_of
 from django_delayq.models import ArchivedMessage, TaskDay, TopicHour
 from django_delayq.stats import hourly as statistics
 from django_delayq.stats.histogram import decode, encode, histogram
-from django_delayq.stats.hourly import DAY, HOUR, compute_day, compute_hour, day_of, hour_of, late_percentile, utc
+from django_delayq.stats.hourly import (
+    DAY,
+    HOUR,
+    compute_day,
+    compute_hour,
+    day_of,
+    hour_of,
+    late_percentile,
+    utc,
+)
 from tests.hands import together
 from tests.stats.overview import archived
 
@@ -37,9 +47,12 @@ TIMES = {"lateness": "lateness_ms", "run": "run_ms"}
 
 
 def finish(when: datetime = NOON, count: int = 1, **fields: Any) -> None:
-    """Messages that finished then. They were acked after one attempt, 2 ms late, in 20 ms, unless told otherwise."""
+    """Messages that finished then. They were acked after one attempt, 2 ms late, in 20 ms, unless
+    told otherwise."""
     instant = instant_of(when.timestamp() * 1000)
-    archived(count, finished_at=instant, **{"attempts": 1, "lateness_ms": 2.0, "run_ms": 20.0} | fields)
+    archived(
+        count, finished_at=instant, **{"attempts": 1, "lateness_ms": 2.0, "run_ms": 20.0} | fields
+    )
 
 
 def hours() -> dict[str, TopicHour]:
@@ -71,7 +84,8 @@ def stored(model: Any) -> list[dict[str, Any]]:
 
 
 def some_rows(number: int, since: datetime, length: timedelta) -> list[dict[str, Any]]:
-    """Random ones, the same in every run. Two in three lie in the span of time, the others before and after it."""
+    """Random ones, the same in every run. Two in three lie in the span of time, the others before
+    and after it."""
     random = Random(5)
     return [_some_row(random, since + length * random.uniform(-0.25, 1.25)) for _ in range(number)]
 
@@ -87,7 +101,9 @@ def _some_row(random: Random, finished_at: datetime) -> dict[str, Any]:
         "attempts": random.choice([1, 1, 1, 2, 5]) if ran else 0,
         "lateness_ms": round(random.lognormvariate(2, 2) - 1, 3) if ran else None,
         "run_ms": round(random.lognormvariate(4, 2), 3) if ran else None,
-        "error_class": random.choice(["ValueError", "shop.PriceMissing", ""]) if state == "dead" else "",
+        "error_class": random.choice(["ValueError", "shop.PriceMissing", ""])
+        if state == "dead"
+        else "",
         "reason": random.choice(["poison", "unknown_task"]) if state == "dead" else "",
     }
 
@@ -107,7 +123,9 @@ def expected(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return wanted
 
 
-def grouped(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+def grouped(
+    rows: Iterable[dict[str, Any]], *names: str
+) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """The rows by these fields."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -140,7 +158,9 @@ def test_a_day_is_what_its_rows_say() -> None:
     groups = grouped(inside, "topic", "task")
     assert set(days) == set(groups)
     for (topic, task), group in groups.items():
-        errors = Counter(row["error_class"] or row["reason"] for row in group if row["state"] == "dead")
+        errors = Counter(
+            row["error_class"] or row["reason"] for row in group if row["state"] == "dead"
+        )
         wanted = {"day": TODAY, "topic": topic, "task": task, **expected(group)}
         assert {name: getattr(days[topic, task], name) for name in wanted} == wanted
         assert json.loads(days[topic, task].errors) == errors
@@ -153,11 +173,16 @@ def test_the_hours_of_a_day_add_up_to_the_day() -> None:
     total = sum(compute_hour(NOON + HOUR * n) for n in range(-12, 12))
     assert compute_day(TODAY) == total
     for name in ("messages", "acked", "dead", "cancelled", "expired", "attempts", "retried"):
-        by_hour, by_day = (sum(model.objects.values_list(name, flat=True)) for model in (TopicHour, TaskDay))
+        by_hour, by_day = (
+            sum(model.objects.values_list(name, flat=True)) for model in (TopicHour, TaskDay)
+        )
         assert by_hour == by_day
     for metric in ("lateness", "run"):
         for share in (0.5, 0.99):
-            hourly, daily = (late_percentile(model.objects.all(), share, metric) for model in (TopicHour, TaskDay))
+            hourly, daily = (
+                late_percentile(model.objects.all(), share, metric)
+                for model in (TopicHour, TaskDay)
+            )
             assert hourly == daily
 
 
@@ -229,7 +254,9 @@ class Interrupted(Exception):
     """The process ends."""
 
 
-def test_an_interrupted_computation_leaves_the_figures_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_computation_leaves_the_figures_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(statistics, "PAGE", 2)
     finish()
     compute_hour(NOON)
@@ -253,7 +280,9 @@ def test_several_at_once_leave_the_figures_of_one() -> None:
 
     def compute() -> None:
         for _ in range(5):
-            with suppress(DatabaseError):  # one of them may be refused, and comes again a minute later
+            with suppress(
+                DatabaseError
+            ):  # one of them may be refused, and comes again a minute later
                 compute_hour(NOON)
                 compute_day(TODAY)
 
@@ -280,7 +309,9 @@ def test_a_day_is_that_of_utc() -> None:
 
 
 @pytest.mark.parametrize("page", [1, 3, 4, 12, 13])
-def test_each_row_counts_once_however_the_pages_fall(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_counts_once_however_the_pages_fall(
+    page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(statistics, "PAGE", page)
     finish(count=9)  # in one instant, across pages
     finish(NOON + timedelta(minutes=1))
@@ -310,8 +341,19 @@ def test_messages_that_never_ran_have_no_times() -> None:
         finish(state=state, attempts=0, lateness_ms=None, run_ms=None)
     compute_hour(NOON)
     row = only_hour()
-    assert (row.messages, row.acked, row.cancelled, row.expired, row.attempts, row.retried) == (2, 0, 1, 1, 0, 0)
-    assert (row.lateness, row.lateness_sum, row.lateness_max) == (row.run, row.run_sum, row.run_max) == ("{}", 0, None)
+    assert (row.messages, row.acked, row.cancelled, row.expired, row.attempts, row.retried) == (
+        2,
+        0,
+        1,
+        1,
+        0,
+        0,
+    )
+    assert (
+        (row.lateness, row.lateness_sum, row.lateness_max)
+        == (row.run, row.run_sum, row.run_max)
+        == ("{}", 0, None)
+    )
     assert late_percentile([row], 0.5) is None
 
 
@@ -349,12 +391,16 @@ def test_fifty_kinds_of_errors_are_kept_the_most_frequent_ones() -> None:
     compute_day(TODAY)
     kept = json.loads(only_day().errors)
     assert len(kept) == statistics.MOST_ERRORS == 50
-    assert {name for name, count in kept.items() if count == 2} == {f"Error{number:02}" for number in range(30, 60)}
+    assert {name for name, count in kept.items() if count == 2} == {
+        f"Error{number:02}" for number in range(30, 60)
+    }
     assert only_day().dead == 90
 
 
 @by_collation
-@pytest.mark.parametrize("names", [("shop.tasks.Close", "shop.tasks.close"), ("shop.tasks.naïve", "shop.tasks.naive")])
+@pytest.mark.parametrize(
+    "names", [("shop.tasks.Close", "shop.tasks.close"), ("shop.tasks.naïve", "shop.tasks.naive")]
+)
 def test_names_that_a_collation_may_take_for_equal_are_two(names: tuple[str, str]) -> None:
     for name in names:
         finish(task=name)
@@ -388,15 +434,21 @@ def test_an_activated_time_zone_changes_nothing(settings: Any) -> None:
     assert only_hour().hour == NOON
 
 
-@pytest.mark.parametrize(("zone", "noon"), [("Asia/Kolkata", (17, 30)), ("America/New_York", (7, 0))])
-def test_without_use_tz_hours_are_still_those_of_utc(zone: str, noon: tuple[int, int], settings: Any) -> None:
+@pytest.mark.parametrize(
+    ("zone", "noon"), [("Asia/Kolkata", (17, 30)), ("America/New_York", (7, 0))]
+)
+def test_without_use_tz_hours_are_still_those_of_utc(
+    zone: str, noon: tuple[int, int], settings: Any
+) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, zone
     for minutes in (-1, 0, 59, 60):
         finish(NOON + timedelta(minutes=minutes))
     assert compute_hour(NOON) == 2
     assert only_hour().hour == datetime(2026, 11, 20, *noon)
     assert hour_of(only_hour().hour) == NOON
-    assert utc(only_hour().computed_at) == pytest.approx(datetime.now(timezone.utc), abs=timedelta(minutes=1))
+    assert utc(only_hour().computed_at) == pytest.approx(
+        datetime.now(timezone.utc), abs=timedelta(minutes=1)
+    )
     finish(NOON - 12 * HOUR)
     finish(NOON + 12 * HOUR)
     assert compute_day(TODAY) == 5
@@ -420,7 +472,8 @@ def test_the_database_of_the_settings_is_read_and_written(settings: Any) -> None
     settings.DELAYQ = {**settings.DELAYQ, "DATABASE": "other"}
     assert compute_hour(NOON) == 0
     ArchivedMessage.objects.bulk_create(
-        ArchivedMessage(**{**row, "id": None}) for row in ArchivedMessage.objects.using("default").values()
+        ArchivedMessage(**{**row, "id": None})
+        for row in ArchivedMessage.objects.using("default").values()
     )
     assert (compute_hour(NOON), compute_day(TODAY)) == (1, 1)
     assert [model.objects.using("default").count() for model in (TopicHour, TaskDay)] == [0, 0]

@@ -48,7 +48,9 @@ def fresh() -> Iterator[None]:
 def mixed_state(hands: Hands) -> None:
     """Something of everything, in three topics; far enough from whole minutes."""
     chance = random.Random(5)
-    minute = datetime.now(tz=timezone.utc).replace(second=0, microsecond=0) + 2 * MINUTE  # not due while we count
+    minute = (
+        datetime.now(tz=timezone.utc).replace(second=0, microsecond=0) + 2 * MINUTE
+    )  # not due while we count
     for number in range(120):
         within = timedelta(minutes=chance.choice([70, 1500])) * chance.random()
         at = (minute + within).replace(second=chance.randrange(1, 59), microsecond=500_000)
@@ -68,13 +70,17 @@ def mixed_state(hands: Hands) -> None:
     dead = ArchivedMessage.objects.filter(state="dead").order_by("id")
     dead.filter(pk=dead[0].pk).update(replayed_at=django_timezone.now())
     dead.filter(pk=dead[1].pk).update(discarded_at=django_timezone.now())
-    record.using(due_at=datetime(2020, 1, 1, tzinfo=timezone.utc)).enqueue_many([(n,) for n in range(5)])
+    record.using(due_at=datetime(2020, 1, 1, tzinfo=timezone.utc)).enqueue_many(
+        [(n,) for n in range(5)]
+    )
     hands.store.claim(DEFAULT, 2)
 
 
 def naive_dues(topics: list[str]) -> list[datetime]:
     """When all that waits is due, one by one."""
-    waiting = [message.due_at for name in topics for message in list_messages(name, limit=500).messages]
+    waiting = [
+        message.due_at for name in topics for message in list_messages(name, limit=500).messages
+    ]
     rows = OutboxMessage.objects.filter(status="waiting").values_list("due_at_ms", flat=True)
     return waiting + [datetime.fromtimestamp(due_ms / 1000, tz=timezone.utc) for due_ms in rows]
 
@@ -83,7 +89,9 @@ def naive_bars(bars: list[Bucket], dues: list[datetime], width: timedelta) -> li
     """The same bars, one message at a time; the first also takes what is overdue."""
     begins = [bar.at for bar in bars if bar.at]
     lows = [datetime.min.replace(tzinfo=timezone.utc), *begins[1:]]
-    return [sum(low <= due < at + width for due in dues) for low, at in zip(lows, begins, strict=True)]
+    return [
+        sum(low <= due < at + width for due in dues) for low, at in zip(lows, begins, strict=True)
+    ]
 
 
 def naive_row(hands: Hands, name: str) -> dict[str, Any]:
@@ -92,8 +100,12 @@ def naive_row(hands: Hands, name: str) -> dict[str, Any]:
     stats = topic_stats(name)
     states = Counter(message.state for message in messages)
     waiting = OutboxMessage.objects.filter(status="waiting", topic=name)
-    left = {partition: count for partition, count in hands.left().items() if partition.topic == name}
-    dead = ArchivedMessage.objects.filter(state="dead", topic=name, replayed_at=None, discarded_at=None)
+    left = {
+        partition: count for partition, count in hands.left().items() if partition.topic == name
+    }
+    dead = ArchivedMessage.objects.filter(
+        state="dead", topic=name, replayed_at=None, discarded_at=None
+    )
     return {
         "delayed": states[State.DELAYED], "ready": states[State.READY], "leased": stats.leased,
         "unarchived": sum(left.values()), "outbox": waiting.count(), "dead_letters": dead.count(),
@@ -138,7 +150,14 @@ def test_partitions_of_a_topic_are_one_row(hands: Hands, settings: Any) -> None:
 def test_topics_that_only_tasks_or_settings_declare_are_shown(hands: Hands, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"new": {}}}
     row = topic("new")
-    assert (row.delayed, row.ready, row.outbox, row.next_due_at, row.per_second, row.lag) == (0, 0, 0, None, None, 0)
+    assert (row.delayed, row.ready, row.outbox, row.next_due_at, row.per_second, row.lag) == (
+        0,
+        0,
+        0,
+        None,
+        None,
+        0,
+    )
     assert topic("waits").delayed == 0
 
 
@@ -152,21 +171,31 @@ def test_topics_that_nobody_declares_any_more_are_shown(hands: Hands) -> None:
 
 
 def test_hundreds_of_topics_are_no_problem(hands: Hands, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {f"topic-{number}": {} for number in range(600)}}
+    settings.DELAYQ = {
+        **settings.DELAYQ,
+        "TOPICS": {f"topic-{number}": {} for number in range(600)},
+    }
     assert now().problem == ""
 
 
 # Minutes and hours
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/St_Johns", "Asia/Kathmandu", "Asia/Shanghai"])
-def test_bars_begin_at_whole_minutes_and_hours_of_the_projects_clock(hands: Hands, zone: str) -> None:
+@pytest.mark.parametrize(
+    "zone", ["UTC", "Asia/Kolkata", "America/St_Johns", "Asia/Kathmandu", "Asia/Shanghai"]
+)
+def test_bars_begin_at_whole_minutes_and_hours_of_the_projects_clock(
+    hands: Hands, zone: str
+) -> None:
     with django_timezone.override(zone):
         overview = now()
     here = overview.at.astimezone(ZoneInfo(zone))
     minute, hour = overview.minutes[0], overview.hours[0]
     assert (minute.at, minute.label) == (here.replace(second=0, microsecond=0), f"{here:%H:%M}")
-    assert (hour.at, hour.label) == (here.replace(minute=0, second=0, microsecond=0), f"{here:%H}:00")
+    assert (hour.at, hour.label) == (
+        here.replace(minute=0, second=0, microsecond=0),
+        f"{here:%H}:00",
+    )
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
@@ -174,7 +203,9 @@ def test_hours_of_a_clock_with_a_half_hour(hands: Hands, settings: Any, use_tz: 
     """Both what is in Redis and what is in the outbox are counted in the hour of that clock."""
     settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Kolkata"
     hour = datetime.now(tz=ZoneInfo("Asia/Kolkata")).replace(minute=0, second=0, microsecond=0)
-    ats = [hour + timedelta(hours=5, minutes=m) for m in (-1, 1, 29, 31, 59)] + [hour + timedelta(hours=6, minutes=1)]
+    ats = [hour + timedelta(hours=5, minutes=m) for m in (-1, 1, 29, 31, 59)] + [
+        hour + timedelta(hours=6, minutes=1)
+    ]
     for at in ats:
         record.using(due_at=at).enqueue("in Redis")
         durable.using(due_at=at).enqueue("in the outbox")
@@ -191,7 +222,9 @@ def whole_minutes() -> list[datetime]:
     return [minute + n * MINUTE for n in range(3, 40)]
 
 
-def test_what_the_outbox_sends_at_a_whole_minute_is_of_the_bar_that_begins_then(hands: Hands) -> None:
+def test_what_the_outbox_sends_at_a_whole_minute_is_of_the_bar_that_begins_then(
+    hands: Hands,
+) -> None:
     ats = whole_minutes()
     for at in ats:
         durable.using(due_at=at).enqueue(1)
@@ -233,14 +266,20 @@ def test_percentiles_are_of_the_nearest_rank(hands: Hands) -> None:
     assert (row.late_p50_ms, row.late_p99_ms) == (50, 99)
 
 
-@pytest.mark.parametrize(("late", "expected"), [([], (None, None)), ([7.5], (7.5, 7.5)), ([9, 1], (1, 9))])
-def test_percentiles_of_few_runs(hands: Hands, late: list[float], expected: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    ("late", "expected"), [([], (None, None)), ([7.5], (7.5, 7.5)), ([9, 1], (1, 9))]
+)
+def test_percentiles_of_few_runs(
+    hands: Hands, late: list[float], expected: tuple[float, float]
+) -> None:
     ran(*late)
     row = topic("default")
     assert (row.late_p50_ms, row.late_p99_ms) == expected
 
 
-def test_only_newest_acked_runs_of_the_topic_count(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_newest_acked_runs_of_the_topic_count(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sql_figures, "RUNS", 3)
     ran(1_000_000, 1, 2, 3)
     ran(500, topic="orders")
@@ -273,7 +312,9 @@ def test_histogram_counts_every_run_once(hands: Hands) -> None:
 # Bounds
 
 
-def test_dead_letters_are_counted_up_to_a_cap(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_are_counted_up_to_a_cap(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sql_figures, "DEAD_CAP", 3)
     old = django_timezone.now() - timedelta(days=1)
     archived(2, state="dead", topic="orders", finished_at=old)
@@ -281,7 +322,10 @@ def test_dead_letters_are_counted_up_to_a_cap(hands: Hands, monkeypatch: pytest.
     archived(3, state="dead")
     overview = now()
     assert overview.dead_capped
-    assert (topic("default", overview).dead_letters, topic("orders", overview).dead_letters) == (3, 0)
+    assert (topic("default", overview).dead_letters, topic("orders", overview).dead_letters) == (
+        3,
+        0,
+    )
 
 
 def test_the_outbox_is_counted_up_to_a_cap(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""The figures of the overview: who serves, how fast, for how long they are kept, and what is shown of what is away."""
+"""The figures of the overview: who serves, how fast, for how long they are kept, and what is shown
+of what is away."""
 
 from __future__ import annotations
 
@@ -116,7 +117,13 @@ def test_workers_say_what_they_do(hands: Hands) -> None:
         ("a", True, True), ("b", True, False), ("old", False, False),
     ]  # fmt: skip
     one = listed[1]
-    assert (one.host, one.pid, one.version, one.concurrency, one.in_flight) == ("web1", 7, "1.2", 8, 3)
+    assert (one.host, one.pid, one.version, one.concurrency, one.in_flight) == (
+        "web1",
+        7,
+        "1.2",
+        8,
+        3,
+    )
     assert (one.draining, one.rss_mb, dict(one.settled), one.services) == (
         True, 2.0, {"acked": 9}, {"archiver": {"rows": 4}},
     )  # fmt: skip
@@ -151,18 +158,27 @@ def test_no_rate_is_negative_after_redis_has_lost_its_counters(hands: Hands) -> 
     hands.work()
     Sampler(hands.store).run_once()
     lose_redis(hands.store)
-    for age, finished in ((200, 10), (140, 0), (80, 5)):  # the samples of before outlived it, as after a failover
+    for age, finished in (
+        (200, 10),
+        (140, 0),
+        (80, 5),
+    ):  # the samples of before outlived it, as after a failover
         sample(hands.store, age, finished)
     record.enqueue(1)
     hands.work()
     overview = now()
     assert topic("default", overview).per_second == 0
-    assert [point.finished_per_second for point in overview.samples] == [0, pytest.approx(5 / 60, rel=0.01)]
+    assert [point.finished_per_second for point in overview.samples] == [
+        0,
+        pytest.approx(5 / 60, rel=0.01),
+    ]
 
 
 def test_chart_has_rate_lag_and_waiting_of_all_topics(hands: Hands) -> None:
     for at_ms, finished, lag in ((0, 10, 0.0), (60_000, 40, 2.5), (120_000, 100, 0.0)):
-        topics = {name: {"finished": finished, "waiting": 3, "lag": lag} for name in ("default", "orders")}
+        topics = {
+            name: {"finished": finished, "waiting": 3, "lag": lag} for name in ("default", "orders")
+        }
         hands.store.add_sample(json.dumps({"at_ms": at_ms, "topics": topics}))
     assert [(s.at_ms, s.finished_per_second, s.lag, s.waiting) for s in now().samples] == [
         (60_000, 1.0, 2.5, 6), (120_000, 2.0, 0.0, 6),
@@ -221,7 +237,9 @@ def test_the_database_is_asked_less_often(hands: Hands, clock: Clock) -> None:
     assert topic("default", figures.overview()).dead_letters == 1
 
 
-def test_a_slow_database_is_asked_even_less_often(hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_database_is_asked_even_less_often(
+    hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, asked = sql_figures.read, []
 
     def read_slowly(*args: Any) -> Any:
@@ -263,7 +281,12 @@ def test_redis_away_shows_the_last_known_values_and_why(hands: Hands, clock: Clo
 def test_redis_away_from_the_start_shows_nothing_but_why(hands: Hands, clock: Clock) -> None:
     with unreachable():
         shown = figures.overview()
-    assert (bool(shown.problem), list(shown.topics), list(shown.minutes), list(shown.workers)) == (True, [], [], [])
+    assert (bool(shown.problem), list(shown.topics), list(shown.minutes), list(shown.workers)) == (
+        True,
+        [],
+        [],
+        [],
+    )
     clock.pass_time(5.1)
     assert figures.overview().topics
 
@@ -275,7 +298,9 @@ def test_a_redis_that_is_back_empty_shows_nothing_that_was(hands: Hands) -> None
     assert (topic("default").delayed, now().problem) == (0, "")
 
 
-def test_database_away_shows_its_last_known_values_and_redis_as_it_is(hands: Hands, clock: Clock) -> None:
+def test_database_away_shows_its_last_known_values_and_redis_as_it_is(
+    hands: Hands, clock: Clock
+) -> None:
     archived(2, state="dead")
     ran(5)
     figures.overview()
@@ -297,16 +322,28 @@ def test_database_away_from_the_start_shows_redis(hands: Hands) -> None:
     with database_away():
         shown = now()
     row = topic("default", shown)
-    assert (row.ready, row.dead_letters, row.outbox, row.late_p50_ms, bool(shown.problem)) == (1, 0, 0, None, True)
+    assert (row.ready, row.dead_letters, row.outbox, row.late_p50_ms, bool(shown.problem)) == (
+        1,
+        0,
+        0,
+        None,
+        True,
+    )
     assert sum(bar.count for bar in shown.minutes) == 1
-    assert (shown.dead_capped, shown.outbox_capped, sum(bar.count for bar in shown.lateness)) == (False, False, 0)
+    assert (shown.dead_capped, shown.outbox_capped, sum(bar.count for bar in shown.lateness)) == (
+        False,
+        False,
+        0,
+    )
 
 
 def test_a_migration_that_is_missing_is_said(hands: Hands) -> None:
     with without_table(OutboxMessage):
         problem = now().problem
         assert "Run manage.py migrate." in problem
-        assert OutboxMessage._meta.db_table not in problem  # nor a host or a user: everybody who may look reads it
+        assert (
+            OutboxMessage._meta.db_table not in problem
+        )  # nor a host or a user: everybody who may look reads it
     assert now().problem == ""
 
 
@@ -372,7 +409,10 @@ def test_a_slow_query_holds_up_one_request_and_the_figures_of_redis_stay_new(
     slow_database()
     record.using(delay=60).enqueue(2)
     clock.pass_time(2)
-    assert (kept_topic().outbox, kept_topic().delayed) == (1, 1)  # does not wait, and has what is kept
+    assert (kept_topic().outbox, kept_topic().delayed) == (
+        1,
+        1,
+    )  # does not wait, and has what is kept
 
 
 def kept_topic() -> figures.TopicFigures:
@@ -392,7 +432,9 @@ def test_who_comes_before_the_first_answer_of_the_database_is_told(
     )
 
 
-def test_a_frozen_redis_holds_up_one_request(hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_redis_holds_up_one_request(
+    hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = figures.overview()
     clock.pass_time(100)
     asked, answer = threading.Event(), threading.Event()

@@ -1,4 +1,5 @@
-"""The service that keeps the figures of hours and days: what it computes and when, and how little it asks for.
+"""The service that keeps the figures of hours and days: what it computes and when, and how little
+it asks for.
 
 Time stands until a test moves it.
 """
@@ -158,7 +159,9 @@ def test_an_hour_is_computed_until_it_has_settled_and_never_again(
     assert when == list(range(50, 60 + int(stats_service.SETTLE / MINUTE) + 1))
 
 
-def test_what_the_archiver_brings_a_moment_after_the_hour_is_in_it(service: Statistician, clock: Clock) -> None:
+def test_what_the_archiver_brings_a_moment_after_the_hour_is_in_it(
+    service: Statistician, clock: Clock
+) -> None:
     finish(NOON + 59 * MINUTE)
     clock.go_to(NOON + 59 * MINUTE)
     service.run_once()
@@ -194,7 +197,9 @@ def test_the_present_day_is_computed_every_ten_minutes(
     assert len(hours_of(computed)) == 25
 
 
-def test_missing_hours_of_two_days_are_made_up_for(service: Statistician, computed: list[Any]) -> None:
+def test_missing_hours_of_two_days_are_made_up_for(
+    service: Statistician, computed: list[Any]
+) -> None:
     for hours in (1, 3, 47, 48, 100):
         finish(NOON - HOUR * hours)
     service.run_once()
@@ -210,7 +215,9 @@ def test_missing_days_are_made_up_for(service: Statistician, computed: list[Any]
     assert sorted(row.day.day for row in TaskDay.objects.all()) == [18, 19, 20]
 
 
-def test_what_was_made_up_for_is_left_alone(service: Statistician, clock: Clock, computed: list[Any]) -> None:
+def test_what_was_made_up_for_is_left_alone(
+    service: Statistician, clock: Clock, computed: list[Any]
+) -> None:
     finish(BEGIN - 3 * HOUR)
     finish(BEGIN - DAY)
     service.run_once()
@@ -235,7 +242,11 @@ def test_a_new_process_computes_what_may_have_come_late(
 
 
 def test_without_use_tz_the_same_is_computed(
-    service: Statistician, clock: Clock, computed: list[Any], settings: Any, monkeypatch: pytest.MonkeyPatch
+    service: Statistician,
+    clock: Clock,
+    computed: list[Any],
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
     monkeypatch.setattr(django_timezone, "now", lambda: django_timezone.make_naive(clock.now))
@@ -362,17 +373,28 @@ def test_another_process_counts_late_rows_that_come_between_its_turns(
 # One of all processes
 
 
-def test_one_of_several_processes_computes(delayq: RedisStore, clock: Clock, computed: list[Any]) -> None:
+def test_one_of_several_processes_computes(
+    delayq: RedisStore, clock: Clock, computed: list[Any]
+) -> None:
     finish(BEGIN)
     services = [Statistician(delayq) for _ in range(4)]
     assert services[0].run_once() == stats_service.LOOK
     with CaptureQueriesContext(connection) as queries:
         assert {service.run_once() for service in services} == {stats_service.LOOK}
-    assert (len(queries), len(hours_of(computed)), [one.computed for one in services]) == (0, 1, [2, 0, 0, 0])
+    assert (len(queries), len(hours_of(computed)), [one.computed for one in services]) == (
+        0,
+        1,
+        [2, 0, 0, 0],
+    )
     clock.pass_time(MINUTE)
     for service in reversed(services):
         service.run_once()
-    assert [one.computed for one in services] == [2, 0, 0, 2]  # this one has not computed the day yet
+    assert [one.computed for one in services] == [
+        2,
+        0,
+        0,
+        2,
+    ]  # this one has not computed the day yet
 
 
 def test_a_turn_ends_before_the_next_look(delayq: RedisStore, clock: Clock) -> None:
@@ -386,7 +408,9 @@ def test_a_turn_ends_before_the_next_look(delayq: RedisStore, clock: Clock) -> N
 
 
 def test_archivers_of_their_own_and_workers_have_one(hands: Hands) -> None:
-    (alone,) = [one for one in sql_services.alone(hands.store, "host:1:a") if isinstance(one, Statistician)]
+    (alone,) = [
+        one for one in sql_services.alone(hands.store, "host:1:a") if isinstance(one, Statistician)
+    ]
     assert not alone._tasks_run()
     worker: Any = SimpleNamespace(shared=hands.shared)
     (beside,) = [one for one in sql_services.beside(worker) if isinstance(one, Statistician)]
@@ -450,7 +474,9 @@ def test_it_rests_after_each_page_beside_tasks(
     assert counted() == {0: 5}
 
 
-def test_it_does_not_rest_where_no_tasks_run(service: Statistician, clock: Clock, rests: Rests) -> None:
+def test_it_does_not_rest_where_no_tasks_run(
+    service: Statistician, clock: Clock, rests: Rests
+) -> None:
     finish(BEGIN)
     taking(service, clock, 0.5)
     service.run_once()
@@ -477,7 +503,9 @@ def test_it_stops_within_a_page(
     assert (len(pages), rests.seconds, counted(), service.computed) == (1, [], {0: 1}, 2)
 
 
-def test_it_asks_little_when_there_is_nothing_new(service: Statistician, clock: Clock, computed: list[Any]) -> None:
+def test_it_asks_little_when_there_is_nothing_new(
+    service: Statistician, clock: Clock, computed: list[Any]
+) -> None:
     for hours in range(1, 40):
         finish(BEGIN - HOUR * hours)
     service.run_once()
@@ -512,7 +540,9 @@ def test_it_goes_on_when_the_tables_are_there(service: Statistician, clock: Cloc
     assert counted() == {0: 1}
 
 
-def test_a_connection_that_has_lived_long_enough_is_replaced(service: Statistician, clock: Clock) -> None:
+def test_a_connection_that_has_lived_long_enough_is_replaced(
+    service: Statistician, clock: Clock
+) -> None:
     finish(BEGIN)
     old = connection.connection
     connection.close_at = 0  # CONN_MAX_AGE

@@ -1,4 +1,5 @@
-"""Topics that nobody serves are told: by the worker that starts, each minute, and by check --deploy."""
+"""Topics that nobody serves are told: by the worker that starts, each minute, and by check
+--deploy."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import pytest
 from django.core.checks import run_checks
 from django.db import OperationalError
 
-from django_delayq import UnknownTopic, list_messages, pause_topic, purge_topic, resume_topic, topic_stats
+from django_delayq import (
+    UnknownTopic,
+    list_messages,
+    pause_topic,
+    purge_topic,
+    resume_topic,
+    topic_stats,
+)
 from django_delayq.client import client
 from django_delayq.operators import lookup
 from django_delayq.outbox.existing import every_topic
@@ -32,7 +40,10 @@ JOBS = Partition("jobs", 0)
 def beat(*topics: str, ago_ms: int = 0) -> None:
     """A worker that serves these."""
     store = get_store()
-    store.beat(f"host:1:{topics}", json.dumps({"at_ms": int(store.clock_ms()) - ago_ms, "topics": list(topics)}))
+    store.beat(
+        f"host:1:{topics}",
+        json.dumps({"at_ms": int(store.clock_ms()) - ago_ms, "topics": list(topics)}),
+    )
 
 
 # What can be done with what no code declares
@@ -57,7 +68,10 @@ def test_a_topic_that_only_the_outbox_knows_can_be_looked_at_and_emptied(hands: 
     assert purge_topic("jobs") == 2
     hands.archive()
     lose_redis(hands.store)
-    with pytest.raises(UnknownTopic, match=r"'jobs' is not declared.*Neither Redis nor the outbox has messages of it"):
+    with pytest.raises(
+        UnknownTopic,
+        match=r"'jobs' is not declared.*Neither Redis nor the outbox has messages of it",
+    ):
         topic_stats("jobs")
 
 
@@ -77,10 +91,16 @@ def test_its_messages_are_found_by_id_and_by_key(hands: Hands, delay: int) -> No
     assert lookup.live("jobs", handle.id) is not None
     if delay > DAY:
         with unreachable():
-            assert lookup.by_key("k", redis=False) == lookup.by_key("k", "jobs", redis=False) == [by_key]
+            assert (
+                lookup.by_key("k", redis=False)
+                == lookup.by_key("k", "jobs", redis=False)
+                == [by_key]
+            )
 
 
-def test_all_topics_of_the_outbox_are_found_with_a_step_for_each(hands: Hands, django_assert_num_queries: Any) -> None:
+def test_all_topics_of_the_outbox_are_found_with_a_step_for_each(
+    hands: Hands, django_assert_num_queries: Any
+) -> None:
     for topic in ("jobs", "later", "z"):
         leave(topic, 1, 2, 3, durable=True, delay=3 * DAY)
     with django_assert_num_queries(4):
@@ -102,7 +122,8 @@ def test_what_nobody_serves_is_found_with_what_waits_in_it(hands: Hands) -> None
     ]
     hands.store.claim(JOBS, 1)
     assert str(unserved_topics(hands.store, ["orders"])[0]) == (
-        "jobs: 2 waiting, 0 of them due, 1 held, 1 in the outbox; no worker serves it and no code here declares it"
+        "jobs: 2 waiting, 0 of them due, 1 held, 1 in the outbox; no worker serves it and no code "
+        "here declares it"
     )
 
 
@@ -127,17 +148,23 @@ def test_what_is_held_on_purpose_or_empty_is_not_told(hands: Hands) -> None:
     assert unserved_topics(hands.store) == []
 
 
-def test_a_database_that_is_away_hides_nothing_of_redis(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_away_hides_nothing_of_redis(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leave("jobs", 1)
 
     def away() -> None:
         raise OperationalError("away")
 
     monkeypatch.setattr(unserved, "topics_of_outbox", away)
-    assert [(one.topic, one.waiting, one.outbox) for one in unserved_topics(hands.store)] == [("jobs", 1, 0)]
+    assert [(one.topic, one.waiting, one.outbox) for one in unserved_topics(hands.store)] == [
+        ("jobs", 1, 0)
+    ]
 
 
-def test_one_of_all_workers_says_it_once_a_minute(hands: Hands, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_of_all_workers_says_it_once_a_minute(
+    hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:
     leave("jobs", 1)
     watches = [UnservedWatch(get_store()) for _ in range(3)]
     with caplog.at_level(logging.WARNING, "delayq"):
@@ -147,7 +174,10 @@ def test_one_of_all_workers_says_it_once_a_minute(hands: Hands, caplog: pytest.L
         for watch in watches:
             watch.run_once()
         (said,) = caplog.messages
-        assert said == "topic jobs: 1 waiting, 0 of them due; no worker serves it and no code here declares it"
+        assert (
+            said
+            == "topic jobs: 1 waiting, 0 of them due; no worker serves it and no code here declares it"
+        )
         hands.store.command("DEL", keys.turn_key(hands.store.prefix, "unserved"))  # a minute later
         beat("jobs")
         watches[0].run_once()
@@ -157,8 +187,12 @@ def test_one_of_all_workers_says_it_once_a_minute(hands: Hands, caplog: pytest.L
 def test_check_deploy_says_it(hands: Hands) -> None:
     leave("jobs", 1)
     close_order.using(delay=600).enqueue(1)
-    found = {str(one.id): one for one in run_checks(tags=["delayq"], include_deployment_checks=True)}
+    found = {
+        str(one.id): one for one in run_checks(tags=["delayq"], include_deployment_checks=True)
+    }
     assert "Topic jobs: 1 waiting" in found["delayq.W021"].msg
     assert "delayq_move jobs --to another-topic" in str(found["delayq.W021"].hint)
-    assert "Topic orders: 1 waiting, 0 of them due; no worker serves it." in found["delayq.W022"].msg
+    assert (
+        "Topic orders: 1 waiting, 0 of them due; no worker serves it." in found["delayq.W022"].msg
+    )
     assert messages_in(hands.store, JOBS)

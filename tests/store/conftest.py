@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-# As fixtures of their own: those of tests/conftest.py may be there already, with a server of another kind.
+# As fixtures of their own: those of tests/conftest.py may be there already, with a server of
+# another kind.
 from tests.conftest import client, server  # noqa: F401
 from tests.servers import require
 

@@ -1,7 +1,8 @@
 """Puts messages into the states that tests begin with, and looks at everything a partition holds.
 
-The chain is as in life: `enqueue` -> `claim` -> a settled, released or crashed lease. Time is moved without sleeping:
-due times are instants long past or far ahead, and `end_leases` moves the deadlines themselves.
+The chain is as in life: `enqueue` -> `claim` -> a settled, released or crashed lease. Time is moved
+without sleeping: due times are instants long past or far ahead, and `end_leases` moves the
+deadlines themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any
 from redis import Redis
 
 from django_delayq.core.ids import new_ids, task_code
-from django_delayq.core.message import DURABLE, EXPIRES_WITH_DUE, HEADER_END, Attempts, Priority, encode_record
+from django_delayq.core.message import (
+    DURABLE,
+    EXPIRES_WITH_DUE,
+    HEADER_END,
+    Attempts,
+    Priority,
+    encode_record,
+)
 from django_delayq.core.message import STAMP as STAMP_OF
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
@@ -44,22 +52,34 @@ def new_id() -> bytes:
 
 
 def record(
-    body: bytes = b"[1]", *, priority: Priority = Priority.NORMAL, ttr_ms: int = 60_000, flags: int = 0
+    body: bytes = b"[1]",
+    *,
+    priority: Priority = Priority.NORMAL,
+    ttr_ms: int = 60_000,
+    flags: int = 0,
 ) -> bytes:
     """A record as a producer sends it: without its stamp."""
     return encode_record(CODE, body, flags=flags | priority, ttr_ms=ttr_ms, compress_above=2**24)
 
 
 def outgoing(
-    message_id: bytes | None = None, *, mode: str = "raise", when: str = PAST, expires: str = "", **fields: Any
+    message_id: bytes | None = None,
+    *,
+    mode: str = "raise",
+    when: str = PAST,
+    expires: str = "",
+    **fields: Any,
 ) -> Outgoing:
     """One message for `store.enqueue`. A relative expiry sets its flag, as the producer does."""
     flags = fields.pop("flags", 0) | (EXPIRES_WITH_DUE if expires.startswith("+") else 0)
     return message_id or new_id(), mode, when, expires, record(flags=flags, **fields)
 
 
-def accepted(message_id: bytes | None = None, *, stamp: int = STAMP, when: str = PAST, **fields: Any) -> Outgoing:
-    """One durable message that SQL accepted at `stamp` (us), as the relay and the reconciler send it."""
+def accepted(
+    message_id: bytes | None = None, *, stamp: int = STAMP, when: str = PAST, **fields: Any
+) -> Outgoing:
+    """One durable message that SQL accepted at `stamp` (us), as the relay and the reconciler send
+    it."""
     return outgoing(message_id, when=f"@{stamp}:{when}", flags=DURABLE, **fields)
 
 
@@ -104,20 +124,24 @@ def claim_durable(store: RedisStore, message_id: bytes | None = None, **fields: 
 
 
 def claim_again(store: RedisStore, lease: Lease) -> Lease:
-    """The lease that follows when the holder of the first was too slow: another worker has the message now."""
+    """The lease that follows when the holder of the first was too slow: another worker has the
+    message now."""
     end_leases(store, lease.id)
     store.reclaim(PARTITION)
     make_due(store, lease.id)
     return claim(store, lease.id)
 
 
-def follow(store: RedisStore, message_id: bytes, body: bytes = b'["follower"]', **fields: Any) -> None:
+def follow(
+    store: RedisStore, message_id: bytes, body: bytes = b'["follower"]', **fields: Any
+) -> None:
     """Replace a running message: it runs after the run that goes on."""
     assert send(store, outgoing(message_id, mode="replace", body=body, **fields)) == {0: "FOLLOWS"}
 
 
 def end_leases(store: RedisStore, *ids: bytes) -> None:
-    """As if the ttr were over: moves the deadlines of the leases (all, or of these ids) into the past."""
+    """As if the ttr were over: moves the deadlines of the leases (all, or of these ids) into the
+    past."""
     leased = keys.leased_key(store.prefix, PARTITION)
     for member in ids or store.command("ZRANGE", leased, 0, -1):
         store.command("ZADD", leased, "XX", 1, member)
@@ -212,7 +236,9 @@ def wakeups(store: RedisStore) -> int:
 def markers(store: RedisStore) -> dict[bytes, int]:
     """The stamp of each durable message that Redis remembers as ended."""
     meta = dump(store)["meta"].items()
-    return {name[5:]: int.from_bytes(stamp, "big") for name, stamp in meta if name.startswith(b"done:")}
+    return {
+        name[5:]: int.from_bytes(stamp, "big") for name, stamp in meta if name.startswith(b"done:")
+    }
 
 
 def history(store: RedisStore, message_id: bytes) -> list[bytes]:

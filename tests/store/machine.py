@@ -1,10 +1,12 @@
-"""Random histories over a real server, compared after every step with a model that is a few plain dicts.
+"""Random histories over a real server, compared after every step with a model that is a few plain
+dicts.
 
-Invariants (field/reliability.md 3.1): each id is in exactly one place (I1), bodies and entries exist only for what is
-live (I2), a lease belongs to one token and only that token moves it (I3), a repeated call changes nothing (I6), and the
-counters equal the sizes of the sets (I7). Of durable messages: what is live or done is never stored again, every life
-ends in one entry of the finished stream, and is remembered as done until that is removed. The ids are few, so that they
-meet; leases that ended stay in the hands of their holders, so that the stale ones are tried; time is moved by
+Invariants (field/reliability.md 3.1): each id is in exactly one place (I1), bodies and entries
+exist only for what is live (I2), a lease belongs to one token and only that token moves it (I3), a
+repeated call changes nothing (I6), and the counters equal the sizes of the sets (I7). Of durable
+messages: what is live or done is never stored again, every life ends in one entry of the finished
+stream, and is remembered as done until that is removed. The ids are few, so that they meet; leases
+that ended stay in the hands of their holders, so that the stale ones are tried; time is moved by
 composite rules. The durable part is in test_state_machine.py.
 """
 
@@ -58,7 +60,9 @@ class StoreMachine(RuleBasedStateMachine):
     def begin(self, archive: str) -> None:
         """Each history has a prefix of its own."""
         self.model.archive = archive
-        settings = replace(self.shared.settings, prefix=f"{self.shared.prefix}-{id(self)}", archive=archive)
+        settings = replace(
+            self.shared.settings, prefix=f"{self.shared.prefix}-{id(self)}", archive=archive
+        )
         self.store = RedisStore(self.shared.client, settings)
         for name in factories.NAMES:
             self.store.command("DEL", factories.key(self.store, name))
@@ -73,11 +77,26 @@ class StoreMachine(RuleBasedStateMachine):
         priority=priorities,
         expired=st.sampled_from([False, False, False, True]),
     )
-    def enqueue(self, message_id: bytes, mode: str, when: str, body: bytes, priority: Priority, expired: bool) -> None:
+    def enqueue(
+        self,
+        message_id: bytes,
+        mode: str,
+        when: str,
+        body: bytes,
+        priority: Priority,
+        expired: bool,
+    ) -> None:
         message = outgoing(
-            message_id, mode=mode, when=when, body=body, priority=priority, expires="5" if expired else ""
+            message_id,
+            mode=mode,
+            when=when,
+            body=body,
+            priority=priority,
+            expires="5" if expired else "",
         )
-        word = self.model.enqueue(message_id, mode, Known(body, int(priority), int(when), 5 if expired else 0))
+        word = self.model.enqueue(
+            message_id, mode, Known(body, int(priority), int(when), 5 if expired else 0)
+        )
         assert factories.send(self.store, message) == ({0: word} if word else {})
         before = self._dump()
         again = factories.send(self.store, message)
@@ -135,11 +154,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(end=st.sampled_from([None, int(WHENS[-1])]))
     def a_pause_holds_what_is_due(self, end: int | None) -> None:
-        """It is resumed, or its end comes: what is claimed next is what would have been claimed before."""
+        """It is resumed, or its end comes: what is claimed next is what would have been claimed
+        before."""
         self.store.pause(PARTITION.topic, "{}", end)
         before = self._dump()
         claimed = self.store.claim(PARTITION, 3)
-        assert (claimed.leases, claimed.over, claimed.next_due_ms, claimed.paused) == ([], [], end, True)
+        assert (claimed.leases, claimed.over, claimed.next_due_ms, claimed.paused) == (
+            [],
+            [],
+            end,
+            True,
+        )
         assert self._dump() == before
         if end is None:
             self.store.resume(PARTITION.topic)
@@ -179,15 +204,28 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(lease=leases, repeated=st.booleans())
     def ack(self, lease: Lease, repeated: bool) -> None:
         mine = self.model.holds(lease)
-        self._settle(lease, repeated, lambda again: self.store.ack(PARTITION, [(lease, DETAIL)], repeated=again))
+        self._settle(
+            lease,
+            repeated,
+            lambda again: self.store.ack(PARTITION, [(lease, DETAIL)], repeated=again),
+        )
         if mine:
             self.model.end(lease.id, "acked")
 
-    @rule(lease=leases, delay=st.sampled_from([None, 0, DAY_MS]), counts=st.booleans(), repeated=st.booleans())
+    @rule(
+        lease=leases,
+        delay=st.sampled_from([None, 0, DAY_MS]),
+        counts=st.booleans(),
+        repeated=st.booleans(),
+    )
     def nack(self, lease: Lease, delay: int | None, counts: bool, repeated: bool) -> None:
         mine = self.model.holds(lease)
         self._settle(
-            lease, repeated, lambda again: self.store.nack(PARTITION, [(lease, delay, counts, DETAIL)], repeated=again)
+            lease,
+            repeated,
+            lambda again: self.store.nack(
+                PARTITION, [(lease, delay, counts, DETAIL)], repeated=again
+            ),
         )
         if mine and delay is None:
             self.model.end(lease.id, "dead")
@@ -197,14 +235,20 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(lease=leases, repeated=st.booleans())
     def release(self, lease: Lease, repeated: bool) -> None:
         mine = self.model.holds(lease)
-        self._settle(lease, repeated, lambda again: self.store.release(PARTITION, [lease], repeated=again))
+        self._settle(
+            lease, repeated, lambda again: self.store.release(PARTITION, [lease], repeated=again)
+        )
         if mine:
             self._again(lease.id, lease.due_at_ms, attempts=-1)
 
     @rule(lease=leases, repeated=st.booleans())
     def put_off(self, lease: Lease, repeated: bool) -> None:
         mine = self.model.holds(lease)
-        self._settle(lease, repeated, lambda again: self.store.put_off(PARTITION, [(lease, 0, DETAIL)], repeated=again))
+        self._settle(
+            lease,
+            repeated,
+            lambda again: self.store.put_off(PARTITION, [(lease, 0, DETAIL)], repeated=again),
+        )
         if mine:
             self._again(lease.id, self._due(lease.id), attempts=-1)
 
@@ -212,7 +256,11 @@ class StoreMachine(RuleBasedStateMachine):
     def extend(self, lease: Lease) -> None:
         before = self._dump()
         lost = self.store.extend(PARTITION, [lease])
-        assert lost == ([lease] if not self.model.holds(lease) and self.model.refusal(lease) == "LEASE_LOST" else [])
+        assert lost == (
+            [lease]
+            if not self.model.holds(lease) and self.model.refusal(lease) == "LEASE_LOST"
+            else []
+        )
         after = self._dump()
         if not self.model.holds(lease):
             assert after == before
@@ -230,7 +278,9 @@ class StoreMachine(RuleBasedStateMachine):
         held = {i: known for i, known in self.model.live.items() if known.token is not None}
         factories.end_leases(self.store)
         back, dead = self.store.reclaim(PARTITION)
-        poisoned = {i for i, known in held.items() if known.entry and known.entry.crashes + 1 >= POISON}
+        poisoned = {
+            i for i, known in held.items() if known.entry and known.entry.crashes + 1 >= POISON
+        }
         assert (set(back), set(dead)) == (set(held) - poisoned, poisoned)
         for message_id in dead:
             self.model.end(message_id, "dead")
@@ -249,11 +299,15 @@ class StoreMachine(RuleBasedStateMachine):
     def the_script_cache_is_flushed(self) -> None:
         on_all_nodes(self.server, "SCRIPT", "FLUSH")
 
-    def _again(self, message_id: bytes, due: int, *, attempts: int = 0, crashed: bool = False) -> None:
+    def _again(
+        self, message_id: bytes, due: int, *, attempts: int = 0, crashed: bool = False
+    ) -> None:
         entry = self.model.live[message_id].entry
         assert entry
         token = bytes(16) if crashed else entry.token
-        self.model.again(message_id, due, entry_of(entry.attempt + attempts, entry.crashes + crashed, token))
+        self.model.again(
+            message_id, due, entry_of(entry.attempt + attempts, entry.crashes + crashed, token)
+        )
 
     def _settle(self, lease: Lease, repeated: bool, call: Any) -> None:
         """A settlement, and once more as after a lost answer (I6)."""
@@ -262,7 +316,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert call(repeated) == ([lease] if refused else [])
         after = self._dump()
         assert (after == before) == (not mine)
-        assert call(True) == ([lease] if not mine and self.model.refusal(lease) == "LEASE_LOST" else [])
+        assert call(True) == (
+            [lease] if not mine and self.model.refusal(lease) == "LEASE_LOST" else []
+        )
         assert self._dump() == after
 
     # Looking
@@ -287,22 +343,34 @@ class StoreMachine(RuleBasedStateMachine):
     def the_server_holds_what_the_model_knows(self) -> None:
         content, live = self._dump(), self.model.live
         for lane, name in enumerate(("high", "normal", "low")):
-            here = {i: known.due for i, known in live.items() if known.token is None and known.lane == lane}
+            here = {
+                i: known.due
+                for i, known in live.items()
+                if known.token is None and known.lane == lane
+            }
             assert content[name] == here  # I1
-        assert content["leased"].keys() == {i for i, known in live.items() if known.token is not None}  # I1, I3
+        assert content["leased"].keys() == {
+            i for i, known in live.items() if known.token is not None
+        }  # I1, I3
         records = {i: Record.decode(raw) for i, raw in content["messages"].items()}
         assert {
-            i: (record.body, record.enqueued_at_us, bool(record.flags & DURABLE)) for i, record in records.items()
+            i: (record.body, record.enqueued_at_us, bool(record.flags & DURABLE))
+            for i, record in records.items()
         } == {  # I2
             i: (known.body, known.stamp, known.durable) for i, known in live.items()
         }
         entries = {i: Attempts.decode(raw) for i, raw in content["attempts"].items()}
-        assert {i: (entry.attempt, entry.crashes, entry.token) for i, entry in entries.items()} == {  # I2, I3
-            i: (known.entry.attempt, known.entry.crashes, known.entry.token) for i, known in live.items() if known.entry
+        assert {
+            i: (entry.attempt, entry.crashes, entry.token) for i, entry in entries.items()
+        } == {  # I2, I3
+            i: (known.entry.attempt, known.entry.crashes, known.entry.token)
+            for i, known in live.items()
+            if known.entry
         }
         followers = {i: Record.decode(raw[6:]) for i, raw in content["followers"].items()}
         assert {
-            i: (record.body, record.enqueued_at_us, bool(record.flags & DURABLE)) for i, record in followers.items()
+            i: (record.body, record.enqueued_at_us, bool(record.flags & DURABLE))
+            for i, record in followers.items()
         } == {
             i: (known.follower.body, known.follower.stamp, known.follower.durable)
             for i, known in live.items()

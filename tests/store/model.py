@@ -1,4 +1,5 @@
-"""What a partition must hold, as a few plain dicts: the model that test_state_machine.py compares with the server.
+"""What a partition must hold, as a few plain dicts: the model that test_state_machine.py compares
+with the server.
 
 A durable message has a row in `rows`, as in the outbox: one per id, closed by the archiver.
 """
@@ -108,13 +109,18 @@ class Model:
             self.live[message_id] = known.follower
 
     def supersede(self, message_id: bytes, old: Known | None, new: Known) -> None:
-        """A durable message is replaced by one that nobody would send again: SQL has to hear of it."""
+        """A durable message is replaced by one that nobody would send again: SQL has to hear of
+        it."""
         if old and old.durable and not new.durable:
             self.tell(message_id, old, "cancelled")
 
     def next_claims(self, limit: int, now: int) -> list[bytes]:
-        due = {i: known for i, known in self.live.items() if known.token is None and known.due <= now}
-        return sorted(due, key=lambda i: (due[i].due + due[i].lane * AGEING_MS, due[i].lane, i))[:limit]
+        due = {
+            i: known for i, known in self.live.items() if known.token is None and known.due <= now
+        }
+        return sorted(due, key=lambda i: (due[i].due + due[i].lane * AGEING_MS, due[i].lane, i))[
+            :limit
+        ]
 
     # Producers
 

@@ -20,7 +20,13 @@ LUA = Path("django_delayq/store/lua")
 
 #: One kind of server; a test that hangs has noticed too.
 #: And not the test that compares this list with the scripts: it would notice everything.
-SELECTION = ("-k", "redis7 or every_range_has_a_limit", "-o", "timeout=60", "--ignore=tests/store/test_mutations.py")
+SELECTION = (
+    "-k",
+    "redis7 or every_range_has_a_limit",
+    "-o",
+    "timeout=60",
+    "--ignore=tests/store/test_mutations.py",
+)
 #: A write that a full Redis refuses when it comes first.
 REFUSED = "redis.call('HINCRBY', META, 'x', 1)"
 
@@ -180,7 +186,8 @@ MUTATIONS = [
     Mutation("reclaim", "rep('\\0', 16) .. string.sub(entry, 33)", "rep('\\0', 16)"),
     Mutation(
         "reclaim",
-        "  entry = remember(entry, string.format('{\"ended_ms\":%.0f,\"outcome\":\"crashed\"}', NOW))\n",
+        "  entry = remember(entry, string.format('{\"ended_ms\":%.0f,\"outcome\":\"crashed\"}', "
+        "NOW))\n",
         "",
     ),
     Mutation("nack", "string.sub(remember(entries[i], detail), 3)", "string.sub(entries[i], 3)"),
@@ -320,8 +327,8 @@ def survives(mutation: Mutation) -> bool:
         script = Path(folder, LUA, f"{mutation.script}.lua")
         text = script.read_text(encoding="utf-8")
         script.write_text(text.replace(mutation.old, mutation.new, 1), encoding="utf-8")
-        # Those of the script itself come first: most mutations are noticed there. The state machine takes as long as
-        # all others, and longer when it fails.
+        # Those of the script itself come first: most mutations are noticed there. The state machine
+        # takes as long as all others, and longer when it fails.
         own, machine = f"tests/store/test_{mutation.script}.py", "tests/store/test_state_machine.py"
         steps = ((own,), ("tests/store", f"--ignore={machine}"), (machine,))
         return all(_passes(step, folder) for step in steps if Path(folder, step[0]).exists())
@@ -345,7 +352,9 @@ def main() -> int:
         return 2
     survivors, width = 0, len(MUTATIONS)
     with ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
-        for done, (mutation, alive) in enumerate(zip(MUTATIONS, pool.map(survives, MUTATIONS), strict=True), 1):
+        for done, (mutation, alive) in enumerate(
+            zip(MUTATIONS, pool.map(survives, MUTATIONS), strict=True), 1
+        ):
             survivors += alive
             if alive:
                 sys.stdout.write(f"nobody noticed: {mutation}\n")

@@ -1,4 +1,5 @@
-"""What the partition holds of a message, decoded: for the tests of enqueues that SQL has accepted."""
+"""What the partition holds of a message, decoded: for the tests of enqueues that SQL has
+accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def stored(store: RedisStore, message_id: bytes) -> Record:
 def state(store: RedisStore) -> dict[str, object]:
     """Everything but the names of tasks."""
     content = dump(store)
-    content["meta"] = {name: value for name, value in content["meta"].items() if not name.startswith(b"task:")}
+    content["meta"] = {
+        name: value for name, value in content["meta"].items() if not name.startswith(b"task:")
+    }
     return content
 
 

@@ -1,4 +1,5 @@
-"""enqueue.lua for messages that SQL has accepted at a stamp: sent as often as you like, stored once."""
+"""enqueue.lua for messages that SQL has accepted at a stamp: sent as often as you like, stored
+once."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ def test_a_missing_message_is_stored_with_its_stamp_and_due_time(store: RedisSto
     message = accepted(when="7000", body=b'["x"]', expires="8000")
     assert send(store, message) == {}
     record = stored(store, message[0])
-    assert (record.enqueued_at_us, bool(record.flags & DURABLE), record.body, record.expires_at_ms) == (
+    assert (
+        record.enqueued_at_us,
+        bool(record.flags & DURABLE),
+        record.body,
+        record.expires_at_ms,
+    ) == (
         STAMP,
         True,
         b'["x"]',
@@ -54,7 +60,9 @@ def test_a_relative_expiry_counts_from_its_own_due_time(store: RedisStore) -> No
 
 
 @pytest.mark.parametrize("when", ["@", "@5", "@:5", "@5:", "@x:5", "@5:x", "@5:+7", "@-5:7"])
-def test_a_stamp_that_is_not_one_is_refused_before_anything_changes(store: RedisStore, when: str) -> None:
+def test_a_stamp_that_is_not_one_is_refused_before_anything_changes(
+    store: RedisStore, when: str
+) -> None:
     before = dump(store)
     with pytest.raises(StoreError, match="not a stamp"):
         send(store, outgoing(), outgoing(when=when, flags=DURABLE))
@@ -95,13 +103,17 @@ def test_a_life_that_follows_a_run_is_the_same(store: RedisStore) -> None:
     assert send(store, message) == {0: "FOLLOWS"}
     before = state(store)
     assert send(store, message) == {0: "SAME"}
-    assert send(store, accepted(lease.id, mode="replace")) == {0: "SAME"}  # nor is the run replaced by itself
+    assert send(store, accepted(lease.id, mode="replace")) == {
+        0: "SAME"
+    }  # nor is the run replaced by itself
     assert state(store) == before
 
 
 @pytest.mark.parametrize("mode", ["raise", "keep", "replace"])
 @pytest.mark.parametrize("beside", [None, "waits", "runs"])
-def test_a_life_that_has_ended_is_done_until_it_is_archived(store: RedisStore, mode: str, beside: str | None) -> None:
+def test_a_life_that_has_ended_is_done_until_it_is_archived(
+    store: RedisStore, mode: str, beside: str | None
+) -> None:
     message = accepted(mode=mode)
     send(store, message)
     store.ack(PARTITION, [(claim(store, message[0]), DETAIL)])
@@ -162,7 +174,9 @@ def test_the_same_content_becomes_this_life(store: RedisStore, mode: str, runs: 
     message_id = enqueue(store, when="5000", expires="6000000000000", priority=Priority.LOW)
     lease = store.claim(PARTITION, 1).leases[0] if runs else None
     before, stamp = state(store), stored(store, message_id).enqueued_at_us
-    assert send(store, accepted(message_id, mode=mode, when="9", priority=Priority.LOW)) == {0: f"ADOPTED:{stamp}"}
+    assert send(store, accepted(message_id, mode=mode, when="9", priority=Priority.LOW)) == {
+        0: f"ADOPTED:{stamp}"
+    }
     after = state(store)
     (old,), (new,) = before.pop("messages").values(), after.pop("messages").values()
     assert new == old[:14] + bytes([old[14] | DURABLE]) + old[15:]
@@ -180,7 +194,9 @@ def test_what_was_adopted_is_the_same_under_its_own_stamp(store: RedisStore) -> 
     assert words == [{0: f"ADOPTED:{stamp}"}, {0: f"ADOPTED:{stamp}"}, {0: "SAME"}]
 
 
-def test_another_life_of_the_same_content_is_adopted_as_the_one_that_lives(store: RedisStore) -> None:
+def test_another_life_of_the_same_content_is_adopted_as_the_one_that_lives(
+    store: RedisStore,
+) -> None:
     message = accepted()
     send(store, message)
     before = state(store)
@@ -192,7 +208,12 @@ def test_another_life_of_the_same_content_is_adopted_as_the_one_that_lives(store
 
 
 def test_a_batch_answers_for_each_in_its_order(store: RedisStore) -> None:
-    done, runs, twin, other = claim_durable(store), claim_durable(store), enqueue(store), enqueue(store)
+    done, runs, twin, other = (
+        claim_durable(store),
+        claim_durable(store),
+        enqueue(store),
+        enqueue(store),
+    )
     store.ack(PARTITION, [(done, DETAIL)])
     words = send(
         store,
@@ -204,12 +225,19 @@ def test_a_batch_answers_for_each_in_its_order(store: RedisStore) -> None:
         accepted(runs.id[::-1]),
         accepted(new_id(), mode="replace"),
     )
-    assert words == {0: "DONE", 1: "SAME", 3: f"ADOPTED:{stored(store, twin).enqueued_at_us}", 4: "DUPLICATE"}
+    assert words == {
+        0: "DONE",
+        1: "SAME",
+        3: f"ADOPTED:{stored(store, twin).enqueued_at_us}",
+        4: "DUPLICATE",
+    }
     assert counter(store, "enqueued") == 7
 
 
 @pytest.mark.parametrize("case", ["new", "adopt", "replace", "supersede"])
-def test_a_full_redis_refuses_and_nothing_changes(store: RedisStore, server: Server, case: str) -> None:
+def test_a_full_redis_refuses_and_nothing_changes(
+    store: RedisStore, server: Server, case: str
+) -> None:
     plain, durable = enqueue(store, when=LATER), claim_durable(store)
     store.nack(PARTITION, [(durable, DAY_MS, True, DETAIL)])
     message = {

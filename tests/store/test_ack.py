@@ -38,7 +38,12 @@ def ack(store: RedisStore, *leases, repeated: bool = False):  # type: ignore[no-
 def test_an_acked_message_is_gone_and_ends_in_the_stream(store: RedisStore) -> None:
     lease = claim(store)
     assert ack(store, lease) == []
-    assert (live(store), leased(store), waiting(store), attempts(store, lease.id)) == (set(), set(), {}, None)
+    assert (live(store), leased(store), waiting(store), attempts(store, lease.id)) == (
+        set(),
+        set(),
+        {},
+        None,
+    )
     assert ends(store) == [(lease.id, "acked")]
     assert counter(store, "acked") == 1
 
@@ -134,7 +139,11 @@ def test_the_follower_takes_the_place_of_the_acked_message(store: RedisStore) ->
     ack(store, lease)
     assert waiting(store) == {lease.id: 7000}
     assert body_of(store, lease.id) == b'["next"]'
-    assert (dump(store)["followers"], attempts(store, lease.id), counter(store, "enqueued")) == ({}, None, 2)
+    assert (dump(store)["followers"], attempts(store, lease.id), counter(store, "enqueued")) == (
+        {},
+        None,
+        2,
+    )
 
 
 def test_the_follower_wakes_the_workers(store: RedisStore) -> None:

@@ -58,7 +58,9 @@ def test_a_failure_opens_it_at_once(breaker: CircuitBreaker) -> None:
     assert breaker.open
 
 
-def test_a_thread_of_its_own_finds_out_that_redis_is_back(breaker: CircuitBreaker, probe: Probe) -> None:
+def test_a_thread_of_its_own_finds_out_that_redis_is_back(
+    breaker: CircuitBreaker, probe: Probe
+) -> None:
     breaker.trip()
     assert probe.asked.wait(10)
     assert breaker.open
@@ -68,7 +70,9 @@ def test_a_thread_of_its_own_finds_out_that_redis_is_back(breaker: CircuitBreake
     assert all(thread.daemon for thread in probe.threads)
 
 
-def test_it_probes_until_redis_is_back_and_then_no_more(breaker: CircuitBreaker, probe: Probe) -> None:
+def test_it_probes_until_redis_is_back_and_then_no_more(
+    breaker: CircuitBreaker, probe: Probe
+) -> None:
     breaker.trip()
     wait_until(lambda: len(probe.threads) >= 3, "it probes again")
     probe.back = True
@@ -101,7 +105,9 @@ def test_it_opens_again_after_the_next_failure(breaker: CircuitBreaker, probe: P
         wait_until(lambda: not breaker.open, "the breaker is closed")
 
 
-def test_a_fork_does_not_inherit_it_open(breaker: CircuitBreaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_does_not_inherit_it_open(
+    breaker: CircuitBreaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     breaker.trip()
     assert breaker.open
     with monkeypatch.context() as child:
@@ -109,7 +115,9 @@ def test_a_fork_does_not_inherit_it_open(breaker: CircuitBreaker, monkeypatch: p
         assert not breaker.open
         breaker.trip()
         assert breaker.open
-        assert len(watchers()) == 2  # that of the parent, which a real child would not have, and its own
+        assert (
+            len(watchers()) == 2
+        )  # that of the parent, which a real child would not have, and its own
     assert not breaker.open  # what the child does is not the parent's, but they share this object
 
 

@@ -34,7 +34,11 @@ def test_a_missing_message_ends_as_cancelled(store: RedisStore) -> None:
     message_id, before = new_id(), store.clock_ms()
     assert store.bury(PARTITION, message_id, stamped(), "paid") == "OK"
     (entry,) = finished(store)
-    assert (entry["id"], entry["state"], entry["detail"]) == (message_id, b"cancelled", b'{"reason": "paid"}')
+    assert (entry["id"], entry["state"], entry["detail"]) == (
+        message_id,
+        b"cancelled",
+        b'{"reason": "paid"}',
+    )
     assert (entry["record"], entry["attempts"]) == (stamped(), b"")
     assert int(before) <= int(entry["at"]) <= store.clock_ms()
     assert (counter(store, "cancelled"), counter(store, "enqueued")) == (1, 1)

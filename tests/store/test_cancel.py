@@ -43,7 +43,11 @@ def test_a_waiting_message_is_cancelled(store: RedisStore, when: str, priority: 
     assert store.cancel(PARTITION, [message_id], "paid") == ["OK"]
     assert (live(store), waiting(store), store.claim(PARTITION, 1).leases) == (set(), {}, [])
     (entry,) = finished(store)
-    assert (entry["state"], entry["detail"], entry["record"]) == (b"cancelled", b'{"reason": "paid"}', record)
+    assert (entry["state"], entry["detail"], entry["record"]) == (
+        b"cancelled",
+        b'{"reason": "paid"}',
+        record,
+    )
     assert counter(store, "cancelled") == 1
 
 
@@ -82,13 +86,17 @@ def test_a_cancel_that_is_told_late_leaves_what_came_later(store: RedisStore, ru
     before = dump(store)
     raw = before["followers"][message_id][6:] if runs else before["messages"][message_id]
     stamp = Record.decode(raw).enqueued_at_us
-    assert store.cancel(PARTITION, [message_id], before_us=stamp - 1) == ["RUNNING" if runs else "NOT_FOUND"]
+    assert store.cancel(PARTITION, [message_id], before_us=stamp - 1) == [
+        "RUNNING" if runs else "NOT_FOUND"
+    ]
     assert dump(store) == before
     store.cancel(PARTITION, [message_id], before_us=stamp)
     assert ends(store) == [(message_id, "cancelled")]
 
 
-@pytest.mark.parametrize("how", ["waits", "follows", "is purged", "is buried", "expires", "is replaced"])
+@pytest.mark.parametrize(
+    "how", ["waits", "follows", "is purged", "is buried", "expires", "is replaced"]
+)
 def test_the_end_of_what_never_ran_tells_when_it_would_have(store: RedisStore, how: str) -> None:
     if how == "follows":
         message_id = claim(store).id
@@ -131,7 +139,11 @@ def test_the_follower_of_a_running_message_is_taken_back(store: RedisStore) -> N
     assert store.cancel(PARTITION, [lease.id]) == ["RUNNING"]
     assert (dump(store)["followers"], leased(store)) == ({}, {lease.id})
     (entry,) = finished(store)
-    assert (entry["state"], entry["record"].endswith(b'["next"]'), entry["attempts"]) == (b"cancelled", True, b"")
+    assert (entry["state"], entry["record"].endswith(b'["next"]'), entry["attempts"]) == (
+        b"cancelled",
+        True,
+        b"",
+    )
     assert body_of(store, lease.id) == b"[1]"
     assert (counter(store, "cancelled"), counter(store, "enqueued")) == (1, 2)
 

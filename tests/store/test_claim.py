@@ -48,7 +48,12 @@ def claimed_ids(store: RedisStore, limit: int = BATCH) -> list[bytes]:
 def test_a_due_message_is_leased(store: RedisStore) -> None:
     message_id = enqueue(store)
     (lease,) = store.claim(PARTITION, 10).leases
-    assert (lease.id, lease.attempt, lease.crashes, lease.due_at_ms) == (message_id, 1, 0, int(PAST))
+    assert (lease.id, lease.attempt, lease.crashes, lease.due_at_ms) == (
+        message_id,
+        1,
+        0,
+        int(PAST),
+    )
     assert leased(store) == {message_id}
     assert waiting(store) == {}
 
@@ -125,7 +130,9 @@ def test_the_wakeups_are_what_a_sweep_reads(store: RedisStore) -> None:
 @given(offset=st.integers(1, 999))
 @example(1)
 @example(999)
-def test_a_message_is_never_early_at_any_fraction_of_a_second(store: RedisStore, offset: int) -> None:
+def test_a_message_is_never_early_at_any_fraction_of_a_second(
+    store: RedisStore, offset: int
+) -> None:
     partition = Partition("orders", int.from_bytes(os.urandom(4), "big"))
     due = int(store.clock_ms()) + offset
     store.enqueue(partition, TASKS, [outgoing(when=str(due))])
@@ -148,7 +155,9 @@ def test_a_message_is_claimed_in_the_very_millisecond_that_it_is_due(store: Redi
 
 @hypothesis_settings(max_examples=30)
 @given(offset=st.integers(1, 999))
-def test_what_was_due_by_any_fraction_of_a_second_is_claimed(store: RedisStore, offset: int) -> None:
+def test_what_was_due_by_any_fraction_of_a_second_is_claimed(
+    store: RedisStore, offset: int
+) -> None:
     message_id = enqueue(store, when=str(int(store.clock_ms()) - offset))
     assert claimed_ids(store) == [message_id]
 
@@ -176,20 +185,36 @@ def test_a_retry_stands_in_the_same_order_as_fresh_messages(store: RedisStore) -
 
 
 def test_a_higher_priority_goes_first(store: RedisStore) -> None:
-    ids = {p: enqueue(store, priority=p, when=PAST) for p in (Priority.LOW, Priority.NORMAL, Priority.HIGH)}
+    ids = {
+        p: enqueue(store, priority=p, when=PAST)
+        for p in (Priority.LOW, Priority.NORMAL, Priority.HIGH)
+    }
     assert claimed_ids(store) == [ids[Priority.HIGH], ids[Priority.NORMAL], ids[Priority.LOW]]
 
 
-@pytest.mark.parametrize(("head_start_ms", "first"), [(119_999, "high"), (120_000, "high"), (120_001, "low")])
-def test_a_low_message_ages_past_a_high_one(store: RedisStore, head_start_ms: int, first: str) -> None:
+@pytest.mark.parametrize(
+    ("head_start_ms", "first"), [(119_999, "high"), (120_000, "high"), (120_001, "low")]
+)
+def test_a_low_message_ages_past_a_high_one(
+    store: RedisStore, head_start_ms: int, first: str
+) -> None:
     low = enqueue(store, priority=Priority.LOW, when=str(int(PAST) - head_start_ms))
     high = enqueue(store, priority=Priority.HIGH, when=PAST)
     assert claimed_ids(store, 1) == [{"high": high, "low": low}[first]]
 
 
 def test_the_lanes_are_merged_within_one_claim(store: RedisStore) -> None:
-    order = [("high", 0), ("normal", -10_000), ("low", -60_000), ("normal", 50_000), ("high", 200_000)]
-    ids = [enqueue(store, priority=Priority.parse(name), when=str(int(PAST) + due)) for name, due in order]
+    order = [
+        ("high", 0),
+        ("normal", -10_000),
+        ("low", -60_000),
+        ("normal", 50_000),
+        ("high", 200_000),
+    ]
+    ids = [
+        enqueue(store, priority=Priority.parse(name), when=str(int(PAST) + due))
+        for name, due in order
+    ]
     assert claimed_ids(store, 4) == ids[:4]
     assert claimed_ids(store, 4) == ids[4:]
 
@@ -304,8 +329,12 @@ def test_a_message_without_a_record_is_dead(store: RedisStore) -> None:
     assert (counter(store, "dead"), waiting(store)) == (1, {})
 
 
-@pytest.mark.parametrize("raw", [b"", b"\0", b"x" * 14, b"\xff" * 15, b"x" * 22, b"\xff" * 23, os.urandom(200)])
-def test_a_damaged_record_can_be_claimed_and_buried_beside_its_neighbours(store: RedisStore, raw: bytes) -> None:
+@pytest.mark.parametrize(
+    "raw", [b"", b"\0", b"x" * 14, b"\xff" * 15, b"x" * 22, b"\xff" * 23, os.urandom(200)]
+)
+def test_a_damaged_record_can_be_claimed_and_buried_beside_its_neighbours(
+    store: RedisStore, raw: bytes
+) -> None:
     damaged, good = enqueue(store, when="1000"), enqueue(store, when="2000")
     corrupt(store, damaged, raw[:8] + b"\0" * len(raw[8:14]) + raw[14:])  # never expired by chance
     first, second = store.claim(PARTITION, 10).leases
@@ -368,7 +397,9 @@ def test_a_full_redis_drains_to_empty(store: RedisStore, server: Server) -> None
 # A lost answer
 
 
-def test_what_a_claim_took_is_found_by_its_token_when_its_answer_was_lost(store: RedisStore) -> None:
+def test_what_a_claim_took_is_found_by_its_token_when_its_answer_was_lost(
+    store: RedisStore,
+) -> None:
     ids, token = enqueue_many(store, 1200), os.urandom(16)
     for _ in range(3):
         store.claim(PARTITION, 400, token)
@@ -388,12 +419,20 @@ def test_no_finished_entry_is_written_when_the_archive_is_switched_off(store: Re
     assert not store.command("EXISTS", keys.finished_key(store.prefix, PARTITION))
 
 
-def test_bodies_that_are_not_handed_out_are_not_read_either(store: RedisStore, server: Server) -> None:
-    """500 bodies of 64 KiB, the default limit of a body: reading all of them held everybody up for 50 ms."""
+def test_bodies_that_are_not_handed_out_are_not_read_either(
+    store: RedisStore, server: Server
+) -> None:
+    """500 bodies of 64 KiB, the default limit of a body: reading all of them held everybody up for
+    50 ms."""
 
     def spent_us() -> int:
         stats = [node.info("commandstats") for node in nodes(server)]
-        return sum(stat[name]["usec"] for stat in stats for name in ("cmdstat_eval", "cmdstat_evalsha") if name in stat)
+        return sum(
+            stat[name]["usec"]
+            for stat in stats
+            for name in ("cmdstat_eval", "cmdstat_evalsha")
+            if name in stat
+        )
 
     def quickest(count: int = 1024 * 1024 // 65_027) -> int:
         times = []
@@ -411,12 +450,16 @@ def test_bodies_that_are_not_handed_out_are_not_read_either(store: RedisStore, s
     for _ in range(6):
         send(store, *(outgoing(body=big) for _ in range(80)))
     assert quickest() < 4 * few
-    send(store, *(outgoing(when="5") for _ in range(4)))  # what comes first says little of what follows
+    send(
+        store, *(outgoing(when="5") for _ in range(4))
+    )  # what comes first says little of what follows
     assert quickest(4 + 1024 * 1024 // 65_027) < 4 * few
 
 
 def test_what_fills_a_claim_exactly_leaves_whole(store: RedisStore) -> None:
-    ids = sorted(enqueue(store, body=b'["%s"]' % (b"x" * (256 * 1024 - HEADER_END - 4))) for _ in range(5))
+    ids = sorted(
+        enqueue(store, body=b'["%s"]' % (b"x" * (256 * 1024 - HEADER_END - 4))) for _ in range(5)
+    )
     assert claimed_ids(store) == ids[:4]
 
 
@@ -425,7 +468,9 @@ def test_what_is_remembered_of_the_runs_counts_too(store: RedisStore) -> None:
     ids = enqueue_many(store, 300)
     for message_id in ids:
         store.command("HSET", key(store, "attempts"), message_id, bytes(38) + b"x" * 8_000)
-    assert len(store.claim(PARTITION, 500).leases) == 1024 * 1024 // (8_038 + len(dump(store)["messages"][ids[-1]]))
+    assert len(store.claim(PARTITION, 500).leases) == 1024 * 1024 // (
+        8_038 + len(dump(store)["messages"][ids[-1]])
+    )
 
 
 def test_one_message_leaves_however_big_it_is(store: RedisStore) -> None:

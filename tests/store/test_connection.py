@@ -45,14 +45,17 @@ def test_a_unix_socket_connects(server: Server, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://u:p%40ss@h:1/3", "rediss://u:p%40ss@h:1/3", "redis+sentinel://u:p%40ss@h:1/m/3"]
+    "url",
+    ["redis://u:p%40ss@h:1/3", "rediss://u:p%40ss@h:1/3", "redis+sentinel://u:p%40ss@h:1/m/3"],
 )
 def test_credentials_and_database_are_taken_from_the_url(url: str) -> None:
     kwargs = kwargs_of(url)
     assert (kwargs["username"], kwargs["password"], kwargs["db"]) == ("u", "p@ss", 3)
 
 
-@pytest.mark.parametrize("url", ["redis://h:1", "rediss://h:1", "unix:///s", "redis+sentinel://h:1/m"])
+@pytest.mark.parametrize(
+    "url", ["redis://h:1", "rediss://h:1", "unix:///s", "redis+sentinel://h:1/m"]
+)
 def test_the_client_neither_retries_nor_decodes_and_has_timeouts(url: str) -> None:
     client = connect(settings_of(url, CONNECT_TIMEOUT=0.5, SOCKET_TIMEOUT=0.25))
     kwargs = client.connection_pool.connection_kwargs
@@ -62,13 +65,19 @@ def test_the_client_neither_retries_nor_decodes_and_has_timeouts(url: str) -> No
 
 
 def test_a_cluster_client_does_not_retry_either(server: Server, client: Any) -> None:
-    retry = client.retry if server.kind == "cluster" else client.connection_pool.connection_kwargs["retry"]
+    retry = (
+        client.retry
+        if server.kind == "cluster"
+        else client.connection_pool.connection_kwargs["retry"]
+    )
     assert retry.get_retries() == 0
 
 
 @pytest.mark.parametrize("url", ["rediss://h:1/0", "rediss+sentinel://h:1/m"])
 def test_a_double_s_means_tls(url: str) -> None:
-    assert issubclass(connect(settings_of(url)).connection_pool.connection_class, redis.SSLConnection)
+    assert issubclass(
+        connect(settings_of(url)).connection_pool.connection_class, redis.SSLConnection
+    )
 
 
 def test_a_sentinel_url_names_sentinels_primary_and_database() -> None:
@@ -114,7 +123,10 @@ def test_a_wrong_url_says_what_is_wrong_and_keeps_the_password(url: str, text: s
         ("redis://user:sec/r@et@host/0", "redis://user:***@host/0"),
         ("redis+sentinel://u:secret@a:1,b:2/m/0", "redis+sentinel://u:***@a:1,b:2/m/0"),
         ("redis://host/0?password=secret&db=1", "redis://host/0?password=***&db=1"),
-        ("redis+sentinel://a:1/m?sentinel_password=secret", "redis+sentinel://a:1/m?sentinel_password=***"),
+        (
+            "redis+sentinel://a:1/m?sentinel_password=secret",
+            "redis+sentinel://a:1/m?sentinel_password=***",
+        ),
         ("default", "default"),
     ],
 )
@@ -125,7 +137,9 @@ def test_no_password_is_shown(url: str, masked: str) -> None:
 def test_a_cluster_that_is_not_there_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(StoreUnavailable, match="Cannot reach Redis at redis\\+cluster://:\\*\\*\\*@"):
+    with pytest.raises(
+        StoreUnavailable, match="Cannot reach Redis at redis\\+cluster://:\\*\\*\\*@"
+    ):
         connect(settings_of(f"redis+cluster://:secret@127.0.0.1:{port}"))
 
 
@@ -135,7 +149,11 @@ def test_a_cluster_that_is_not_there_is_unavailable() -> None:
 def use_alias(settings: Any, location: str | list[str], prefix: str, **options: Any) -> RedisStore:
     settings.CACHES = {
         **settings.CACHES,
-        "queue": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options},
+        "queue": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": location,
+            "OPTIONS": options,
+        },
     }
     settings.DELAYQ = {"REDIS": "queue", "PREFIX": prefix}
     return get_store()
@@ -162,7 +180,9 @@ def test_an_alias_over_a_unix_socket_works(settings: Any, server: Server, prefix
 
 
 @singles
-def test_the_options_of_the_cache_do_not_change_ours(settings: Any, server: Server, prefix: str) -> None:
+def test_the_options_of_the_cache_do_not_change_ours(
+    settings: Any, server: Server, prefix: str
+) -> None:
     pool = {"decode_responses": True, "max_connections": 5, "retry_on_timeout": True}
     store = use_alias(settings, server.url, prefix, CONNECTION_POOL_KWARGS=pool, SOCKET_TIMEOUT=99)
     kwargs = store.client.connection_pool.connection_kwargs
@@ -172,7 +192,9 @@ def test_the_options_of_the_cache_do_not_change_ours(settings: Any, server: Serv
     store.close()
 
 
-def test_the_default_store_is_made_once_and_anew_when_the_settings_change(delayq: RedisStore, settings: Any) -> None:
+def test_the_default_store_is_made_once_and_anew_when_the_settings_change(
+    delayq: RedisStore, settings: Any
+) -> None:
     assert get_store() is delayq
     settings.DELAYQ = {**settings.DELAYQ, "PREFIX": "other"}
     assert get_store() is not delayq

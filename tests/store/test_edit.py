@@ -63,7 +63,9 @@ def at_once(*calls: Callable[[], Sequence[str]]) -> list[Sequence[str]]:
 
 
 @pytest.mark.parametrize("priority", list(Priority))
-def test_a_waiting_message_gets_another_body_and_nothing_else_changes(store: RedisStore, priority: Priority) -> None:
+def test_a_waiting_message_gets_another_body_and_nothing_else_changes(
+    store: RedisStore, priority: Priority
+) -> None:
     message_id = enqueue(store, when=LATER, priority=priority, expires="+5000")
     before = dump(store)
     assert edit(store, message_id) == "OK"
@@ -189,7 +191,9 @@ def test_exactly_one_of_edit_and_claim_wins(store: RedisStore) -> None:
     words = dict(zip(reversed(ids), at_once(edit_all, claim_all)[0], strict=True))
     assert set(words.values()) == {"OK", "RUNNING"}  # else the two have not met
     for message_id, word in words.items():
-        assert claimed[message_id] == (with_body(records[message_id]) if word == "OK" else records[message_id])
+        assert claimed[message_id] == (
+            with_body(records[message_id]) if word == "OK" else records[message_id]
+        )
 
 
 def test_exactly_one_of_two_edits_wins(store: RedisStore) -> None:
@@ -202,7 +206,9 @@ def test_exactly_one_of_two_edits_wins(store: RedisStore) -> None:
     first, second = at_once(lambda: edit_all(b"[3]"), lambda: edit_all(b"[2]"))
     assert {tuple(sorted(pair)) for pair in zip(first, second, strict=True)} == {("CHANGED", "OK")}
     for message_id, word in zip(ids, first, strict=True):
-        assert record_of(store, message_id) == with_body(records[message_id], b"[3]" if word == "OK" else b"[2]")
+        assert record_of(store, message_id) == with_body(
+            records[message_id], b"[3]" if word == "OK" else b"[2]"
+        )
 
 
 @pytest.mark.parametrize("raw", [b"", b"x" * 13, b"x" * 22])

@@ -61,7 +61,12 @@ def test_the_stamp_is_the_time_of_redis(store: RedisStore) -> None:
     message_id = enqueue(store, body=b'["x"]')
     record = stored(store, message_id)
     assert before <= record.enqueued_at_us / 1000 <= store.clock_ms()
-    assert (record.body, record.task_code, record.ttr_ms, record.expires_at_ms) == (b'["x"]', CODE, 60_000, 0)
+    assert (record.body, record.task_code, record.ttr_ms, record.expires_at_ms) == (
+        b'["x"]',
+        CODE,
+        60_000,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,9 @@ def test_the_name_of_the_task_is_remembered(store: RedisStore) -> None:
     assert store.task_name(PARTITION, CODE) == TASK
 
 
-@pytest.mark.parametrize(("priority", "lane"), [(Priority.HIGH, "high"), (Priority.NORMAL, "normal"), (2, "low")])
+@pytest.mark.parametrize(
+    ("priority", "lane"), [(Priority.HIGH, "high"), (Priority.NORMAL, "normal"), (2, "low")]
+)
 def test_the_priority_is_the_lane(store: RedisStore, priority: Priority, lane: str) -> None:
     message_id = enqueue(store, priority=priority)
     assert list(dump(store)[lane]) == [message_id]
@@ -108,7 +115,9 @@ def test_an_id_that_occurs_twice_is_refused_before_anything_changes(store: Redis
 
 
 @pytest.mark.parametrize("field", ["when", "expires"])
-def test_a_time_that_is_not_a_number_is_refused_before_anything_changes(store: RedisStore, field: str) -> None:
+def test_a_time_that_is_not_a_number_is_refused_before_anything_changes(
+    store: RedisStore, field: str
+) -> None:
     before = dump(store)
     for text in ("soon", "+soon"):
         with pytest.raises(StoreError):
@@ -142,12 +151,14 @@ def test_the_same_record_again_is_the_same_message(store: RedisStore, mode: str)
 
 @pytest.mark.parametrize("mode", ["raise", "keep"])
 @pytest.mark.parametrize("first", [PAST, LATER])
-def test_a_kept_message_keeps_its_due_time_and_arguments(store: RedisStore, mode: str, first: str) -> None:
+def test_a_kept_message_keeps_its_due_time_and_arguments(
+    store: RedisStore, mode: str, first: str
+) -> None:
     message_id = enqueue(store, when=first)
     before = dump(store)
-    assert send(store, outgoing(message_id, mode=mode, when="5", body=b"[2]", priority=Priority.HIGH)) == {
-        0: "DUPLICATE"
-    }
+    assert send(
+        store, outgoing(message_id, mode=mode, when="5", body=b"[2]", priority=Priority.HIGH)
+    ) == {0: "DUPLICATE"}
     assert dump(store) == before
 
 
@@ -161,7 +172,9 @@ def test_a_running_message_is_kept(store: RedisStore, mode: str) -> None:
 
 def test_replace_changes_due_time_and_arguments(store: RedisStore) -> None:
     message_id = enqueue(store, when=LATER)
-    assert send(store, outgoing(message_id, mode="replace", when="7000", body=b"[2]")) == {0: "REPLACED"}
+    assert send(store, outgoing(message_id, mode="replace", when="7000", body=b"[2]")) == {
+        0: "REPLACED"
+    }
     assert waiting(store) == {message_id: 7000}
     assert stored(store, message_id).body == b"[2]"
     assert counter(store, "enqueued") == 1
@@ -205,7 +218,9 @@ def test_the_newest_follower_wins(store: RedisStore) -> None:
     assert stored(store, lease.id).body == b"[2]"
 
 
-def test_a_message_whose_lease_has_ended_is_still_running_until_it_is_reclaimed(store: RedisStore) -> None:
+def test_a_message_whose_lease_has_ended_is_still_running_until_it_is_reclaimed(
+    store: RedisStore,
+) -> None:
     lease = claim(store)
     end_leases(store)
     follow(store, lease.id)
@@ -225,13 +240,19 @@ def test_a_repeated_replace_leaves_one_message(store: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("case", ["new", "replace", "follow", "batch"])
-def test_a_full_redis_refuses_and_nothing_changes(store: RedisStore, server: Server, case: str) -> None:
+def test_a_full_redis_refuses_and_nothing_changes(
+    store: RedisStore, server: Server, case: str
+) -> None:
     waiting_id, lease = enqueue(store, when=LATER), claim(store)
     messages = {
         "new": [outgoing()],
         "replace": [outgoing(waiting_id, mode="replace", body=b"[2]")],
         "follow": [outgoing(lease.id, mode="replace")],
-        "batch": [outgoing(), outgoing(waiting_id, mode="replace"), outgoing(lease.id, mode="replace")],
+        "batch": [
+            outgoing(),
+            outgoing(waiting_id, mode="replace"),
+            outgoing(lease.id, mode="replace"),
+        ],
     }[case]
     before = dump(store)
     with full(server), pytest.raises(StoreFull):

@@ -73,12 +73,16 @@ def test_a_lone_message_takes_the_short_script(store: RedisStore, called: list[s
     ],
     ids=["keep", "replace", "from SQL", "two"],
 )
-def test_others_take_the_script_that_has_words(store: RedisStore, called: list[str], messages: list[Outgoing]) -> None:
+def test_others_take_the_script_that_has_words(
+    store: RedisStore, called: list[str], messages: list[Outgoing]
+) -> None:
     send(store, *messages)
     assert called == ["enqueue"]
 
 
-def test_so_does_one_whose_task_the_partition_does_not_know(store: RedisStore, called: list[str]) -> None:
+def test_so_does_one_whose_task_the_partition_does_not_know(
+    store: RedisStore, called: list[str]
+) -> None:
     name = "shop.other"
     store.enqueue(PARTITION, {task_code(name): name}, [outgoing()])
     assert called == ["enqueue"]
@@ -114,7 +118,9 @@ def test_a_delay_counts_from_the_clock_of_redis_which_is_returned(store: RedisSt
 
 
 @pytest.mark.parametrize("field", ["when", "expires"])
-def test_a_time_that_is_not_a_number_is_refused_before_anything_changes(store: RedisStore, field: str) -> None:
+def test_a_time_that_is_not_a_number_is_refused_before_anything_changes(
+    store: RedisStore, field: str
+) -> None:
     before = dump(store)
     for text in ("soon", "+soon"):
         with pytest.raises(StoreError):
@@ -134,7 +140,9 @@ def test_only_a_sooner_head_of_its_lane_wakes_the_workers(store: RedisStore) -> 
 
 
 @pytest.mark.parametrize(("body", "word"), [(b"[1]", "SAME"), (b"[2]", "DUPLICATE")])
-def test_a_live_id_is_left_to_the_full_script(store: RedisStore, called: list[str], body: bytes, word: str) -> None:
+def test_a_live_id_is_left_to_the_full_script(
+    store: RedisStore, called: list[str], body: bytes, word: str
+) -> None:
     for message_id in (enqueue(store, when=LATER), claim(store).id):
         before, called[:] = dump(store), []
         assert send(store, outgoing(message_id, body=body, when="5")) == {0: word}

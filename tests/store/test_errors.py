@@ -1,4 +1,5 @@
-"""errors.py: what went wrong is not executed, unknown, or a bug. With real servers where they can be made to fail."""
+"""errors.py: what went wrong is not executed, unknown, or a bug. With real servers where they can
+be made to fail."""
 
 from __future__ import annotations
 
@@ -79,7 +80,10 @@ def test_a_refused_connection_is_unavailable(prefix: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     url = f"redis://:secret@127.0.0.1:{port}/0"
-    with another_store(url, prefix) as store, pytest.raises(StoreUnavailable, match="Nothing was changed") as error:
+    with (
+        another_store(url, prefix) as store,
+        pytest.raises(StoreUnavailable, match="Nothing was changed") as error,
+    ):
         enqueue(store)
     assert f"Cannot reach Redis at redis://:***@127.0.0.1:{port}/0" in str(error.value)
 
@@ -116,12 +120,19 @@ def replica(server: Server) -> Iterator[None]:
 
 
 def test_a_replica_without_its_primary_is_unavailable(store: RedisStore, server: Server) -> None:
-    with config(server, "replica-serve-stale-data", "no", "yes"), replica(server), pytest.raises(StoreUnavailable):
+    with (
+        config(server, "replica-serve-stale-data", "no", "yes"),
+        replica(server),
+        pytest.raises(StoreUnavailable),
+    ):
         store.stats(PARTITION)
 
 
 def test_a_primary_without_its_replicas_is_read_only(store: RedisStore, server: Server) -> None:
-    with config(server, "min-replicas-to-write", 1, 0), pytest.raises(StoreReadOnly, match="replicas"):
+    with (
+        config(server, "min-replicas-to-write", 1, 0),
+        pytest.raises(StoreReadOnly, match="replicas"),
+    ):
         enqueue(store)
 
 
@@ -224,7 +235,9 @@ def unknown(proxy: Proxy, call: Callable[[], Any]) -> None:
     proxy.mode = "forward"
 
 
-def test_a_message_whose_answer_was_lost_is_enqueued_once(store: RedisStore, proxy: Proxy, far: RedisStore) -> None:
+def test_a_message_whose_answer_was_lost_is_enqueued_once(
+    store: RedisStore, proxy: Proxy, far: RedisStore
+) -> None:
     enqueue(store)  # Redis knows the script: else the answer that is lost is NOSCRIPT
     message = outgoing(when=LATER)
     unknown(proxy, lambda: send(far, message))
@@ -250,20 +263,28 @@ def test_a_run_whose_settlement_was_lost_is_settled_once(
 
 SETTLE: dict[str, Callable[[RedisStore, Lease, bool], Any]] = {
     "ack": lambda store, lease, again: store.ack(PARTITION, [(lease, DETAIL)], repeated=again),
-    "retry": lambda store, lease, again: store.nack(PARTITION, [(lease, DAY_MS, True, DETAIL)], repeated=again),
-    "dead": lambda store, lease, again: store.nack(PARTITION, [(lease, None, True, DETAIL)], repeated=again),
+    "retry": lambda store, lease, again: store.nack(
+        PARTITION, [(lease, DAY_MS, True, DETAIL)], repeated=again
+    ),
+    "dead": lambda store, lease, again: store.nack(
+        PARTITION, [(lease, None, True, DETAIL)], repeated=again
+    ),
     "release": lambda store, lease, again: store.release(PARTITION, [lease], repeated=again),
 }
 
 
-def test_a_claim_whose_answer_was_lost_is_found_by_its_token(store: RedisStore, proxy: Proxy, far: RedisStore) -> None:
+def test_a_claim_whose_answer_was_lost_is_found_by_its_token(
+    store: RedisStore, proxy: Proxy, far: RedisStore
+) -> None:
     ids, token = enqueue_many(store, 3), b"t" * 16
     store.claim(PARTITION, 0)
     unknown(proxy, lambda: far.claim(PARTITION, 3, token))
     assert far.leased_under(PARTITION, token) == ids
 
 
-def test_a_cancel_whose_answer_was_lost_has_happened_once(store: RedisStore, proxy: Proxy, far: RedisStore) -> None:
+def test_a_cancel_whose_answer_was_lost_has_happened_once(
+    store: RedisStore, proxy: Proxy, far: RedisStore
+) -> None:
     message_id = enqueue(store)
     store.cancel(PARTITION, [b"x" * 16])
     unknown(proxy, lambda: far.cancel(PARTITION, [message_id]))
@@ -271,7 +292,9 @@ def test_a_cancel_whose_answer_was_lost_has_happened_once(store: RedisStore, pro
     assert ends(store) == [(message_id, "cancelled")]
 
 
-def test_a_reclaim_whose_answer_was_lost_has_happened_once(store: RedisStore, proxy: Proxy, far: RedisStore) -> None:
+def test_a_reclaim_whose_answer_was_lost_has_happened_once(
+    store: RedisStore, proxy: Proxy, far: RedisStore
+) -> None:
     lease = claim(store)
     store.reclaim(PARTITION)
     end_leases(store)
@@ -280,7 +303,9 @@ def test_a_reclaim_whose_answer_was_lost_has_happened_once(store: RedisStore, pr
     assert claim(store, lease.id).crashes == 1
 
 
-def test_silence_is_unknown_after_the_timeout(store: RedisStore, proxy: Proxy, far: RedisStore) -> None:
+def test_silence_is_unknown_after_the_timeout(
+    store: RedisStore, proxy: Proxy, far: RedisStore
+) -> None:
     proxy.mode = "black_hole"
     with pytest.raises(OutcomeUnknown, match="broke before the answer came"):
         enqueue(far)
@@ -309,22 +334,38 @@ CASES = [
     (redis.ResponseError("LOADING Redis is loading the dataset in memory"), StoreLoading),
     (redis.ResponseError("MISCONF Redis is configured to save RDB snapshots, but"), StoreReadOnly),
     (redis.exceptions.ReadOnlyError("You can't write against a read only replica."), StoreReadOnly),
-    (redis.ResponseError("user_script: -OOM command not allowed when used memory > 'maxmemory'."), StoreFull),
+    (
+        redis.ResponseError(
+            "user_script: -OOM command not allowed when used memory > 'maxmemory'."
+        ),
+        StoreFull,
+    ),
     (redis.exceptions.ClusterDownError("The cluster is down"), StoreUnavailable),
     (redis.exceptions.MasterDownError("Link with MASTER is down"), StoreUnavailable),
-    (redis.exceptions.TryAgainError("Multiple keys request during rehashing of slot"), StoreUnavailable),
+    (
+        redis.exceptions.TryAgainError("Multiple keys request during rehashing of slot"),
+        StoreUnavailable,
+    ),
     (redis.exceptions.MovedError("12182 127.0.0.1:7002"), StoreUnavailable),
     (redis.ConnectionError("max number of clients reached"), StoreUnavailable),
     (redis.exceptions.MaxConnectionsError("Too many connections"), StoreUnavailable),
-    (redis.ConnectionError("Error -2 connecting to nowhere:6379. Name or service not known."), StoreUnavailable),
+    (
+        redis.ConnectionError("Error -2 connecting to nowhere:6379. Name or service not known."),
+        StoreUnavailable,
+    ),
     (redis.TimeoutError("Timeout connecting to server"), StoreUnavailable),
     (redis.sentinel.MasterNotFoundError("No master found for 'mymaster'"), StoreUnavailable),
-    (RedisClusterException("Redis Cluster cannot be connected. Please provide at least one"), StoreUnavailable),
+    (
+        RedisClusterException("Redis Cluster cannot be connected. Please provide at least one"),
+        StoreUnavailable,
+    ),
     (SlotNotCoveredError('Slot "5" is not covered by the cluster.'), StoreUnavailable),
     (redis.TimeoutError("Timeout reading from 127.0.0.1:6379"), OutcomeUnknown),
     (redis.ConnectionError("Connection closed by server."), OutcomeUnknown),
     (
-        redis.ConnectionError("Error while reading from 127.0.0.1:6379 : (104, 'Connection reset by peer')"),
+        redis.ConnectionError(
+            "Error while reading from 127.0.0.1:6379 : (104, 'Connection reset by peer')"
+        ),
         OutcomeUnknown,
     ),
     (redis.ResponseError("ERR user_script:12: attempt to index a nil value"), StoreError),
@@ -332,7 +373,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "kind"), CASES, ids=lambda case: getattr(case, "__name__", str(case)[:30]))
+@pytest.mark.parametrize(
+    ("error", "kind"), CASES, ids=lambda case: getattr(case, "__name__", str(case)[:30])
+)
 def test_every_error_has_one_meaning(error: Exception, kind: type[DelayQError]) -> None:
     translated = translate(error, "redis://:***@host")
     assert type(translated) is kind
@@ -340,7 +383,10 @@ def test_every_error_has_one_meaning(error: Exception, kind: type[DelayQError]) 
 
 
 def test_a_call_that_broke_is_unknown_even_when_the_cluster_is_then_not_found() -> None:
-    cases = {"Connection closed by server.": OutcomeUnknown, "Error 111 connecting to h:1.": StoreUnavailable}
+    cases = {
+        "Connection closed by server.": OutcomeUnknown,
+        "Error 111 connecting to h:1.": StoreUnavailable,
+    }
     for text, kind in cases.items():
         try:
             try:

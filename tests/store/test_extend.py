@@ -5,7 +5,17 @@ from __future__ import annotations
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
 from tests.servers import Server
-from tests.store.factories import DETAIL, PARTITION, claim, claim_again, dump, end_leases, enqueue_many, full, leased
+from tests.store.factories import (
+    DETAIL,
+    PARTITION,
+    claim,
+    claim_again,
+    dump,
+    end_leases,
+    enqueue_many,
+    full,
+    leased,
+)
 
 
 def test_an_extended_lease_ends_a_ttr_after_now(store: RedisStore) -> None:
@@ -56,7 +66,9 @@ def test_a_settled_lease_is_not_revived(store: RedisStore) -> None:
     store.ack(PARTITION, [(acked, DETAIL)])
     store.nack(PARTITION, [(nacked, 5000, True, DETAIL)])
     before = dump(store)
-    assert store.extend(PARTITION, [acked, nacked]) == []  # neither is lost: this worker settled them itself
+    assert (
+        store.extend(PARTITION, [acked, nacked]) == []
+    )  # neither is lost: this worker settled them itself
     assert dump(store) == before
 
 

@@ -1,4 +1,5 @@
-"""sentinel.py, cluster.py: no call waits for a primary that is out, and none is answered by one that woke up."""
+"""sentinel.py, cluster.py: no call waits for a primary that is out, and none is answered by one
+that woke up."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ import pytest
 import redis
 
 from django_delayq.core.conf import parse_settings
-from django_delayq.core.exceptions import NotReplicated, OutcomeUnknown, StoreUnavailable, TooFewReplicas
+from django_delayq.core.exceptions import (
+    NotReplicated,
+    OutcomeUnknown,
+    StoreUnavailable,
+    TooFewReplicas,
+)
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import partition_keys
 from django_delayq.store.redis import RedisStore
@@ -98,7 +104,9 @@ def test_what_is_accepted_after_a_frozen_primary_wakes_is_in_the_new_one(
         store.close()
 
 
-def test_a_late_answer_is_not_that_of_the_next_call(behind_sentinel: Replicated, prefix: str) -> None:
+def test_a_late_answer_is_not_that_of_the_next_call(
+    behind_sentinel: Replicated, prefix: str
+) -> None:
     store = store_on(behind_sentinel, prefix, SOCKET_TIMEOUT=0.2)
     assert accepted(store) and accepted(store)  # the second with the script of a lone message
     pid = behind_sentinel.primaries[0].pid
@@ -106,12 +114,15 @@ def test_a_late_answer_is_not_that_of_the_next_call(behind_sentinel: Replicated,
     os.kill(pid, signal.SIGSTOP)
     assert accepted(store) is None
     threading.Timer(0.1, os.kill, (pid, signal.SIGCONT)).start()
-    # Sent before Redis wakes up: on the connection that has timed out the other answer would come first.
+    # Sent before Redis wakes up: on the connection that has timed out the other answer would come
+    # first.
     assert store.cancel(PARTITION, [b"nobody knows it."]) == ["NOT_FOUND"]
     store.close()
 
 
-def test_a_primary_that_was_demoted_refuses_and_is_left(behind_sentinel: Replicated, prefix: str) -> None:
+def test_a_primary_that_was_demoted_refuses_and_is_left(
+    behind_sentinel: Replicated, prefix: str
+) -> None:
     store = store_on(behind_sentinel, prefix)
     assert accepted(store)
     old, new = behind_sentinel.primaries[0], behind_sentinel.others[0]
@@ -159,7 +170,9 @@ def cluster() -> Iterator[Cluster]:
         yield server
 
 
-def test_on_a_cluster_replicas_are_waited_for_on_the_node_of_the_partition(cluster: Cluster, prefix: str) -> None:
+def test_on_a_cluster_replicas_are_waited_for_on_the_node_of_the_partition(
+    cluster: Cluster, prefix: str
+) -> None:
     store = store_on(cluster, prefix, WAIT_REPLICAS=1)
     assert accepted(store) and accepted(store)
     greedy = store_on(cluster, prefix, WAIT_REPLICAS=2, SOCKET_TIMEOUT=0.2)
@@ -173,7 +186,9 @@ def test_on_a_cluster_replicas_are_waited_for_on_the_node_of_the_partition(clust
         one.close()
 
 
-def test_a_call_to_a_frozen_node_of_a_cluster_ends_when_a_replica_has_taken_over(cluster: Cluster, prefix: str) -> None:
+def test_a_call_to_a_frozen_node_of_a_cluster_ends_when_a_replica_has_taken_over(
+    cluster: Cluster, prefix: str
+) -> None:
     store = store_on(cluster, prefix, SOCKET_TIMEOUT=30)
     assert accepted(store)
     port = store.client.get_node_from_key(partition_keys(prefix, PARTITION)[4]).port
@@ -202,7 +217,9 @@ class Witness:
         if self.flags == "dead":
             raise redis.ConnectionError("Error 111 connecting")
         state = {"ip": "h", "port": self.port, "config-epoch": self.epoch, "flags": self.flags}
-        return {"m": {**state, "is_odown": "o_down" in self.flags, "is_sdown": "s_down" in self.flags}}
+        return {
+            "m": {**state, "is_odown": "o_down" in self.flags, "is_sdown": "s_down" in self.flags}
+        }
 
     def execute_command(self, *command: str) -> tuple[bytes, bytes]:
         return b"h", str(self.promoted or self.port).encode()
@@ -235,12 +252,21 @@ def test_what_was_heard_is_not_forgotten_because_most_have_not_heard_it() -> Non
 
 
 def test_a_replica_that_was_promoted_is_the_primary_before_the_failover_has_ended() -> None:
-    assert primary(sentinels(Witness(1, 1, "master,o_down", promoted=5), Witness(1, 1, "master,o_down"))) == 5
+    assert (
+        primary(
+            sentinels(Witness(1, 1, "master,o_down", promoted=5), Witness(1, 1, "master,o_down"))
+        )
+        == 5
+    )
 
 
-@pytest.mark.parametrize("flags", ["master,s_down", "master,s_down,o_down", "master,failover_in_progress"])
+@pytest.mark.parametrize(
+    "flags", ["master,s_down", "master,s_down,o_down", "master,failover_in_progress"]
+)
 def test_nobody_is_sent_to_a_primary_that_is_down_or_replaced(flags: str) -> None:
-    with pytest.raises(redis.ConnectionError, match="No master found for 'm': the Sentinels find it down"):
+    with pytest.raises(
+        redis.ConnectionError, match="No master found for 'm': the Sentinels find it down"
+    ):
         primary(sentinels(Witness(1, 1, flags), Witness(1, 1, flags)))
 
 
@@ -290,7 +316,9 @@ def test_what_sentinels_say_drops_the_connections_to_the_old_primary(
     asked = sentinels(witness)
     assert primary(asked) == 1
     monkeypatch.setattr(asked, "_drop", lambda: dropped.append(asked.primary))
-    asked._heard(event, words.replace(" m ", " another ").replace("m h 1 h 2", "another h 1 h 2").split())
+    asked._heard(
+        event, words.replace(" m ", " another ").replace("m h 1 h 2", "another h 1 h 2").split()
+    )
     assert (dropped, witness.asked) == ([], 1)
     witness.epoch, witness.port = 2, 2
     asked._heard(event, words.split())
@@ -301,7 +329,9 @@ def test_what_sentinels_say_drops_the_connections_to_the_old_primary(
     assert len(dropped) == count
 
 
-def test_a_connection_that_was_made_too_slowly_is_not_used(behind_sentinel: Replicated, prefix: str) -> None:
+def test_a_connection_that_was_made_too_slowly_is_not_used(
+    behind_sentinel: Replicated, prefix: str
+) -> None:
     store = store_on(behind_sentinel, prefix)
     manager = store.client.connection_pool.sentinel_manager
     connection = store.client.connection_pool.make_connection()

@@ -7,15 +7,32 @@ import pytest
 from django_delayq.core.message import Priority, State
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
-from tests.store.factories import DETAIL, LATER, PARTITION, claim, corrupt, dump, enqueue, enqueue_many, new_id, waiting
+from tests.store.factories import (
+    DETAIL,
+    LATER,
+    PARTITION,
+    claim,
+    corrupt,
+    dump,
+    enqueue,
+    enqueue_many,
+    new_id,
+    waiting,
+)
 
 
 @pytest.mark.parametrize("priority", list(Priority))
 @pytest.mark.parametrize(("when", "state"), [("5000", State.READY), (LATER, State.DELAYED)])
-def test_a_waiting_message_is_found(store: RedisStore, priority: Priority, when: str, state: State) -> None:
+def test_a_waiting_message_is_found(
+    store: RedisStore, priority: Priority, when: str, state: State
+) -> None:
     message_id = enqueue(store, when=when, priority=priority)
     (found,) = store.find(PARTITION, [message_id])
-    assert (found.id, found.state, found.due_at_ms) == (message_id, state, waiting(store)[message_id])
+    assert (found.id, found.state, found.due_at_ms) == (
+        message_id,
+        state,
+        waiting(store)[message_id],
+    )
     assert (found.record, found.attempts) == (dump(store)["messages"][message_id], None)
 
 
@@ -61,6 +78,8 @@ def test_a_damaged_record_is_found_as_it_is(store: RedisStore) -> None:
 
 
 def test_the_instant_of_enqueue_is_to_the_microsecond(store: RedisStore) -> None:
-    now_us, _ = store.enqueue(PARTITION, {}, [(message_id := new_id(), "raise", "5", "", b"x" * 20)])
+    now_us, _ = store.enqueue(
+        PARTITION, {}, [(message_id := new_id(), "raise", "5", "", b"x" * 20)]
+    )
     (found,) = store.find(PARTITION, [message_id])
     assert int.from_bytes(found.record[:8], "big") == now_us

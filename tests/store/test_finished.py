@@ -76,7 +76,9 @@ def test_an_entry_is_what_the_script_wrote(store: RedisStore, stream: FinishedSt
     store.nack(PARTITION, [(lease, None, True, detail)])
     (entry,) = stream.read()
     ((stream_id, _),) = store.client.xrange(key(store, "finished"))
-    expected = Entry(stream_id, PARTITION, lease.id, "dead", entry.at_ms, lease.record, lease.entry, detail)
+    expected = Entry(
+        stream_id, PARTITION, lease.id, "dead", entry.at_ms, lease.record, lease.entry, detail
+    )
     assert entry == expected
     assert int(before) <= entry.at_ms <= store.clock_ms()
 
@@ -100,7 +102,9 @@ def test_an_empty_stream_gives_nothing(stream: FinishedStream) -> None:
     assert stream.read() == stream.take_over() == []
 
 
-def test_each_entry_is_read_once_in_the_order_of_their_ends(store: RedisStore, stream: FinishedStream) -> None:
+def test_each_entry_is_read_once_in_the_order_of_their_ends(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     first, second = end(store), end(store)
     assert ids(stream.read()) == [first, second]
     assert stream.read() == []
@@ -127,7 +131,9 @@ def test_two_archivers_share_the_entries(store: RedisStore, stream: FinishedStre
     assert (ids(other.read()), stream.read()) == ([second], [])
 
 
-def test_a_stream_that_was_deleted_meanwhile_is_read_again(store: RedisStore, stream: FinishedStream) -> None:
+def test_a_stream_that_was_deleted_meanwhile_is_read_again(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     end(store)
     stream.read()
     for name in ("finished", "meta"):
@@ -157,7 +163,9 @@ def test_a_living_archiver_keeps_what_it_reads(store: RedisStore, stream: Finish
 
 
 @pytest.mark.usefixtures("at_once")
-def test_what_a_dead_archiver_has_read_is_taken_over(store: RedisStore, stream: FinishedStream) -> None:
+def test_what_a_dead_archiver_has_read_is_taken_over(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     ended = [end(store), end(store)]
     dead = FinishedStream(store, PARTITION, "dead")
     read = dead.read()
@@ -166,11 +174,21 @@ def test_what_a_dead_archiver_has_read_is_taken_over(store: RedisStore, stream: 
     assert group(store) == {"dead": 0, "archiver": 2}
 
 
-def test_only_what_was_left_for_long_enough_is_taken_over(store: RedisStore, stream: FinishedStream) -> None:
+def test_only_what_was_left_for_long_enough_is_taken_over(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     dead = FinishedStream(store, PARTITION, "dead")
     old, new = end(store), end(store)
     entries = dead.read()
-    moved = key(store, "finished"), GROUP, "dead", 0, entries[0].entry, "IDLE", module.TAKE_OVER_AFTER_MS
+    moved = (
+        key(store, "finished"),
+        GROUP,
+        "dead",
+        0,
+        entries[0].entry,
+        "IDLE",
+        module.TAKE_OVER_AFTER_MS,
+    )
     store.command("XCLAIM", *moved)
     assert (ids(stream.take_over()), old != new) == ([old], True)
 
@@ -184,7 +202,9 @@ def test_an_archiver_takes_over_from_its_own_earlier_life(store: RedisStore) -> 
 
 
 @pytest.mark.usefixtures("at_once")
-def test_what_was_removed_meanwhile_is_not_taken_over(store: RedisStore, stream: FinishedStream) -> None:
+def test_what_was_removed_meanwhile_is_not_taken_over(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     slow = FinishedStream(store, PARTITION, "slow")
     end(store)
     kept = end(store)
@@ -196,7 +216,11 @@ def test_what_was_removed_meanwhile_is_not_taken_over(store: RedisStore, stream:
 @pytest.mark.parametrize("idle", [True, False])
 @pytest.mark.parametrize("pending", [True, False])
 def test_consumers_long_dead_are_forgotten_unless_they_hold_something(
-    store: RedisStore, stream: FinishedStream, monkeypatch: pytest.MonkeyPatch, idle: bool, pending: bool
+    store: RedisStore,
+    stream: FinishedStream,
+    monkeypatch: pytest.MonkeyPatch,
+    idle: bool,
+    pending: bool,
 ) -> None:
     end(store)
     dead = FinishedStream(store, PARTITION, "dead")
@@ -240,7 +264,9 @@ def test_a_full_batch_is_removed_in_one_call(store: RedisStore, stream: Finished
     assert group(store) == {"archiver": 0}
 
 
-def test_what_is_archived_is_not_remembered_any_more(store: RedisStore, stream: FinishedStream) -> None:
+def test_what_is_archived_is_not_remembered_any_more(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     archived, waits = end(store, durable=True), end(store, durable=True)
     entries = stream.read()
     assert markers(store) == {archived: STAMP, waits: STAMP}
@@ -249,7 +275,9 @@ def test_what_is_archived_is_not_remembered_any_more(store: RedisStore, stream: 
 
 
 @pytest.mark.parametrize("first", ["older", "newer"])
-def test_each_life_is_forgotten_with_its_own_entry(store: RedisStore, stream: FinishedStream, first: str) -> None:
+def test_each_life_is_forgotten_with_its_own_entry(
+    store: RedisStore, stream: FinishedStream, first: str
+) -> None:
     message_id = end(store, durable=True)
     send(store, accepted(message_id, stamp=STAMP + 1))
     store.ack(PARTITION, [(claim(store, message_id), DETAIL)])
@@ -258,7 +286,9 @@ def test_each_life_is_forgotten_with_its_own_entry(store: RedisStore, stream: Fi
     assert markers(store) == ({message_id: STAMP + 1} if first == "older" else {})
 
 
-def test_an_entry_of_a_message_that_is_not_durable_forgets_nothing(store: RedisStore, stream: FinishedStream) -> None:
+def test_an_entry_of_a_message_that_is_not_durable_forgets_nothing(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     message_id = end(store)
     (entry,) = stream.read()
     store.bury(PARTITION, message_id, stamped(int.from_bytes(entry.record[:8], "big")))
@@ -267,7 +297,9 @@ def test_an_entry_of_a_message_that_is_not_durable_forgets_nothing(store: RedisS
     assert markers(store) == before != {}
 
 
-def test_a_full_redis_can_be_emptied(store: RedisStore, stream: FinishedStream, server: Server) -> None:
+def test_a_full_redis_can_be_emptied(
+    store: RedisStore, stream: FinishedStream, server: Server
+) -> None:
     end(store, durable=True)
     end(store)
     entries = stream.read()

@@ -72,7 +72,9 @@ def test_it_agrees_with_a_naive_count(store: RedisStore) -> None:
     send(store, *messages[:500])
     send(store, *messages[500:])
     instants = [chance.choice(dues) + chance.choice((-1, 0, 1)) for _ in range(100)]
-    assert store.forecast(PARTITION, instants) == [sum(due < instant for due in dues) for instant in instants]
+    assert store.forecast(PARTITION, instants) == [
+        sum(due < instant for due in dues) for instant in instants
+    ]
 
 
 def test_every_lane_counts(store: RedisStore) -> None:

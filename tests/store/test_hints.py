@@ -71,7 +71,9 @@ def test_connecting_twice_is_one_subscription(store: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("server_kind", SINGLE, indirect=True, scope="session")
-def test_a_broken_subscription_is_an_error_and_can_be_made_anew(server: Server, prefix: str) -> None:
+def test_a_broken_subscription_is_an_error_and_can_be_made_anew(
+    server: Server, prefix: str
+) -> None:
     with Proxy(server.url) as proxy:
         settings = parse_settings({"REDIS": proxy.url, "PREFIX": prefix})
         store = RedisStore(connect(settings), settings)

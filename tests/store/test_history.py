@@ -1,4 +1,5 @@
-"""remember() in shared/history.lua: the lines of the runs that have ended, behind an attempts entry."""
+"""remember() in shared/history.lua: the lines of the runs that have ended, behind an attempts
+entry."""
 
 from __future__ import annotations
 
@@ -114,7 +115,10 @@ def test_whoever_reads_the_finished_stream_reads_the_history(store: RedisStore, 
         case _:
             crash(store, claim_again(store, claim_again(store, lease)))
     lines = Attempts.decode(finished(store)[0]["attempts"]).history.splitlines()
-    assert (lines[0], len(lines)) == (DETAIL, 4 if end == "poison" else 1)  # what ended it is the detail
+    assert (lines[0], len(lines)) == (
+        DETAIL,
+        4 if end == "poison" else 1,
+    )  # what ended it is the detail
 
 
 def test_a_follower_begins_without_history(store: RedisStore) -> None:
@@ -129,13 +133,19 @@ def line(n: int, length: int) -> bytes:
     return b'{"n":%02d,"x":"%s"}' % (n, b"x" * (length - 16))
 
 
-@pytest.mark.parametrize(("length", "kept"), [(1024, 8), (1000, 8), (4096, 2), (4097, 1), (8192, 1), (8193, 0)])
-def test_the_newest_8_kib_of_whole_lines_are_kept(store: RedisStore, length: int, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "kept"), [(1024, 8), (1000, 8), (4096, 2), (4097, 1), (8192, 1), (8193, 0)]
+)
+def test_the_newest_8_kib_of_whole_lines_are_kept(
+    store: RedisStore, length: int, kept: int
+) -> None:
     assert len(line(0, length)) + 1 == length
     lease = claim(store)
     for n in range(kept + 3):
         lease = fail(store, lease, line(n, length))
-        assert history(store, lease.id) == [line(i, length) for i in range(max(0, n + 1 - kept), n + 1)]
+        assert history(store, lease.id) == [
+            line(i, length) for i in range(max(0, n + 1 - kept), n + 1)
+        ]
     assert len(attempts(store, lease.id).history) == kept * length <= LIMIT
 
 

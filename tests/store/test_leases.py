@@ -7,7 +7,16 @@ import os
 from django_delayq.store.lease import Lease
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
-from tests.store.factories import DETAIL, PARTITION, claim, dump, end_leases, enqueue_many, leased, waiting
+from tests.store.factories import (
+    DETAIL,
+    PARTITION,
+    claim,
+    dump,
+    end_leases,
+    enqueue_many,
+    leased,
+    waiting,
+)
 
 
 def test_only_the_leases_of_the_token_are_found(store: RedisStore) -> None:
@@ -37,7 +46,10 @@ def test_what_was_settled_or_reclaimed_is_not_found(store: RedisStore) -> None:
 def test_a_claim_whose_answer_was_lost_can_be_given_back(store: RedisStore) -> None:
     (message_id,), token = enqueue_many(store, 1), os.urandom(16)
     store.claim(PARTITION, 1, token)
-    leases = [Lease(PARTITION, i, b"", bytes(16) + token, 0.0) for i in store.leased_under(PARTITION, token)]
+    leases = [
+        Lease(PARTITION, i, b"", bytes(16) + token, 0.0)
+        for i in store.leased_under(PARTITION, token)
+    ]
     assert store.release(PARTITION, leases) == []
     assert (set(waiting(store)), leased(store)) == ({message_id}, set())
     assert claim(store, message_id).attempt == 1

@@ -13,12 +13,25 @@ from django_delayq.core.message import Priority, State
 from django_delayq.store.keys import Partition
 from django_delayq.store.link import BATCH
 from django_delayq.store.redis import RedisStore
-from tests.store.factories import DETAIL, LATER, PARTITION, TASKS, claim, corrupt, dump, enqueue, enqueue_many, outgoing
+from tests.store.factories import (
+    DETAIL,
+    LATER,
+    PARTITION,
+    TASKS,
+    claim,
+    corrupt,
+    dump,
+    enqueue,
+    enqueue_many,
+    outgoing,
+)
 
 NORMAL = int(Priority.NORMAL)
 
 
-def pages(store: RedisStore, limit: int, partition: Partition = PARTITION) -> list[tuple[int, bytes]]:
+def pages(
+    store: RedisStore, limit: int, partition: Partition = PARTITION
+) -> list[tuple[int, bytes]]:
     """All places of the normal lane, page after page."""
     seen: list[tuple[int, bytes]] = []
     while page := store.list(partition, NORMAL, seen[-1] if seen else None, limit):
@@ -45,7 +58,10 @@ def test_each_lane_is_listed_for_itself(store: RedisStore, priority: Priority) -
 def test_the_state_is_by_the_clock_of_redis(store: RedisStore) -> None:
     enqueue(store, when="1000")
     enqueue(store, when=LATER)
-    assert [item.state for item in store.list(PARTITION, NORMAL, None, 10)] == [State.READY, State.DELAYED]
+    assert [item.state for item in store.list(PARTITION, NORMAL, None, 10)] == [
+        State.READY,
+        State.DELAYED,
+    ]
 
 
 def test_a_retry_is_listed_with_its_attempts_and_a_lease_not_at_all(store: RedisStore) -> None:
@@ -61,12 +77,16 @@ def test_a_retry_is_listed_with_its_attempts_and_a_lease_not_at_all(store: Redis
     places=st.sets(st.tuples(st.integers(1, 4), st.binary(min_size=16, max_size=16)), max_size=30),
     limit=st.integers(1, 7),
 )
-def test_paging_sees_every_message_once_in_order(store: RedisStore, places: set[tuple[int, bytes]], limit: int) -> None:
+def test_paging_sees_every_message_once_in_order(
+    store: RedisStore, places: set[tuple[int, bytes]], limit: int
+) -> None:
     partition = Partition("list", int.from_bytes(os.urandom(4), "big"))
     unique = {message_id: due for due, message_id in places}
     if unique:
         store.enqueue(partition, TASKS, [outgoing(i, when=str(due)) for i, due in unique.items()])
-    assert pages(store, limit, partition) == sorted((due, message_id) for message_id, due in unique.items())
+    assert pages(store, limit, partition) == sorted(
+        (due, message_id) for message_id, due in unique.items()
+    )
 
 
 def test_the_cursor_holds_when_messages_come_and_go(store: RedisStore) -> None:

@@ -67,7 +67,9 @@ def test_the_stamp_is_compared_to_the_microsecond_and_the_highest_byte(store: Re
     message = accepted()
     send(store, message)
     other_high_byte = STAMP | 1 << 62
-    assert store.lives(PARTITION, [(message[0], stamp) for stamp in (STAMP - 1, STAMP, other_high_byte)]) == [
+    assert store.lives(
+        PARTITION, [(message[0], stamp) for stamp in (STAMP - 1, STAMP, other_high_byte)]
+    ) == [
         "MISSING",
         "LIVE",
         "MISSING",

@@ -40,11 +40,15 @@ LOAD = Load("night", "3 rows")
 NOTING = Load("night", "3 rows", notes=True)
 
 
-def loadable(message_id: bytes, *, when: str = FAR, expires: str = "", body: bytes = b"[1]", **fields: int) -> Loadable:
+def loadable(
+    message_id: bytes, *, when: str = FAR, expires: str = "", body: bytes = b"[1]", **fields: int
+) -> Loadable:
     return message_id, when, expires, record(body, **fields)  # type: ignore[arg-type]
 
 
-def load(store: RedisStore, *ids: bytes, split: int = 0, as_load: Load = LOAD, **fields: str) -> Loaded:
+def load(
+    store: RedisStore, *ids: bytes, split: int = 0, as_load: Load = LOAD, **fields: str
+) -> Loaded:
     return store.load(PARTITION, as_load, split, TASKS, [loadable(one, **fields) for one in ids])  # type: ignore[arg-type]
 
 
@@ -58,7 +62,10 @@ def ids_of(count: int) -> list[bytes]:
 
 def test_messages_are_stored_as_an_enqueue_stores_them(store: RedisStore) -> None:
     one, other = ids_of(2)
-    messages = [loadable(one, priority=Priority.LOW), loadable(other, when="1000", expires="+500", body=b'["x"]')]
+    messages = [
+        loadable(one, priority=Priority.LOW),
+        loadable(other, when="1000", expires="+500", body=b'["x"]'),
+    ]
     loaded = store.load(PARTITION, LOAD, 0, TASKS, messages)
     assert counts(loaded) == (2, 0, 0, 0)
     assert dump(store)["low"] == {one: float(FAR)}
@@ -96,9 +103,11 @@ def test_a_load_goes_on_where_it_was_cut_off(store: RedisStore) -> None:
 
 @pytest.mark.parametrize("at", [0, 5, 6, 11, 12, 15])
 def test_ids_are_compared_by_their_bytes_in_any_locale(store: RedisStore, at: int) -> None:
-    """Ids that differ in one byte, at either end of each number they are read as; 0x5f and 0x61 sort otherwise in
-    most locales than 0x41."""
-    low, middle, high = (bytes(0x70 if i != at else byte for i in range(16)) for byte in (0x41, 0x5F, 0xE9))
+    """Ids that differ in one byte, at either end of each number they are read as; 0x5f and 0x61
+    sort otherwise in most locales than 0x41."""
+    low, middle, high = (
+        bytes(0x70 if i != at else byte for i in range(16)) for byte in (0x41, 0x5F, 0xE9)
+    )
     assert counts(load(store, middle)) == (1, 0, 0, 0)
     assert counts(load(store, low, middle, high)) == (1, 2, 0, 0)
     assert live(store) == {middle, high}
@@ -153,7 +162,11 @@ def test_without_messages_it_opens_the_fence(store: RedisStore) -> None:
     assert counts(opened) == (0, 0, 0, 0)
     assert load(store, *ids_of(1)).began_ms == opened.began_ms
     assert before["messages"] == {} and wakeups(store) == 1
-    assert store.fence(PARTITION, "night") == {"fingerprint": "3 rows", "began": str(opened.began_ms), "new": "1"}
+    assert store.fence(PARTITION, "night") == {
+        "fingerprint": "3 rows",
+        "began": str(opened.began_ms),
+        "new": "1",
+    }
 
 
 def test_a_repeated_load_began_when_the_first_did(store: RedisStore) -> None:
@@ -164,7 +177,9 @@ def test_a_repeated_load_began_when_the_first_did(store: RedisStore) -> None:
     assert began <= store.clock_ms()
 
 
-def test_another_message_with_the_id_is_kept_and_the_same_one_counts_apart(store: RedisStore) -> None:
+def test_another_message_with_the_id_is_kept_and_the_same_one_counts_apart(
+    store: RedisStore,
+) -> None:
     kept, same, new = ids_of(3)
     enqueue(store, kept, body=b'["another"]', when=LATER)
     enqueue(store, same, when=FAR)
@@ -228,7 +243,9 @@ def test_a_full_redis_refuses_the_whole_call(store: RedisStore, server: Server) 
     assert counts(load(store, *ids)) == (2, 0, 0, 1)
 
 
-def test_the_fence_goes_when_nobody_repeats_the_load(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fence_goes_when_nobody_repeats_the_load(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load(store, *ids_of(1))
     fence = keys.fence_key(store.prefix, PARTITION, "night")
     assert FENCE_LIFE - 5 <= store.command("TTL", fence) <= FENCE_LIFE

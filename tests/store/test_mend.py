@@ -1,4 +1,5 @@
-"""look.lua and mend.lua: what an audit sees of a message, and how each damage is mended, in one step."""
+"""look.lua and mend.lua: what an audit sees of a message, and how each damage is mended, in one
+step."""
 
 from __future__ import annotations
 
@@ -66,7 +67,11 @@ def take_from(store: RedisStore, name: str, message_id: bytes) -> None:
 
 def lanes_of(store: RedisStore, message_id: bytes) -> dict[str, float]:
     content = dump(store)
-    return {name: content[name][message_id] for name in ("high", "normal", "low") if message_id in content[name]}
+    return {
+        name: content[name][message_id]
+        for name in ("high", "normal", "low")
+        if message_id in content[name]
+    }
 
 
 # Looking
@@ -126,7 +131,9 @@ def test_looking_changes_nothing(store: RedisStore) -> None:
 def test_all_of_a_long_stream_is_read(store: RedisStore) -> None:
     ids = [enqueue(store) for _ in range(7)]
     store.cancel(PARTITION, ids)
-    stamps = {(entry["id"], int.from_bytes(entry["record"][:8], "big")) for entry in finished(store)}
+    stamps = {
+        (entry["id"], int.from_bytes(entry["record"][:8], "big")) for entry in finished(store)
+    }
     assert len(stamps) == 7 and store.told(PARTITION) == stamps
 
 
@@ -140,7 +147,13 @@ def healthy(store: RedisStore) -> dict[str, bytes]:
     follow(store, runs.id)
     tried = claim(store)
     store.nack(PARTITION, [(tried, DAY_MS, True, DETAIL)])
-    return {"waits": waits, "runs": runs.id, "tried": tried.id, "ended": ended.id, "unknown": new_id()}
+    return {
+        "waits": waits,
+        "runs": runs.id,
+        "tried": tried.id,
+        "ended": ended.id,
+        "unknown": new_id(),
+    }
 
 
 @pytest.mark.parametrize("damage", ["record", "place", "places", "attempts", "follower"])
@@ -171,9 +184,9 @@ def test_an_unknown_damage_is_refused_before_anything_changes(store: RedisStore)
 def test_any_number_is_mended_in_its_order(store: RedisStore) -> None:
     lost = enqueue(store)
     corrupt(store, lost, None)
-    assert store.mend(PARTITION, "record", [*((new_id(), b"") for _ in range(500)), (lost, b"")]) == [False] * 500 + [
-        True
-    ]
+    assert store.mend(
+        PARTITION, "record", [*((new_id(), b"") for _ in range(500)), (lost, b"")]
+    ) == [False] * 500 + [True]
 
 
 # An id without a record
@@ -331,7 +344,10 @@ def test_it_replaces_what_waits_under_its_key(store: RedisStore) -> None:
     enqueue(store, message_id, body=b'["old"]')
     enqueued = counter(store, "enqueued")
     assert mend(store, "follower", message_id)
-    assert lanes_of(store, message_id) == {"high": float(FAR)} and counter(store, "enqueued") == enqueued
+    assert (
+        lanes_of(store, message_id) == {"high": float(FAR)}
+        and counter(store, "enqueued") == enqueued
+    )
     assert dump(store)["messages"][message_id].endswith(b'["follower"]')
 
 
@@ -357,7 +373,10 @@ def test_an_end_that_nobody_was_told_of_is_told_as_dead(store: RedisStore) -> No
     message_id = lost_end(store)
     assert mend(store, "untold", message_id, stamped())
     assert ends(store) == [(message_id, "dead")]
-    assert finished(store)[0]["detail"] == b'{"reason":"end_lost"}' and finished(store)[0]["record"] == stamped()
+    assert (
+        finished(store)[0]["detail"] == b'{"reason":"end_lost"}'
+        and finished(store)[0]["record"] == stamped()
+    )
     assert markers(store) == {message_id: STAMP}
     assert counter(store, "dead") == 0, "it was counted when it ended"
     stream = FinishedStream(store, PARTITION, "archiver")

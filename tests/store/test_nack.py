@@ -35,8 +35,16 @@ from tests.store.factories import (
 )
 
 
-def nack(store: RedisStore, lease: Lease, delay_ms: int | None = 5000, counts: bool = True, repeated: bool = False):  # type: ignore[no-untyped-def]
-    return store.nack(PARTITION, [(lease, delay_ms, counts, b'{"reason":"test"}')], repeated=repeated)
+def nack(
+    store: RedisStore,
+    lease: Lease,
+    delay_ms: int | None = 5000,
+    counts: bool = True,
+    repeated: bool = False,
+):  # type: ignore[no-untyped-def]
+    return store.nack(
+        PARTITION, [(lease, delay_ms, counts, b'{"reason":"test"}')], repeated=repeated
+    )
 
 
 def test_a_failed_message_waits_for_its_backoff(store: RedisStore) -> None:
@@ -68,7 +76,9 @@ def test_a_snooze_does_not_count_as_an_attempt(store: RedisStore) -> None:
     lease = claim(store)
     nack(store, lease, counts=False)
     history = b'{"reason":"test"}\n'
-    assert attempts(store, lease.id) == Attempts(0, 0, lease.due_at_ms, lease.first_claimed_at_ms, lease.token, history)
+    assert attempts(store, lease.id) == Attempts(
+        0, 0, lease.due_at_ms, lease.first_claimed_at_ms, lease.token, history
+    )
     make_due(store, lease.id)
     assert claim(store, lease.id).attempt == 1
 
@@ -84,7 +94,12 @@ def test_a_retry_keeps_record_priority_and_crashes(store: RedisStore) -> None:
 def test_without_a_delay_the_message_is_dead(store: RedisStore) -> None:
     lease = claim(store)
     assert nack(store, lease, None) == []
-    assert (live(store), leased(store), waiting(store), attempts(store, lease.id)) == (set(), set(), {}, None)
+    assert (live(store), leased(store), waiting(store), attempts(store, lease.id)) == (
+        set(),
+        set(),
+        {},
+        None,
+    )
     (entry,) = finished(store)
     assert (entry["id"], entry["state"], entry["record"]) == (lease.id, b"dead", lease.record)
     assert (entry["attempts"], entry["detail"]) == (lease.entry, b'{"reason":"test"}')
@@ -112,7 +127,9 @@ def test_a_worker_whose_message_was_reclaimed_cannot_nack(store: RedisStore) -> 
 
 @pytest.mark.parametrize("delay_ms", [0, 5000, None])
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_repeated_nack_changes_nothing(store: RedisStore, delay_ms: int | None, counts: bool) -> None:
+def test_a_repeated_nack_changes_nothing(
+    store: RedisStore, delay_ms: int | None, counts: bool
+) -> None:
     lease = claim(store)
     first = nack(store, lease, delay_ms, counts)
     before = dump(store)
@@ -126,7 +143,12 @@ def test_a_mixed_batch_is_settled_in_one_call(store: RedisStore) -> None:
     retry, snooze, dead = store.claim(PARTITION, 3).leases
     lost = claim(store)
     claim_again(store, lost)
-    settled = [(retry, 1000, True, b"1"), (lost, 0, True, b"2"), (snooze, 2000, False, b"3"), (dead, None, True, b"4")]
+    settled = [
+        (retry, 1000, True, b"1"),
+        (lost, 0, True, b"2"),
+        (snooze, 2000, False, b"3"),
+        (dead, None, True, b"4"),
+    ]
     assert store.nack(PARTITION, settled) == [lost]
     assert list(waiting(store)) == [retry.id, snooze.id]
     assert [attempts(store, lease.id).attempt for lease in (retry, snooze)] == [1, 0]
@@ -150,7 +172,9 @@ def test_twenty_thousand_retries_stay_in_order(store: RedisStore) -> None:
     assert counter(store, "retried") == 20_000
 
 
-def test_a_record_that_was_lost_during_the_run_does_not_hold_the_others_up(store: RedisStore) -> None:
+def test_a_record_that_was_lost_during_the_run_does_not_hold_the_others_up(
+    store: RedisStore,
+) -> None:
     lease = claim(store)
     corrupt(store, lease.id, None)
     assert nack(store, lease, 0) == []
@@ -185,7 +209,9 @@ def test_a_retry_that_is_due_sooner_wakes_the_workers(store: RedisStore) -> None
 
 
 @pytest.mark.parametrize(("delay_ms", "counts"), [(5000, True), (5000, False), (None, True)])
-def test_a_full_redis_takes_a_nack(store: RedisStore, server: Server, delay_ms: int | None, counts: bool) -> None:
+def test_a_full_redis_takes_a_nack(
+    store: RedisStore, server: Server, delay_ms: int | None, counts: bool
+) -> None:
     lease = claim(store)
     with full(server):
         assert nack(store, lease, delay_ms, counts) == []
@@ -193,7 +219,9 @@ def test_a_full_redis_takes_a_nack(store: RedisStore, server: Server, delay_ms: 
     assert len(ends(store)) + len(waiting(store)) == 1
 
 
-def test_a_full_redis_takes_the_nack_of_a_replaced_message(store: RedisStore, server: Server) -> None:
+def test_a_full_redis_takes_the_nack_of_a_replaced_message(
+    store: RedisStore, server: Server
+) -> None:
     lease = claim(store)
     follow(store, lease.id, when=LATER)
     with full(server):

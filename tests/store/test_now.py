@@ -17,7 +17,8 @@ HOUR_US = 3_600_000_000
 
 
 class Clocks:
-    """Redis' clock, an hour ahead, and the monotonic clock of this machine. Both are moved by hand."""
+    """Redis' clock, an hour ahead, and the monotonic clock of this machine. Both are moved by
+    hand."""
 
     def __init__(self, redis_us: int) -> None:
         self.redis_us = redis_us
@@ -66,7 +67,9 @@ def test_redis_is_asked_again_after_a_while(store: RedisStore, clocks: Clocks) -
     assert clocks.asked == 2
 
 
-def test_it_is_this_machines_clock_while_redis_was_never_reached(store: RedisStore, clocks: Clocks) -> None:
+def test_it_is_this_machines_clock_while_redis_was_never_reached(
+    store: RedisStore, clocks: Clocks
+) -> None:
     clocks.away = True
     assert abs(store.now_us() - time.time() * 1e6) < 5_000_000
     assert store.breaker.open

@@ -18,7 +18,9 @@ from tests.store.factories import TASKS, enqueue, full, new_id, outgoing
 def with_partitions(store: RedisStore, count: int) -> RedisStore:
     """Another process, whose settings split the topic into so many partitions."""
     topics = {"orders": TopicSettings(partitions=count)}
-    return RedisStore(store.client, Settings(prefix=store.prefix, redis=store.settings.redis, topics=topics))
+    return RedisStore(
+        store.client, Settings(prefix=store.prefix, redis=store.settings.redis, topics=topics)
+    )
 
 
 def put(store: RedisStore, message_id: bytes, keyed: bool = True) -> Partition:
@@ -52,7 +54,9 @@ def test_old_partitions_are_still_served_after_the_number_was_raised(store: Redi
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 3), (4, 2)])
-def test_a_live_key_stays_where_it_is_when_the_number_changes(store: RedisStore, before: int, after: int) -> None:
+def test_a_live_key_stays_where_it_is_when_the_number_changes(
+    store: RedisStore, before: int, after: int
+) -> None:
     old, new = with_partitions(store, before), with_partitions(store, after)
     places = {message_id: put(old, message_id) for message_id in new_ids(20)}
     assert {i: new.partitions.place("orders", i, True) for i in places} == places
@@ -94,13 +98,20 @@ def test_a_full_redis_still_says_where_messages_are(store: RedisStore, server: S
 
 
 def test_every_key_of_a_partition_is_in_one_slot(store: RedisStore) -> None:
-    tags = {key[key.index("{") : key.index("}")] for key in keys.partition_keys(store.prefix, Partition("a.b", 3))}
+    tags = {
+        key[key.index("{") : key.index("}")]
+        for key in keys.partition_keys(store.prefix, Partition("a.b", 3))
+    }
     assert tags == {"{a.b:3"}
 
 
 def test_all_keys_begin_with_the_prefix(store: RedisStore) -> None:
     enqueue(store)
-    names = [*keys.partition_keys("p", Partition("t", 0)), keys.topics_key("p"), keys.workers_key("p")]
+    names = [
+        *keys.partition_keys("p", Partition("t", 0)),
+        keys.topics_key("p"),
+        keys.workers_key("p"),
+    ]
     assert all(name.startswith("p:") for name in [*names, keys.wakeups_channel("p")])
 
 

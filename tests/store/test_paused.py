@@ -12,7 +12,18 @@ from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import Claimed, RedisStore
 from tests.servers import Server
-from tests.store.factories import DETAIL, FAR, PARTITION, claim, configure, dump, enqueue, enqueue_many, full, wakeups
+from tests.store.factories import (
+    DETAIL,
+    FAR,
+    PARTITION,
+    claim,
+    configure,
+    dump,
+    enqueue,
+    enqueue_many,
+    full,
+    wakeups,
+)
 
 TOPIC = PARTITION.topic
 END = int(FAR)
@@ -28,7 +39,12 @@ def pause_of(store: RedisStore, partition: Partition = PARTITION) -> dict[bytes,
 def pass_end(store: RedisStore, *partitions: Partition) -> None:
     """As if the end of the pause were just over."""
     for partition in partitions or (PARTITION,):
-        store.command("HSET", keys.meta_key(store.prefix, partition), "paused_until", int(store.clock_ms()) - 1)
+        store.command(
+            "HSET",
+            keys.meta_key(store.prefix, partition),
+            "paused_until",
+            int(store.clock_ms()) - 1,
+        )
 
 
 def four_partitions(store: RedisStore) -> list[Partition]:
@@ -43,12 +59,19 @@ def test_nothing_is_claimed_before_the_end_and_nothing_changes(store: RedisStore
     store.pause(TOPIC, NOTE, END)
     before = dump(store)
     claimed = store.claim(PARTITION, 10)
-    assert (claimed.leases, claimed.over, claimed.paused, claimed.unarchived) == ([], [], True, False)
+    assert (claimed.leases, claimed.over, claimed.paused, claimed.unarchived) == (
+        [],
+        [],
+        True,
+        False,
+    )
     assert dump(store) == before
 
 
 @pytest.mark.parametrize(("until", "next_due"), [(END, END), (None, None)])
-def test_the_next_look_is_at_the_end(store: RedisStore, until: int | None, next_due: int | None) -> None:
+def test_the_next_look_is_at_the_end(
+    store: RedisStore, until: int | None, next_due: int | None
+) -> None:
     enqueue(store)
     store.pause(TOPIC, NOTE, until)
     assert store.claim(PARTITION, 1).next_due_ms == next_due
@@ -61,7 +84,9 @@ def test_it_is_over_at_that_very_millisecond(store: RedisStore) -> None:
     answers: list[Claimed] = []
     while not (answers and answers[-1].leases):
         answers.append(store.claim(PARTITION, 1))
-    assert [claimed.now_us // 1000 < end for claimed in answers] == [claimed.paused for claimed in answers]
+    assert [claimed.now_us // 1000 < end for claimed in answers] == [
+        claimed.paused for claimed in answers
+    ]
     assert len(answers) > 1
 
 
@@ -158,13 +183,17 @@ def stream(store: RedisStore) -> FinishedStream:
     return FinishedStream(store, PARTITION, "archiver")
 
 
-def test_a_pause_with_an_end_hides_that_nobody_archives(store: RedisStore, stream: FinishedStream) -> None:
+def test_a_pause_with_an_end_hides_that_nobody_archives(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     store.pause(TOPIC, NOTE, END)
     claimed = store.claim(PARTITION, 1)
     assert (claimed.paused, claimed.unarchived, claimed.next_due_ms) == (True, False, END)
 
 
-def test_after_its_end_claims_wait_for_the_archiver(store: RedisStore, stream: FinishedStream) -> None:
+def test_after_its_end_claims_wait_for_the_archiver(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     message_id = enqueue(store)
     store.pause(TOPIC, NOTE, END)
     pass_end(store)

@@ -1,4 +1,5 @@
-"""finish() in shared/finish.lua: which ends are told, by the archive policy and the durable flag."""
+"""finish() in shared/finish.lua: which ends are told, by the archive policy and the durable
+flag."""
 
 from __future__ import annotations
 
@@ -90,7 +91,9 @@ def test_the_policy_says_which_ends_are_told(store: RedisStore, archive: str, na
 
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("archive", ["all", "dead", "none"])
-def test_the_end_of_a_durable_message_is_always_told_and_remembered(store: RedisStore, archive: str, name: str) -> None:
+def test_the_end_of_a_durable_message_is_always_told_and_remembered(
+    store: RedisStore, archive: str, name: str
+) -> None:
     configure(store, archive=archive)
     message_id, state = end(store, name, durable=True), ENDS[name][0]
     assert ends(store) == [(message_id, state)]
@@ -100,7 +103,9 @@ def test_the_end_of_a_durable_message_is_always_told_and_remembered(store: Redis
 
 
 @pytest.mark.parametrize(("topic", "told"), [("none", 0), ("all", 1)])
-def test_the_policy_of_the_topic_counts_before_the_general_one(store: RedisStore, topic: str, told: int) -> None:
+def test_the_policy_of_the_topic_counts_before_the_general_one(
+    store: RedisStore, topic: str, told: int
+) -> None:
     general = "none" if topic == "all" else "all"
     configure(store, archive=general, topics={PARTITION.topic: TopicSettings(archive=topic)})
     end(store, "acked", durable=False)
@@ -108,7 +113,9 @@ def test_the_policy_of_the_topic_counts_before_the_general_one(store: RedisStore
 
 
 @pytest.mark.parametrize("name", ["dead", "cancelled", "expired"])
-def test_a_full_redis_takes_every_end_of_a_durable_message(store: RedisStore, server: Server, name: str) -> None:
+def test_a_full_redis_takes_every_end_of_a_durable_message(
+    store: RedisStore, server: Server, name: str
+) -> None:
     message = accepted(expires="5" if name == "expired" else "")
     send(store, message)
     with full(server):
@@ -116,7 +123,9 @@ def test_a_full_redis_takes_every_end_of_a_durable_message(store: RedisStore, se
     assert (ends(store), markers(store)) == ([(message[0], name)], {message[0]: STAMP})
 
 
-def test_a_full_redis_takes_the_cancel_of_a_durable_follower(store: RedisStore, server: Server) -> None:
+def test_a_full_redis_takes_the_cancel_of_a_durable_follower(
+    store: RedisStore, server: Server
+) -> None:
     lease = claim(store)
     send(store, accepted(lease.id, mode="replace", stamp=2**51, when="5000"))
     with full(server):

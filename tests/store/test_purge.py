@@ -27,7 +27,11 @@ from tests.store.factories import (
 
 
 def test_whatever_waits_ends_as_cancelled(store: RedisStore) -> None:
-    ids = {enqueue(store, priority=priority, when=when) for priority in Priority for when in ("1000", LATER)}
+    ids = {
+        enqueue(store, priority=priority, when=when)
+        for priority in Priority
+        for when in ("1000", LATER)
+    }
     while store.purge(PARTITION, reason="closing"):
         pass
     assert set(ends(store)) == {(i, "cancelled") for i in ids}

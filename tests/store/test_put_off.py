@@ -1,4 +1,5 @@
-"""put_off.lua: leased -> delayed after a wait, because the code of this worker cannot run the message."""
+"""put_off.lua: leased -> delayed after a wait, because the code of this worker cannot run the
+message."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from tests.store.factories import (
 )
 
 
-def put_off(store: RedisStore, lease: Lease, delay_ms: int = 5_000, detail: bytes = DETAIL) -> list[Lease]:
+def put_off(
+    store: RedisStore, lease: Lease, delay_ms: int = 5_000, detail: bytes = DETAIL
+) -> list[Lease]:
     return store.put_off(PARTITION, [(lease, delay_ms, detail)])
 
 
@@ -50,7 +53,12 @@ def since(store: RedisStore, lease: Lease) -> int:
 def long_ago(store: RedisStore, lease: Lease) -> None:
     """As if the first meeting had been long ago."""
     raw = dump(store)["attempts"][lease.id]
-    store.command("HSET", f"{store.prefix}:{{{PARTITION}}}:attempts", lease.id, raw[:32] + b"\0\0\0\0\0\7" + raw[38:])
+    store.command(
+        "HSET",
+        f"{store.prefix}:{{{PARTITION}}}:attempts",
+        lease.id,
+        raw[:32] + b"\0\0\0\0\0\7" + raw[38:],
+    )
 
 
 def test_a_message_that_is_put_off_waits_in_its_lane(store: RedisStore) -> None:
@@ -64,7 +72,11 @@ def test_it_loses_no_attempt_and_crashes_stay(store: RedisStore) -> None:
     lease = claim_again(store, claim(store))
     put_off(store, lease)
     again = meet_again(store, lease)
-    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (2, 1, lease.first_claimed_at_ms)
+    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (
+        2,
+        1,
+        lease.first_claimed_at_ms,
+    )
 
 
 def test_the_first_meeting_is_remembered_and_told_once(store: RedisStore) -> None:

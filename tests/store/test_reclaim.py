@@ -43,7 +43,11 @@ def test_a_message_whose_holder_vanished_runs_again_at_once(store: RedisStore) -
     assert crash(store) == ([lease.id], [])
     assert leased(store) == set()
     again = claim(store, lease.id)
-    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (2, 1, lease.first_claimed_at_ms)
+    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (
+        2,
+        1,
+        lease.first_claimed_at_ms,
+    )
     assert again.token != lease.token
     assert counter(store, "reclaimed") == 1
 
@@ -98,10 +102,22 @@ def test_each_further_crash_costs_more_wait(store: RedisStore) -> None:
 def test_the_third_crash_is_poison(store: RedisStore) -> None:
     lease = claim_again(store, claim_again(store, claim(store)))
     assert crash(store) == ([], [lease.id])
-    assert (live(store), leased(store), waiting(store), attempts(store, lease.id)) == (set(), set(), {}, None)
+    assert (live(store), leased(store), waiting(store), attempts(store, lease.id)) == (
+        set(),
+        set(),
+        {},
+        None,
+    )
     (entry,) = finished(store)
-    assert (entry["state"], entry["detail"], entry["record"]) == (b"dead", b'{"reason":"poison"}', lease.record)
-    assert (Attempts.decode(entry["attempts"]).attempt, Attempts.decode(entry["attempts"]).crashes) == (3, 3)
+    assert (entry["state"], entry["detail"], entry["record"]) == (
+        b"dead",
+        b'{"reason":"poison"}',
+        lease.record,
+    )
+    assert (
+        Attempts.decode(entry["attempts"]).attempt,
+        Attempts.decode(entry["attempts"]).crashes,
+    ) == (3, 3)
     assert (counter(store, "dead"), counter(store, "reclaimed")) == (1, 2)
 
 
@@ -149,7 +165,10 @@ def test_a_lease_without_a_record_is_dead(store: RedisStore) -> None:
     lease = claim(store)
     corrupt(store, lease.id, None)
     assert crash(store) == ([], [lease.id])
-    assert (ends(store), finished(store)[0]["detail"]) == ([(lease.id, "dead")], b'{"reason":"body_missing"}')
+    assert (ends(store), finished(store)[0]["detail"]) == (
+        [(lease.id, "dead")],
+        b'{"reason":"body_missing"}',
+    )
 
 
 def test_a_lease_without_an_entry_runs_again(store: RedisStore) -> None:
@@ -160,7 +179,9 @@ def test_a_lease_without_an_entry_runs_again(store: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("crashes", [1, 3])
-def test_the_follower_takes_the_place_of_the_reclaimed_message(store: RedisStore, crashes: int) -> None:
+def test_the_follower_takes_the_place_of_the_reclaimed_message(
+    store: RedisStore, crashes: int
+) -> None:
     lease = claim(store)
     for _ in range(crashes - 1):
         lease = claim_again(store, lease)

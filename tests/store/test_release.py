@@ -65,7 +65,11 @@ def test_earlier_attempts_and_crashes_stay(store: RedisStore) -> None:
     assert (lease.attempt, lease.crashes) == (2, 1)
     store.release(PARTITION, [lease])
     again = claim(store, lease.id)
-    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (2, 1, lease.first_claimed_at_ms)
+    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (
+        2,
+        1,
+        lease.first_claimed_at_ms,
+    )
 
 
 def test_a_retry_is_released_to_the_due_time_of_the_retry(store: RedisStore) -> None:
@@ -126,7 +130,9 @@ def test_the_follower_takes_the_place_of_the_released_message(store: RedisStore)
     assert (attempts(store, lease.id), counter(store, "enqueued")) == (None, 1)
 
 
-def test_a_message_whose_record_was_lost_is_released_and_buried_by_the_next_claim(store: RedisStore) -> None:
+def test_a_message_whose_record_was_lost_is_released_and_buried_by_the_next_claim(
+    store: RedisStore,
+) -> None:
     lease = claim(store)
     corrupt(store, lease.id, None)
     assert store.release(PARTITION, [lease]) == []

@@ -36,8 +36,13 @@ from tests.store.records import NEWER, OLDER, REPLACED, follower, state, stored
 def test_a_newer_life_replaces_the_older_silently(store: RedisStore) -> None:
     message = accepted(when=FAR)
     send(store, message)
-    assert send(store, accepted(message[0], mode="replace", stamp=NEWER, body=b"[2]")) == {0: "REPLACED"}
-    assert (stored(store, message[0]).enqueued_at_us, waiting(store)) == (NEWER, {message[0]: int(PAST)})
+    assert send(store, accepted(message[0], mode="replace", stamp=NEWER, body=b"[2]")) == {
+        0: "REPLACED"
+    }
+    assert (stored(store, message[0]).enqueued_at_us, waiting(store)) == (
+        NEWER,
+        {message[0]: int(PAST)},
+    )
     assert (ends(store), markers(store), counter(store, "enqueued")) == ([], {}, 1)
 
 
@@ -45,7 +50,9 @@ def test_an_older_life_does_not_replace_a_newer(store: RedisStore) -> None:
     message = accepted()
     send(store, message)
     before = state(store)
-    assert send(store, accepted(message[0], mode="replace", stamp=OLDER, body=b"[2]")) == {0: "OLDER"}
+    assert send(store, accepted(message[0], mode="replace", stamp=OLDER, body=b"[2]")) == {
+        0: "OLDER"
+    }
     assert state(store) == before
 
 
@@ -57,7 +64,8 @@ def test_what_redis_accepted_later_is_not_replaced_either(store: RedisStore) -> 
 
 
 def test_what_comes_to_redis_now_is_newer_whatever_the_stamps_say(store: RedisStore) -> None:
-    """The clock of the machine that accepted the other was an hour ahead, and SQL does not know of this one."""
+    """The clock of the machine that accepted the other was an hour ahead, and SQL does not know of
+    this one."""
     message = accepted(stamp=int(store.clock_ms() * 1000) + 3_600_000_000)
     send(store, message)
     assert send(store, outgoing(message[0], mode="replace", body=b"[2]")) == {0: "REPLACED"}
@@ -85,15 +93,22 @@ def test_an_older_life_does_not_follow_a_newer(store: RedisStore, place: str) ->
 def test_a_newer_life_follows_the_run_that_goes_on(store: RedisStore) -> None:
     lease = claim_durable(store)
     for stamp in (NEWER, NEWER + 1):
-        assert send(store, accepted(lease.id, mode="replace", stamp=stamp, when=FAR)) == {0: "FOLLOWS"}
+        assert send(store, accepted(lease.id, mode="replace", stamp=stamp, when=FAR)) == {
+            0: "FOLLOWS"
+        }
         assert follower(store, lease.id).enqueued_at_us == stamp
     store.ack(PARTITION, [(lease, DETAIL)])
     assert (ends(store), markers(store)) == ([(lease.id, "acked")], {lease.id: STAMP})
-    assert (stored(store, lease.id).enqueued_at_us, waiting(store)) == (NEWER + 1, {lease.id: int(FAR)})
+    assert (stored(store, lease.id).enqueued_at_us, waiting(store)) == (
+        NEWER + 1,
+        {lease.id: int(FAR)},
+    )
 
 
 @pytest.mark.parametrize("archive", ["all", "none"])
-def test_a_waiting_durable_message_that_is_replaced_by_another_kind_ends(store: RedisStore, archive: str) -> None:
+def test_a_waiting_durable_message_that_is_replaced_by_another_kind_ends(
+    store: RedisStore, archive: str
+) -> None:
     store.settings = type(store.settings)(prefix=store.prefix, archive=archive)
     lease = claim_durable(store)
     store.nack(PARTITION, [(lease, DAY_MS, True, DETAIL)])
@@ -102,7 +117,10 @@ def test_a_waiting_durable_message_that_is_replaced_by_another_kind_ends(store: 
     assert (entry["id"], entry["state"], entry["detail"]) == (lease.id, *REPLACED)
     assert (entry["record"], markers(store)) == (lease.record, {lease.id: STAMP})
     assert (counter(store, "cancelled"), counter(store, "enqueued")) == (0, 1)
-    assert (bool(stored(store, lease.id).flags & DURABLE), attempts(store, lease.id)) == (False, None)
+    assert (bool(stored(store, lease.id).flags & DURABLE), attempts(store, lease.id)) == (
+        False,
+        None,
+    )
     assert send(store, accepted(lease.id, mode="replace")) == {0: "DONE"}
 
 

@@ -85,7 +85,10 @@ def test_of_a_key_that_runs_the_follower_is_moved(store: RedisStore, expires: st
     send(store, outgoing(lease.id, mode="replace", when="3000", expires=expires))
     assert store.reschedule(PARTITION, lease.id, "7000") == 7000
     raw = dump(store)["followers"][lease.id]
-    assert (int.from_bytes(raw[:6], "big"), Record.decode(raw[6:]).expires_at_ms) == (7000, 7005 if expires else 0)
+    assert (int.from_bytes(raw[:6], "big"), Record.decode(raw[6:]).expires_at_ms) == (
+        7000,
+        7005 if expires else 0,
+    )
     store.ack(PARTITION, [(lease, DETAIL)])
     assert waiting(store) == {lease.id: 7000}
 
@@ -168,7 +171,9 @@ def test_a_time_that_is_not_a_number_is_refused_before_anything_changes(store: R
 
 
 @pytest.mark.parametrize("expires", ["", "+5000"])
-def test_a_full_redis_refuses_and_nothing_changes(store: RedisStore, server: Server, expires: str) -> None:
+def test_a_full_redis_refuses_and_nothing_changes(
+    store: RedisStore, server: Server, expires: str
+) -> None:
     message_id = enqueue(store, when=LATER, expires=expires)
     before = dump(store)
     with full(server), pytest.raises(StoreFull):

@@ -26,7 +26,8 @@ LUA = files(package).joinpath("lua")
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
 READING = {"find", "forecast", "leases", "list", "lives", "look", "stats"}
 
-#: The least that a Redis user of django_delayq needs, for one prefix. docs/operations.md shows the same.
+#: The least that a Redis user of django_delayq needs, for one prefix. docs/operations.md shows the
+#: same.
 ACL = (
     "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hscan", "+hset", "+hdel",
     "+hincrby", "+exists", "+expire", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
@@ -35,7 +36,15 @@ ACL = (
     "+xgroup|delconsumer", "+xinfo|consumers",
 )  # fmt: skip
 #: Connection commands of redis-py and its cluster client.
-ACL_OF_CLIENT = ("+ping", "+client", "+select", "+info", "+command", "+cluster|slots", "+cluster|shards")
+ACL_OF_CLIENT = (
+    "+ping",
+    "+client",
+    "+select",
+    "+info",
+    "+command",
+    "+cluster|slots",
+    "+cluster|shards",
+)
 
 every_script = pytest.mark.parametrize("name", scripts.names())
 
@@ -84,7 +93,9 @@ def test_a_script_fits_on_a_screen(name: str, text: str) -> None:
 @every_file
 def test_no_script_decodes_a_body_hides_an_error_or_searches_keys(name: str, text: str) -> None:
     code = re.sub(r"--.*", "", text)
-    assert not re.search(r"cjson|cmsgpack|pcall|loadstring|'(KEYS|SCAN|SELECT|EXPIRE|PEXPIRE|RANDOMKEY)'", code)
+    assert not re.search(
+        r"cjson|cmsgpack|pcall|loadstring|'(KEYS|SCAN|SELECT|EXPIRE|PEXPIRE|RANDOMKEY)'", code
+    )
 
 
 @every_file
@@ -114,9 +125,18 @@ def test_every_range_has_a_limit(name: str, text: str) -> None:
 
 def test_the_first_lines_bind_the_keys_in_the_order_of_keys_py() -> None:
     bound = re.search(r"local (.+) = unpack\(KEYS\)", scripts.shared_text("partition"))
-    assert bound and bound[1] == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, FENCE"
+    assert (
+        bound
+        and bound[1]
+        == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, FENCE"
+    )
     names = [key.rpartition("}:")[2] for key in keys.partition_keys("p", PARTITION)]
-    assert names == ["delayed:high", "delayed:normal", "delayed:low", *bound[1].lower().split(", ")[3:-1]]
+    assert names == [
+        "delayed:high",
+        "delayed:normal",
+        "delayed:low",
+        *bound[1].lower().split(", ")[3:-1],
+    ]
     assert keys.fence_key("p", PARTITION, "night") == f"p:{{{PARTITION}}}:bulk:night"
 
 
@@ -126,7 +146,10 @@ def test_a_script_gets_the_shared_parts_that_its_header_names_and_no_other(name:
     keys_of = header.partition("(shared/")[2].partition(".lua)")[0]
     named = header.partition("Shared: ")[2].rstrip(".").split(", ")
     text = scripts.load(name).text.decode()
-    shared = {part.name[:-4]: part.read_text(encoding="utf-8") for part in LUA.joinpath("shared").iterdir()}
+    shared = {
+        part.name[:-4]: part.read_text(encoding="utf-8")
+        for part in LUA.joinpath("shared").iterdir()
+    }
     assert {part for part, own in shared.items() if own in text} == {keys_of, *filter(None, named)}
 
 
@@ -180,7 +203,9 @@ def listen(store: RedisStore) -> None:
         hints.close()
 
 
-def test_the_life_above_calls_every_script(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_life_above_calls_every_script(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called: set[str] = set()
     real = RedisStore.begin
 
@@ -213,7 +238,8 @@ def limited(server: Server, prefix: str, *rules: str) -> Iterator[RedisStore]:
 
 
 def client_rules(server: Server) -> tuple[str, ...]:
-    """Redis 6.2 has no rules for CLUSTER's subcommands of later versions, a single server needs none of them."""
+    """Redis 6.2 has no rules for CLUSTER's subcommands of later versions, a single server needs
+    none of them."""
     return ACL_OF_CLIENT if server.kind == "cluster" else ACL_OF_CLIENT[:3]
 
 

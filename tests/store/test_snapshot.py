@@ -1,4 +1,5 @@
-"""All that the overview reads of Redis, in one round trip; and what it reads besides partitions: samples, quiet."""
+"""All that the overview reads of Redis, in one round trip; and what it reads besides partitions:
+samples, quiet."""
 
 from __future__ import annotations
 
@@ -19,11 +20,24 @@ from django_delayq.store.keys import TOLD, Partition
 from django_delayq.store.redis import RedisStore
 from tests.faults import scripts_run, unreachable
 from tests.servers import Server
-from tests.store.factories import LATER, PARTITION, TASKS, enqueue, enqueue_many, nodes, on_all_nodes, outgoing
+from tests.store.factories import (
+    LATER,
+    PARTITION,
+    TASKS,
+    enqueue,
+    enqueue_many,
+    nodes,
+    on_all_nodes,
+    outgoing,
+)
 
 OTHER = Partition("mails", 0)
 #: Now, in a minute, in ten years.
-INSTANTS = (int(time.time() * 1000), int(time.time() * 1000) + 60_000, int(time.time() * 1000) + 10 * 366 * 86_400_000)
+INSTANTS = (
+    int(time.time() * 1000),
+    int(time.time() * 1000) + 60_000,
+    int(time.time() * 1000) + 10 * 366 * 86_400_000,
+)
 #: What it reads besides the partitions: heartbeats, quiet workers, samples, topics.
 PLAIN = 4
 
@@ -58,20 +72,26 @@ def partitions(store: RedisStore) -> Sequence[Partition]:
     return PARTITION, OTHER
 
 
-def test_it_is_one_round_trip(store: RedisStore, server: Server, partitions: Sequence[Partition]) -> None:
+def test_it_is_one_round_trip(
+    store: RedisStore, server: Server, partitions: Sequence[Partition]
+) -> None:
     store.snapshot(partitions, INSTANTS, 5)
     with round_trips() as sent:
         store.snapshot(partitions, INSTANTS, 5)
     assert len(sent) == expected_trips(server, 2 * len(partitions) + PLAIN)
 
 
-def test_it_says_what_the_single_reads_say(store: RedisStore, partitions: Sequence[Partition]) -> None:
+def test_it_says_what_the_single_reads_say(
+    store: RedisStore, partitions: Sequence[Partition]
+) -> None:
     store.beat("worker", '{"at_ms": 5}')
     store.quiet("worker")
     for number in range(4):
         store.add_sample(json.dumps({"at_ms": number}))
     snapshot = store.snapshot(partitions, INSTANTS, 3)
-    assert {p: stats[1:] for p, stats in snapshot.stats.items()} == {p: store.stats(p)[1:] for p in partitions}
+    assert {p: stats[1:] for p, stats in snapshot.stats.items()} == {
+        p: store.stats(p)[1:] for p in partitions
+    }
     assert snapshot.forecast == {PARTITION: [1, 1, 2], OTHER: [0, 0, 1]}
     assert (snapshot.heartbeats, snapshot.quiet) == ({"worker": {"at_ms": 5}}, {"worker"})
     assert snapshot.samples == [{"at_ms": 1}, {"at_ms": 2}, {"at_ms": 3}]
@@ -112,7 +132,9 @@ def test_stats_of_several_partitions_are_one_round_trip(
     assert len(sent) == expected_trips(server, len(partitions))
 
 
-def test_an_error_among_the_answers_is_raised(store: RedisStore, partitions: Sequence[Partition]) -> None:
+def test_an_error_among_the_answers_is_raised(
+    store: RedisStore, partitions: Sequence[Partition]
+) -> None:
     store.client.set(keys.workers_key(store.prefix), "not a hash")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         store.snapshot(partitions, INSTANTS, 1)
@@ -185,7 +207,13 @@ def test_a_forgotten_worker_is_not_quiet(store: RedisStore) -> None:
 
 
 def test_one_of_all_workers_takes_a_turn(store: RedisStore) -> None:
-    assert [store.takes_turn("sample", 55_000) for _ in range(5)] == [True, False, False, False, False]
+    assert [store.takes_turn("sample", 55_000) for _ in range(5)] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     left = store.client.pttl(keys.turn_key(store.prefix, "sample"))
     assert 0 < left <= 55_000
     store.client.delete(keys.turn_key(store.prefix, "sample"))  # as if its time were over

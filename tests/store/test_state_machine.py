@@ -1,4 +1,5 @@
-"""The histories of machine.py with durable messages: a producer, a relay and an archiver that crash and forget."""
+"""The histories of machine.py with durable messages: a producer, a relay and an archiver that crash
+and forget."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ contents = st.builds(
 
 
 class DurableMachine(StoreMachine):
-    """What SQL answers for, too. `model.rows` is the outbox: the relay and the reconciler send what it holds."""
+    """What SQL answers for, too. `model.rows` is the outbox: the relay and the reconciler send what
+    it holds."""
 
     @initialize()
     def nothing_is_archived(self) -> None:
@@ -65,17 +67,34 @@ class DurableMachine(StoreMachine):
         if message_id in self.model.rows:
             self.send(message_id)
 
-    @rule(message_id=ids, mode=st.sampled_from(["raise", "keep", "replace"]), content=contents, first=st.booleans())
-    def an_outcome_is_unknown(self, message_id: bytes, mode: str, content: Known, first: bool) -> None:
+    @rule(
+        message_id=ids,
+        mode=st.sampled_from(["raise", "keep", "replace"]),
+        content=contents,
+        first=st.booleans(),
+    )
+    def an_outcome_is_unknown(
+        self, message_id: bytes, mode: str, content: Known, first: bool
+    ) -> None:
         """An enqueue whose answer was lost is spilled: Redis has it, and the relay sends it."""
         if first:
             self.accept(message_id, mode, content, False)
-        self.enqueue(message_id, mode, str(content.due), content.body, Priority(content.lane), bool(content.expires))
+        self.enqueue(
+            message_id,
+            mode,
+            str(content.due),
+            content.body,
+            Priority(content.lane),
+            bool(content.expires),
+        )
         if not first:
             self.accept(message_id, mode, content, False)
         self.send_a_row(message_id)
 
-    @rule(outcome=st.sampled_from(["acked", "dead", "retried", "released"]), content=st.none() | contents)
+    @rule(
+        outcome=st.sampled_from(["acked", "dead", "retried", "released"]),
+        content=st.none() | contents,
+    )
     def everything_runs(self, outcome: str, content: Known | None) -> None:
         """And is perhaps replaced meanwhile."""
         self.everything_falls_due()
@@ -144,10 +163,13 @@ class DurableMachine(StoreMachine):
 
     @rule(consumer=st.sampled_from(["a", "b"]), committed=st.booleans(), removed=st.booleans())
     def archive(self, consumer: str, committed: bool, removed: bool) -> None:
-        """Read (or take over what another has read), commit, remove; a crash may come before each step."""
+        """Read (or take over what another has read), commit, remove; a crash may come before each
+        step."""
         stream = FinishedStream(self.store, PARTITION, consumer)
         entries = stream.read()
-        assert not self.seen & {entry.entry for entry in entries}  # nobody reads twice what he may take over
+        assert not self.seen & {
+            entry.entry for entry in entries
+        }  # nobody reads twice what he may take over
         self.seen |= {entry.entry for entry in entries}
         entries = entries or stream.take_over()
         if not committed or not entries:
@@ -163,7 +185,9 @@ class DurableMachine(StoreMachine):
     def _commit(self, entry: Entry) -> None:
         stamp = self._stamp(entry)
         if stamp and entry.entry not in self.archived:
-            assert (entry.id, stamp) not in set(self.archived.values())  # every life ends in one entry
+            assert (entry.id, stamp) not in set(
+                self.archived.values()
+            )  # every life ends in one entry
         self.archived[entry.entry] = (entry.id, stamp)
         self.model.close(entry.id, stamp)
 
@@ -178,7 +202,13 @@ class DurableMachine(StoreMachine):
         told = []
         for entry in factories.finished(self.store):
             record = Record.decode(entry["record"])
-            told.append((entry["id"], entry["state"].decode(), record.enqueued_at_us if record.flags & DURABLE else 0))
+            told.append(
+                (
+                    entry["id"],
+                    entry["state"].decode(),
+                    record.enqueued_at_us if record.flags & DURABLE else 0,
+                )
+            )
         assert sorted(told) == sorted(self.model.finished)  # I1
         lives = [(i, stamp) for i, _, stamp in told if stamp]
         assert len(lives) == len(set(lives))
@@ -191,12 +221,18 @@ class DurableMachine(StoreMachine):
         lives = {(message_id, stamp) for message_id, _, stamp in self.model.finished}
         assert set(markers.items()) <= lives
         # One marker for an id is enough: SQL holds one row for it, the newest life's.
-        assert markers.keys() == {message_id for message_id, stamp in lives if stamp and message_id in markers}
+        assert markers.keys() == {
+            message_id for message_id, stamp in lives if stamp and message_id in markers
+        }
 
 
-def test_every_history_is_one_that_the_model_allows(store: RedisStore, server: Server, monkeypatch: Any) -> None:
+def test_every_history_is_one_that_the_model_allows(
+    store: RedisStore, server: Server, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(module, "TAKE_OVER_AFTER_MS", 0)
     run_state_machine_as_test(
         lambda: DurableMachine(store, server),
-        settings=hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True),
+        settings=hypothesis_settings(
+            max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+        ),
     )

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from django_delayq.core.message import Priority
 from django_delayq.store.redis import RedisStore
-from tests.store.factories import DETAIL, LATER, PARTITION, dump, enqueue, enqueue_many, follow, waiting
+from tests.store.factories import (
+    DETAIL,
+    LATER,
+    PARTITION,
+    dump,
+    enqueue,
+    enqueue_many,
+    follow,
+    waiting,
+)
 
 
 def test_an_empty_partition_counts_nothing(store: RedisStore) -> None:
@@ -41,11 +50,16 @@ def test_a_pause_is_seen_with_its_note(store: RedisStore) -> None:
 
 def test_the_counters_balance_after_every_kind_of_end(store: RedisStore) -> None:
     enqueue_many(store, 10)
-    acked, dead, retried, released, replaced, replaced_again, held = store.claim(PARTITION, 7).leases
+    acked, dead, retried, released, replaced, replaced_again, held = store.claim(
+        PARTITION, 7
+    ).leases
     for lease in (acked, replaced, replaced_again):
         follow(store, lease.id, when=LATER)
     store.ack(PARTITION, [(acked, DETAIL)])
-    store.nack(PARTITION, [(dead, None, True, DETAIL), (retried, 5000, True, DETAIL), (replaced, 0, True, DETAIL)])
+    store.nack(
+        PARTITION,
+        [(dead, None, True, DETAIL), (retried, 5000, True, DETAIL), (replaced, 0, True, DETAIL)],
+    )
     store.release(PARTITION, [released])
     store.cancel(PARTITION, [acked.id, replaced_again.id])
     enqueue(store, when="1000", expires="+1")

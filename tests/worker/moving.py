@@ -18,7 +18,8 @@ LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """What the condition gives once it is true. For what other threads do; polls every millisecond."""
+    """What the condition gives once it is true. For what other threads do; polls every
+    millisecond."""
     until = time.monotonic() + seconds
     while not (answer := condition()):
         assert time.monotonic() < until, f"not within {seconds} s"
@@ -46,7 +47,8 @@ def steal(store: RedisStore, lease: Lease) -> Lease:
 
 
 def crash(store: RedisStore, times: int, *handles: Handle) -> None:
-    """As if workers that ran all that is due of one topic had been killed so often; it is due again."""
+    """As if workers that ran all that is due of one topic had been killed so often; it is due
+    again."""
     for _ in range(times):
         leases = store.claim(Partition(handles[0].topic, 0), 500).leases
         assert {lease.id.hex() for lease in leases} == {handle.id for handle in handles}
@@ -58,7 +60,8 @@ def crash(store: RedisStore, times: int, *handles: Handle) -> None:
 
 
 def unformattable() -> SyntaxError:
-    """An error whose traceback cannot be shown: its line is bytes. Template compilers have made such."""
+    """An error whose traceback cannot be shown: its line is bytes. Template compilers have made
+    such."""
     return SyntaxError("bad expression", ("invoice.html", 3, 7, b"{{ total | }}"))
 
 
@@ -78,4 +81,7 @@ def counters(topic: str) -> dict[str, int]:
 def ended(store: RedisStore, topic: str) -> list[dict[str, bytes]]:
     """The entries of the finished stream."""
     stream = keys.finished_key(store.prefix, Partition(topic, 0))
-    return [{name.decode(): value for name, value in fields.items()} for _, fields in store.client.xrange(stream)]
+    return [
+        {name.decode(): value for name, value in fields.items()}
+        for _, fields in store.client.xrange(stream)
+    ]

@@ -93,7 +93,8 @@ def test_old_plans_do_not_pile_up() -> None:
 
 
 def test_old_plans_do_not_pile_up_behind_what_is_far_away() -> None:
-    """One message is due tomorrow, in another partition one in an hour; others run at once, one after the other."""
+    """One message is due tomorrow, in another partition one in an hour; others run at once, one
+    after the other."""
     made = agenda(A, B)
     made.plan(made.turns[A], 86_400_000)
     made.plan(made.turns[B], 3_600_000)
@@ -146,12 +147,17 @@ def test_topic_that_was_idle_does_not_save_up_its_turns() -> None:
         assert runs < 10
 
 
-@given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 1000)), max_size=40), st.integers(0, 1000))
+@given(
+    st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 1000)), max_size=40),
+    st.integers(0, 1000),
+)
 def test_every_look_is_taken_when_due(looks: list[tuple[Partition, int]], now: int) -> None:
     made = agenda(A, B, C)
     for partition, due in looks:
         made.look(partition, due)
         assert len(made._heap) <= HEAP_PER_TURN * 3
     first = {partition: min(d for p, d in looks if p == partition) for partition, _ in looks}
-    assert sorted(names(made, now)) == sorted(partition for partition, due in first.items() if due <= now)
+    assert sorted(names(made, now)) == sorted(
+        partition for partition, due in first.items() if due <= now
+    )
     assert made.next_due_ms() == min((due for due in first.values() if due > now), default=None)

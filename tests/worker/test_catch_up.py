@@ -32,7 +32,9 @@ class Told:
 
 
 def dispatcher_of(shared: Shared, told: Told | None, pool: Takes) -> Dispatcher:
-    return Dispatcher(replace(shared, before_claims=told), pool, Takes(), lambda *leases, **how: None)  # type: ignore[arg-type]
+    return Dispatcher(
+        replace(shared, before_claims=told), pool, Takes(), lambda *leases, **how: None
+    )  # type: ignore[arg-type]
 
 
 def test_first_claim_waits_until_all_is_said(shared: Shared, delayq: RedisStore) -> None:

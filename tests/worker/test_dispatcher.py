@@ -93,7 +93,9 @@ def settle_down(dispatcher: Dispatcher) -> float:
     raise AssertionError("always something due")
 
 
-def test_claims_what_is_due_and_holds_it(dispatcher: Dispatcher, pool: Takes, shared: Shared) -> None:
+def test_claims_what_is_due_and_holds_it(
+    dispatcher: Dispatcher, pool: Takes, shared: Shared
+) -> None:
     handles = due(3)
     settle_down(dispatcher)
     assert {lease.id.hex() for lease in pool.fed} == {handle.id for handle in handles}
@@ -116,7 +118,9 @@ def test_sleeps_until_the_next_due_time(dispatcher: Dispatcher, shared: Shared) 
     assert pause == pytest.approx((handle.due_ms - shared.clock.now_ms()) / 1000, abs=0.05)
 
 
-def test_wakes_after_the_due_time_and_not_before(dispatcher: Dispatcher, shared: Shared, pool: Takes) -> None:
+def test_wakes_after_the_due_time_and_not_before(
+    dispatcher: Dispatcher, shared: Shared, pool: Takes
+) -> None:
     settle_down(dispatcher)
     handle = record.using(delay=0.05).enqueue(1)
     assert handle.due_ms is not None
@@ -184,7 +188,9 @@ def test_claims_no_more_than_there_is_room_for(dispatcher: Dispatcher, pool: Tak
     assert len(pool.fed) == 20
 
 
-def test_looks_again_soon_while_due_messages_wait_for_room(dispatcher: Dispatcher, pool: Takes) -> None:
+def test_looks_again_soon_while_due_messages_wait_for_room(
+    dispatcher: Dispatcher, pool: Takes
+) -> None:
     pool.size = 1
     due(2)
     dispatcher.run_once()
@@ -197,7 +203,9 @@ def test_idle_threads_beside_a_full_buffer_are_kicked(dispatcher: Dispatcher, po
     assert pool.kicks == 1
 
 
-def test_coroutines_go_to_the_event_loop(dispatcher: Dispatcher, pool: Takes, coroutines: Takes) -> None:
+def test_coroutines_go_to_the_event_loop(
+    dispatcher: Dispatcher, pool: Takes, coroutines: Takes
+) -> None:
     due(2, remind)
     due(3)
     settle_down(dispatcher)
@@ -226,7 +234,10 @@ def test_coroutines_sent_to_a_topic_of_other_tasks_keep_to_the_room_of_the_event
     dispatcher.hint(None, 0)
     for _ in range(4):
         dispatcher.run_once()
-    assert (len(coroutines.fed), len(released)) == (2, too_many)  # it knows now what the topic holds
+    assert (len(coroutines.fed), len(released)) == (
+        2,
+        too_many,
+    )  # it knows now what the topic holds
     coroutines.size = 30
     settle_down(dispatcher)
     assert len(coroutines.fed) == 30
@@ -262,7 +273,9 @@ def test_partition_that_waits_for_the_archiver_is_looked_at_again_within_a_secon
     assert len(pool.fed) == 2
 
 
-def test_full_event_loop_does_not_stop_the_threads(dispatcher: Dispatcher, pool: Takes, coroutines: Takes) -> None:
+def test_full_event_loop_does_not_stop_the_threads(
+    dispatcher: Dispatcher, pool: Takes, coroutines: Takes
+) -> None:
     from tests.app.tasks import wait_async
 
     coroutines.size = 0
@@ -293,7 +306,9 @@ def test_limit_of_messages(dispatcher: Dispatcher, pool: Takes) -> None:
     assert len(pool.fed) == dispatcher.claimed == 5
 
 
-def test_limit_counts_what_is_run_and_not_what_is_given_back(dispatcher: Dispatcher, pool: Takes) -> None:
+def test_limit_counts_what_is_run_and_not_what_is_given_back(
+    dispatcher: Dispatcher, pool: Takes
+) -> None:
     dispatcher.limit = 5
     dispatcher.returned = lambda: 3
     due(20)
@@ -305,8 +320,12 @@ def test_limit_counts_what_is_run_and_not_what_is_given_back(dispatcher: Dispatc
 def test_round_ends_at_a_suspect_and_the_next_one_has_its_turn_later(
     dispatcher: Dispatcher, pool: Takes, coroutines: Takes, shared: Shared, delayq: RedisStore
 ) -> None:
-    """Both would be claimed in one round, and the first would be forgotten: held, extended for ever, never run."""
-    first, second = record.using(due_at=LONG_AGO).enqueue(1), remind.using(due_at=LONG_AGO).enqueue(2)
+    """Both would be claimed in one round, and the first would be forgotten: held, extended for
+    ever, never run."""
+    first, second = (
+        record.using(due_at=LONG_AGO).enqueue(1),
+        remind.using(due_at=LONG_AGO).enqueue(2),
+    )
     for handle in (first, second):
         crash(delayq, 2, handle)
     dispatcher.run_once()
@@ -323,7 +342,9 @@ def test_round_ends_at_a_suspect_and_the_next_one_has_its_turn_later(
     eventually(both_ran)
 
 
-def test_nothing_is_claimed_beside_a_suspect(dispatcher: Dispatcher, pool: Takes, delayq: RedisStore) -> None:
+def test_nothing_is_claimed_beside_a_suspect(
+    dispatcher: Dispatcher, pool: Takes, delayq: RedisStore
+) -> None:
     suspect = record.using(due_at=LONG_AGO).enqueue(1)
     crash(delayq, 2, suspect)
     dispatcher.run_once()
@@ -337,7 +358,8 @@ def test_nothing_is_claimed_beside_a_suspect(dispatcher: Dispatcher, pool: Takes
 def test_partition_that_is_damaged_does_not_hold_up_the_others(
     dispatcher: Dispatcher, pool: Takes, delayq: RedisStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error that is no outage would come again in every round, before the others have had their turns."""
+    """An error that is no outage would come again in every round, before the others have had their
+    turns."""
     due(3)
     delayq.command("SET", leased_key(delayq.prefix, Partition("crowd", 0)), "no zset")
     crowd.using(due_at=LONG_AGO).enqueue(1)
@@ -393,7 +415,9 @@ def test_what_waited_too_long_in_the_buffer_is_released(
     assert released == pool.old or len(released) == 1
 
 
-def test_claim_whose_answer_is_lost_is_given_back(single: Dispatcher, pool: Takes, delayq: RedisStore) -> None:
+def test_claim_whose_answer_is_lost_is_given_back(
+    single: Dispatcher, pool: Takes, delayq: RedisStore
+) -> None:
     """Nobody knows of these leases: they would run out, and each would count as a crash."""
     due(3)
     with lost_answers() as lost, pytest.raises(DelayQError):
@@ -445,7 +469,9 @@ def test_redis_that_is_back_is_said_and_everything_is_looked_at(
     assert caplog.text.count("Redis is back after") == 1
 
 
-def test_follows_the_servers_clock(dispatcher: Dispatcher, shared: Shared, delayq: RedisStore) -> None:
+def test_follows_the_servers_clock(
+    dispatcher: Dispatcher, shared: Shared, delayq: RedisStore
+) -> None:
     settle_down(dispatcher)
     assert shared.clock.now_ms() == pytest.approx(delayq.clock_ms(), abs=50)
 
@@ -473,7 +499,9 @@ def test_unknown_task_goes_to_the_threads(
     assert (len(pool.fed), coroutines.fed) == (1, [])
 
 
-def test_many_due_messages_are_claimed_quickly(dispatcher: Dispatcher, pool: Takes, delayq: RedisStore) -> None:
+def test_many_due_messages_are_claimed_quickly(
+    dispatcher: Dispatcher, pool: Takes, delayq: RedisStore
+) -> None:
     pool.size = 1000
     noop.using(due_at=LONG_AGO).enqueue_many([()] * 1000)
     before, begun = scripts_run(delayq), time.monotonic()
@@ -508,7 +536,9 @@ def test_wakes_by_itself_when_a_pause_ends_without_any_hint(
     assert shared.clock.now_ms() / 1000 - until.timestamp() < 1
 
 
-def test_pause_with_an_end_costs_nothing_while_it_lasts(dispatcher: Dispatcher, delayq: RedisStore) -> None:
+def test_pause_with_an_end_costs_nothing_while_it_lasts(
+    dispatcher: Dispatcher, delayq: RedisStore
+) -> None:
     due(1)
     pause_topic("default", until=datetime.now(tz=timezone.utc) + timedelta(hours=1))
     settle_down(dispatcher)
@@ -519,7 +549,9 @@ def test_pause_with_an_end_costs_nothing_while_it_lasts(dispatcher: Dispatcher, 
     assert scripts_run(delayq) == before
 
 
-def test_later_end_of_a_second_pause_counts(dispatcher: Dispatcher, shared: Shared, pool: Takes) -> None:
+def test_later_end_of_a_second_pause_counts(
+    dispatcher: Dispatcher, shared: Shared, pool: Takes
+) -> None:
     now = datetime.now(tz=timezone.utc)
     due(1)
     pause_topic("default", until=now + timedelta(seconds=60))
@@ -565,7 +597,10 @@ def test_worker_that_is_told_so_wakes_at_once_and_says_so_once(
     for quiet in (True, True, False, False):
         dispatcher.set_quiet(quiet)
     dispatcher.sleeper.wait(3600)  # does not sleep
-    assert [r.getMessage() for r in caplog.records] == ["told to claim nothing", "told to claim again"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "told to claim nothing",
+        "told to claim again",
+    ]
 
 
 def test_first_words_that_nothing_was_told_are_not_said(
@@ -586,7 +621,9 @@ def test_quiet_worker_gives_back_what_waits_too_long_in_its_buffer(
     assert len(released) == 1
 
 
-def test_suspect_that_a_quiet_worker_holds_runs(dispatcher: Dispatcher, pool: Takes, delayq: RedisStore) -> None:
+def test_suspect_that_a_quiet_worker_holds_runs(
+    dispatcher: Dispatcher, pool: Takes, delayq: RedisStore
+) -> None:
     """Else nobody runs it: its lease is extended for as long as the worker is quiet."""
     due(1)
     for _ in range(2):

@@ -19,7 +19,8 @@ from tests.worker.moving import eventually
 
 def leases(count: int) -> list[Lease]:
     return [
-        Lease(Partition("default", 0), n.to_bytes(16, "big"), b"", bytes(32), time.monotonic()) for n in range(count)
+        Lease(Partition("default", 0), n.to_bytes(16, "big"), b"", bytes(32), time.monotonic())
+        for n in range(count)
     ]
 
 
@@ -84,7 +85,9 @@ def test_room_is_taken_at_once(make: Callable[[int], EventLoop]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 32])
-def test_room_is_told_to_who_found_none(make: Callable[[int], EventLoop], work: Work, size: int) -> None:
+def test_room_is_told_to_who_found_none(
+    make: Callable[[int], EventLoop], work: Work, size: int
+) -> None:
     loop = make(size)
     loop.feed(leases(size))
     eventually(lambda: len(loop.running) == size)
@@ -95,7 +98,9 @@ def test_room_is_told_to_who_found_none(make: Callable[[int], EventLoop], work: 
     assert work.room.wait(5)
 
 
-def test_nearly_full_loop_waits_a_little_for_more_room(make: Callable[[int], EventLoop], work: Work) -> None:
+def test_nearly_full_loop_waits_a_little_for_more_room(
+    make: Callable[[int], EventLoop], work: Work
+) -> None:
     loop = make(32)
     loop.feed(leases(31))
     assert loop.room() == 0
@@ -103,7 +108,9 @@ def test_nearly_full_loop_waits_a_little_for_more_room(make: Callable[[int], Eve
     assert loop.room() == 1
 
 
-def test_cancelled_coroutine_gives_its_place_back(make: Callable[[int], EventLoop], work: Work) -> None:
+def test_cancelled_coroutine_gives_its_place_back(
+    make: Callable[[int], EventLoop], work: Work
+) -> None:
     loop = make(4)
     first, second = leases(2)
     loop.feed([first, second])
@@ -138,7 +145,8 @@ def test_nothing_is_left_open(work: Work) -> None:
 
 
 def test_loop_outlives_the_end_of_the_program(work: Work) -> None:
-    """asyncio lets SystemExit of any task out of the loop, also of one that a coroutine has started by the way."""
+    """asyncio lets SystemExit of any task out of the loop, also of one that a coroutine has started
+    by the way."""
 
     async def leave() -> None:
         raise SystemExit(3)
@@ -160,7 +168,9 @@ def test_loop_outlives_the_end_of_the_program(work: Work) -> None:
     assert not loop._thread.is_alive()  # type: ignore[union-attr]
 
 
-def test_loop_that_a_coroutine_blocks_is_noticed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_that_a_coroutine_blocks_is_noticed(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BLOCKED", 0.05)
     begun = threading.Event()
 

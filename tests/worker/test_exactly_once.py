@@ -47,21 +47,32 @@ def run(shared: Shared, outcomes: list[Outcome]) -> Callable[[Lease], Outcome]:
     return run
 
 
-def test_it_runs_in_a_transaction_and_leaves_its_row(claim: Claim, run: Any, once: Any, shared: Shared) -> None:
+def test_it_runs_in_a_transaction_and_leaves_its_row(
+    claim: Claim, run: Any, once: Any, shared: Shared
+) -> None:
     lease = claim(once)
     assert run(lease).result is Result.ACKED
     row = ArchivedMessage.objects.get()
     assert seen == [True]
-    assert (row.message_id.bytes, row.state, row.worker, row.task) == (lease.id, "acked", shared.name, "tests.once")
+    assert (row.message_id.bytes, row.state, row.worker, row.task) == (
+        lease.id,
+        "acked",
+        shared.name,
+        "tests.once",
+    )
 
 
-def test_second_run_of_the_same_life_does_nothing_and_is_acked(claim: Claim, run: Any, once: Any) -> None:
+def test_second_run_of_the_same_life_does_nothing_and_is_acked(
+    claim: Claim, run: Any, once: Any
+) -> None:
     lease = claim(once)
     assert [run(lease).result for _ in range(2)] == [Result.ACKED] * 2
     assert len(seen) == ArchivedMessage.objects.count() == 1
 
 
-def test_failure_takes_back_what_it_wrote_and_leaves_no_row(claim: Claim, run: Any, once: Any, shared: Shared) -> None:
+def test_failure_takes_back_what_it_wrote_and_leaves_no_row(
+    claim: Claim, run: Any, once: Any, shared: Shared
+) -> None:
     run(claim(once))
     outcome = run(claim(once, True))
     assert (outcome.result, outcome.text) == (Result.DEAD, "ValueError: it failed")

@@ -28,7 +28,17 @@ from django_delayq.worker import executor as module
 from django_delayq.worker.executor import Executor
 from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.shared import Shared
-from tests.app.tasks import act, act_async, close_order, look, look_async, noop, record, seen, wrongly_backed_off
+from tests.app.tasks import (
+    act,
+    act_async,
+    close_order,
+    look,
+    look_async,
+    noop,
+    record,
+    seen,
+    wrongly_backed_off,
+)
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, pass_time, unformattable
 
@@ -40,9 +50,19 @@ TABLE: list[tuple[str, Result, int | None, str]] = [
     ("unworthy", Result.DEAD, None, "TypeError: a bug"),
     ("retry", Result.RETRIED, 7_000, "Retry: later"),
     ("retry-in", Result.RETRIED, 42_000, "Retry: "),
-    ("retry-wrong", Result.DEAD, None, "Retry: ; and its delay failed: InvalidDelay: delay must be zero or more"),
+    (
+        "retry-wrong",
+        Result.DEAD,
+        None,
+        "Retry: ; and its delay failed: InvalidDelay: delay must be zero or more",
+    ),
     ("snooze", Result.SNOOZED, 30_000, "Snooze: "),
-    ("snooze-wrong", Result.DEAD, None, "and its delay failed: InvalidDelay: delay must be zero or more"),
+    (
+        "snooze-wrong",
+        Result.DEAD,
+        None,
+        "and its delay failed: InvalidDelay: delay must be zero or more",
+    ),
     ("reject", Result.DEAD, None, "no such order"),
     ("exit", Result.RETRIED, 7_000, "SystemExit: 3"),
     ("interrupt", Result.RETRIED, 7_000, "KeyboardInterrupt: "),
@@ -62,7 +82,9 @@ def run(executor: Executor, outcomes: list[Outcome]) -> Run:
             asyncio.run(executor.run_async(lease))
         else:
             left: list[Lease | None] = []
-            thread = threading.Thread(target=lambda: (executor.run(lease), left.append(running.get())))
+            thread = threading.Thread(
+                target=lambda: (executor.run(lease), left.append(running.get()))
+            )
             thread.start()
             thread.join(20)
             assert left == [None]
@@ -83,7 +105,9 @@ def with_attempts(lease: Lease, attempt: int, crashes: int = 0) -> Lease:
 
 @pytest.mark.parametrize("task", [act, act_async], ids=["def", "async def"])
 @pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
-def test_outcome(claim: Claim, run: Run, task: Any, row: tuple[str, Result, int | None, str]) -> None:
+def test_outcome(
+    claim: Claim, run: Run, task: Any, row: tuple[str, Result, int | None, str]
+) -> None:
     mode, result, delay_ms, reason = row
     outcome = run(claim(task, mode))
     assert (outcome.result, outcome.delay_ms) == (result, delay_ms)
@@ -92,7 +116,9 @@ def test_outcome(claim: Claim, run: Run, task: Any, row: tuple[str, Result, int 
 
 
 @pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 7_000), (2, 70_000)])
-def test_backoff_grows_with_the_failures(claim: Claim, run: Run, attempt: int, delay_ms: int) -> None:
+def test_backoff_grows_with_the_failures(
+    claim: Claim, run: Run, attempt: int, delay_ms: int
+) -> None:
     assert run(with_attempts(claim(act, "fail"), attempt)).delay_ms == delay_ms
 
 
@@ -113,7 +139,9 @@ def test_crashes_are_no_failures(claim: Claim, run: Run) -> None:
 
 
 @pytest.mark.parametrize(("max_attempts", "result"), [(1, Result.DEAD), (2, Result.RETRIED)])
-def test_max_attempts_of_one_message(claim: Claim, run: Run, max_attempts: int, result: Result) -> None:
+def test_max_attempts_of_one_message(
+    claim: Claim, run: Run, max_attempts: int, result: Result
+) -> None:
     assert run(claim(act.using(max_attempts=max_attempts), "fail")).result is result
 
 
@@ -132,7 +160,9 @@ def test_failure_has_its_traceback(claim: Claim, run: Run) -> None:
     assert run(claim(act, "reject")).traceback == ""
 
 
-@pytest.mark.parametrize(("mode", "told"), [("fail", ValueError), ("retry", Retry), ("reject", None), ("snooze", None)])
+@pytest.mark.parametrize(
+    ("mode", "told"), [("fail", ValueError), ("retry", Retry), ("reject", None), ("snooze", None)]
+)
 def test_what_a_failed_attempt_raised_is_told_from_the_first_time_on(
     claim: Claim, run: Run, shared: Shared, mode: str, told: type[Exception] | None
 ) -> None:
@@ -162,7 +192,11 @@ def test_own_log_lines_of_a_task_say_which_message_runs(
         run(lease)
     finally:
         caplog.handler.removeFilter(only)
-    said = [(r.delayq_id, r.delayq_task, r.delayq_attempt) for r in caplog.records if r.name == "project"]  # type: ignore[attr-defined]
+    said = [
+        (r.delayq_id, r.delayq_task, r.delayq_attempt)
+        for r in caplog.records
+        if r.name == "project"
+    ]  # type: ignore[attr-defined]
     assert said == [("", "", ""), (lease.id.hex(), "tests.app.tasks.look", 1)]
 
 
@@ -174,18 +208,30 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "by_code", {})
 
 
-def test_unknown_task_waits_for_a_worker_that_knows_it(claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_task_waits_for_a_worker_that_knows_it(
+    claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = claim(noop)
     forget(monkeypatch)
     outcome = run(lease)
-    assert (outcome.result, outcome.delay_ms, outcome.task_name) == (Result.PUT_OFF, 5_000, noop.name)
-    what = "No task of this name is declared here. The record: version 1; this worker: django-delayq"
+    assert (outcome.result, outcome.delay_ms, outcome.task_name) == (
+        Result.PUT_OFF,
+        5_000,
+        noop.name,
+    )
+    what = (
+        "No task of this name is declared here. The record: version 1; this worker: django-delayq"
+    )
     assert outcome.reason.startswith(f"unknown_task: {what} {__version__}, records of version 1")
 
 
 def claimed_long_ago(lease: Lease) -> Lease:
     """As if the message had been claimed for the first time eleven minutes ago."""
-    lease.entry = lease.entry[:10] + (lease.first_claimed_at_ms - 660_000).to_bytes(6, "big") + lease.entry[16:]
+    lease.entry = (
+        lease.entry[:10]
+        + (lease.first_claimed_at_ms - 660_000).to_bytes(6, "big")
+        + lease.entry[16:]
+    )
     return lease
 
 
@@ -215,7 +261,10 @@ def test_what_other_code_may_run_waits_from_the_first_meeting_on(
     claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Whenever it was claimed first: a retry or a snoozed one may have been, long ago."""
-    assert run(outdated(claimed_long_ago(claim(noop, 1, 2, 3)), how, monkeypatch)).result is Result.PUT_OFF
+    assert (
+        run(outdated(claimed_long_ago(claim(noop, 1, 2, 3)), how, monkeypatch)).result
+        is Result.PUT_OFF
+    )
     assert seen == []
 
 
@@ -223,12 +272,17 @@ def test_what_other_code_may_run_waits_from_the_first_meeting_on(
 def test_what_nobody_can_run_is_dead_when_the_grace_is_over(
     claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    assert run(outdated(put_off_for(claim(noop, 1, 2, 3), 590), how, monkeypatch)).result is Result.PUT_OFF
+    assert (
+        run(outdated(put_off_for(claim(noop, 1, 2, 3), 590), how, monkeypatch)).result
+        is Result.PUT_OFF
+    )
     outcome = run(outdated(put_off_for(claim(noop, 1, 2, 3), 601), how, monkeypatch))
     assert (outcome.result, outcome.reason) == (Result.DEAD, how)
 
 
-@pytest.mark.parametrize(("seconds", "delay_ms"), [(0, 5_000), (40, 10_000), (300, 15_000), (595, 5_000)])
+@pytest.mark.parametrize(
+    ("seconds", "delay_ms"), [(0, 5_000), (40, 10_000), (300, 15_000), (595, 5_000)]
+)
 def test_a_message_that_is_put_off_is_met_less_and_less_often(
     claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, delay_ms: int
 ) -> None:
@@ -245,16 +299,22 @@ def test_name_that_nobody_has_told_is_not_looked_up_for_ever(
         context.setattr(shared.store, "task_name", mock.Mock(side_effect=StoreUnavailable))
         assert run(leases[0]).task_name == ""
     assert run(leases[0]).task_name == noop.name
-    monkeypatch.setattr(shared.store, "task_name", mock.Mock(side_effect=AssertionError("asked again")))
+    monkeypatch.setattr(
+        shared.store, "task_name", mock.Mock(side_effect=AssertionError("asked again"))
+    )
     assert run(leases[1]).task_name == noop.name
 
 
-def test_message_never_causes_an_import(claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_never_causes_an_import(
+    claim: Claim, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = claim(noop)
     forget(monkeypatch)
     with mock.patch("builtins.__import__", wraps=__import__) as imports:
         assert run(lease).result is Result.PUT_OFF
-    assert not [call.args[0] for call in imports.call_args_list if str(call.args[0]).startswith("tests")]
+    assert not [
+        call.args[0] for call in imports.call_args_list if str(call.args[0]).startswith("tests")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -270,9 +330,21 @@ def test_message_never_causes_an_import(claim: Claim, run: Run, monkeypatch: pyt
         lambda record: record[:14] + bytes([record[14] | 0b100]) + record[15:],
         lambda record: record[:14] + bytes([0x01]) + record[15:],
     ],
-    ids=["empty", "cut header", "no body", "cut body", "pickle", "wrong type", "number", "not compressed", "version 0"],
+    ids=[
+        "empty",
+        "cut header",
+        "no body",
+        "cut body",
+        "pickle",
+        "wrong type",
+        "number",
+        "not compressed",
+        "version 0",
+    ],
 )
-def test_undecodable_message_is_dead_with_the_reason(claim: Claim, run: Run, damage: Callable[[bytes], bytes]) -> None:
+def test_undecodable_message_is_dead_with_the_reason(
+    claim: Claim, run: Run, damage: Callable[[bytes], bytes]
+) -> None:
     lease = claim(record, "x")
     lease.record = damage(lease.record)
     outcome = run(lease)
@@ -286,7 +358,9 @@ def test_compressed_bomb_is_undecodable(claim: Claim, run: Run) -> None:
 
     lease = claim(record, "x")
     bomb = zlib.compress(b'["' + b"x" * 3_000_000 + b'"]', 9)
-    lease.record = lease.record[:14] + bytes([lease.record[14] | 0b100]) + lease.record[15:23] + bomb
+    lease.record = (
+        lease.record[:14] + bytes([lease.record[14] | 0b100]) + lease.record[15:23] + bomb
+    )
     assert "larger than 1048576" in run(lease).error_message
 
 
@@ -353,7 +427,9 @@ def test_old_connections_are_closed_around_every_task(claim: Claim, run: Run, mo
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_database_that_cannot_be_closed_says_nothing_about_the_task(claim: Claim, run: Run, failing: int) -> None:
+def test_database_that_cannot_be_closed_says_nothing_about_the_task(
+    claim: Claim, run: Run, failing: int
+) -> None:
     answers = [None, None]
     answers[failing - 1] = OSError("the database is gone")  # type: ignore[call-overload]
     with mock.patch.object(connections, "close_old_connections", side_effect=answers):
@@ -371,13 +447,17 @@ def run_beside(executor: Executor, leases: list[Lease], beside: Any) -> None:
     asyncio.run(main())
 
 
-def test_old_connections_of_coroutines_are_closed_on_the_thread_that_has_them(claim: Claim, executor: Executor) -> None:
+def test_old_connections_of_coroutines_are_closed_on_the_thread_that_has_them(
+    claim: Claim, executor: Executor
+) -> None:
     threads: list[threading.Thread] = []
 
     async def same_thread() -> None:
         threads.append(await sync_to_async(threading.current_thread)())
 
-    with mock.patch.object(connections, "close_old_connections", lambda: threads.append(threading.current_thread())):
+    with mock.patch.object(
+        connections, "close_old_connections", lambda: threads.append(threading.current_thread())
+    ):
         run_beside(executor, [claim(act_async), claim(act_async)], same_thread)
     assert len(threads) == 2 and threads[0] is threads[1]
 
@@ -401,7 +481,9 @@ def test_coroutine_does_not_wait_for_the_query_of_another(
     assert [outcome.result for outcome in outcomes] == [Result.ACKED] * 3
 
 
-def test_what_a_task_activates_ends_with_it(claim: Claim, executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_task_activates_ends_with_it(
+    claim: Claim, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next task of the thread must not be in its language, its time zone or its context."""
     name: ContextVar[str] = ContextVar("name", default="nobody")
 
@@ -443,7 +525,8 @@ async def async_generator() -> Any:
 def test_call_that_returns_what_would_still_have_to_run_has_failed(
     claim: Claim, run: Run, declared: dict[str, Any], unrun: Callable[[], Any], is_async: bool
 ) -> None:
-    """A plain decorator over `async def` does that, for example. Nothing ran: it must not be acked."""
+    """A plain decorator over `async def` does that, for example. Nothing ran: it must not be
+    acked."""
 
     def call() -> Any:
         return unrun()
@@ -518,7 +601,12 @@ def test_started_is_sent_only_when_somebody_listens(claim: Claim, run: Run, hear
     lease = claim(act.using(key="k"))
     run(lease)
     (event,) = heard["started"]
-    assert (event.id, event.task, event.key, event.attempt) == (lease.id.hex(), "tests.app.tasks.act", "k", 1)
+    assert (event.id, event.task, event.key, event.attempt) == (
+        lease.id.hex(),
+        "tests.app.tasks.act",
+        "k",
+        1,
+    )
 
 
 def test_what_cannot_run_is_not_started(claim: Claim, run: Run, heard: Heard) -> None:
@@ -531,7 +619,13 @@ def test_what_cannot_run_is_not_started(claim: Claim, run: Run, heard: Heard) ->
 
 def test_attempts_of_the_store_and_of_the_lease_are_the_same(claim: Claim, shared: Shared) -> None:
     lease = claim(act)
-    raw = shared.store.command("HGET", keys.partition_keys(shared.store.prefix, Partition("modes", 0))[5], lease.id)
+    raw = shared.store.command(
+        "HGET", keys.partition_keys(shared.store.prefix, Partition("modes", 0))[5], lease.id
+    )
     entry = Attempts.decode(raw)
-    assert (entry.attempt, entry.crashes, entry.due_at_ms) == (lease.attempt, lease.crashes, lease.due_at_ms)
+    assert (entry.attempt, entry.crashes, entry.due_at_ms) == (
+        lease.attempt,
+        lease.crashes,
+        lease.due_at_ms,
+    )
     assert (entry.first_claimed_at_ms, entry.token) == (lease.first_claimed_at_ms, lease.token)

@@ -1,7 +1,8 @@
-"""Faults inside one worker: what a neighbour that crashes, hangs or leaks does to everything else in the process.
+"""Faults inside one worker: what a neighbour that crashes, hangs or leaks does to everything else
+in the process.
 
-After each of them every other message runs on time, nothing is held that nobody runs, the probes tell the truth, and
-what was taken is given back.
+After each of them every other message runs on time, nothing is held that nobody runs, the probes
+tell the truth, and what was taken is given back.
 """
 
 from __future__ import annotations
@@ -111,11 +112,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # Crashes
 
 
-def test_all_that_two_kills_left_behind_runs(work: Work, split: Callable[[int], RedisStore]) -> None:
-    """Of several partitions and topics, `def` and `async def`: all are suspects, and all are due together."""
+def test_all_that_two_kills_left_behind_runs(
+    work: Work, split: Callable[[int], RedisStore]
+) -> None:
+    """Of several partitions and topics, `def` and `async def`: all are suspects, and all are due
+    together."""
     store = split(4)
     handles: list[Handle] = [
-        task.using(due_at=LONG_AGO).enqueue(number) for task in (record, remind, crowd) for number in range(8)
+        task.using(due_at=LONG_AGO).enqueue(number)
+        for task in (record, remind, crowd)
+        for number in range(8)
     ]
     for topic in ("default", "orders"):
         crash(store, 2, *(handle for handle in handles if handle.topic == topic))
@@ -144,7 +150,9 @@ def crash_crowd(store: RedisStore, handles: list[Handle]) -> None:
 # What hangs
 
 
-def test_suspect_that_hangs_costs_its_thread_and_a_moment(work: Work, delayq: RedisStore, quick: None) -> None:
+def test_suspect_that_hangs_costs_its_thread_and_a_moment(
+    work: Work, delayq: RedisStore, quick: None
+) -> None:
     crash(delayq, 2, hang.using(due_at=LONG_AGO).enqueue())
     worker = work()
     assert entered.wait(10)
@@ -160,7 +168,9 @@ def test_suspect_that_hangs_costs_its_thread_and_a_moment(work: Work, delayq: Re
     sound(worker)
 
 
-def test_suspects_that_hang_do_not_hold_up_one_that_does_not(work: Work, delayq: RedisStore, quick: None) -> None:
+def test_suspects_that_hang_do_not_hold_up_one_that_does_not(
+    work: Work, delayq: RedisStore, quick: None
+) -> None:
     crash(delayq, 2, *hang.using(due_at=LONG_AGO).enqueue_many([()] * 3))
     crash(delayq, 2, record.using(due_at=LONG_AGO).enqueue("innocent"))
     worker = work(concurrency=8)
@@ -202,7 +212,9 @@ def test_coroutine_that_swallows_its_cancellation_costs_its_place(
     sound(worker)
 
 
-def test_worker_is_stuck_when_every_coroutine_hangs(work: Work, delayq: RedisStore, stubborn: Any) -> None:
+def test_worker_is_stuck_when_every_coroutine_hangs(
+    work: Work, delayq: RedisStore, stubborn: Any
+) -> None:
     worker = work(async_concurrency=2)
     stubborn.using(due_at=LONG_AGO).enqueue_many([()] * 2)
     eventually(lambda: seen.count("swallowed") == 2)
@@ -242,7 +254,11 @@ def test_threads_outlive_what_nobody_can_format(
     raised: list[BaseException] = []
 
     def fail(kind: int) -> None:
-        raised.append([unformattable(), SystemExit(1), KeyboardInterrupt(), RecursionError(), MemoryError()][kind])
+        raised.append(
+            [unformattable(), SystemExit(1), KeyboardInterrupt(), RecursionError(), MemoryError()][
+                kind
+            ]
+        )
         raise raised[-1]
 
     async def fail_async(kind: int) -> None:
@@ -310,7 +326,9 @@ def test_receivers_that_use_the_database_go_on_after_its_restart(
             heard.append(Counter(fine + failed))
             noop.enqueue()
             noop.using(due_at=LONG_AGO, expires=1).enqueue()
-            eventually(lambda: all(Counter(fine + failed)[name] > heard[-1][name] for name in names))
+            eventually(
+                lambda: all(Counter(fine + failed)[name] > heard[-1][name] for name in names)
+            )
     assert all(failed.count(name) <= 1 for name in names)
     assert all(fine.count(name) >= 4 for name in names)
     sound(worker)
@@ -326,7 +344,9 @@ def test_threads_that_end_leave_no_database_connection_open(
 
     def look(**kwargs: Any) -> None:
         ContentType.objects.count()
-        open_ones[threading.current_thread().name] = connections["default"].connection and connections["default"]
+        open_ones[threading.current_thread().name] = (
+            connections["default"].connection and connections["default"]
+        )
 
     async def look_async() -> None:
         await sync_to_async(look)()
@@ -365,7 +385,9 @@ def test_maximum_of_partitions_with_a_damaged_one_and_one_that_hangs(
     sound(worker, hanging=1)
 
 
-def test_two_hundred_threads_that_are_all_busy(work: Work, delayq: RedisStore, declared: dict[str, Any]) -> None:
+def test_two_hundred_threads_that_are_all_busy(
+    work: Work, delayq: RedisStore, declared: dict[str, Any]
+) -> None:
     together = threading.Barrier(200)
 
     def meet(number: int) -> None:
@@ -437,7 +459,8 @@ def test_memory_stays_flat_over_very_many_claims_while_something_is_due_tomorrow
 def test_redis_away_for_longer_than_max_runtime(
     work: Work, delayq: RedisStore, declared: dict[str, Any], heard: Heard
 ) -> None:
-    """Results wait in time, threads are idle: nothing is stuck, and what has run is settled when Redis is back."""
+    """Results wait in time, threads are idle: nothing is stuck, and what has run is settled when
+    Redis is back."""
 
     def soon() -> None:
         seen.append("soon")
@@ -477,7 +500,9 @@ def test_redis_away_for_longer_than_a_lease_is_told_to_the_task(
     assert entered.wait(10)
     with unreachable():
         eventually(lambda: seen == [1])
-        eventually(lambda: not worker.shared.held)  # its result could not be stored before the lease ended
+        eventually(
+            lambda: not worker.shared.held
+        )  # its result could not be stored before the lease ended
     eventually(lambda: counters("waits").get("acked") == 1)
     assert seen == [1, 2]
     sound(worker)

@@ -31,7 +31,9 @@ def test_beat_tells_what_the_worker_does(heartbeat: Heartbeat, delayq: RedisStor
     assert beat["rss_kb"] > 1000
 
 
-def test_beat_replaces_the_one_before(heartbeat: Heartbeat, delayq: RedisStore, figures: dict[str, Any]) -> None:
+def test_beat_replaces_the_one_before(
+    heartbeat: Heartbeat, delayq: RedisStore, figures: dict[str, Any]
+) -> None:
     heartbeat.run_once()
     figures["in_flight"] = 7
     heartbeat.run_once()
@@ -78,7 +80,9 @@ def test_first_beat_looks_whether_the_worker_is_quiet(
     assert told == [True]
 
 
-def test_another_worker_that_is_quiet_is_no_matter(listening: Heartbeat, told: list[bool], delayq: RedisStore) -> None:
+def test_another_worker_that_is_quiet_is_no_matter(
+    listening: Heartbeat, told: list[bool], delayq: RedisStore
+) -> None:
     delayq.quiet("host:2:test")
     listening.run_once()
     assert told == [False]
@@ -96,7 +100,9 @@ def test_without_a_hint_it_looks_again_with_the_sixth_beat(
     assert looks == [[False]] * 5 + [[False, True]]
 
 
-def test_hint_makes_it_look_at_once(listening: Heartbeat, told: list[bool], delayq: RedisStore) -> None:
+def test_hint_makes_it_look_at_once(
+    listening: Heartbeat, told: list[bool], delayq: RedisStore
+) -> None:
     for quiet in (True, False, True):
         listening.run_once()
         (delayq.quiet if quiet else delayq.unquiet)("host:1:test")
@@ -106,7 +112,9 @@ def test_hint_makes_it_look_at_once(listening: Heartbeat, told: list[bool], dela
         assert told[-1] is quiet
 
 
-def test_hint_during_a_beat_is_not_lost(shared: Shared, told: list[bool], delayq: RedisStore) -> None:
+def test_hint_during_a_beat_is_not_lost(
+    shared: Shared, told: list[bool], delayq: RedisStore
+) -> None:
     def hear() -> dict[str, Any]:
         if len(told) == 1:
             delayq.quiet("host:1:test")

@@ -34,7 +34,9 @@ def ended() -> set[Lease]:
 
 
 @pytest.fixture
-def keeper(shared: Shared, overruns: list[Lease], ended: set[Lease], monkeypatch: pytest.MonkeyPatch) -> LeaseKeeper:
+def keeper(
+    shared: Shared, overruns: list[Lease], ended: set[Lease], monkeypatch: pytest.MonkeyPatch
+) -> LeaseKeeper:
     monkeypatch.setattr(module.faulthandler, "dump_traceback", lambda **kwargs: None)
     return LeaseKeeper(shared, overruns.append, lambda lease: lease not in ended)
 
@@ -49,9 +51,17 @@ def started(lease: Lease, seconds_ago: float = 0.0) -> Lease:
     return lease
 
 
-def test_lease_is_extended_after_a_third_of_it(keeper: LeaseKeeper, claim: Claim, delayq: RedisStore) -> None:
+def test_lease_is_extended_after_a_third_of_it(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore
+) -> None:
     lease = claim(noop)
-    delayq.command("ZADD", leased_key(delayq.prefix, lease.partition), "XX", int(delayq.clock_ms() + 10_000), lease.id)
+    delayq.command(
+        "ZADD",
+        leased_key(delayq.prefix, lease.partition),
+        "XX",
+        int(delayq.clock_ms() + 10_000),
+        lease.id,
+    )
     first = deadline(delayq, lease)
     pass_time(lease, 19)
     keeper.run_once()
@@ -72,7 +82,9 @@ def test_each_partition_is_one_call(keeper: LeaseKeeper, claim: Claim, delayq: R
     assert scripts_run(delayq) - before == 2
 
 
-def test_what_waits_in_the_buffer_is_extended_too(keeper: LeaseKeeper, claim: Claim, delayq: RedisStore) -> None:
+def test_what_waits_in_the_buffer_is_extended_too(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore
+) -> None:
     lease = claim(hang)
     assert lease.started_at == 0
     pass_time(lease, 100)
@@ -81,7 +93,11 @@ def test_what_waits_in_the_buffer_is_extended_too(keeper: LeaseKeeper, claim: Cl
 
 
 def test_lost_lease_is_marked_and_said_once(
-    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore, heard: Heard, caplog: pytest.LogCaptureFixture
+    keeper: LeaseKeeper,
+    claim: Claim,
+    delayq: RedisStore,
+    heard: Heard,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lease = claim(noop)
     other = steal(delayq, lease)
@@ -136,10 +152,15 @@ def test_overrun_is_noticed_when_it_happens_however_long_the_lease(
 
 
 def test_overrun_of_a_thread_shows_where_it_hangs(
-    keeper: LeaseKeeper, claim: Claim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    keeper: LeaseKeeper,
+    claim: Claim,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     dumps: list[bool] = []
-    monkeypatch.setattr(module.faulthandler, "dump_traceback", lambda **kwargs: dumps.append(kwargs["all_threads"]))
+    monkeypatch.setattr(
+        module.faulthandler, "dump_traceback", lambda **kwargs: dumps.append(kwargs["all_threads"])
+    )
     started(claim(hang), 1.5)
     keeper.run_once()
     keeper.run_once()
@@ -202,10 +223,17 @@ def test_partition_that_is_damaged_does_not_cost_the_others_their_leases(
     delayq.command("SET", leased_key(delayq.prefix, damaged.partition), "no zset")
     with pytest.raises(StoreError):
         keeper.run_once()
-    assert [time.monotonic() - lease.renewed_at < 5 for lease in leases] == [True, False, True, True]
+    assert [time.monotonic() - lease.renewed_at < 5 for lease in leases] == [
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
-def test_unknown_task_has_no_max_runtime(keeper: LeaseKeeper, claim: Claim, overruns: list[Lease]) -> None:
+def test_unknown_task_has_no_max_runtime(
+    keeper: LeaseKeeper, claim: Claim, overruns: list[Lease]
+) -> None:
     lease = started(claim(hang), 1.5)
     lease.record = lease.record[:19] + b"????" + lease.record[23:]
     keeper.run_once()

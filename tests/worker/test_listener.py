@@ -77,15 +77,21 @@ def test_resumed_topic_is_heard(listener: Listener, hints: Hints) -> None:
     assert hints == [(Partition("default", 0), 0)]
 
 
-@pytest.mark.parametrize("nonsense", ["", "x", "default:0", "default:x:1", "default:0:soon", "a:0:-1", b"\xff\xfe"])
-def test_nonsense_is_ignored(listener: Listener, hints: Hints, delayq: RedisStore, nonsense: str | bytes) -> None:
+@pytest.mark.parametrize(
+    "nonsense", ["", "x", "default:0", "default:x:1", "default:0:soon", "a:0:-1", b"\xff\xfe"]
+)
+def test_nonsense_is_ignored(
+    listener: Listener, hints: Hints, delayq: RedisStore, nonsense: str | bytes
+) -> None:
     delayq.command("PUBLISH", wakeups_channel(delayq.prefix), nonsense)
     delayq.command("PUBLISH", wakeups_channel(delayq.prefix), "fine:3:5")
     hear(listener, hints)
     assert hints == [(Partition("fine", 3), 5)]
 
 
-def test_broken_connection_is_made_anew_and_sweeps(listener: Listener, hints: Hints, delayq: RedisStore) -> None:
+def test_broken_connection_is_made_anew_and_sweeps(
+    listener: Listener, hints: Hints, delayq: RedisStore
+) -> None:
     delayq.command("CLIENT", "KILL", "TYPE", "pubsub")
     with pytest.raises(DelayQError):
         for _ in range(10):

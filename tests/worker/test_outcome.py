@@ -37,15 +37,24 @@ def test_what_never_started_ran_for_nothing(claim: Claim, shared: Shared) -> Non
 def test_lateness_is_by_redis_clock(claim: Claim, shared: Shared) -> None:
     made = outcome(claim(noop))
     started_ms = shared.clock.now_ms() - 250
-    assert made.event(shared.clock).lateness_ms == pytest.approx(started_ms - made.lease.due_at_ms, abs=50)
+    assert made.event(shared.clock).lateness_ms == pytest.approx(
+        started_ms - made.lease.due_at_ms, abs=50
+    )
 
 
 def test_damaged_message_has_an_event_too(claim: Claim, shared: Shared) -> None:
     for damage in (b"", b"\x10" * 40):
         lease = claim(noop.using(key=f"k{len(damage)}"))
         lease.record = damage
-        event = Outcome(lease, None, Result.DEAD, time.monotonic(), "undecodable").event(shared.clock)
-        assert (event.id, event.task, event.key, event.reason) == (lease.id.hex(), "", None, "undecodable")
+        event = Outcome(lease, None, Result.DEAD, time.monotonic(), "undecodable").event(
+            shared.clock
+        )
+        assert (event.id, event.task, event.key, event.reason) == (
+            lease.id.hex(),
+            "",
+            None,
+            "undecodable",
+        )
 
 
 def detail(made: Outcome, shared: Shared) -> dict[str, Any]:
@@ -53,7 +62,9 @@ def detail(made: Outcome, shared: Shared) -> dict[str, Any]:
     return content
 
 
-def test_of_an_acked_one_the_archive_knows_worker_start_and_run(claim: Claim, shared: Shared) -> None:
+def test_of_an_acked_one_the_archive_knows_worker_start_and_run(
+    claim: Claim, shared: Shared
+) -> None:
     said = detail(outcome(claim(noop), 0.25), shared)
     assert set(said) == {"worker", "started_ms", "run_ms"}
     assert said["worker"] == shared.name
@@ -64,20 +75,34 @@ def test_of_an_acked_one_the_archive_knows_worker_start_and_run(claim: Claim, sh
 def failed(lease: Lease, result: Result) -> Outcome:
     made = outcome(lease)
     made.result, made.reason = result, "failed"
-    made.error_class, made.error_message, made.traceback = "shop.errors.NoStock", 'none "left" 😀', "Traceback ..."
+    made.error_class, made.error_message, made.traceback = (
+        "shop.errors.NoStock",
+        'none "left" 😀',
+        "Traceback ...",
+    )
     return made
 
 
 def test_of_a_dead_one_the_archive_knows_why_in_parts(claim: Claim, shared: Shared) -> None:
     said = detail(failed(claim(noop), Result.DEAD), shared)
-    assert set(said) == {"worker", "started_ms", "run_ms", "reason", "error", "message", "traceback"}
+    assert set(said) == {
+        "worker",
+        "started_ms",
+        "run_ms",
+        "reason",
+        "error",
+        "message",
+        "traceback",
+    }
     assert (said["reason"], said["error"], said["message"], said["traceback"]) == (
         "failed", "shop.errors.NoStock", 'none "left" 😀', "Traceback ...",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("result", [Result.RETRIED, Result.SNOOZED])
-def test_of_one_that_goes_on_its_history_gets_a_line(claim: Claim, shared: Shared, result: Result) -> None:
+def test_of_one_that_goes_on_its_history_gets_a_line(
+    claim: Claim, shared: Shared, result: Result
+) -> None:
     made = failed(claim(noop), result)
     made.error_message = "x" * 100_000
     raw = made.detail(shared.name, shared.clock)

@@ -18,7 +18,9 @@ from tests.worker.moving import eventually, unformattable
 
 
 def lease(number: int = 0) -> Lease:
-    return Lease(Partition("default", 0), number.to_bytes(16, "big"), b"", bytes(32), time.monotonic())
+    return Lease(
+        Partition("default", 0), number.to_bytes(16, "big"), b"", bytes(32), time.monotonic()
+    )
 
 
 class Work:
@@ -82,7 +84,9 @@ def test_one_thread_runs_in_the_order_of_feeding(make: Callable[[int], Pool], wo
     assert work.ran == leases
 
 
-def test_long_tasks_run_beside_each_other_on_all_threads(make: Callable[[int], Pool], work: Work) -> None:
+def test_long_tasks_run_beside_each_other_on_all_threads(
+    make: Callable[[int], Pool], work: Work
+) -> None:
     pool = make(3)
     work.free.clear()
     pool.feed([lease(n) for n in range(5)])
@@ -93,7 +97,9 @@ def test_long_tasks_run_beside_each_other_on_all_threads(make: Callable[[int], P
     assert len(work.threads) == 3
 
 
-def test_short_tasks_let_it_take_work_in_advance_but_not_much(make: Callable[[int], Pool], work: Work) -> None:
+def test_short_tasks_let_it_take_work_in_advance_but_not_much(
+    make: Callable[[int], Pool], work: Work
+) -> None:
     pool = make(2)
     pool._mean_s = 0.001
     assert pool.room() == 2 + int(module.BUFFERED_WORK * 2 / 0.001)
@@ -119,8 +125,11 @@ def test_room_is_told_when_half_of_the_buffer_is_free(work: Work) -> None:
     assert 50 < told[0] <= 100
 
 
-def test_nothing_is_taken_in_advance_while_every_thread_is_held_up(make: Callable[[int], Pool], work: Work) -> None:
-    """Tasks were short, so that much is buffered; now long ones came, and what waits behind them helps nobody."""
+def test_nothing_is_taken_in_advance_while_every_thread_is_held_up(
+    make: Callable[[int], Pool], work: Work
+) -> None:
+    """Tasks were short, so that much is buffered; now long ones came, and what waits behind them
+    helps nobody."""
     pool = make(2)
     pool._mean_s = 0.001
     work.free.clear()
@@ -161,7 +170,9 @@ def test_mean_follows_how_long_tasks_take(make: Callable[[int], Pool], work: Wor
     assert 0 < pool._mean_s < 0.05
 
 
-def test_work_beside_idle_threads_is_stuck_until_a_kick(make: Callable[[int], Pool], work: Work) -> None:
+def test_work_beside_idle_threads_is_stuck_until_a_kick(
+    make: Callable[[int], Pool], work: Work
+) -> None:
     """What was thought to be short turns out to be long: the others must not wait behind it."""
     pool = make(2)
     pool._mean_s = 0.0001
@@ -204,7 +215,9 @@ def test_stop_lets_the_threads_finish(make: Callable[[int], Pool], work: Work) -
     assert len(work.ran) == 1
 
 
-def test_thread_outlives_whatever_a_run_raises(work: Work, capfd: pytest.CaptureFixture[str]) -> None:
+def test_thread_outlives_whatever_a_run_raises(
+    work: Work, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The executor raises nothing; if it did, no message may cost the others a thread."""
     errors = [SystemExit(1), unformattable(), KeyboardInterrupt(), ValueError("x")]
 
@@ -238,9 +251,12 @@ def test_threads_close_their_database_connections_when_they_end(
 
 
 def test_tasks_of_a_thread_share_its_caches(work: Work) -> None:
-    """Each task has a context of its own, in which Django would make them anew, with new connections."""
+    """Each task has a context of its own, in which Django would make them anew, with new
+    connections."""
     found: list[object] = []
-    pool = Pool(1, lambda item: copy_context().run(lambda: found.append(caches["default"])), work.room.set)
+    pool = Pool(
+        1, lambda item: copy_context().run(lambda: found.append(caches["default"])), work.room.set
+    )
     pool.start()
     pool.feed([lease(1), lease(2)])
     eventually(lambda: len(found) == 2)

@@ -37,9 +37,12 @@ def parts(shared: Shared) -> Parts:
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> At:
-    """Moves the quarantine's clock: so many seconds after the beginning of the test. Leases do not move."""
+    """Moves the quarantine's clock: so many seconds after the beginning of the test. Leases do not
+    move."""
     begun = time.monotonic()
-    return lambda seconds: monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: begun + seconds))
+    return lambda seconds: monkeypatch.setattr(
+        module, "time", SimpleNamespace(monotonic=lambda: begun + seconds)
+    )
 
 
 def crashed(lease: Lease, times: int) -> Lease:
@@ -145,7 +148,9 @@ def test_no_other_suspect_runs_beside_one_that_is_long(parts: Parts, claim: Clai
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost", "given up"])
-def test_suspect_whose_lease_has_ended_is_none_any_more(parts: Parts, claim: Claim, lost: bool) -> None:
+def test_suspect_whose_lease_has_ended_is_none_any_more(
+    parts: Parts, claim: Claim, lost: bool
+) -> None:
     """It hangs, and has the crash that was feared: it keeps its thread and no more."""
     suspect = crashed(claim(noop), 2)
     parts.quarantine.admit([suspect])
@@ -170,7 +175,9 @@ def test_suspect_whose_lease_ends_while_it_waits_is_not_run(parts: Parts, claim:
     assert (parts.fed, parts.given_back) == ([], [suspect])
 
 
-def test_after_a_suspect_the_process_does_other_work_for_as_long(parts: Parts, claim: Claim, at: At) -> None:
+def test_after_a_suspect_the_process_does_other_work_for_as_long(
+    parts: Parts, claim: Claim, at: At
+) -> None:
     first = crashed(claim(noop), 2)
     parts.quarantine.admit([first])
     parts.quarantine.step()
@@ -186,7 +193,9 @@ def test_after_a_suspect_the_process_does_other_work_for_as_long(parts: Parts, c
     assert parts.quarantine.keeps
 
 
-def test_what_is_given_back_is_owed_until_it_is_due_again(parts: Parts, claim: Claim, at: At) -> None:
+def test_what_is_given_back_is_owed_until_it_is_due_again(
+    parts: Parts, claim: Claim, at: At
+) -> None:
     """A worker with --burst must not end meanwhile."""
     parts.quarantine.admit([crashed(claim(noop), 2)])
     assert not parts.quarantine.owes

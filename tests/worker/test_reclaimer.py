@@ -30,18 +30,26 @@ def reclaimer(shared: Shared) -> Reclaimer:
 
 
 def test_message_whose_lease_ended_comes_back(
-    reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard, caplog: pytest.LogCaptureFixture
+    reclaimer: Reclaimer,
+    claim: Claim,
+    delayq: RedisStore,
+    heard: Heard,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lease = claim(noop)
     end_lease(delayq, lease)
     assert reclaimer.run_once() == reclaimer.interval
     again = delayq.claim(lease.partition, 1).leases[0]
     assert (again.id, again.attempt, again.crashes) == (lease.id, 2, 1)
-    assert [(event.id, event.reason) for event in heard["reclaimed"]] == [(lease.id.hex(), "lease ended")]
+    assert [(event.id, event.reason) for event in heard["reclaimed"]] == [
+        (lease.id.hex(), "lease ended")
+    ]
     assert "1 message of default:0 sent back: the worker vanished" in caplog.text
 
 
-def test_living_lease_is_left_alone(reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard) -> None:
+def test_living_lease_is_left_alone(
+    reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard
+) -> None:
     lease = claim(noop)
     before = scripts_run(delayq)
     reclaimer.run_once()
@@ -51,7 +59,11 @@ def test_living_lease_is_left_alone(reclaimer: Reclaimer, claim: Claim, delayq: 
 
 
 def test_message_that_crashes_workers_is_dead(
-    reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard, caplog: pytest.LogCaptureFixture
+    reclaimer: Reclaimer,
+    claim: Claim,
+    delayq: RedisStore,
+    heard: Heard,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lease = claim(noop)
     for _ in range(3):
@@ -65,7 +77,9 @@ def test_message_that_crashes_workers_is_dead(
     assert "1 message of default:0 dead after too many crashed workers" in caplog.text
 
 
-def test_every_partition_is_looked_at(reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard) -> None:
+def test_every_partition_is_looked_at(
+    reclaimer: Reclaimer, claim: Claim, delayq: RedisStore, heard: Heard
+) -> None:
     for task in (noop, act):
         end_lease(delayq, claim(task))
     reclaimer.run_once()
@@ -83,7 +97,9 @@ def test_partition_that_is_damaged_does_not_hold_up_the_others(
     assert [event.id for event in heard["reclaimed"]] == [fine.id.hex()]
 
 
-def test_many_are_taken_back_without_a_pause(reclaimer: Reclaimer, delayq: RedisStore, heard: Heard) -> None:
+def test_many_are_taken_back_without_a_pause(
+    reclaimer: Reclaimer, delayq: RedisStore, heard: Heard
+) -> None:
     noop.using(due_at=LONG_AGO).enqueue_many([()] * 700)
     for _ in range(2):
         for lease in delayq.claim(Partition("default", 0), 500).leases:

@@ -32,7 +32,9 @@ def next_minute(store: RedisStore) -> None:
     store.command("DEL", keys.turn_key(store.prefix, "sample"))
 
 
-def test_sample_tells_of_each_topic_what_waits_and_what_has_finished(sampler: Sampler, delayq: RedisStore) -> None:
+def test_sample_tells_of_each_topic_what_waits_and_what_has_finished(
+    sampler: Sampler, delayq: RedisStore
+) -> None:
     record.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(5)])
     crowd.using(delay=3600).enqueue_many([(n,) for n in range(3)])
     acked, dead, _ = delayq.claim(DEFAULT, 3).leases

@@ -43,7 +43,12 @@ def settler(shared: Shared, settled: list[Outcome]) -> Settler:
 
 
 def outcome(
-    lease: Lease, result: Result = Result.ACKED, *, delay_ms: int | None = None, reason: str = "", task: Any = noop
+    lease: Lease,
+    result: Result = Result.ACKED,
+    *,
+    delay_ms: int | None = None,
+    reason: str = "",
+    task: Any = noop,
 ) -> Outcome:
     lease.started_at = lease.started_at or time.monotonic()
     made = Outcome(lease, task, result, time.monotonic(), reason)
@@ -66,7 +71,9 @@ def claim_many(shared: Shared, task: DelayedTask[..., Any], count: int) -> Seque
 # What happens to the message
 
 
-def test_ack_finishes_it(settler: Settler, claim: Claim, shared: Shared, settled: list[Outcome]) -> None:
+def test_ack_finishes_it(
+    settler: Settler, claim: Claim, shared: Shared, settled: list[Outcome]
+) -> None:
     lease = claim(noop)
     settler.put(outcome(lease))
     assert not settler.idle
@@ -76,7 +83,9 @@ def test_ack_finishes_it(settler: Settler, claim: Claim, shared: Shared, settled
     assert counters("default") == {"enqueued": 1, "acked": 1}
 
 
-def test_archive_learns_who_ran_it_when_and_how_long(settler: Settler, claim: Claim, delayq: RedisStore) -> None:
+def test_archive_learns_who_ran_it_when_and_how_long(
+    settler: Settler, claim: Claim, delayq: RedisStore
+) -> None:
     settler.put(outcome(claim(noop)))
     settler.run_once()
     (entry,) = ended(delayq, "default")
@@ -126,7 +135,9 @@ def test_message_comes_back(
     assert found is not None
     assert found.attempts is not None
     assert found.attempts.attempt == attempt
-    assert (found.state == State.DELAYED and found.due_at_ms > delayq.clock_ms() + 50_000) == (state == State.DELAYED)
+    assert (found.state == State.DELAYED and found.due_at_ms > delayq.clock_ms() + 50_000) == (
+        state == State.DELAYED
+    )
 
 
 def test_dead_is_dead(settler: Settler, claim: Claim, delayq: RedisStore) -> None:
@@ -140,7 +151,9 @@ def test_dead_is_dead(settler: Settler, claim: Claim, delayq: RedisStore) -> Non
 # Batches
 
 
-def test_whatever_waits_leaves_together(settler: Settler, shared: Shared, delayq: RedisStore) -> None:
+def test_whatever_waits_leaves_together(
+    settler: Settler, shared: Shared, delayq: RedisStore
+) -> None:
     leases = [*claim_many(shared, noop, 1200), *claim_many(shared, close_order.using(), 0)]
     for lease in leases:
         settler.put(outcome(lease))
@@ -150,10 +163,18 @@ def test_whatever_waits_leaves_together(settler: Settler, shared: Shared, delayq
     assert topic_stats("default").counters["acked"] == 1200
 
 
-def test_each_partition_and_kind_gets_a_call(settler: Settler, claim: Claim, delayq: RedisStore, heard: Heard) -> None:
+def test_each_partition_and_kind_gets_a_call(
+    settler: Settler, claim: Claim, delayq: RedisStore, heard: Heard
+) -> None:
     for result in Result:
         for task in (noop, act):
-            settler.put(outcome(claim(task), result, delay_ms=None if result in (Result.DEAD, Result.ACKED) else 5))
+            settler.put(
+                outcome(
+                    claim(task),
+                    result,
+                    delay_ms=None if result in (Result.DEAD, Result.ACKED) else 5,
+                )
+            )
     before = scripts_run(delayq)
     settler.run_once()
     assert scripts_run(delayq) - before <= 2 * 4 * 2
@@ -215,13 +236,23 @@ def test_event_tells_everything(settler: Settler, claim: Claim, heard: Heard) ->
     settler.put(outcome(lease, Result.RETRIED, delay_ms=7000, reason="ValueError: x", task=record))
     settler.run_once()
     (event,) = heard["retried"]
-    assert (event.id, event.task, event.key, event.attempt) == (lease.id.hex(), "tests.app.tasks.record", "k", 1)
+    assert (event.id, event.task, event.key, event.attempt) == (
+        lease.id.hex(),
+        "tests.app.tasks.record",
+        "k",
+        1,
+    )
     assert (event.delay_ms, event.reason) == (7000, "ValueError: x")
     assert event.lateness_ms > 0
 
 
 def test_result_of_a_lost_lease_is_refused_and_said(
-    settler: Settler, claim: Claim, delayq: RedisStore, heard: Heard, shared: Shared, caplog: pytest.LogCaptureFixture
+    settler: Settler,
+    claim: Claim,
+    delayq: RedisStore,
+    heard: Heard,
+    shared: Shared,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lease = claim(noop)
     other = steal(delayq, lease)
@@ -245,7 +276,9 @@ def test_lost_lease_in_a_batch_does_not_take_the_others(
     assert [event.id for event in heard["lease_lost"]] == [lost.id.hex()]
 
 
-def test_receiver_that_fails_changes_nothing(settler: Settler, claim: Claim, settled: list[Outcome]) -> None:
+def test_receiver_that_fails_changes_nothing(
+    settler: Settler, claim: Claim, settled: list[Outcome]
+) -> None:
     def fail(**kwargs: Any) -> None:
         raise ValueError("a receiver's bug")
 
@@ -345,7 +378,9 @@ def test_result_that_cannot_be_written_does_not_take_the_others(
     settler: Settler, claim: Claim, shared: Shared, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bug, not a fault: it is given up, and its message runs again when its lease ends."""
-    results = [outcome(claim(noop), Result.DEAD, reason=reason) for reason in ("x", "half \ud800", "y")]
+    results = [
+        outcome(claim(noop), Result.DEAD, reason=reason) for reason in ("x", "half \ud800", "y")
+    ]
     for result in results:
         settler.put(result)
     settler.run_once()
@@ -368,7 +403,12 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def far(mortal: Server, settings: Any) -> Shared:
     """A worker's parts on that server."""
-    settings.DELAYQ = {"REDIS": mortal.url, "PREFIX": "far", "CONNECT_TIMEOUT": 0.5, "SOCKET_TIMEOUT": 0.5}
+    settings.DELAYQ = {
+        "REDIS": mortal.url,
+        "PREFIX": "far",
+        "CONNECT_TIMEOUT": 0.5,
+        "SOCKET_TIMEOUT": 0.5,
+    }
     parsed = parse_settings(settings.DELAYQ)
     return Shared(RedisStore(connect(parsed), parsed), parsed, "host:1:test", ("default",))
 
@@ -390,7 +430,11 @@ def test_results_wait_while_redis_is_away(far: Shared, mortal: Server) -> None:
 
 
 def test_results_are_given_up_when_the_lease_has_ended(
-    settler: Settler, claim: Claim, shared: Shared, settled: list[Outcome], caplog: pytest.LogCaptureFixture
+    settler: Settler,
+    claim: Claim,
+    shared: Shared,
+    settled: list[Outcome],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lease = claim(noop)
     settler.put(outcome(lease))

@@ -84,11 +84,15 @@ def test_failed_message_runs_again_and_succeeds(
 
 
 @pytest.mark.parametrize("task", [act, act_async])
-def test_every_outcome_reaches_redis(work: Work, delayq: RedisStore, heard: Heard, task: Any) -> None:
+def test_every_outcome_reaches_redis(
+    work: Work, delayq: RedisStore, heard: Heard, task: Any
+) -> None:
     for mode in ("return", "fail", "snooze", "reject", "unworthy", "exit", "surrogate"):
         task.enqueue(mode)
     work()
-    eventually(lambda: sum(len(heard[name]) for name in ("acked", "retried", "snoozed", "dead")) == 7)
+    eventually(
+        lambda: sum(len(heard[name]) for name in ("acked", "retried", "snoozed", "dead")) == 7
+    )
     assert {name: len(heard[name]) for name in ("acked", "retried", "snoozed", "dead")} == {
         "acked": 1, "retried": 3, "snoozed": 1, "dead": 2,
     }  # fmt: skip
@@ -118,7 +122,9 @@ def test_stop_claims_no_more(work: Work, delayq: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("task", [wait, wait_async])
-def test_what_outlives_the_timeout_is_given_back_with_its_attempt(work: Work, delayq: RedisStore, task: Any) -> None:
+def test_what_outlives_the_timeout_is_given_back_with_its_attempt(
+    work: Work, delayq: RedisStore, task: Any
+) -> None:
     worker = work(shutdown_timeout=0.05)
     handle = task.enqueue()
     assert entered.wait(10)
@@ -163,7 +169,9 @@ def test_stop_without_redis_ends_too(work: Work, delayq: RedisStore) -> None:
     assert time.monotonic() - begun < 10
 
 
-def test_worker_outlives_an_outage(work: Work, delayq: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_outlives_an_outage(
+    work: Work, delayq: RedisStore, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = work()
     wait.enqueue()
     assert entered.wait(10)
@@ -211,7 +219,9 @@ def test_max_messages_is_the_end(work: Work, delayq: RedisStore) -> None:
     assert topic_stats("default").backlog == 30
 
 
-def test_max_messages_counts_what_is_run_and_not_what_is_given_back(work: Work, delayq: RedisStore) -> None:
+def test_max_messages_counts_what_is_run_and_not_what_is_given_back(
+    work: Work, delayq: RedisStore
+) -> None:
     """It has claimed more than one thread can run, and gives the rest back."""
     worker = work(concurrency=1, max_messages=5)
     worker.pool._mean_s = 0.001
@@ -246,7 +256,9 @@ def test_without_burst_it_is_never_finished(work: Work, delayq: RedisStore) -> N
 # Trouble
 
 
-def test_coroutine_beyond_its_max_runtime_is_cancelled(work: Work, delayq: RedisStore, heard: Heard) -> None:
+def test_coroutine_beyond_its_max_runtime_is_cancelled(
+    work: Work, delayq: RedisStore, heard: Heard
+) -> None:
     worker = work(concurrency=1)
     hang_async.enqueue()
     eventually(lambda: heard["retried"])
@@ -284,10 +296,14 @@ def test_topics_that_are_not_served_are_left_alone(work: Work, delayq: RedisStor
     assert topic_stats("orders").backlog == 1
 
 
-def test_hint_is_quicker_than_the_sweep(work: Work, settings: Any, delayq: RedisStore, heard: Heard) -> None:
+def test_hint_is_quicker_than_the_sweep(
+    work: Work, settings: Any, delayq: RedisStore, heard: Heard
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": 30}
     worker = work()
-    eventually(lambda: worker.ready and worker.dispatcher.nothing_due and worker.listener._stream._pubsub)
+    eventually(
+        lambda: worker.ready and worker.dispatcher.nothing_due and worker.listener._stream._pubsub
+    )
     eventually(lambda: record.enqueue("x") and heard["acked"], 10)
     assert min(event.lateness_ms for event in heard["acked"]) < 1000
 
@@ -314,7 +330,8 @@ def test_figures_are_those_of_the_worker(work: Work, delayq: RedisStore) -> None
 
 
 def test_what_a_worker_has_no_thread_for_waits_in_redis(work: Work, delayq: RedisStore) -> None:
-    """Its tasks were short: it claims ahead. When long ones come it gives back what waits, once, and leaves it."""
+    """Its tasks were short: it claims ahead. When long ones come it gives back what waits, once,
+    and leaves it."""
     worker = work()
     worker.pool._mean_s = 0.001
     wait.using(due_at=LONG_AGO).enqueue_many([()] * 20)
@@ -333,11 +350,15 @@ def test_many_of_both_kinds_all_run_once(work: Work, delayq: RedisStore) -> None
     noop.enqueue_many([()] * 500)
     remind.enqueue_many([(n,) for n in range(500)])
     work()
-    eventually(lambda: counters("default").get("acked") == 500 and counters("orders").get("acked") == 500)
+    eventually(
+        lambda: counters("default").get("acked") == 500 and counters("orders").get("acked") == 500
+    )
     assert sorted(seen) == list(range(500))
 
 
-def test_clock_of_this_machine_does_not_matter(work: Work, delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_of_this_machine_does_not_matter(
+    work: Work, delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker whose clock is a day ahead runs nothing early."""
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 86_400)
@@ -410,14 +431,18 @@ def test_only_the_worker_that_is_named_is_quiet(work: Work, delayq: RedisStore) 
     assert one.settled[Result.ACKED] == 0
 
 
-def test_worker_that_stops_is_forgotten_and_so_is_what_it_was_told(work: Work, delayq: RedisStore) -> None:
+def test_worker_that_stops_is_forgotten_and_so_is_what_it_was_told(
+    work: Work, delayq: RedisStore
+) -> None:
     worker = listening(work())
     told(worker, delayq, True)
     worker.stop()
     assert not delayq.is_quiet(worker.shared.name)
 
 
-def test_topic_goes_on_by_itself_when_its_pause_ends(work: Work, settings: Any, delayq: RedisStore) -> None:
+def test_topic_goes_on_by_itself_when_its_pause_ends(
+    work: Work, settings: Any, delayq: RedisStore
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": 30}
     listening(work())
     until = datetime.fromtimestamp(delayq.clock_ms() / 1000 + 0.5, tz=timezone.utc)

@@ -1,4 +1,5 @@
-"""The filters of the archive: what an address says, as a form, as a Selection, and back as an address."""
+"""The filters of the archive: what an address says, as a form, as a Selection, and back as an
+address."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from ...tasks import registry
 from ...templatetags.delayq import word
 
 #: What `period` may say.
-PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+PERIODS = {
+    "1h": timedelta(hours=1),
+    "24h": timedelta(days=1),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+}
 
 _PERIOD_WORDS = (
     ("", gettext_lazy("any time")),
@@ -46,10 +52,14 @@ class _Instant(forms.CharField):
             if when is None:
                 raise ValueError
             aware = timezone.make_aware(when) if timezone.is_naive(when) else when
-            aware.astimezone(timezone.get_default_timezone())  # the year 1 cannot be told in every zone
+            aware.astimezone(
+                timezone.get_default_timezone()
+            )  # the year 1 cannot be told in every zone
             return aware
         except (ValueError, OverflowError):
-            raise forms.ValidationError(_("Write a date and a time, such as 2026-11-20 09:00.")) from None
+            raise forms.ValidationError(
+                _("Write a date and a time, such as 2026-11-20 09:00.")
+            ) from None
 
     def prepare_value(self, value: Any) -> Any:
         """As the browser's own field wants it: in the project's zone, to the second."""
@@ -67,9 +77,13 @@ class ArchiveForm(forms.Form):
     open = forms.BooleanField(label=gettext_lazy("Open dead letters only"), required=False)
     topic = forms.ChoiceField(label=gettext_lazy("Topic"), required=False)
     task = forms.ChoiceField(label=gettext_lazy("Task"), required=False)
-    error = forms.CharField(label=gettext_lazy("Error class or reason"), required=False, max_length=201, strip=False)
+    error = forms.CharField(
+        label=gettext_lazy("Error class or reason"), required=False, max_length=201, strip=False
+    )
     """With = before it: exactly this."""
-    period = forms.ChoiceField(label=gettext_lazy("Finished"), required=False, choices=_PERIOD_WORDS)
+    period = forms.ChoiceField(
+        label=gettext_lazy("Finished"), required=False, choices=_PERIOD_WORDS
+    )
     since = _Instant(label=gettext_lazy("From"), required=False, max_length=40)
     until = _Instant(label=gettext_lazy("To"), required=False, max_length=40)
     q = forms.CharField(label=gettext_lazy("Search"), required=False, max_length=500)
@@ -79,16 +93,24 @@ class ArchiveForm(forms.Form):
     def __init__(self, query: QueryDict) -> None:
         super().__init__(query)
         self.query = query
-        self.fields["q"].widget.attrs |= {"placeholder": "key:order:1042", "type": "search", "autocomplete": "off"}
+        self.fields["q"].widget.attrs |= {
+            "placeholder": "key:order:1042",
+            "type": "search",
+            "autocomplete": "off",
+        }
         self._offer("state", _("any state"), [(value, word(value)) for value in Final.values])
-        self._offer("topic", _("any topic"), [(name, name) for name in sorted(registry.known_topics())])
+        self._offer(
+            "topic", _("any topic"), [(name, name) for name in sorted(registry.known_topics())]
+        )
         self._offer("task", _("any task"), [(name, name) for name in sorted(registry.by_name)])
 
     def clean(self) -> dict[str, Any]:
         """The whole selection."""
         given = super().clean() or self.cleaned_data
         if given.get("open") and given.get("state") not in ("", None, Final.DEAD):
-            self.add_error("open", _("Only dead letters can be open: choose the state dead, or any state."))
+            self.add_error(
+                "open", _("Only dead letters can be open: choose the state dead, or any state.")
+            )
         if self.errors:
             return given
         try:
@@ -98,7 +120,8 @@ class ArchiveForm(forms.Form):
         return given
 
     def _offer(self, name: str, anything: str, choices: Any) -> None:
-        """What is declared, and what the address says: the archive remembers topics and tasks of former days."""
+        """What is declared, and what the address says: the archive remembers topics and tasks of
+        former days."""
         chosen = self.query.get(name, "")
         known = [("", anything), *choices]
         if chosen and name != "state" and chosen not in dict(known):
@@ -106,7 +129,10 @@ class ArchiveForm(forms.Form):
         self.fields[name].choices = known  # type: ignore[attr-defined]
 
     def _parts(self, given: dict[str, Any]) -> dict[str, Any]:
-        plain = {name: given[name] for name in ("state", "open", "topic", "task", "error", "since", "until")}
+        plain = {
+            name: given[name]
+            for name in ("state", "open", "topic", "task", "error", "since", "until")
+        }
         if any("\0" in str(value) for value in plain.values()):
             raise InvalidMessage(_("The character 0 is in no name."))
         if given["period"] and not (given["since"] or given["until"]):
@@ -115,7 +141,8 @@ class ArchiveForm(forms.Form):
 
 
 def sought(text: str) -> dict[str, str]:
-    """What the search box means, as parts of a Selection. Raises InvalidMessage that says what it takes."""
+    """What the search box means, as parts of a Selection. Raises InvalidMessage that says what it
+    takes."""
     if not text:
         return {}
     prefix, colon, value = text.partition(":")
@@ -129,7 +156,8 @@ def sought(text: str) -> dict[str, str]:
     except ValueError:
         raise InvalidMessage(
             _(
-                "%(text)s is nothing to search for. Write a message id (32 hexadecimal digits), key:order:1042 for a "
+                "%(text)s is nothing to search for. Write a message id (32 hexadecimal digits), "
+                "key:order:1042 for a "
                 "key, or args.order_id:1042 for an argument inside a period."
             )
             % {"text": ascii(text[:80])}
@@ -139,7 +167,8 @@ def sought(text: str) -> dict[str, str]:
 def selection_from(query: QueryDict) -> Selection:
     """What the parameters of an address mean. Raises InvalidMessage.
 
-    state, open, topic, task, error, period or since and until, q, and ids (with commas) or id (repeated) of rows.
+    state, open, topic, task, error, period or since and until, q, and ids (with commas) or id
+    (repeated) of rows.
     """
     form = ArchiveForm(query)
     if not form.is_valid():
@@ -179,7 +208,10 @@ def _iso(when: datetime) -> str:
 
 
 def _ids(query: QueryDict) -> tuple[int, ...]:
-    text = [*query.getlist("id"), *(part for part in query.get("ids", "").split(",") if part.strip())]
+    text = [
+        *query.getlist("id"),
+        *(part for part in query.get("ids", "").split(",") if part.strip()),
+    ]
     try:
         ids = tuple(dict.fromkeys(int(part) for part in text))
     except ValueError:

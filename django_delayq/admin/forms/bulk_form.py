@@ -36,16 +36,22 @@ class BulkForm(forms.Form):
         label=gettext_lazy("Messages per second"),
         required=False,
         max_value=999_999_999,
-        help_text=gettext_lazy("Spreads their due times, so that what they call is not flooded. Empty: no limit."),
+        help_text=gettext_lazy(
+            "Spreads their due times, so that what they call is not flooded. Empty: no limit."
+        ),
     )
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
         required=False,
         max_length=1000,
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text=gettext_lazy("Required, for those who look at it later. Only a dry run needs none."),
+        help_text=gettext_lazy(
+            "Required, for those who look at it later. Only a dry run needs none."
+        ),
     )
-    word = forms.CharField(required=False, max_length=100, widget=forms.TextInput(attrs={"autocomplete": "off"}))
+    word = forms.CharField(
+        required=False, max_length=100, widget=forms.TextInput(attrs={"autocomplete": "off"})
+    )
 
     def __init__(self, kind: str, selection: Selection, data: QueryDict | None = None) -> None:
         """Raises what about() raises."""
@@ -70,7 +76,9 @@ class BulkForm(forms.Form):
         """More than nothing, or none."""
         rate: float | None = self.cleaned_data["rate"]
         if rate is not None and not 0 < rate < math.inf:
-            raise forms.ValidationError(_("More than 0 messages per second, or nothing for no limit."))
+            raise forms.ValidationError(
+                _("More than 0 messages per second, or nothing for no limit.")
+            )
         return rate
 
     def clean(self) -> dict[str, Any]:
@@ -79,16 +87,25 @@ class BulkForm(forms.Form):
         if self.dry_run:
             return given
         if not given.get("reason"):
-            self.add_error("reason", _("Say why: a reason is required, for those who look at it later."))
+            self.add_error(
+                "reason", _("Say why: a reason is required, for those who look at it later.")
+            )
         if self.about.word and given.get("word") != self.about.word:
-            self.add_error("word", _("Type “%(word)s” here: it is about many messages.") % {"word": self.about.word})
+            self.add_error(
+                "word",
+                _("Type “%(word)s” here: it is about many messages.") % {"word": self.about.word},
+            )
         return given
 
     @property
     def options(self) -> dict[str, Any]:
         """For bulk.start(), after is_valid()."""
         given = self.cleaned_data
-        options = {"reason": given.get("reason", ""), "dry_run": self.dry_run, "token": given["token"]}
+        options = {
+            "reason": given.get("reason", ""),
+            "dry_run": self.dry_run,
+            "token": given["token"],
+        }
         if BulkKind(self.kind_asked) is BulkKind.REPLAY:
             options |= {"delay": given.get("delay") or 0, "rate": given.get("rate")}
         return options

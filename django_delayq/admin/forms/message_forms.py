@@ -32,12 +32,15 @@ class ArgumentField(forms.CharField):
     def __init__(self, parameter: Parameter, text: str) -> None:
         rows = min(20, max(1, text.count("\n") + 1, len(text) // 80))
         super().__init__(
-            label=("*" if parameter.is_array else "**" if parameter.is_object else "") + parameter.name,
+            label=("*" if parameter.is_array else "**" if parameter.is_object else "")
+            + parameter.name,
             required=False,
             strip=False,
             initial=text,
             help_text=_help(parameter),
-            widget=forms.Textarea(attrs={"rows": rows, "cols": 80, "spellcheck": "false", "autocomplete": "off"}),
+            widget=forms.Textarea(
+                attrs={"rows": rows, "cols": 80, "spellcheck": "false", "autocomplete": "off"}
+            ),
         )
         self.parameter = parameter
         self.widget.attrs["aria-required"] = "true" if parameter.required else "false"
@@ -52,7 +55,9 @@ class ArgumentField(forms.CharField):
             return NOT_GIVEN
         try:
             read = one.read(text)
-            content = Body(read) if one.is_array else Body(kwargs=read) if one.is_object else Body([read])
+            content = (
+                Body(read) if one.is_array else Body(kwargs=read) if one.is_object else Body([read])
+            )
             encode_body(content, get_settings().body_limit)
         except InvalidMessage as error:
             raise forms.ValidationError(str(error)) from None
@@ -60,7 +65,8 @@ class ArgumentField(forms.CharField):
 
 
 class ArgumentsForm(forms.Form):
-    """What a task is called with: one field per parameter. Two raw ones when the task is unknown or refuses `initial`.
+    """What a task is called with: one field per parameter. Two raw ones when the task is unknown or
+    refuses `initial`.
 
     Positional arguments of `given` stay positional. Use arguments() after is_valid().
     """
@@ -74,8 +80,12 @@ class ArgumentsForm(forms.Form):
         for one in self.layout.parameters:
             value = self.layout.given.get(one.name, NOT_GIVEN)
             nothing = value is NOT_GIVEN or ((one.is_array or one.is_object) and not value)
-            self.fields[_PREFIX + one.name] = ArgumentField(one, "" if nothing else one.write(value))
-        self.fields[_SHAPE] = forms.CharField(widget=forms.HiddenInput, required=False, initial=self._shape)
+            self.fields[_PREFIX + one.name] = ArgumentField(
+                one, "" if nothing else one.write(value)
+            )
+        self.fields[_SHAPE] = forms.CharField(
+            widget=forms.HiddenInput, required=False, initial=self._shape
+        )
 
     @property
     def is_raw(self) -> bool:
@@ -96,11 +106,18 @@ class ArgumentsForm(forms.Form):
         """The whole call: fits the signature and the limit of a body."""
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get(_SHAPE) != self._shape:
-            self.add_error(None, _("The task or its arguments have changed since this page was opened. Look again."))
+            self.add_error(
+                None,
+                _("The task or its arguments have changed since this page was opened. Look again."),
+            )
         if self.errors:
             return cleaned
         names = [one.name for one in self.layout.parameters]
-        values = {name: cleaned[_PREFIX + name] for name in names if cleaned[_PREFIX + name] is not NOT_GIVEN}
+        values = {
+            name: cleaned[_PREFIX + name]
+            for name in names
+            if cleaned[_PREFIX + name] is not NOT_GIVEN
+        }
         try:
             cleaned["arguments"] = args, kwargs = self.layout.arguments(values)
             if self.is_known:
@@ -114,7 +131,8 @@ class ArgumentsForm(forms.Form):
 
     @cached_property
     def _shape(self) -> str:
-        """Names the fields and what they showed: a form of before a deploy or of before another edit is refused."""
+        """Names the fields and what they showed: a form of before a deploy or of before another
+        edit is refused."""
         shown = [(one.name, str(one.kind), one.is_text) for one in self.layout.parameters]
         content = write_json([shown, self.layout.by_position, self.layout.given])
         return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
@@ -127,7 +145,9 @@ def _help(one: Parameter) -> str:
     if one.is_object:
         return _('Further named arguments as a JSON object, such as {"name": 1}.')
     kind = (
-        _("Text as it is; in double quotes it is read as JSON.") if one.is_text else _("JSON; text in double quotes.")
+        _("Text as it is; in double quotes it is read as JSON.")
+        if one.is_text
+        else _("JSON; text in double quotes.")
     )
     words = [f"{one.annotation}.", kind] if one.annotation else [kind]
     if one.default is not None:
@@ -150,10 +170,13 @@ _UNITS = (
 
 
 class InstantField(forms.DateTimeField):
-    """An instant of the future, in the project's time zone unless it names another. Its value is aware."""
+    """An instant of the future, in the project's time zone unless it names another. Its value is
+    aware."""
 
     def __init__(self, **options: Any) -> None:
-        widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S")
+        widget = forms.DateTimeInput(
+            attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"
+        )
         super().__init__(widget=widget, **options)
 
     def clean(self, value: Any) -> datetime | None:
@@ -177,7 +200,13 @@ class DurationField(forms.MultiValueField):
     def __init__(self, **options: Any) -> None:
         number = forms.FloatField(required=False, min_value=0)
         unit = forms.ChoiceField(choices=_UNITS)
-        super().__init__((number, unit), required=False, require_all_fields=False, widget=_DurationInput(), **options)
+        super().__init__(
+            (number, unit),
+            required=False,
+            require_all_fields=False,
+            widget=_DurationInput(),
+            **options,
+        )
 
     def compress(self, values: Any) -> float | None:
         """Number times unit. Raises ValidationError beyond ten years."""
@@ -197,7 +226,12 @@ class _DurationInput(forms.MultiWidget):
 
     def __init__(self) -> None:
         number = forms.NumberInput(attrs={"min": "0", "step": "any"})
-        super().__init__({"": number, "unit": forms.Select(choices=_UNITS, attrs={"aria-label": gettext_lazy("Unit")})})
+        super().__init__(
+            {
+                "": number,
+                "unit": forms.Select(choices=_UNITS, attrs={"aria-label": gettext_lazy("Unit")}),
+            }
+        )
 
     def decompress(self, value: float | None) -> list[Any]:
         """Minutes to begin with; seconds as they are."""

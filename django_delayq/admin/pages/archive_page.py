@@ -45,7 +45,11 @@ def archive(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {"form": form, "found": found, "now": timezone.now()}
     context["unarchivable"] = UnarchivableEntry.objects.exists()
     if found:
-        context |= {"links": _links(request, found), **_matching(form), "can_select": _can_select(request)}
+        context |= {
+            "links": _links(request, found),
+            **_matching(form),
+            "can_select": _can_select(request),
+        }
         context |= {"sought_newer": bool(after and not before), "here": request.GET.urlencode()}
     return show(request, "archive.html", _("Archive"), **context)
 
@@ -64,14 +68,20 @@ def _is_permitted(request: HttpRequest, form: ArchiveForm) -> bool:
     if not form.is_valid():
         return False
     if form.selection.argument and not _may_see(request):
-        form.add_error("q", _("To search for an argument you need the permission to see arguments."))
+        form.add_error(
+            "q", _("To search for an argument you need the permission to see arguments.")
+        )
     elif form.selection.argument and not (form.selection.since or form.selection.until):
         form.add_error("q", _("An argument can only be searched for inside a period: choose one."))
     return not form.errors
 
 
 def _can_select(request: HttpRequest) -> bool:
-    may = [name for name in ("replay_message", "discard_message") if request.user.has_perm(f"django_delayq.{name}")]
+    may = [
+        name
+        for name in ("replay_message", "discard_message")
+        if request.user.has_perm(f"django_delayq.{name}")
+    ]
     return bool(may) and bool(request.user.has_perm("django_delayq.bulk_operate"))
 
 
@@ -80,7 +90,10 @@ def _links(request: HttpRequest, found: ArchivePage) -> dict[str, str]:
     query = request.GET.copy()
     moved = bool(query.pop("before", None)) | bool(query.pop("after", None))
     links = {"newest": f"?{query.urlencode()}"} if moved else {}
-    for name, parameter, cursor in (("older", "before", found.older), ("newer", "after", found.newer)):
+    for name, parameter, cursor in (
+        ("older", "before", found.older),
+        ("newer", "after", found.newer),
+    ):
         if cursor:
             there = query.copy()
             there[parameter] = cursor
@@ -89,9 +102,13 @@ def _links(request: HttpRequest, found: ArchivePage) -> dict[str, str]:
 
 
 def _matching(form: ArchiveForm) -> dict[str, Any]:
-    """What is to be done to all that match, not only to this page; an argument cannot select for that."""
+    """What is to be done to all that match, not only to this page; an argument cannot select for
+    that."""
     selection = form.selection
-    matching: dict[str, Any] = {"query": query_of(selection), "is_everything": selection.is_everything}
+    matching: dict[str, Any] = {
+        "query": query_of(selection),
+        "is_everything": selection.is_everything,
+    }
     if selection.state in ("", Final.DEAD) and not selection.argument:
         matching["dead_query"] = query_of(selection.narrowed(state=Final.DEAD, open=True))
     return matching
@@ -118,11 +135,17 @@ def archived_replay(request: HttpRequest, pk: int) -> HttpResponse:
         if not form.is_valid():
             return _page(request, row, form)
     done = operations.replay_one(
-        request.user, pk, arguments=form.arguments() if form else None, reason=request.POST.get("reason", "")
+        request.user,
+        pk,
+        arguments=form.arguments() if form else None,
+        reason=request.POST.get("reason", ""),
     )
     there = f"{url(request, 'find')}?q={done.replayed_by.hex if done.replayed_by else ''}"
     words = _("Replayed as the message {link}.")
-    messages.success(request, format_html(words, link=format_html('<a href="{}">{}</a>', there, done.replayed_by)))
+    messages.success(
+        request,
+        format_html(words, link=format_html('<a href="{}">{}</a>', there, done.replayed_by)),
+    )
     return back(request, "archived", pk=pk)
 
 
@@ -138,7 +161,9 @@ def _row(request: HttpRequest, pk: int) -> ArchivedMessage:
     rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(pk=pk)
     row = (rows if _may_see(request) else rows.defer(*_PAYLOAD)).first()
     if row is None:
-        raise Http404(_("The archive has no row %(pk)s: it was pruned, or never there.") % {"pk": pk})
+        raise Http404(
+            _("The archive has no row %(pk)s: it was pruned, or never there.") % {"pk": pk}
+        )
     return row
 
 
@@ -158,11 +183,14 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
         content = _content(row)
         context |= {"content": content, "headers": row.headers, "error_message": row.error_message}
         context |= {"traceback": row.traceback, "redaction": content.get("redaction")}
-    return show(request, "archived.html", _("Message %(id)s") % {"id": row.message_id.hex}, **context)
+    return show(
+        request, "archived.html", _("Message %(id)s") % {"id": row.message_id.hex}, **context
+    )
 
 
 def _max_attempts(row: ArchivedMessage) -> int | None:
-    """The message's own, else what its task says today. Templates get no task: they would call it."""
+    """The message's own, else what its task says today. Templates get no task: they would call
+    it."""
     task = registry.by_name.get(row.task)
     return row.max_attempts or (task.max_attempts if task else None)
 
@@ -171,7 +199,9 @@ def _facts(row: ArchivedMessage) -> dict[str, Any]:
     """What everybody may see."""
     hidden = {*_PAYLOAD, "history", "error_message"}
     return {
-        field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields if field.name not in hidden
+        field.attname: getattr(row, field.attname)
+        for field in row._meta.concrete_fields
+        if field.name not in hidden
     }
 
 
@@ -197,9 +227,16 @@ def _given(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]] | None:
 
 
 def _edit_form(request: HttpRequest, row: ArchivedMessage) -> ArgumentsForm | None:
-    may = all(request.user.has_perm(f"django_delayq.{name}") for name in ("replay_message", "edit_message"))
+    may = all(
+        request.user.has_perm(f"django_delayq.{name}")
+        for name in ("replay_message", "edit_message")
+    )
     is_open = row.state == Final.DEAD and not row.replayed_at
-    return ArgumentsForm(row.task, _given(_content(row))) if may and is_open and _may_see(request) else None
+    return (
+        ArgumentsForm(row.task, _given(_content(row)))
+        if may and is_open and _may_see(request)
+        else None
+    )
 
 
 def _may_see(request: HttpRequest) -> bool:

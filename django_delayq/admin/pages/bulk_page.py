@@ -30,7 +30,14 @@ def bulk_list(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
     rows, links = newest_first(request, BulkOperation.objects.all())
     lines = [(one, progress(one)) for one in rows]
-    return show(request, "bulk_list.html", _("Bulk operations"), lines=lines, links=links, now=timezone.now())
+    return show(
+        request,
+        "bulk_list.html",
+        _("Bulk operations"),
+        lines=lines,
+        links=links,
+        now=timezone.now(),
+    )
 
 
 @page("bulk/<int:pk>/", "bulk")
@@ -38,7 +45,11 @@ def bulk(request: HttpRequest, pk: int) -> HttpResponse:
     """How far one is."""
     operation = _get(pk)
     title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)}
-    context: dict[str, Any] = {"operation": operation, "progress": progress(operation), "again": _again(operation)}
+    context: dict[str, Any] = {
+        "operation": operation,
+        "progress": progress(operation),
+        "again": _again(operation),
+    }
     context["ended_since"] = _ended_since(operation)
     context["nobody"] = operation.status == BulkStatus.WAITING and not _is_anybody_there()
     return show(request, "bulk.html", title, now=timezone.now(), **context)
@@ -80,12 +91,15 @@ def bulk_start(request: HttpRequest) -> HttpResponse:
 def bulk_cancel(request: HttpRequest, pk: int) -> HttpResponse:
     """Stop it; what is done stays done."""
     service.cancel(request.user, pk)
-    messages.success(request, _("Bulk operation %(pk)s is cancelled. What it has done stays done.") % {"pk": pk})
+    messages.success(
+        request, _("Bulk operation %(pk)s is cancelled. What it has done stays done.") % {"pk": pk}
+    )
     return back(request, "bulk", pk=pk)
 
 
 def _asked(request: HttpRequest, query: QueryDict) -> tuple[str, Selection]:
-    """What an address or a form is about, when this user may do it. Raises NotPermitted or InvalidMessage."""
+    """What an address or a form is about, when this user may do it. Raises NotPermitted or
+    InvalidMessage."""
     kind, selection = asked(query)
     check(kind, selection)
     require(request.user, "bulk_operate", service.PERMISSIONS[BulkKind(kind)])
@@ -99,7 +113,12 @@ def _form(request: HttpRequest, form: BulkForm) -> HttpResponse:
         BulkKind.PURGE: _("Purge topic %(topic)s") % {"topic": form.selection.topic},
     }
     kind = BulkKind(form.kind_asked)
-    context: dict[str, Any] = {"form": form, "kind": kind, "words": form.selection.in_words(), "about": form.about}
+    context: dict[str, Any] = {
+        "form": form,
+        "kind": kind,
+        "words": form.selection.in_words(),
+        "about": form.about,
+    }
     context |= {"query": query_of(form.selection), "nobody": not _is_anybody_there()}
     return show(request, "bulk_new.html", titles[kind], **context)
 
@@ -120,7 +139,8 @@ def _again(operation: BulkOperation) -> str:
 
 
 def _ended_since(operation: BulkOperation) -> str:
-    """The archive's filters for what has ended of that task and topic since a replay began; empty when none has."""
+    """The archive's filters for what has ended of that task and topic since a replay began; empty
+    when none has."""
     if operation.kind != BulkKind.REPLAY or not operation.started_at or not operation.count:
         return ""
     try:
@@ -133,6 +153,8 @@ def _ended_since(operation: BulkOperation) -> str:
 def _is_anybody_there() -> bool:
     """Whether a living worker runs bulk operations; also when Redis is away and nobody can say."""
     try:
-        return any(one.alive and not one.draining and "bulk" in one.services for one in overview.workers())
+        return any(
+            one.alive and not one.draining and "bulk" in one.services for one in overview.workers()
+        )
     except StoreError:
         return True

@@ -49,7 +49,11 @@ def dead_letters(request: HttpRequest) -> HttpResponse:
         unarchivable=UnarchivableEntry.objects.filter(state=Final.DEAD).exists(),
         totals=[_total(found, window) for window in WINDOWS],
         rows=list(_rows(found)),
-        older=Number(count=found.older, is_partial=found.is_older_partial, query=query_of(found.older_selection())),
+        older=Number(
+            count=found.older,
+            is_partial=found.is_older_partial,
+            query=query_of(found.older_selection()),
+        ),
         topics=sorted(registry.known_topics() | {found.topic} - {""}),
         most_rows=MOST_ROWS,
         most_groups=MOST_GROUPS,
@@ -70,7 +74,11 @@ def _rows(found: DeadLetters) -> Iterator[Row]:
     for group in found.groups:
         named = query_of(found.selection(group).narrowed(since=None))
         numbers = [
-            Number(count=getattr(group, window), is_partial=found.is_partial(window), query=f"{named}&{since}")
+            Number(
+                count=getattr(group, window),
+                is_partial=found.is_partial(window),
+                query=f"{named}&{since}",
+            )
             for window, since in windows.items()
         ]
         yield Row(group=group, numbers=numbers, query=f"{named}&{windows['week']}")
@@ -78,4 +86,8 @@ def _rows(found: DeadLetters) -> Iterator[Row]:
 
 def _total(found: DeadLetters, window: str) -> Number:
     is_partial = found.is_partial(window) or found.more_groups
-    return Number(count=found.total(window), is_partial=is_partial, query=query_of(found.selection(None, window)))
+    return Number(
+        count=found.total(window),
+        is_partial=is_partial,
+        query=query_of(found.selection(None, window)),
+    )

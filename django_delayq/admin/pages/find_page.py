@@ -24,7 +24,8 @@ _PERIOD = "24h"
 def find(request: HttpRequest) -> HttpResponse:
     """The message itself when there is one, a list when several topics have such a key, else words.
 
-    `args.name:value` goes on to the archive. While Redis is away SQL alone is searched, and the page says so.
+    `args.name:value` goes on to the archive. While Redis is away SQL alone is searched, and the
+    page says so.
     """
     query, topic = request.GET.get("q", "").strip(), request.GET.get("topic", "")
     if _is_argument(query):
@@ -40,7 +41,9 @@ def find(request: HttpRequest) -> HttpResponse:
         return redirect(_address(request, hits[0]))
     rows = [(hit, _address(request, hit)) for hit in hits]
     title = _("Find a message")
-    return show(request, "find.html", title, query=query, topic=topic, rows=rows, problem=problem, away=away)
+    return show(
+        request, "find.html", title, query=query, topic=topic, rows=rows, problem=problem, away=away
+    )
 
 
 def _hits_of_all(query: str, topic: str) -> tuple[list[Hit], str]:
@@ -52,7 +55,8 @@ def _hits_of_all(query: str, topic: str) -> tuple[list[Hit], str]:
 
 
 def _hits(query: str, topic: str, redis: bool) -> list[Hit]:
-    """By id when it looks like one, then by key: a key may look like an id. Raises InvalidMessage."""
+    """By id when it looks like one, then by key: a key may look like an id. Raises
+    InvalidMessage."""
     if query.startswith(_KEY):
         return lookup.by_key(query.removeprefix(_KEY), topic, redis=redis)
     hit = lookup.by_id(query, topic, redis=redis) if _is_id(query) else None
@@ -60,7 +64,8 @@ def _hits(query: str, topic: str, redis: bool) -> list[Hit]:
 
 
 def _is_argument(query: str) -> bool:
-    """Whether it asks for an argument, `args.order_id:1042`. A key that looks so is found behind `key:`."""
+    """Whether it asks for an argument, `args.order_id:1042`. A key that looks so is found behind
+    `key:`."""
     try:
         return "argument" in sought(query)
     except InvalidMessage:

@@ -1,4 +1,5 @@
-"""What the overview fetches again and again: its changing part, and nothing when that has not changed."""
+"""What the overview fetches again and again: its changing part, and nothing when that has not
+changed."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from .overview_page import context_of
 def live(request: HttpRequest) -> HttpResponseBase:
     """A part of a page, with an ETag."""
     response = render(request, "django_delayq/_overview.html", context_of(overview.overview()))
-    response["ETag"] = etag = quote_etag(hashlib.blake2b(response.content, digest_size=12).hexdigest())
+    response["ETag"] = etag = quote_etag(
+        hashlib.blake2b(response.content, digest_size=12).hexdigest()
+    )
     response["Cache-Control"] = "no-store"
     return get_conditional_response(request, etag=etag, response=response) or response

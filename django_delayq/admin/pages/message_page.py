@@ -58,7 +58,9 @@ def reschedule(request: HttpRequest, topic: str, message_id: str) -> HttpRespons
     form = WhenForm(request.POST)
     if not form.is_valid():
         return _page(request, topic, message_id, when_form=form)
-    due_at = operations.reschedule(request.user, topic, message_id, _due_at(form), reason=_reason(request))
+    due_at = operations.reschedule(
+        request.user, topic, message_id, _due_at(form), reason=_reason(request)
+    )
     away = in_words((due_at - _now()).total_seconds())
     messages.success(request, _("The message is due in %(time)s.") % {"time": away})
     return back(request, "message", topic=topic, message_id=message_id)
@@ -70,7 +72,9 @@ def edit(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     found = lookup.live(topic, message_id)
     if found is None:
         raise MessageNotFound(f"Message {message_id} is not live any more: it was not edited.")
-    form = ArgumentsForm(found.message.task, (found.message.args, found.message.kwargs), request.POST)
+    form = ArgumentsForm(
+        found.message.task, (found.message.args, found.message.kwargs), request.POST
+    )
     if found.problem or not form.is_valid():
         return _page(request, topic, message_id, edit_form=form)
     try:
@@ -119,7 +123,13 @@ def _page(
         may_edit = request.user.has_perm("django_delayq.edit_message")
         if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:
             context["edit_form"] = ArgumentsForm(shown.task, (shown.args, shown.kwargs))
-    return show(request, "message.html", _("Message %(id)s") % {"id": shown.id}, undecodable=found.problem, **context)
+    return show(
+        request,
+        "message.html",
+        _("Message %(id)s") % {"id": shown.id},
+        undecodable=found.problem,
+        **context,
+    )
 
 
 def _say_due(request: HttpRequest, topic: str) -> None:
@@ -127,9 +137,14 @@ def _say_due(request: HttpRequest, topic: str) -> None:
     held = obstacles(topic)
     if held.pause and held.pause.until:
         until = timezone.localtime(held.pause.until).strftime("%Y-%m-%d %H:%M:%S")
-        words = _("The message is due now, but its topic is paused until %(until)s: it runs then.") % {"until": until}
+        words = _(
+            "The message is due now, but its topic is paused until %(until)s: it runs then."
+        ) % {"until": until}
     elif held.pause:
-        words = _("The message is due now, but its topic is paused: it runs when somebody resumes the topic.")
+        words = _(
+            "The message is due now, but its topic is paused: it runs when somebody resumes the "
+            "topic."
+        )
     elif held.unserved:
         words = _("The message is due now, but no worker serves its topic: it runs when one does.")
     else:
@@ -140,10 +155,24 @@ def _say_due(request: HttpRequest, topic: str) -> None:
 
 def _facts(found: Live) -> dict[str, Any]:
     """What anybody may see of it: not the arguments, not the headers."""
-    names = ("id", "topic", "task", "key", "priority", "attempt", "crashes", "enqueued_at", "due_at", "expires_at")
+    names = (
+        "id",
+        "topic",
+        "task",
+        "key",
+        "priority",
+        "attempt",
+        "crashes",
+        "enqueued_at",
+        "due_at",
+        "expires_at",
+    )
     facts = {name: getattr(found.message, name) for name in names}
     task = registry.by_name.get(found.message.task)
-    facts |= {"most_attempts": task.max_attempts if task else None, "state": found.message.state.value}
+    facts |= {
+        "most_attempts": task.max_attempts if task else None,
+        "state": found.message.state.value,
+    }
     return {**facts, "replay_of": found.message.replay_of, "outbox": found.outbox}
 
 
@@ -158,7 +187,8 @@ def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> H
     if request.GET.get("moment"):  # from a form: the archiver needs a second
         return show(request, "message_ended.html", _("Message %(id)s") % {"id": message_id})
     words = _(
-        "Message %(id)s is not live, and the archive has no row of it. It was never enqueued, or its row was "
+        "Message %(id)s is not live, and the archive has no row of it. It was never enqueued, or "
+        "its row was "
         "pruned, or its topic is not archived; or it ended a second ago: then look again."
     )
     words = f"{problem} {words % {'id': message_id}}".strip()

@@ -16,13 +16,15 @@ from ..site import page, show, url
 
 #: What operations.py, bulk.py, replay.py and prune.py record.
 ACTIONS = (
-    "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "run now", "reschedule", "edit", "schedule",
+    "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "run now", "reschedule",
+    "edit", "schedule",
     "quiet", "unquiet", "cancel bulk", "move", "archive again",
 )  # fmt: skip
 
 #: What the words of operations.py and bulk.py begin with, and what they name there.
 _WORDS = re.compile(
-    r"(?:(?:(?P<row>dead letter [0-9]{1,18}): )?message (?P<message>[0-9a-f]{32}) of |topic )(?P<topic>[\w.-]{1,64})"
+    r"(?:(?:(?P<row>dead letter [0-9]{1,18}): )?message (?P<message>[0-9a-f]{32}) of |topic "
+    r")(?P<topic>[\w.-]{1,64})"
     r"|(?P<bulk>bulk operation [0-9]{1,18}):",
     re.ASCII,
 )
@@ -32,9 +34,12 @@ _SHOWN = 300
 
 @page("actions/", "operator_actions")
 def operator_actions(request: HttpRequest) -> HttpResponse:
-    """All of them, the newest first; of one operator or one kind of action when the address says so."""
+    """All of them, the newest first; of one operator or one kind of action when the address says
+    so."""
     chosen = {name: request.GET.get(name, "").replace("\0", "") for name in ("operator", "action")}
-    narrowed = OperatorAction.objects.filter(**{name: value for name, value in chosen.items() if value})
+    narrowed = OperatorAction.objects.filter(
+        **{name: value for name, value in chosen.items() if value}
+    )
     rows, links = newest_first(request, narrowed)
     bulk = _bulk_operations(rows)
     return show(
@@ -51,7 +56,9 @@ def operator_actions(request: HttpRequest) -> HttpResponse:
 
 def _bulk_operations(rows: Iterable[Any]) -> dict[int, BulkOperation]:
     """The bulk operations that these are the records of, by the id of the action."""
-    found = BulkOperation.objects.filter(action__in=[row.pk for row in rows]).only("pk", "action_id", "status")
+    found = BulkOperation.objects.filter(action__in=[row.pk for row in rows]).only(
+        "pk", "action_id", "status"
+    )
     return {one.action_id: one for one in found if one.action_id is not None}
 
 

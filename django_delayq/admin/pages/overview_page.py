@@ -63,10 +63,14 @@ def context_of(now: Overview) -> dict[str, Any]:
         "paused": [(topic.topic, pause_of(topic.paused)) for topic in now.topics if topic.paused],
         "unserved": [topic for topic in now.topics if topic.unserved],
         "can_be_served": any(topic.unserved and topic.declared for topic in now.topics),
-        "held": [topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)],
+        "held": [
+            topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)
+        ],
         "runs_of_each": sql_figures.RUNS,
         "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),
-        "counters": [(topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics],
+        "counters": [
+            (topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics
+        ],
         "summary": _summary(now, totals),
         "pictures": _pictures(now),
         "forecast": _forecast(now),
@@ -109,7 +113,9 @@ def _summary(now: Overview, totals: Totals) -> str:
     """For those who listen to the page: it is read out once a minute."""
     if now.problem:
         return _("Not everything could be read. The figures are old.")
-    dead = ngettext("%(number)s open dead letter", "%(number)s open dead letters", totals.dead_letters)
+    dead = ngettext(
+        "%(number)s open dead letter", "%(number)s open dead letters", totals.dead_letters
+    )
     workers = ngettext("%(number)s worker", "%(number)s workers", totals.workers)
     return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s, %(workers)s.") % {
         "ready": amount(totals.ready),
@@ -123,22 +129,33 @@ def _summary(now: Overview, totals: Totals) -> str:
 def _pictures(now: Overview) -> dict[str, Any]:
     return {
         "minutes": charts.bars(
-            "delayq-minutes", _from_now(now.minutes), what=_("Due in the next hour"), unit=_("Minute")
+            "delayq-minutes",
+            _from_now(now.minutes),
+            what=_("Due in the next hour"),
+            unit=_("Minute"),
         ),
-        "hours": charts.bars("delayq-hours", _from_now(now.hours), what=_("Due in the next day"), unit=_("Hour")),
+        "hours": charts.bars(
+            "delayq-hours", _from_now(now.hours), what=_("Due in the next day"), unit=_("Hour")
+        ),
         "lateness": charts.bars(
-            "delayq-lateness", now.lateness, what=_("Newest runs by lateness"), unit=_("Late by up to")
+            "delayq-lateness",
+            now.lateness,
+            what=_("Newest runs by lateness"),
+            unit=_("Late by up to"),
         ),
     }
 
 
 def _forecast(now: Overview) -> dict[str, Any] | None:
-    """The newest forecast of the pipeline. Nothing for those who make none: what fires next is shown anyway."""
+    """The newest forecast of the pipeline. Nothing for those who make none: what fires next is
+    shown anyway."""
     kept = now.forecast
     if kept is None:
         return None
     days = [Bucket(label=f"{at:%m-%d}", count=messages, at=at) for at, messages in kept.days]
-    picture = charts.bars("delayq-forecast-days", days, what=_("Due by day (UTC)"), unit=_("Day (UTC)"))
+    picture = charts.bars(
+        "delayq-forecast-days", days, what=_("Due by day (UTC)"), unit=_("Day (UTC)")
+    )
     return {"kept": kept, "is_old": kept.is_old(now.at), "picture": picture}
 
 
@@ -159,13 +176,16 @@ def _sparks(samples: Sequence[Sample]) -> dict[str, Any]:
         "waiting": ([float(sample.waiting) for sample in samples], _("Waiting messages")),
     }
     return {
-        name: charts.sparkline(values, title=_("%(what)s over the last three hours") % {"what": what})
+        name: charts.sparkline(
+            values, title=_("%(what)s over the last three hours") % {"what": what}
+        )
         for name, (values, what) in lines.items()
     }
 
 
 def _chart(now: Overview, totals: Totals) -> dict[str, Any]:
-    """What the script draws: the samples, and the newest point, which it appends at each refresh."""
+    """What the script draws: the samples, and the newest point, which it appends at each
+    refresh."""
     return {
         "at": [sample.at_ms / 1000 for sample in now.samples],
         "rate": [round(sample.finished_per_second, 3) for sample in now.samples],
@@ -176,7 +196,10 @@ def _chart(now: Overview, totals: Totals) -> dict[str, Any]:
 
 def _past(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """The chart as a table, the newest first."""
-    groups = [samples[start : start + MINUTES_IN_A_ROW] for start in range(0, len(samples), MINUTES_IN_A_ROW)]
+    groups = [
+        samples[start : start + MINUTES_IN_A_ROW]
+        for start in range(0, len(samples), MINUTES_IN_A_ROW)
+    ]
     return [
         {
             "at": from_ms(group[0].at_ms),

@@ -56,7 +56,9 @@ class ScheduleForm(WhenForm):
         label=gettext_lazy("Key"),
         required=False,
         strip=False,
-        help_text=gettext_lazy("Business identity inside the topic: at most one live message has it."),
+        help_text=gettext_lazy(
+            "Business identity inside the topic: at most one live message has it."
+        ),
     )
     on_duplicate = forms.ChoiceField(
         label=gettext_lazy("When a message with this key is live"),
@@ -68,11 +70,17 @@ class ScheduleForm(WhenForm):
     )
     priority = forms.ChoiceField(
         label=gettext_lazy("Priority"),
-        choices=(("high", gettext_lazy("high")), ("normal", gettext_lazy("normal")), ("low", gettext_lazy("low"))),
+        choices=(
+            ("high", gettext_lazy("high")),
+            ("normal", gettext_lazy("normal")),
+            ("low", gettext_lazy("low")),
+        ),
     )
     expires = DurationField(
         label=gettext_lazy("Expires"),
-        help_text=gettext_lazy("Not started later than this after it is due. Left empty: as its task says."),
+        help_text=gettext_lazy(
+            "Not started later than this after it is due. Left empty: as its task says."
+        ),
     )
     durable = forms.BooleanField(
         label=gettext_lazy("Durable"),
@@ -83,7 +91,9 @@ class ScheduleForm(WhenForm):
         label=gettext_lazy("Headers"),
         required=False,
         widget=forms.Textarea(attrs={"rows": 1, "cols": 80, "spellcheck": "false"}),
-        help_text=gettext_lazy('For people and tracing: a JSON object of texts, such as {"ticket": "OPS-7"}.'),
+        help_text=gettext_lazy(
+            'For people and tracing: a JSON object of texts, such as {"ticket": "OPS-7"}.'
+        ),
     )
     id = forms.CharField(widget=forms.HiddenInput)
 
@@ -99,7 +109,8 @@ class ScheduleForm(WhenForm):
         self.task = task
 
     def clean_id(self) -> str:
-        """Fresh when the page was opened: it names this form, and its message when that has no key."""
+        """Fresh when the page was opened: it names this form, and its message when that has no
+        key."""
         with _told():
             return parse_id(self.cleaned_data["id"]).hex()
 
@@ -113,7 +124,9 @@ class ScheduleForm(WhenForm):
         text: str = self.cleaned_data["headers"]
         with _told():
             headers = read_json(text) if text.strip() else {}
-        if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+        if not isinstance(headers, dict) or not all(
+            isinstance(value, str) for value in headers.values()
+        ):
             raise forms.ValidationError(_("Headers are a JSON object of texts."))
         return headers
 
@@ -124,8 +137,18 @@ class ScheduleForm(WhenForm):
         # The id of a message with a key follows from the key.
         identity = {"key": given["key"]} if given["key"] else {"id": given["id"]}
         expires = {} if given["expires"] is None else {"expires": given["expires"]}
-        rest = {"on_duplicate": given["on_duplicate"], "durable": given["durable"], "headers": given["headers"]}
-        return {**when, **identity, **expires, **rest, "priority": Priority.parse(given["priority"])}
+        rest = {
+            "on_duplicate": given["on_duplicate"],
+            "durable": given["durable"],
+            "headers": given["headers"],
+        }
+        return {
+            **when,
+            **identity,
+            **expires,
+            **rest,
+            "priority": Priority.parse(given["priority"]),
+        }
 
 
 @page("schedule/", "schedule", "edit_message", "view_payload", methods=("GET", "HEAD", "POST"))
@@ -135,7 +158,9 @@ def schedule(request: HttpRequest) -> HttpResponse:
     task = registry.by_name.get(name)
     if task is None:
         if name:
-            words = _("No task is named %(name)s. It may have been removed or renamed.") % {"name": repr(name[:200])}
+            words = _("No task is named %(name)s. It may have been removed or renamed.") % {
+                "name": repr(name[:200])
+            }
             return show(request, "not_there.html", _("No such task"), status=404, words=words)
         return show(request, "schedule.html", _("Schedule"), names=sorted(registry.by_name))
     if request.method != "POST":
@@ -146,16 +171,24 @@ def schedule(request: HttpRequest) -> HttpResponse:
     return _send(request, task, form, arguments)
 
 
-def _send(request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm) -> HttpResponse:
-    """Enqueue, unless this form has come before. What was refused may come again, what may have been done may not."""
+def _send(
+    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm
+) -> HttpResponse:
+    """Enqueue, unless this form has come before. What was refused may come again, what may have
+    been done may not."""
     turn: bool | None = None
     try:
         turn = _takes_turn(form)
         if turn is False:
             return _sent_before(request, task, form, arguments)
-        handle = operations.schedule(request.user, task.name, arguments.arguments(), **form.options())
+        handle = operations.schedule(
+            request.user, task.name, arguments.arguments(), **form.options()
+        )
     except OutcomeUnknown as error:
-        advice = _("It may have been enqueued: look in the topic and in the archive before you enqueue it again.")
+        advice = _(
+            "It may have been enqueued: look in the topic and in the archive before you enqueue it "
+            "again."
+        )
         form.add_error(None, f"{error} {advice}")
         return _page(request, task, form, arguments, unknown=True)
     except DelayQError as error:
@@ -167,7 +200,11 @@ def _send(request: HttpRequest, task: Task, form: ScheduleForm, arguments: Argum
 
 
 def _refused(
-    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm, error: DelayQError
+    request: HttpRequest,
+    task: Task,
+    form: ScheduleForm,
+    arguments: ArgumentsForm,
+    error: DelayQError,
 ) -> HttpResponse:
     if isinstance(error, NotPermitted):
         raise error
@@ -188,8 +225,8 @@ def _message_id(task: Task, form: ScheduleForm) -> str:
 
 
 def _takes_turn(form: ScheduleForm) -> bool | None:
-    """Whether this form comes for the first time. None when Redis cannot say: then SQL takes the message, under its
-    id, or nobody does. Raises OutcomeUnknown."""
+    """Whether this form comes for the first time. None when Redis cannot say: then SQL takes the
+    message, under its id, or nobody does. Raises OutcomeUnknown."""
     if not form.cleaned_data["key"] and lookup.archived(form.cleaned_data["id"]):
         return False
     try:
@@ -210,13 +247,17 @@ def _turn(form: ScheduleForm) -> str:
     return f"form:{form.cleaned_data['id']}"
 
 
-def _sent_before(request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm) -> HttpResponse:
+def _sent_before(
+    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm
+) -> HttpResponse:
     """To its message, or words on where to look for it."""
     hit = None
     with suppress(StoreError):
         hit = lookup.by_id(_message_id(task, form), task.options.topic)
     if hit is None:
-        form.add_error(None, _("This form was sent before, and counts once: nothing was enqueued this time."))
+        form.add_error(
+            None, _("This form was sent before, and counts once: nothing was enqueued this time.")
+        )
         return _page(request, task, form, arguments, unknown=True)
     words = _("This form was sent before, and counts once: nothing was enqueued this time.")
     newest = _("This is the newest message with its id or key.")

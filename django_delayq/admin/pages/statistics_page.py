@@ -55,7 +55,13 @@ def _pictures(found: History) -> list[SafeString]:
     return [
         charts.bars("finished", finished, what=caption % {"what": _("Finished")}, unit=unit),
         charts.bars("dead", dead, what=caption % {"what": _("Dead")}, unit=unit),
-        charts.bars("late", late, what=caption % {"what": _("Lateness, p99 in ms,")}, unit=unit, summed=False),
+        charts.bars(
+            "late",
+            late,
+            what=caption % {"what": _("Lateness, p99 in ms,")},
+            unit=unit,
+            summed=False,
+        ),
     ]
 
 

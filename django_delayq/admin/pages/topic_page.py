@@ -39,7 +39,9 @@ def pause(request: HttpRequest, topic: str) -> HttpResponse:
         return _page(request, topic, form)
     operations.pause(request.user, topic, reason=form.cleaned_data["reason"], until=form.until())
     messages.success(
-        request, _("The topic %(topic)s is paused: what runs goes on, nothing more starts.") % {"topic": topic}
+        request,
+        _("The topic %(topic)s is paused: what runs goes on, nothing more starts.")
+        % {"topic": topic},
     )
     return back(request, "topic", topic=topic)
 
@@ -73,7 +75,10 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         outbox=count_outbox(topic),
         outbox_cap=CAP,
         in_database=in_database,
-        rows=[(message, in_one_line(message.args, message.kwargs) if may_see else "") for message in listing.messages],
+        rows=[
+            (message, in_one_line(message.args, message.kwargs) if may_see else "")
+            for message in listing.messages
+        ],
         after=request.GET.get("after", ""),
         further=listing.cursor,
         problem=problem,
@@ -85,12 +90,15 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
 
 
 def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[Page, str]:
-    """The page after a cursor, and what is wrong with it: the topic is known, so only the cursor can be."""
+    """The page after a cursor, and what is wrong with it: the topic is known, so only the cursor
+    can be."""
     listed = list_outbox if in_database else topics.list_messages
     try:
         return listed(topic, cursor=cursor or None, limit=LIMIT), ""
     except InvalidMessage:
-        words = _("%(cursor)s is no place in this list: begin at its start.") % {"cursor": f"{cursor!r:.80}"}
+        words = _("%(cursor)s is no place in this list: begin at its start.") % {
+            "cursor": f"{cursor!r:.80}"
+        }
         return Page(messages=[], cursor=None), words
 
 

@@ -38,8 +38,15 @@ def unarchivable_entry(request: HttpRequest, pk: int) -> HttpResponse:
     """All that is known of one."""
     row = UnarchivableEntry.objects.filter(pk=pk).first()
     if row is None:
-        raise Http404(_("There is no unarchivable entry %(pk)s: it was archived again, or never there.") % {"pk": pk})
-    context: dict[str, Any] = {"row": row, "shown": unarchivable.shown(row), "refusal": _refusal(row)}
+        raise Http404(
+            _("There is no unarchivable entry %(pk)s: it was archived again, or never there.")
+            % {"pk": pk}
+        )
+    context: dict[str, Any] = {
+        "row": row,
+        "shown": unarchivable.shown(row),
+        "refusal": _refusal(row),
+    }
     title = _("Message %(id)s") % {"id": row.message_id}
     return show(request, "unarchivable_entry.html", title, now=timezone.now(), **context)
 
@@ -47,18 +54,24 @@ def unarchivable_entry(request: HttpRequest, pk: int) -> HttpResponse:
 @action("unarchivable/<int:pk>/archive/", "unarchivable_archive", "replay_message")
 def archive_one(request: HttpRequest, pk: int) -> HttpResponse:
     """Try again to make it a row of the archive."""
-    return _told(request, operations.archive_again(request.user, pk, reason=request.POST.get("reason", "")))
+    return _told(
+        request, operations.archive_again(request.user, pk, reason=request.POST.get("reason", ""))
+    )
 
 
 @action("unarchivable/archive/", "unarchivable_archive_all", "replay_message", "bulk_operate")
 def archive_all(request: HttpRequest) -> HttpResponse:
     """The same with all of them."""
-    return _told(request, operations.archive_again(request.user, reason=request.POST.get("reason", "")))
+    return _told(
+        request, operations.archive_again(request.user, reason=request.POST.get("reason", ""))
+    )
 
 
 def _told(request: HttpRequest, done: unarchivable.ArchivedAgain) -> HttpResponse:
     if done.count:
-        words = ngettext("%(number)s entry is archived.", "%(number)s entries are archived.", done.count)
+        words = ngettext(
+            "%(number)s entry is archived.", "%(number)s entries are archived.", done.count
+        )
         messages.success(request, words % {"number": amount(done.count)})
     if refused := sum(done.refused.values()):
         words = ngettext(
@@ -66,7 +79,9 @@ def _told(request: HttpRequest, done: unarchivable.ArchivedAgain) -> HttpRespons
             "%(number)s entries were refused again: %(errors)s.",
             refused,
         )
-        messages.error(request, words % {"number": amount(refused), "errors": ", ".join(done.refused)})
+        messages.error(
+            request, words % {"number": amount(refused), "errors": ", ".join(done.refused)}
+        )
     return back(request, "unarchivable")
 
 

@@ -36,7 +36,9 @@ def worker_quiet(request: HttpRequest) -> HttpResponse:
     worker = request.POST.get("worker", "")
     operations.quiet(request.user, worker, reason=request.POST.get("reason", "").strip())
     messages.success(
-        request, _("Worker %(worker)s claims nothing more. What it runs goes on.") % {"worker": visible(worker)}
+        request,
+        _("Worker %(worker)s claims nothing more. What it runs goes on.")
+        % {"worker": visible(worker)},
     )
     return back(request, "workers")
 
@@ -56,7 +58,9 @@ def _services(worker: overview.WorkerFigures) -> list[tuple[str, str]]:
         (
             name,
             ", ".join(
-                word if value is True else f"{word} {value}" for word, value in said.items() if value is not False
+                word if value is True else f"{word} {value}"
+                for word, value in said.items()
+                if value is not False
             ),
         )
         for name, said in worker.services.items()
@@ -64,7 +68,12 @@ def _services(worker: overview.WorkerFigures) -> list[tuple[str, str]]:
 
 
 def _unserved(workers: Sequence[overview.WorkerFigures]) -> list[str]:
-    """Topics in use that no living worker claims from, but for those that somebody has paused. Counted anew: the
-    overview's own answer may be older than the click that has just brought us here."""
+    """Topics in use that no living worker claims from, but for those that somebody has paused.
+    Counted anew: the overview's own answer may be older than the click that has just brought us
+    here."""
     served = {topic for one in workers if one.serves for topic in one.topics}
-    return [row.topic for row in overview.overview().topics if row.topic not in served and not row.paused]
+    return [
+        row.topic
+        for row in overview.overview().topics
+        if row.topic not in served and not row.paused
+    ]

@@ -37,7 +37,8 @@ class Command(BaseCommand):
     """Moves a topic. Exit codes: 0 done, 1 error, 2 wrong options, 3 no Redis, 130 Ctrl-C."""
 
     help = (
-        "Moves all that waits in a topic to another one, for example after it was renamed. Messages keep their due "
+        "Moves all that waits in a topic to another one, for example after it was renamed. "
+        "Messages keep their due "
         "times, attempts and keys. Ctrl-C ends it safely; run it again to go on."
     )
     requires_system_checks = []
@@ -45,9 +46,13 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """From where to where, and for the record."""
         parser.add_argument("topic", help="the topic to empty; nobody has to declare it")
-        parser.add_argument("--to", required=True, help="a topic that a task or DELAYQ['TOPICS'] declares")
+        parser.add_argument(
+            "--to", required=True, help="a topic that a task or DELAYQ['TOPICS'] declares"
+        )
         parser.add_argument("--reason", default="", help="why, for the record")
-        parser.add_argument("--by", help="who, for the record (default: the user of the operating system)")
+        parser.add_argument(
+            "--by", help="who, for the record (default: the user of the operating system)"
+        )
         parser.add_argument("--dry-run", action="store_true", help="say how many; change nothing")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -80,4 +85,6 @@ class Command(BaseCommand):
         stats, outbox = topics.topic_stats(topic), count_outbox(topic)
         waiting = f"{stats.delayed + stats.backlog:,} messages wait in Redis"
         more = "+" if outbox == CAP else ""
-        self.stdout.write(f"{waiting}, {outbox:,}{more} in the outbox; {stats.leased:,} run. Nothing was changed")
+        self.stdout.write(
+            f"{waiting}, {outbox:,}{more} in the outbox; {stats.leased:,} run. Nothing was changed"
+        )

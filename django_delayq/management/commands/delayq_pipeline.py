@@ -28,9 +28,13 @@ from .delayq_replay import Reporter, interrupted
 
 
 class Command(BaseCommand):
-    """Runs a job on Spark. Exit codes: 0 done, 1 failed, 2 refused, 3 the audit found differences, 130 Ctrl-C."""
+    """Runs a job on Spark. Exit codes: 0 done, 1 failed, 2 refused, 3 the audit found differences,
+    130 Ctrl-C."""
 
-    help = "Runs a job of the data pipeline on Spark, in this process. Ctrl-C ends it safely; run it again to go on."
+    help = (
+        "Runs a job of the data pipeline on Spark, in this process. Ctrl-C ends it safely; run it "
+        "again to go on."
+    )
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -67,7 +71,9 @@ class Command(BaseCommand):
             driver_memory=options["driver_memory"],
             configuration=configuration_of(options["conf"]),
         )
-        with params_from_django.parameters(**_given(name, options), elsewhere=start.elsewhere) as params:
+        with params_from_django.parameters(
+            **_given(name, options), elsewhere=start.elsewhere
+        ) as params:
             return run_job(name, params, start, said.show)
 
     def _write_params(self, name: str, options: dict[str, Any]) -> None:
@@ -99,7 +105,9 @@ def _given(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """For project.parameters()."""
     job = job_options(name, options)
     _check(name, options)
-    paths = ["rejects", "checkpoint"] + (["source"] if options.get("format") in ("parquet", "csv", "json") else [])
+    paths = ["rejects", "checkpoint"] + (
+        ["source"] if options.get("format") in ("parquet", "csv", "json") else []
+    )
     job |= {path: _absolute(job[path]) for path in paths if job.get(path)}
     return {
         "database_secret": options["database_secret"],
@@ -125,14 +133,18 @@ def _check(name: str, options: dict[str, Any]) -> None:
     if (wanted or (name == "replay" and source == "lake")) and not options["lake"]:
         raise Refused(f"{name} needs a lake: --lake DIRECTORY, or DELAYQ_LAKE in the environment.")
     if options["since"] and options["until"] and options["since"] >= options["until"]:
-        raise Refused(f"Nothing finished between {iso(options['since'])} and {iso(options['until'])}: turn them round.")
+        raise Refused(
+            f"Nothing finished between {iso(options['since'])} and {iso(options['until'])}: turn "
+            f"them round."
+        )
     if options["dry_run"] and options.get("repair"):
         raise Refused("--dry-run and --repair contradict each other.")
 
 
 @contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does: what was made for the job, a file with a password say, goes with it."""
+    """SIGTERM ends as Ctrl-C does: what was made for the job, a file with a password say, goes with
+    it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

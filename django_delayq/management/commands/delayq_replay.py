@@ -32,7 +32,8 @@ _FILTERS = ("topic", "task", "error", "since", "until")
 
 
 class SelectingCommand(BaseCommand):
-    """A command about a selection of dead letters. Exit codes: 0 done, 1 error, 2 options, 3 no Redis, 130 Ctrl-C."""
+    """A command about a selection of dead letters. Exit codes: 0 done, 1 error, 2 options, 3 no
+    Redis, 130 Ctrl-C."""
 
     requires_system_checks = []
     done: ClassVar[str]
@@ -42,14 +43,25 @@ class SelectingCommand(BaseCommand):
         """Which messages, and for the record."""
         parser.add_argument("--topic", help="dead letters of this topic")
         parser.add_argument("--task", help="dead letters of this task")
-        parser.add_argument("--error", help="class of the error, in full or its last part, or the word of the reason")
-        parser.add_argument("--since", type=instant, help="died then or later: 2h, 30d (ago), a date or a datetime")
+        parser.add_argument(
+            "--error",
+            help="class of the error, in full or its last part, or the word of the reason",
+        )
+        parser.add_argument(
+            "--since", type=instant, help="died then or later: 2h, 30d (ago), a date or a datetime"
+        )
         parser.add_argument("--until", type=instant, help="died before then")
         parser.add_argument("--all", action="store_true", help="without any of these")
         parser.add_argument("--limit", type=_whole, help="at most so many, the oldest first")
-        parser.add_argument("--reason", default="", required=self.reason_required, help="why, for the record")
-        parser.add_argument("--by", help="who, for the record (default: the user of the operating system)")
-        parser.add_argument("--dry-run", action="store_true", help="say how many and show ten; change nothing")
+        parser.add_argument(
+            "--reason", default="", required=self.reason_required, help="why, for the record"
+        )
+        parser.add_argument(
+            "--by", help="who, for the record (default: the user of the operating system)"
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say how many and show ten; change nothing"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Change or show the selection, and say how many it was."""
@@ -68,22 +80,34 @@ class SelectingCommand(BaseCommand):
             end = self.act(rows, {**options, "by": operator(options["by"])}, progress)
         except KeyboardInterrupt:
             said.clear()
-            interrupted(self, f"{self._counted()}. Run it again to go on; nothing is {self.done} twice.")
+            interrupted(
+                self, f"{self._counted()}. Run it again to go on; nothing is {self.done} twice."
+            )
         except (DelayQError, Error) as error:
             said.clear()
-            raise failed(error, self._summary(self._so_far.count, {}) if self._so_far else "") from error
+            raise failed(
+                error, self._summary(self._so_far.count, {}) if self._so_far else ""
+            ) from error
         said.clear()
         self.stdout.write(self._summary(end.count, end.skipped))
 
-    def act(self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any) -> Replayed:
+    def act(
+        self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any
+    ) -> Replayed:
         """Change the rows."""
         raise NotImplementedError
 
     def _show(self, rows: QuerySet[ArchivedMessage], options: dict[str, Any]) -> None:
         found = preview(rows, force=options.get("force", False), limit=options["limit"])
-        self.stdout.write(f"would have {self._summary(found.count, found.skipped)}; nothing was changed")
+        self.stdout.write(
+            f"would have {self._summary(found.count, found.skipped)}; nothing was changed"
+        )
         for row in found.first:
-            finished = row.finished_at if timezone.is_naive(row.finished_at) else timezone.localtime(row.finished_at)
+            finished = (
+                row.finished_at
+                if timezone.is_naive(row.finished_at)
+                else timezone.localtime(row.finished_at)
+            )
             error = row.error_class or row.reason or "-"
             parts = (row.task, row.key or "-", error, finished.isoformat(" ", "seconds"))
             self.stdout.write("  " + "  ".join(on_one_line(part) for part in parts))
@@ -107,7 +131,8 @@ class SelectingCommand(BaseCommand):
 
 
 class Command(SelectingCommand):
-    """Sends dead letters again. Exit codes: 0 done, 1 error, 2 wrong options, 3 no Redis, 130 Ctrl-C."""
+    """Sends dead letters again. Exit codes: 0 done, 1 error, 2 wrong options, 3 no Redis, 130
+    Ctrl-C."""
 
     help = "Sends dead letters again, each once. Ctrl-C ends it safely; run it again to go on."
     done = "replayed"
@@ -115,11 +140,20 @@ class Command(SelectingCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, how they are sent, and for the record."""
         super().add_arguments(parser)
-        parser.add_argument("--delay", type=duration, default=timedelta(), help="wait so long before: 90s 15m 2h 30d")
+        parser.add_argument(
+            "--delay",
+            type=duration,
+            default=timedelta(),
+            help="wait so long before: 90s 15m 2h 30d",
+        )
         parser.add_argument("--rate", type=_rate, help="so many per second become due")
-        parser.add_argument("--force", action="store_true", help="also what was replayed or discarded before")
+        parser.add_argument(
+            "--force", action="store_true", help="also what was replayed or discarded before"
+        )
 
-    def act(self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any) -> Replayed:
+    def act(
+        self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any
+    ) -> Replayed:
         """Send the rows again."""
         names = ("delay", "rate", "force", "limit", "by", "reason")
         return replay(rows, progress=progress, **{name: options[name] for name in names})
@@ -131,16 +165,26 @@ class Command(SelectingCommand):
 def selected(options: dict[str, Any]) -> QuerySet[ArchivedMessage]:
     """The dead letters that the options name. Raises CommandError without any."""
     if options["all"] and any(options[name] for name in _FILTERS):
-        raise CommandError("--all contradicts the other filters: leave it out.", returncode=ExitCode.CONFIGURATION)
+        raise CommandError(
+            "--all contradicts the other filters: leave it out.", returncode=ExitCode.CONFIGURATION
+        )
     if not options["all"] and not any(options[name] for name in _FILTERS):
         raise CommandError(
-            "Say which: --topic, --task, --error, --since, --until; or --all for every dead letter.",
+            "Say which: --topic, --task, --error, --since, --until; or --all for every dead "
+            "letter.",
             returncode=ExitCode.CONFIGURATION,
         )
     rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(state=Final.DEAD)
     if error := options["error"]:
-        rows = rows.filter(Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error))
-    lookups = {"topic": "topic", "task": "task", "since": "finished_at__gte", "until": "finished_at__lt"}
+        rows = rows.filter(
+            Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error)
+        )
+    lookups = {
+        "topic": "topic",
+        "task": "task",
+        "since": "finished_at__gte",
+        "until": "finished_at__lt",
+    }
     given = {lookup: options[name] for name, lookup in lookups.items() if options[name]}
     return rows.filter(**given) if given else rows
 
@@ -163,7 +207,9 @@ def instant(text: str) -> datetime:
     except (ValueError, OverflowError):
         when = None
     if when is None:
-        raise ArgumentTypeError(f"{text!r} is not a time: use 2h or 30d (ago), 2026-01-31 or 2026-01-31T12:00+01:00")
+        raise ArgumentTypeError(
+            f"{text!r} is not a time: use 2h or 30d (ago), 2026-01-31 or 2026-01-31T12:00+01:00"
+        )
     if timezone.is_naive(when):
         return timezone.make_aware(when) if django_settings.USE_TZ else when
     return when if django_settings.USE_TZ else timezone.make_naive(when)
@@ -199,7 +245,8 @@ def operator(given: str | None) -> str:
 
 
 class Reporter:
-    """Says how far it is: on a terminal one line that is written anew, else a line every five seconds."""
+    """Says how far it is: on a terminal one line that is written anew, else a line every five
+    seconds."""
 
     def __init__(self, stream: OutputWrapper, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -232,9 +279,15 @@ def interrupted(command: BaseCommand, text: str) -> NoReturn:
 
 def failed(error: Exception, done: str = "") -> CommandError:
     """The error in words, with what was done before it, and the exit code that fits."""
-    text = str(error) if isinstance(error, DelayQError) else f"The database failed: {type(error).__name__}: {error}"
+    text = (
+        str(error)
+        if isinstance(error, DelayQError)
+        else f"The database failed: {type(error).__name__}: {error}"
+    )
     if isinstance(error, ConfigurationError | InvalidMessage):
         code = ExitCode.CONFIGURATION
     else:
         code = ExitCode.UNREACHABLE if isinstance(error, StoreUnavailable) else ExitCode.ERROR
-    return CommandError(f"{text.strip()} Before that: {done}." if done else text.strip(), returncode=code)
+    return CommandError(
+        f"{text.strip()} Before that: {done}." if done else text.strip(), returncode=code
+    )

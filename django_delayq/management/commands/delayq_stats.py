@@ -19,21 +19,53 @@ from ...stats.history import PERIODS, Figures, History, history
 from ...store import get_store
 from ...worker.process.runner import ExitCode
 
-_NOW = ("topic", "ready", "lag", "next due", "delayed", "leased", "outbox", "dead", "late p50", "p99", "workers")
-_PAST = ("UTC", "finished", "acked", "dead", "cancelled", "expired", "retried", "late p50", "p99", "ran p50", "p99")
+_NOW = (
+    "topic",
+    "ready",
+    "lag",
+    "next due",
+    "delayed",
+    "leased",
+    "outbox",
+    "dead",
+    "late p50",
+    "p99",
+    "workers",
+)
+_PAST = (
+    "UTC",
+    "finished",
+    "acked",
+    "dead",
+    "cancelled",
+    "expired",
+    "retried",
+    "late p50",
+    "p99",
+    "ran p50",
+    "p99",
+)
 
 
 class Command(BaseCommand):
-    """Figures of the present, or with --history of the past. Exit codes: 0 done, 1 error, 2 options, 3 no Redis."""
+    """Figures of the present, or with --history of the past. Exit codes: 0 done, 1 error, 2
+    options, 3 no Redis."""
 
-    help = "Shows backlog, lag and lateness of each topic now, or what finished in a period with --history."
+    help = (
+        "Shows backlog, lag and lateness of each topic now, or what finished in a period with "
+        "--history."
+    )
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """What to show, and how."""
         parser.add_argument("--topic", default="", help="only this one")
-        parser.add_argument("--history", choices=list(PERIODS), help="what finished by hour or day, until now")
-        parser.add_argument("--json", action="store_true", help="for programs; instants in ISO 8601, times in ms")
+        parser.add_argument(
+            "--history", choices=list(PERIODS), help="what finished by hour or day, until now"
+        )
+        parser.add_argument(
+            "--json", action="store_true", help="for programs; instants in ISO 8601, times in ms"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table or JSON."""
@@ -45,7 +77,9 @@ class Command(BaseCommand):
         except StoreUnavailable as error:
             raise CommandError(str(error), returncode=ExitCode.UNREACHABLE) from error
         except (DelayQError, Error) as error:
-            raise CommandError(f"{type(error).__name__}: {error}", returncode=ExitCode.ERROR) from error
+            raise CommandError(
+                f"{type(error).__name__}: {error}", returncode=ExitCode.ERROR
+            ) from error
 
     def _now(self, topic: str, as_json: bool) -> None:
         get_store().clock_ms()  # without Redis there is no present
@@ -61,10 +95,20 @@ class Command(BaseCommand):
     def _past(self, found: History, as_json: bool) -> None:
         if as_json:
             spans = [{"at": span.at, **asdict(span.figures)} for span in found.spans]
-            self._print_json({"spans": spans, "total": asdict(found.total), "tasks": [asdict(t) for t in found.tasks]})
+            self._print_json(
+                {
+                    "spans": spans,
+                    "total": asdict(found.total),
+                    "tasks": [asdict(t) for t in found.tasks],
+                }
+            )
             return
         shown = "%Y-%m-%d %H:%M" if found.step.days == 0 else "%Y-%m-%d"
-        lines = [[f"{span.at:{shown}}", *_figures(span.figures)] for span in found.spans if span.figures.messages]
+        lines = [
+            [f"{span.at:{shown}}", *_figures(span.figures)]
+            for span in found.spans
+            if span.figures.messages
+        ]
         self._print_table(_PAST, [*lines, ["all", *_figures(found.total)]])
 
     def _print_json(self, value: Any) -> None:
@@ -84,7 +128,15 @@ def _present(one: TopicFigures, now: Any) -> Iterable[str]:
     counts = (one.delayed, one.leased, one.outbox, one.dead_letters)
     late = map(_time, (one.late_p50_ms, one.late_p99_ms))
     name = f"{one.topic} (paused)" if one.paused else one.topic
-    return name, f"{one.ready:,}", in_words(one.lag), until, *(f"{n:,}" for n in counts), *late, str(one.workers)
+    return (
+        name,
+        f"{one.ready:,}",
+        in_words(one.lag),
+        until,
+        *(f"{n:,}" for n in counts),
+        *late,
+        str(one.workers),
+    )
 
 
 def _figures(one: Figures) -> Iterable[str]:

@@ -19,18 +19,28 @@ from .delayq_replay import Reporter, failed, interrupted, operator
 
 
 class Command(BaseCommand):
-    """What the archive refused. Exit codes: 0 done, 1 error or refused again, 2 options, 3 no Redis, 130 Ctrl-C."""
+    """What the archive refused. Exit codes: 0 done, 1 error or refused again, 2 options, 3 no
+    Redis, 130 Ctrl-C."""
 
-    help = "Lists the messages that the archive refused, or archives them again. Ctrl-C ends it safely."
+    help = (
+        "Lists the messages that the archive refused, or archives them again. Ctrl-C ends it "
+        "safely."
+    )
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """What to do, with which, and for the record."""
-        parser.add_argument("what", choices=("list", "archive"), help="show them, or try again to archive them")
-        parser.add_argument("ids", nargs="*", type=int, metavar="id", help="as the list shows them (default: all)")
+        parser.add_argument(
+            "what", choices=("list", "archive"), help="show them, or try again to archive them"
+        )
+        parser.add_argument(
+            "ids", nargs="*", type=int, metavar="id", help="as the list shows them (default: all)"
+        )
         parser.add_argument("--topic", help="only of this topic")
         parser.add_argument("--reason", default="", help="why, for the record")
-        parser.add_argument("--by", help="who, for the record (default: the user of the operating system)")
+        parser.add_argument(
+            "--by", help="who, for the record (default: the user of the operating system)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """List them, or archive them again and say how many."""
@@ -50,9 +60,20 @@ class Command(BaseCommand):
 
     def _list(self, rows: QuerySet[UnarchivableEntry]) -> None:
         for row in rows.order_by("pk").iterator(chunk_size=100):
-            made = row.created_at if timezone.is_naive(row.created_at) else timezone.localtime(row.created_at)
+            made = (
+                row.created_at
+                if timezone.is_naive(row.created_at)
+                else timezone.localtime(row.created_at)
+            )
             entry = shown(row)
-            parts = (row.topic, row.state, row.message_id, entry.task, entry.body.key or "-", row.error)
+            parts = (
+                row.topic,
+                row.state,
+                row.message_id,
+                entry.task,
+                entry.body.key or "-",
+                row.error,
+            )
             words = "  ".join(on_one_line(part) for part in parts)
             self.stdout.write(f"{row.pk}  {made.isoformat(' ', 'seconds')}  {words}")
 
@@ -65,10 +86,19 @@ class Command(BaseCommand):
             said.show(_summary(done))
 
         try:
-            return archive_again(rows, by=operator(options["by"]), reason=options["reason"][:1_000], progress=progress)
+            return archive_again(
+                rows,
+                by=operator(options["by"]),
+                reason=options["reason"][:1_000],
+                progress=progress,
+            )
         except KeyboardInterrupt:
             said.clear()
-            interrupted(self, f"{_summary(so_far[0]) if so_far else 'nothing is archived'}. Run it again to go on.")
+            interrupted(
+                self,
+                f"{_summary(so_far[0]) if so_far else 'nothing is archived'}. Run it again to go "
+                f"on.",
+            )
         finally:
             said.clear()
 

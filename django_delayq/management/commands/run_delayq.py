@@ -37,7 +37,8 @@ logger = logging.getLogger("delayq.worker")
 
 
 class Command(BaseCommand):
-    """The worker. Exit codes: 0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6 stuck."""
+    """The worker. Exit codes: 0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6
+    stuck."""
 
     help = "Runs messages when they are due. Ctrl-C finishes running tasks; twice stops at once."
     requires_system_checks = []
@@ -47,23 +48,47 @@ class Command(BaseCommand):
 
         def add(name: str, default: Any, kind: Any, text: str) -> None:
             value = os.environ.get(f"DELAYQ_{name.upper().replace('-', '_')}", default)
-            parser.add_argument(f"--{name}", default=value, type=kind, help=f"{text} (default: {default})")
+            parser.add_argument(
+                f"--{name}", default=value, type=kind, help=f"{text} (default: {default})"
+            )
 
-        add("topics", "all", str, "topics to serve: all, or a,b or a:3,b:1 with weights, or --topics=-a for all but a")
+        add(
+            "topics",
+            "all",
+            str,
+            "topics to serve: all, or a,b or a:3,b:1 with weights, or --topics=-a for all but a",
+        )
         add("concurrency", 8, _whole(1, 1000), "threads for def tasks")
         add("async-concurrency", 100, _whole(1, 100_000), "coroutines of async def tasks at a time")
         add("processes", 1, _whole(1, 256), "worker processes")
         add("shutdown-timeout", 25, _seconds, "seconds that running tasks get at the end")
         add("connect-timeout", 30, _seconds, "seconds to wait for Redis at the start")
         add("max-messages", None, _whole(1, 10**12), "stop after so many messages, per process")
-        add("health-port", None, _whole(0, 65535), "answer /healthz and /readyz there; further processes on the next")
+        add(
+            "health-port",
+            None,
+            _whole(0, 65535),
+            "answer /healthz and /readyz there; further processes on the next",
+        )
         add("log-format", "auto", _log_format, "auto, pretty, logfmt or json")
         parser.add_argument("--burst", action="store_true", help="stop when nothing is due")
-        parser.add_argument("--archiver", action="store_true", help="only archive, relay and reconcile; run no tasks")
-        parser.add_argument("--no-archiver", action="store_true", help="leave these to another process")
-        parser.add_argument("--embedded", action="store_true", help="start a server of its own (DEBUG only)")
-        parser.add_argument("--reload", action="store_true", default=None, help="start anew when code changes")
-        parser.add_argument("--no-reload", action="store_false", dest="reload", help="do not (default unless DEBUG)")
+        parser.add_argument(
+            "--archiver",
+            action="store_true",
+            help="only archive, relay and reconcile; run no tasks",
+        )
+        parser.add_argument(
+            "--no-archiver", action="store_true", help="leave these to another process"
+        )
+        parser.add_argument(
+            "--embedded", action="store_true", help="start a server of its own (DEBUG only)"
+        )
+        parser.add_argument(
+            "--reload", action="store_true", default=None, help="start anew when code changes"
+        )
+        parser.add_argument(
+            "--no-reload", action="store_false", dest="reload", help="do not (default unless DEBUG)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Make sure that everything is there, say so, and work."""
@@ -107,16 +132,25 @@ class Command(BaseCommand):
         # Who has read "Ready" may stop us: the signal waits for its handler.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         took, timeout = time.monotonic() - begun, worker_options.shutdown_timeout
-        say(f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice stops now.")
+        say(
+            f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice "
+            f"stops now."
+        )
         self.stdout.flush()
         if options["archiver"]:
             return run_services(
-                sql_services.alone(store, f"{socket.gethostname()}:{os.getpid()}"), options["burst"], port
+                sql_services.alone(store, f"{socket.gethostname()}:{os.getpid()}"),
+                options["burst"],
+                port,
             )
 
         def worker(index: int) -> Worker:
             # One process is enough for SQL, and leaves the others to the tasks.
-            services = sql_services.beside if index == 0 and not options["no_archiver"] else lambda worker: ()
+            services = (
+                sql_services.beside
+                if index == 0 and not options["no_archiver"]
+                else lambda worker: ()
+            )
             return Worker(
                 get_store(),
                 settings,
@@ -132,7 +166,9 @@ class Command(BaseCommand):
         store.close()  # each process makes its own connections, and a circuit breaker that can open
         get_store.cache_clear()
         finite = options["burst"] or options["max_messages"] is not None
-        return Supervisor(count, lambda index: run(worker(index), port and port + index), finite).run()
+        return Supervisor(
+            count, lambda index: run(worker(index), port and port + index), finite
+        ).run()
 
     def _check(self, reports: list[Any]) -> None:
         findings = check_reports(reports, get_settings().wait_replicas)
@@ -180,13 +216,16 @@ def _sayer(log_format: str, stdout: Any) -> startup.Say:
 def _embedded(wanted: bool, say: startup.Say) -> Iterator[None]:
     """Run against a server that lives as long as this command, and keeps its data in .delayq/.
 
-    It listens where DELAYQ["REDIS"] points, if that is a port of this machine: so runserver and shell find it too.
+    It listens where DELAYQ["REDIS"] points, if that is a port of this machine: so runserver and
+    shell find it too.
     """
     if not wanted:
         yield
         return
     if not django_settings.DEBUG:
-        raise ConfigurationError("--embedded is for development (DEBUG = True). In production run a Redis server.")
+        raise ConfigurationError(
+            "--embedded is for development (DEBUG = True). In production run a Redis server."
+        )
     from django.test.utils import override_settings
 
     from ...testing.embedded import EmbeddedServer
@@ -194,11 +233,15 @@ def _embedded(wanted: bool, say: startup.Say) -> Iterator[None]:
     port = startup.port_here(django_settings.DELAYQ.get("REDIS", ""))
     with EmbeddedServer(".delayq", port=port) as server:
         if port is not None:
-            say(f"embedded server on 127.0.0.1:{port}, where DELAYQ['REDIS'] points; data in {server.data_dir}")
+            say(
+                f"embedded server on 127.0.0.1:{port}, where DELAYQ['REDIS'] points; data in "
+                f"{server.data_dir}"
+            )
             yield
             return
         say(
-            f"embedded server for this command alone, data in {server.data_dir}. No other process finds it, runserver "
+            f"embedded server for this command alone, data in {server.data_dir}. No other process "
+            f"finds it, runserver "
             "neither: set DELAYQ['REDIS'] = 'redis://127.0.0.1:6379/0', and it listens there."
         )
         with override_settings(DELAYQ={**django_settings.DELAYQ, "REDIS": server.url}):

@@ -1,8 +1,9 @@
 """Redis x outbox x archive x lake: what is where it should not be, or is nowhere; and its repair.
 
-All is read in the direction in which messages move: the outbox, Redis, the archive, the lake. What moves meanwhile is
-seen twice, perhaps, but never missed. For what must not be there twice only those rows of the archive count that were
-there before the first of it was read. So a healthy system in motion gives few candidates; a second look by id decides.
+All is read in the direction in which messages move: the outbox, Redis, the archive, the lake. What
+moves meanwhile is seen twice, perhaps, but never missed. For what must not be there twice only
+those rows of the archive count that were there before the first of it was read. So a healthy system
+in motion gives few candidates; a second look by id decides.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from .repair import Repair, recorded
 #: Ids that the report names of each kind.
 NAMED = 10
 LAKE_DEED = (
-    "the archive and the lake were made equal again; a dead letter that SQL had lost is discarded there, for somebody "
+    "the archive and the lake were made equal again; a dead letter that SQL had lost is discarded "
+    "there, for somebody "
     "may have replayed it, unless a replay of it is known"
 )
 
@@ -47,12 +49,14 @@ LAKE_DEED = (
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     """Look, look again, and repair when the options say so.
 
-    The code is DIFFERENT when there were differences, also when all are repaired: the next audit is clean then. Raises
-    Refused, and LakeError when the lake is not as its commits say.
+    The code is DIFFERENT when there were differences, also when all are repaired: the next audit is
+    clean then. Raises Refused, and LakeError when the lake is not as its commits say.
     """
     options = params.options(AuditOptions)
     if options.repair and params.dry_run:
-        raise Refused("An audit that repairs is no dry run: without --repair it changes nothing anyway.")
+        raise Refused(
+            "An audit that repairs is no dry run: without --repair it changes nothing anyway."
+        )
     if params.since or params.until:
         raise Refused("The audit looks at everything: since and until are not for it.")
     return _Audit(spark, params, options, tell).run()
@@ -61,7 +65,9 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
 class _Audit:
     """One run."""
 
-    def __init__(self, spark: SparkSession, params: Params, options: AuditOptions, tell: Tell) -> None:
+    def __init__(
+        self, spark: SparkSession, params: Params, options: AuditOptions, tell: Tell
+    ) -> None:
         self.spark, self.params, self.options, self.tell = spark, params, options, tell
         self.kept: list[DataFrame] = []
         self.counts: dict[Kind, int] = {}
@@ -91,10 +97,14 @@ class _Audit:
             commits = self.ledger.follow() if self.options.repair else self.ledger.check()
             self.batches = audit_lake.batches_of(self.ledger, commits)
         before = _newest()
-        outbox = self._keep("rows of the outbox", frames.promises(self._of_topic(read_outbox(self.spark, database))))
+        outbox = self._keep(
+            "rows of the outbox", frames.promises(self._of_topic(read_outbox(self.spark, database)))
+        )
         queue = read_queue(self.spark, self.params.redis, [topic] if topic else ())
         queue = self._keep("places in Redis", frames.places(queue))
-        self.archive = self._keep("rows of the archive", self._batched(frames.rows(self._archive((0, _newest())))))
+        self.archive = self._keep(
+            "rows of the archive", self._batched(frames.rows(self._archive((0, _newest()))))
+        )
         self.lake = self._keep("rows of the lake", self._batched(frames.rows(self._lake())))
         ended = frames.lives(self.archive, self.lake)
         past = frames.lives(self.archive.where(F.col("row") <= before), self.lake)
@@ -106,7 +116,9 @@ class _Audit:
             frames.live_again(queue, past),
             frames.twice(self.archive, self.lake),
         ]
-        found, self.counts = audit_lake.taken(reduce(DataFrame.unionByName, candidates), self.options.most)
+        found, self.counts = audit_lake.taken(
+            reduce(DataFrame.unionByName, candidates), self.options.most
+        )
         return found + self._compared(self.archive, self.lake)
 
     def _compared(self, archive: DataFrame, lake: DataFrame) -> list[Difference]:
@@ -154,7 +166,9 @@ class _Audit:
             return []
         self.tell(f"{len(found):,} candidates; looking again in {self.options.pause:g} s")
         wait(self.options.pause)
-        confirmed = SecondLook(get_store()).confirmed([one for one in found if one.kind not in OF_THE_LAKE])
+        confirmed = SecondLook(get_store()).confirmed(
+            [one for one in found if one.kind not in OF_THE_LAKE]
+        )
         confirmed += [one for one in found if one.kind == Kind.TWICE]
         of_rows = [one for one in found if one.kind in OF_THE_LAKE and one.kind != Kind.TWICE]
         if of_rows:
@@ -165,23 +179,35 @@ class _Audit:
     def _compared_again(self, numbers: set[int | None]) -> list[Difference]:
         """SQL once more, where it differed; the lake's files do not change."""
         assert self.ledger
-        some = [one for one in audit_lake.batches_of(self.ledger, self.ledger.lake.commits()) if one.number in numbers]
+        some = [
+            one
+            for one in audit_lake.batches_of(self.ledger, self.ledger.lake.commits())
+            if one.number in numbers
+        ]
         ranges = [self._archive((one.lo, one.hi)) for one in some]
         archive = self._batched(frames.rows(reduce(DataFrame.unionByName, ranges))).persist()
         self.kept.append(archive)
         lake = self.lake.where(F.col("batch").isin([one.number for one in some]))
-        return audit_lake.compared(archive, lake, some, self.options.most, audit_lake.pruned_before(self.ledger))[0]
+        return audit_lake.compared(
+            archive, lake, some, self.options.most, audit_lake.pruned_before(self.ledger)
+        )[0]
 
     # Repair and report
 
     def _repair(self, confirmed: Sequence[Difference]) -> list[Difference]:
         by = self.options.by
-        repaired = Repair(get_store(), by).run([one for one in confirmed if one.kind not in OF_THE_LAKE])
+        repaired = Repair(get_store(), by).run(
+            [one for one in confirmed if one.kind not in OF_THE_LAKE]
+        )
         of_lake = [one for one in confirmed if one.kind in OF_THE_LAKE]
         if of_lake and self.ledger:
-            work = audit_lake.LakeRepair(self.spark, self.params.database, self.ledger, self.batches)
+            work = audit_lake.LakeRepair(
+                self.spark, self.params.database, self.ledger, self.batches
+            )
             try:
-                repaired += recorded(of_lake, LAKE_DEED, by or "audit", lambda some: work.run(some, self.lake))
+                repaired += recorded(
+                    of_lake, LAKE_DEED, by or "audit", lambda some: work.run(some, self.lake)
+                )
             except (LakeConflict, LakeError) as error:
                 self.report.problems.append(f"The lake was not repaired: {error}")
         return repaired
@@ -200,14 +226,26 @@ class _Audit:
         """Candidates of the first look, what the second has confirmed, and what is repaired."""
         names = [one.name for one in seen[:NAMED]]
         found = self.counts.get(kind, 0)
-        return {"difference": kind.value, "found": found, "confirmed": len(seen), "repaired": mended, "ids": names}
+        return {
+            "difference": kind.value,
+            "found": found,
+            "confirmed": len(seen),
+            "repaired": mended,
+            "ids": names,
+        }
 
     def _problems(self, kind: Kind, left: int) -> Iterator[str]:
         found, most = self.counts.get(kind, 0), self.options.most
         if found > most:
-            yield f"{kind.value}: only {most:,} of {found:,} candidates were looked at again. Run it once more."
+            yield (
+                f"{kind.value}: only {most:,} of {found:,} candidates were looked at again. "
+                "Run it once more."
+            )
         if self.options.repair and left:
-            yield f"{kind.value}: {left:,} were not repaired; see docs/pipeline.md for what can be done by hand."
+            yield (
+                f"{kind.value}: {left:,} were not repaired; see docs/pipeline.md for what can be "
+                "done by hand."
+            )
 
 
 def wait(seconds: float) -> None:
@@ -217,5 +255,7 @@ def wait(seconds: float) -> None:
 
 def _newest() -> int:
     """The biggest id of the archive."""
-    newest = ArchivedMessage.objects.using(get_settings().database).aggregate(last=Max("pk"))["last"]
+    newest = ArchivedMessage.objects.using(get_settings().database).aggregate(last=Max("pk"))[
+        "last"
+    ]
     return newest or 0

@@ -1,6 +1,7 @@
 """What an audit compares: frames of Redis, outbox, archive and lake in, frames of differences out.
 
-Pure, as transforms.py. What comes out are candidates: the frames were read one after the other, while messages moved.
+Pure, as transforms.py. What comes out are candidates: the frames were read one after the other,
+while messages moved.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ WHERE = ["message_id", "topic", "partition"]
 
 
 def places(queue: DataFrame) -> DataFrame:
-    """Of schemas.QUEUE: message_id, topic, partition, place, stamp, has_attempts, recorded, and the lane where the
-    record belongs."""
+    """Of schemas.QUEUE: message_id, topic, partition, place, stamp, has_attempts, recorded, and the
+    lane where the record belongs."""
     flags = F.conv(F.hex(F.expr("substring(record, 15, 1)")), 16, 10).cast("int")
     lane = F.when(flags % 4 == 0, "high").when(flags % 4 == 2, "low").otherwise("normal")
     return queue.select(
@@ -46,8 +47,8 @@ def promises(outbox: DataFrame) -> DataFrame:
 
 
 def rows(archive: DataFrame) -> DataFrame:
-    """Of the archive, or of the lake: row (its id), message_id, stamp, topic, finished_at, and content, a hash of all
-    columns."""
+    """Of the archive, or of the lake: row (its id), message_id, stamp, topic, finished_at, and
+    content, a hash of all columns."""
     return archive.select(
         F.col("id").alias("row"),
         "message_id",
@@ -73,7 +74,9 @@ def batched(frame: DataFrame, highest: Sequence[int]) -> DataFrame:
 
 def lives(archive: DataFrame, lake: DataFrame) -> DataFrame:
     """message_id, stamp, and whether it is only the lake that knows of this end."""
-    both = archive.select(*LIFE, F.lit(False).alias("lake")).unionByName(lake.select(*LIFE, F.lit(True).alias("lake")))
+    both = archive.select(*LIFE, F.lit(False).alias("lake")).unionByName(
+        lake.select(*LIFE, F.lit(True).alias("lake"))
+    )
     return both.groupBy(*LIFE).agg(F.min("lake").alias("lake"))
 
 
@@ -81,7 +84,8 @@ def lives(archive: DataFrame, lake: DataFrame) -> DataFrame:
 
 
 def in_redis(queue: DataFrame, counts: DataFrame) -> DataFrame:
-    """What contradicts itself in Redis. `counts`: topic, counts (array of every number of partitions it has had)."""
+    """What contradicts itself in Redis. `counts`: topic, counts (array of every number of
+    partitions it has had)."""
     seen = _seen(queue).join(F.broadcast(counts), "topic", "left")
     placed = (F.col("lanes") > 0) | F.col("leased")
     number = F.conv(F.substring("message_id", 25, 8), 16, 10).cast("bigint")
@@ -96,8 +100,12 @@ def in_redis(queue: DataFrame, counts: DataFrame) -> DataFrame:
         Kind.STRAY_ATTEMPTS: ~placed & ~F.col("recorded") & F.col("tried"),
         Kind.STRAY_FOLLOWER: F.col("followed") & ~F.col("leased"),
     }
-    found = F.array_compact(F.array(*(F.when(condition, kind.value) for kind, condition in kinds.items())))
-    return _differences(seen.where(F.size(found) > 0).withColumn("kind", F.explode(found)), F.col("kind"))
+    found = F.array_compact(
+        F.array(*(F.when(condition, kind.value) for kind, condition in kinds.items()))
+    )
+    return _differences(
+        seen.where(F.size(found) > 0).withColumn("kind", F.explode(found)), F.col("kind")
+    )
 
 
 def _seen(queue: DataFrame) -> DataFrame:
@@ -126,8 +134,8 @@ def _seen(queue: DataFrame) -> DataFrame:
 def ends(queue: DataFrame, outbox: DataFrame, ended: DataFrame) -> DataFrame:
     """Ends that Redis remembers and that are in no stream. `ended`: see lives().
 
-    One that has a newer life, in Redis or the outbox, is none: a message that was moved in SQL gets a newer
-    stamp, and the older one is remembered so that nobody sends it any more.
+    One that has a newer life, in Redis or the outbox, is none: a message that was moved in SQL gets
+    a newer stamp, and the older one is remembered so that nobody sends it any more.
     """
     told = queue.where(F.col("place") == "finished").select(*WHERE, "stamp").distinct()
     loose = queue.where(F.col("place") == "done").join(told, [*WHERE, "stamp"], "left_anti")
@@ -136,11 +144,17 @@ def ends(queue: DataFrame, outbox: DataFrame, ended: DataFrame) -> DataFrame:
     past = ended.groupBy("message_id").agg(
         F.max_by("stamp", "stamp").alias("past"), F.max_by("lake", "stamp").alias("lake")
     )
-    known = loose.select(*WHERE, "stamp").join(newest, "message_id", "left").join(past, "message_id", "left")
+    known = (
+        loose.select(*WHERE, "stamp")
+        .join(newest, "message_id", "left")
+        .join(past, "message_id", "left")
+    )
     kind = F.when(F.col("past") >= F.col("stamp"), Kind.STALE_END.value).when(
         F.col("living").isNull() | (F.col("living") <= F.col("stamp")), Kind.LOST_END.value
     )
-    return _differences(known.withColumn("kind", kind).where(F.col("kind").isNotNull()), F.col("kind"))
+    return _differences(
+        known.withColumn("kind", kind).where(F.col("kind").isNotNull()), F.col("kind")
+    )
 
 
 def unclosed(outbox: DataFrame, ended: DataFrame) -> DataFrame:
@@ -156,8 +170,8 @@ def lost(outbox: DataFrame, queue: DataFrame, ended: DataFrame) -> DataFrame:
 
 
 def live_again(queue: DataFrame, ended: DataFrame) -> DataFrame:
-    """What waits, or would, and is archived. `ended`: before Redis was read. Not what runs: it may have ended in SQL,
-    and be about to say so."""
+    """What waits, or would, and is archived. `ended`: before Redis was read. Not what runs: it may
+    have ended in SQL, and be about to say so."""
     waits = queue.where(F.col("place").isin(*LANES, "none")).select(*WHERE, "stamp").distinct()
     return _differences(waits.join(ended, LIFE), F.lit(Kind.LIVE_AGAIN.value))
 
@@ -167,7 +181,9 @@ def live_again(queue: DataFrame, ended: DataFrame) -> DataFrame:
 
 def twice(archive: DataFrame, lake: DataFrame) -> DataFrame:
     """Lives with two rows: in SQL, in the lake, or one in each under different ids."""
-    both = archive.select(*LIFE, "row", "topic", F.lit(1).alias("sql"), F.lit(0).alias("lakes")).unionByName(
+    both = archive.select(
+        *LIFE, "row", "topic", F.lit(1).alias("sql"), F.lit(0).alias("lakes")
+    ).unionByName(
         lake.select(*LIFE, "row", "topic", F.lit(0).alias("sql"), F.lit(1).alias("lakes"))
     )
     counted = both.groupBy(*LIFE).agg(
@@ -178,23 +194,33 @@ def twice(archive: DataFrame, lake: DataFrame) -> DataFrame:
         F.first("topic").alias("topic"),
     )
     several = (F.col("sql") > 1) | (F.col("lakes") > 1) | (F.col("row") != F.col("last"))
-    return _differences(counted.where(several).withColumn("lake", F.col("lakes") > 1), F.lit(Kind.TWICE.value))
+    return _differences(
+        counted.where(several).withColumn("lake", F.col("lakes") > 1), F.lit(Kind.TWICE.value)
+    )
 
 
 def sums(frame: DataFrame) -> DataFrame:
     """Per batch: how many rows, and the sum of their hashes as in transforms.signature()."""
     total = F.sum(F.col("content").cast("decimal(38,0)")).cast("string")
     counted = F.count(F.lit(1)).alias("rows")
-    return frame.where(F.col("batch").isNotNull()).groupBy("batch").agg(counted, total.alias("signature"))
+    return (
+        frame.where(F.col("batch").isNotNull())
+        .groupBy("batch")
+        .agg(counted, total.alias("signature"))
+    )
 
 
 def differing(
-    archive: DataFrame, lake: DataFrame, batches: Sequence[int], whole: Sequence[int], pruned_before: datetime | None
+    archive: DataFrame,
+    lake: DataFrame,
+    batches: Sequence[int],
+    whole: Sequence[int],
+    pruned_before: datetime | None,
 ) -> DataFrame:
     """Rows of these batches that are not the same in SQL and in the lake.
 
-    `whole`: those of the batches that no export has pruned: SQL has to have all of their rows, but for what finished
-    before `pruned_before`, and what it has under another id.
+    `whole`: those of the batches that no export has pruned: SQL has to have all of their rows, but
+    for what finished before `pruned_before`, and what it has under another id.
     """
     ours = archive.where(F.col("batch").isin(*batches))
     theirs = lake.where(F.col("batch").isin(*batches))
@@ -209,31 +235,37 @@ def differing(
     gone = theirs.where(F.col("batch").isin(*whole))
     if pruned_before is not None:
         gone = gone.where(F.col("finished_at") >= F.lit(pruned_before))
-    gone = gone.join(ours.select("row"), "row", "left_anti").join(archive.select(*LIFE), LIFE, "left_anti")
+    gone = gone.join(ours.select("row"), "row", "left_anti").join(
+        archive.select(*LIFE), LIFE, "left_anti"
+    )
     found = _differences(told.where(F.col("kind").isNotNull()), F.col("kind"))
     # One row of the lake may be there twice.
     return found.unionByName(_differences(gone, F.lit(Kind.LOST_ROW.value))).distinct()
 
 
 def surplus(found: DataFrame, vouched: Sequence[int]) -> DataFrame:
-    """Of batches of which SQL holds just what the commit says: what SQL lacks there, the lake has too much."""
+    """Of batches of which SQL holds just what the commit says: what SQL lacks there, the lake has
+    too much."""
     wrong = (F.col("kind") == Kind.LOST_ROW.value) & F.col("batch").isin(*vouched)
     return found.withColumn("kind", F.when(wrong, Kind.SURPLUS_ROW.value).otherwise(F.col("kind")))
 
 
 def merged(archive: DataFrame, lake: DataFrame) -> DataFrame:
-    """One row per id, in one pass over SQL: as SQL has it, else as the lake has it, which also keeps what is of another
-    life there. Both: with the columns of the archive, in their order."""
+    """One row per id, in one pass over SQL: as SQL has it, else as the lake has it, which also
+    keeps what is of another life there. Both: with the columns of the archive, in their order."""
     ours = archive.select("id", F.struct(*archive.columns).alias("ours"))
     theirs = lake.dropDuplicates(["id"]).select("id", F.struct(*archive.columns).alias("theirs"))
-    same = [F.col(f"ours.{name}") == F.col(f"theirs.{name}") for name in ("message_id", "enqueued_at")]
+    same = [
+        F.col(f"ours.{name}") == F.col(f"theirs.{name}") for name in ("message_id", "enqueued_at")
+    ]
     of_sql = F.col("theirs").isNull() | (same[0] & same[1])
     row = F.when(F.col("ours").isNotNull() & of_sql, F.col("ours")).otherwise(F.col("theirs"))
     return ours.join(theirs, "id", "full_outer").select(row.alias("row")).select("row.*")
 
 
 _TYPES = {
-    "topic": "string", "partition": "int", "message_id": "string", "stamp": "bigint", "row": "bigint", "batch": "int",
+    "topic": "string", "partition": "int", "message_id": "string", "stamp": "bigint",
+    "row": "bigint", "batch": "int",
     "lake": "boolean",
 }  # fmt: skip
 

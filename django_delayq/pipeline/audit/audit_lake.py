@@ -1,7 +1,9 @@
-"""The archive against the lake: which batches differ, in which rows, and how they become equal again.
+"""The archive against the lake: which batches differ, in which rows, and how they become equal
+again.
 
-SQL is the truth about what it still has; the lake about what has been pruned. A batch is written anew as a whole, by a
-commit of kind "repair" that replaces its files; what SQL has lost goes back into SQL.
+SQL is the truth about what it still has; the lake about what has been pruned. A batch is written
+anew as a whole, by a commit of kind "repair" that replaces its files; what SQL has lost goes back
+into SQL.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[Batch]:
     pruned = {one.lo for one in ledger.batches if one.state == PRUNED or one.pruned}
     appended = [commit for commit in commits if commit.kind == "append"]
     said = {commit.lo: (commit.rows, int(commit.signature or 0)) for commit in appended}
-    said |= {c.lo: (c.batch_rows, int(c.batch_signature or 0)) for c in commits if c.kind == "repair"}
+    said |= {
+        c.lo: (c.batch_rows, int(c.batch_signature or 0)) for c in commits if c.kind == "repair"
+    }
     return [
         Batch(number, commit.lo, commit.hi, said[commit.lo], commit.lo in pruned)
         for number, commit in enumerate(appended)
@@ -66,7 +70,8 @@ def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[Batch]:
 def compared(
     archive: DataFrame, lake: DataFrame, some: Sequence[Batch], most: int, pruned: datetime | None
 ) -> tuple[list[Difference], dict[Kind, int]]:
-    """Rows that differ (at most so many of a kind), batches that nobody can vouch for, and how many there are of each.
+    """Rows that differ (at most so many of a kind), batches that nobody can vouch for, and how many
+    there are of each.
 
     Both frames: see audit_frames.rows() and batched(). `pruned`: see pruned_before().
     """
@@ -91,7 +96,9 @@ def taken(found: DataFrame, most: int) -> tuple[list[Difference], dict[Kind, int
     """At most so many differences of each kind, and how many there are."""
     found = found.persist()
     try:
-        counts = {Kind(row["kind"]): row["count"] for row in found.groupBy("kind").count().collect()}
+        counts = {
+            Kind(row["kind"]): row["count"] for row in found.groupBy("kind").count().collect()
+        }
         many = (
             [found.where(F.col("kind") == kind.value).limit(most) for kind in counts]
             if _above(counts, most)
@@ -109,14 +116,19 @@ def _above(counts: dict[Kind, int], most: int) -> bool:
 
 def sums_of(frame: DataFrame) -> dict[int, Sum]:
     """By the number of the batch."""
-    return {row["batch"]: (row["rows"], int(row["signature"])) for row in frames.sums(frame).collect()}
+    return {
+        row["batch"]: (row["rows"], int(row["signature"])) for row in frames.sums(frame).collect()
+    }
 
 
 def pruned_before(ledger: Ledger) -> datetime | None:
-    """What finished before this may have been pruned from SQL by another than this lake's export; None: nothing was."""
+    """What finished before this may have been pruned from SQL by another than this lake's export;
+    None: nothing was."""
     actions = OperatorAction.objects.using(get_settings().database).filter(action="prune")
     others = actions.exclude(selection__startswith=f"what the lake {ledger.name} holds")
-    return max((_limit(*one) for one in others.values_list("selection", "started_at")), default=None)
+    return max(
+        (_limit(*one) for one in others.values_list("selection", "started_at")), default=None
+    )
 
 
 def _limit(selection: str, started_at: datetime) -> datetime:
@@ -124,24 +136,33 @@ def _limit(selection: str, started_at: datetime) -> datetime:
     if said := _BEFORE.search(selection):
         when = datetime.fromisoformat(f"{said[1]}T{said[2]}".replace("Z", "+00:00"))
         return when if when.tzinfo else make_aware(when, get_default_timezone())
-    return (started_at if started_at.tzinfo else make_aware(started_at, get_default_timezone())) - MIN_AGE
+    return (
+        started_at if started_at.tzinfo else make_aware(started_at, get_default_timezone())
+    ) - MIN_AGE
 
 
 class LakeRepair:
     """Makes batches of the lake and their rows in SQL equal."""
 
-    def __init__(self, spark: SparkSession, database: Database, ledger: Ledger, some: Sequence[Batch]) -> None:
+    def __init__(
+        self, spark: SparkSession, database: Database, ledger: Ledger, some: Sequence[Batch]
+    ) -> None:
         self._spark, self._database, self._ledger = spark, database, ledger
         self._batches = {one.number: one for one in some}
 
     def run(self, found: Sequence[Difference], lake: DataFrame) -> list[bool]:
-        """Repair; returns what was. `lake`: its rows with their batches. Raises LakeError, LakeConflict."""
-        back = PutBack(self._spark, self._ledger.lake).run([one.row or 0 for one in found if one.kind == Kind.LOST_ROW])
+        """Repair; returns what was. `lake`: its rows with their batches. Raises LakeError,
+        LakeConflict."""
+        back = PutBack(self._spark, self._ledger.lake).run(
+            [one.row or 0 for one in found if one.kind == Kind.LOST_ROW]
+        )
         drops = self._surplus([one for one in found if one.kind == Kind.TWICE], lake)
         solved = {message_id for some in drops.values() for message_id, _ in some}
         for one in found:
             if one.batch is not None and one.kind in REWRITTEN:
-                drops[one.batch].append((one.message_id, (one.row or 0) if one.kind == Kind.SURPLUS_ROW else 0))
+                drops[one.batch].append(
+                    (one.message_id, (one.row or 0) if one.kind == Kind.SURPLUS_ROW else 0)
+                )
         for number in sorted(drops):
             self._rewrite(self._batches[number], {row for _, row in drops[number]})
         return [
@@ -151,9 +172,12 @@ class LakeRepair:
             for one in found
         ]
 
-    def _surplus(self, found: Sequence[Difference], lake: DataFrame) -> dict[int, list[tuple[str, int]]]:
-        """By batch: message ids, and ids of rows that have to go, of lives that are in the lake twice. The row that SQL
-        has stays, else the first; 0 in place of an id: the same row is there twice."""
+    def _surplus(
+        self, found: Sequence[Difference], lake: DataFrame
+    ) -> dict[int, list[tuple[str, int]]]:
+        """By batch: message ids, and ids of rows that have to go, of lives that are in the lake
+        twice. The row that SQL has stays, else the first; 0 in place of an id: the same row is
+        there twice."""
         drops: dict[int, list[tuple[str, int]]] = defaultdict(list)
         held: dict[tuple[str, int], Counter[tuple[int, int]]] = defaultdict(Counter)
         lives = {(one.message_id, one.stamp) for one in found}
@@ -172,10 +196,15 @@ class LakeRepair:
         return drops
 
     def _rewrite(self, batch: Batch, drop: Set[int]) -> Commit:
-        """One batch anew: what SQL has of it, and of the lake what SQL has not, but for the rows to drop. SQL is read
-        once: what a prune deletes meanwhile is there in SQL, or else in the lake."""
+        """One batch anew: what SQL has of it, and of the lake what SQL has not, but for the rows to
+        drop. SQL is read once: what a prune deletes meanwhile is there in SQL, or else in the lake.
+        """
         lake, (lo, hi) = self._ledger.lake, (batch.lo, batch.hi)
-        old = [one for one in lake.files() if not one.highest or (one.lowest <= hi and one.highest > lo)]
+        old = [
+            one
+            for one in lake.files()
+            if not one.highest or (one.lowest <= hi and one.highest > lo)
+        ]
         inside = _inside(batch)
         before = read_files(self._spark, lake, old)
         stays = before.where(inside & ~F.col("id").isin(sorted(drop)))
@@ -192,15 +221,24 @@ class LakeRepair:
         return self._commit(batch, written, own, old, hours)
 
     def _own(
-        self, batch: Batch, written: batches.Written, attempt: Path, others: DataFrame, stays: DataFrame
+        self,
+        batch: Batch,
+        written: batches.Written,
+        attempt: Path,
+        others: DataFrame,
+        stays: DataFrame,
     ) -> batches.Content:
-        """What was written of the batch. Raises LakeError when rows of it are missing, or others are not as before."""
+        """What was written of the batch. Raises LakeError when rows of it are missing, or others
+        are not as before."""
         now = read_files(self._spark, self._ledger.lake, written.files)
         own = batches.content_of(now.where(_inside(batch)))
         least = stays.select("id").distinct().count()
-        if own.rows < least or batches.content_of(now.where(~_inside(batch))) != batches.content_of(others):
+        if own.rows < least or batches.content_of(now.where(~_inside(batch))) != batches.content_of(
+            others
+        ):
             raise LakeError(
-                f"{attempt} has {own.rows:,} rows of its batch, where at least {least:,} have to be, or rows of other "
+                f"{attempt} has {own.rows:,} rows of its batch, where at least {least:,} have to "
+                f"be, or rows of other "
                 "batches are not as they were: it is not committed."
             )
         return own

@@ -1,7 +1,9 @@
-"""The second look of an audit: by id, at one instant in Redis, and in SQL. What it does not see again is no difference.
+"""The second look of an audit: by id, at one instant in Redis, and in SQL. What it does not see
+again is no difference.
 
-Runs on the driver. Where something may be missing SQL is asked after Redis, where something is there twice before it:
-messages move from the outbox to Redis and from there to the archive, so that none looks so by moving meanwhile.
+Runs on the driver. Where something may be missing SQL is asked after Redis, where something is
+there twice before it: messages move from the outbox to Redis and from there to the archive, so that
+none looks so by moving meanwhile.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ class SecondLook:
         """What Redis says of them now."""
         for partition, some in by_partition(found).items():
             looks = self._store.look(partition, [one.id for one in some])
-            yield from (one for one, look in zip(some, looks, strict=True) if STILL[one.kind](one, look))
+            yield from (
+                one for one, look in zip(some, looks, strict=True) if STILL[one.kind](one, look)
+            )
 
     def _misplaced(self, found: Sequence[Difference]) -> Iterator[Difference]:
         self._store.partitions.forget()
@@ -100,13 +104,19 @@ class SecondLook:
         return (one for one in found if one.life in promised and (one.lake or one.life in known))
 
     def _lost(self, found: Sequence[Difference]) -> Iterator[Difference]:
-        """Neither live nor ended in any partition, and then not archived and still open, and not just being sent."""
+        """Neither live nor ended in any partition, and then not archived and still open, and not
+        just being sent."""
         missing = [one for one in found if not self._in_redis(one)]
         known, promised = archived(missing), outbox_rows(missing)
         now_ms = self._store.now_us() // 1000
         for one in missing:
             row = promised.get(one.life)
-            if row and row.status == OutboxStatus.SENT and row.relay_at_ms <= now_ms and one.life not in known:
+            if (
+                row
+                and row.status == OutboxStatus.SENT
+                and row.relay_at_ms <= now_ms
+                and one.life not in known
+            ):
                 yield one
 
     def _in_redis(self, found: Difference) -> bool:
@@ -114,10 +124,14 @@ class SecondLook:
         return any(self._store.lives(one, [found.life])[0] != "MISSING" for one in partitions)
 
     def _ends(self, found: Sequence[Difference]) -> Iterator[Difference]:
-        """An end and its entry of the stream go together: what is remembered before and after all of the stream was
-        read, and is not in it, has no entry."""
+        """An end and its entry of the stream go together: what is remembered before and after all
+        of the stream was read, and is not in it, has no entry."""
         before = by_partition(self._still(found))
-        untold = [one for partition, some in before.items() for one in _not_in(some, self._store.told(partition))]
+        untold = [
+            one
+            for partition, some in before.items()
+            for one in _not_in(some, self._store.told(partition))
+        ]
         remembered = list(self._still(untold))
         newest, promised = newest_archived(remembered), newest_promised(remembered)
         for one in remembered:
@@ -176,7 +190,9 @@ def newest_promised(found: Sequence[Difference]) -> dict[bytes, int]:
 def _archived_lives(found: Sequence[Difference]) -> Iterator[Life]:
     rows = ArchivedMessage.objects.using(get_settings().database)
     for ids in _chunks(found):
-        for message_id, when in rows.filter(message_id__in=ids).values_list("message_id", "enqueued_at"):
+        for message_id, when in rows.filter(message_id__in=ids).values_list(
+            "message_id", "enqueued_at"
+        ):
             yield message_id.bytes, microseconds(when)
 
 

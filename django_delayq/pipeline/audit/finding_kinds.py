@@ -9,7 +9,8 @@ import msgspec
 
 
 class Kind(str, Enum):
-    """A way in which Redis, the outbox, the archive and the lake can contradict themselves or one another."""
+    """A way in which Redis, the outbox, the archive and the lake can contradict themselves or one
+    another."""
 
     UNCLOSED = "unclosed"
     """A row of the outbox whose life is archived."""
@@ -44,13 +45,15 @@ class Kind(str, Enum):
     CHANGED_ROW = "changed row"
     """A row that SQL and the lake tell differently."""
     ANOTHER_LIFE = "another life"
-    """A row that is of one message in SQL and of another one in the lake: nobody can say which is right."""
+    """A row that is of one message in SQL and of another one in the lake: nobody can say which is
+    right."""
     LOST_ROW = "lost row"
     """A row of the lake that SQL lacks, though nobody has pruned it."""
     SURPLUS_ROW = "surplus row"
     """A row of the lake that SQL lacks, and that the commit of its batch has not counted."""
     ALTERED_BATCH = "altered batch"
-    """A batch of the lake that does not hold what its commit says, and that SQL cannot vouch for any more."""
+    """A batch of the lake that does not hold what its commit says, and that SQL cannot vouch for
+    any more."""
 
 
 #: Those about rows and batches of the lake.

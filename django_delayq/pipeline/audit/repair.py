@@ -1,6 +1,8 @@
-"""Repairs what an audit has found in Redis and the outbox: by the store's scripts, which look again, and by the relay.
+"""Repairs what an audit has found in Redis and the outbox: by the store's scripts, which look
+again, and by the relay.
 
-Never loses a message and never has one run twice that has ended: what cannot be told becomes a dead letter for people.
+Never loses a message and never has one run twice that has ended: what cannot be told becomes a dead
+letter for people.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from .confirm import archived, by_partition, outbox_rows
 from .finding_kinds import OF_ROWS, Difference, Kind
 
 ACTION = "audit repair"
-#: What is done about each kind, for the record of it. In this order: what has ended is out of the way first.
+#: What is done about each kind, for the record of it. In this order: what has ended is out of the
+#: way first.
 DEEDS: Mapping[Kind, str] = {
     Kind.UNCLOSED: "the row of the outbox was closed: the message is archived",
     Kind.LIVE_AGAIN: "it was taken out of Redis: it is archived, and must not run again",
     Kind.NO_RECORD: "it ended as dead, body_missing, or was sent again from the outbox",
-    Kind.NO_PLACE: "it was put back into its lane, or ended as dead, due_lost: nobody knows when it was due",
+    Kind.NO_PLACE: (
+        "it was put back into its lane, or ended as dead, due_lost: nobody knows when it was due"
+    ),
     Kind.TWO_LANES: "only its place in the right lane stays",
     Kind.LANE_AND_LEASE: "its place in the lane was removed: it is leased",
     Kind.WRONG_LANE: "it was put into the lane of its priority",
@@ -61,13 +66,16 @@ class Repair:
         self._by = (by or "audit")[:150]
 
     def run(self, found: Sequence[Difference]) -> list[Difference]:
-        """Repair what can be repaired here. Returns what was; the rest was not so any more, or cannot be."""
+        """Repair what can be repaired here. Returns what was; the rest was not so any more, or
+        cannot be."""
         repaired: list[Difference] = []
         for kind, deed in DEEDS.items():
             for partition, some in by_partition(one for one in found if one.kind == kind).items():
                 for at in range(0, len(some), BATCH):
                     batch = some[at : at + BATCH]
-                    repaired += recorded(batch, deed, self._by, partial(self._repair, kind, partition))
+                    repaired += recorded(
+                        batch, deed, self._by, partial(self._repair, kind, partition)
+                    )
         return repaired
 
     def _repair(self, kind: Kind, partition: Partition, found: Sequence[Difference]) -> Done:
@@ -86,7 +94,11 @@ class Repair:
         return self._mend(partition, _MENDED[kind], [(one.id, b"") for one in found])
 
     def _mend(
-        self, partition: Partition, damage: Damage, items: Sequence[tuple[bytes, bytes]], archive: str = ""
+        self,
+        partition: Partition,
+        damage: Damage,
+        items: Sequence[tuple[bytes, bytes]],
+        archive: str = "",
     ) -> Done:
         return list(self._store.mend(partition, damage, items, archive))
 
@@ -94,7 +106,9 @@ class Repair:
         """As the archiver closes the rows of what it archives."""
         rows, alias = outbox_rows(found), get_settings().database
         entries = [
-            Entry(b"", partition, one.id, State.ACKED, 0, outbox.record_of(rows[one.life]), b"", b"{}")
+            Entry(
+                b"", partition, one.id, State.ACKED, 0, outbox.record_of(rows[one.life]), b"", b"{}"
+            )
             for one in found
             if one.life in rows
         ]
@@ -113,14 +127,19 @@ class Repair:
         done = {}
         for one in found:
             has_row = one.id in ids and ids[one.id].status == OutboxStatus.SENT
-            (done[one.id],) = self._mend(partition, "record", [(one.id, b"")], "none" if has_row else "")
+            (done[one.id],) = self._mend(
+                partition, "record", [(one.id, b"")], "none" if has_row else ""
+            )
         self._send([row for message_id, row in ids.items() if done[message_id]])
         return [done[one.id] for one in found]
 
     def _place(self, partition: Partition, found: Sequence[Difference]) -> Done:
-        """When it was due only the attempts tell and the outbox. What would run too early ends as a dead letter."""
+        """When it was due only the attempts tell and the outbox. What would run too early ends as a
+        dead letter."""
         rows = outbox_rows(found)
-        items = [(one.id, b"%d" % rows[one.life].due_at_ms if one.life in rows else b"") for one in found]
+        items = [
+            (one.id, b"%d" % rows[one.life].due_at_ms if one.life in rows else b"") for one in found
+        ]
         return self._mend(partition, "place", items)
 
     def _tell_ends(self, partition: Partition, found: Sequence[Difference]) -> Done:
@@ -128,7 +147,12 @@ class Repair:
         rows = outbox_rows(found)
         bare = bytes((DURABLE | VERSION << 4 | Priority.NORMAL,))
         items = [
-            (one.id, outbox.record_of(rows[one.life]) if one.life in rows else _stamp(one) + bytes(6) + bare)
+            (
+                one.id,
+                outbox.record_of(rows[one.life])
+                if one.life in rows
+                else _stamp(one) + bytes(6) + bare,
+            )
             for one in found
         ]
         return self._mend(partition, "untold", items)
@@ -144,7 +168,8 @@ class Repair:
         return [one.life in rows and rows[one.life].pk in sent for one in found]
 
     def _send(self, rows: Sequence[OutboxMessage]) -> set[int]:
-        """As the reconciler does: under their stamps, while the rows are locked. Returns which were sent."""
+        """As the reconciler does: under their stamps, while the rows are locked. Returns which were
+        sent."""
         connection = connections[get_settings().database]
         lives = {(row.pk, row.enqueued_at_us) for row in rows}
         with transaction.atomic(using=connection.alias):
@@ -165,8 +190,12 @@ class Repair:
         return [self._move(partition, one) for one in found]
 
     def _move(self, partition: Partition, found: Difference) -> bool:
-        """From a partition where nobody looks for it to where it belongs today; not while it runs."""
-        target = partition_of(found.topic, found.id, self._store.partitions.configured(found.topic)), found.id
+        """From a partition where nobody looks for it to where it belongs today; not while it
+        runs."""
+        target = (
+            partition_of(found.topic, found.id, self._store.partitions.configured(found.topic)),
+            found.id,
+        )
         carried = carry(self._store, (partition, found.id), target, stamp=_stamp(found))
         arrive(self._store, target, carried)
         return carried.word == "MOVED"
@@ -175,10 +204,16 @@ class Repair:
 def recorded(
     found: Sequence[Difference], deed: str, by: str, repair: Callable[[Sequence[Difference]], Done]
 ) -> Iterator[Difference]:
-    """Repair, with a record of each that is there before anything changes, and goes when nothing was changed."""
+    """Repair, with a record of each that is there before anything changes, and goes when nothing
+    was changed."""
     actions = OperatorAction.objects.using(get_settings().database)
     records = [
-        OperatorAction(action=ACTION, operator=by, reason=deed[0].upper() + deed[1:] + ".", selection=selection_of(one))
+        OperatorAction(
+            action=ACTION,
+            operator=by,
+            reason=deed[0].upper() + deed[1:] + ".",
+            selection=selection_of(one),
+        )
         for one in found
     ]
     for record in records:

@@ -1,4 +1,5 @@
-"""Puts rows of the lake back into SQL, which has lost them: a dead letter as what is known to have become of it."""
+"""Puts rows of the lake back into SQL, which has lost them: a dead letter as what is known to have
+become of it."""
 
 from __future__ import annotations
 
@@ -43,19 +44,31 @@ class PutBack:
         self._alias = get_settings().database
 
     def run(self, pks: Sequence[int]) -> set[int]:
-        """Insert these rows with their ids, so that they stay the rows of the lake that they are. Returns which were.
+        """Insert these rows with their ids, so that they stay the rows of the lake that they are.
+        Returns which were.
 
-        The lake does not know what was done about a dead letter. It is not open again, or somebody might replay it a
-        second time: it is replayed by what SQL, the outbox or the lake know to replay it, and else it is discarded.
+        The lake does not know what was done about a dead letter. It is not open again, or somebody
+        might replay it a second time: it is replayed by what SQL, the outbox or the lake know to
+        replay it, and else it is discarded.
         """
         if not pks:
             return set()
         replays = self._replays(set(pks))
         files, done = self._lake.files(), set()
         for some in chunks(sorted(set(pks) - stored_ids(set(pks)))):
-            near = [one for one in files if not one.highest or (one.lowest <= some[-1] and one.highest >= some[0])]
-            frame = read_files(self._spark, self._lake, near).where(F.col("id").isin(some)).dropDuplicates(["id"])
-            done |= self._inserted([_row(values, replays) for values in frame.toArrow().to_pylist()])
+            near = [
+                one
+                for one in files
+                if not one.highest or (one.lowest <= some[-1] and one.highest >= some[0])
+            ]
+            frame = (
+                read_files(self._spark, self._lake, near)
+                .where(F.col("id").isin(some))
+                .dropDuplicates(["id"])
+            )
+            done |= self._inserted(
+                [_row(values, replays) for values in frame.toArrow().to_pylist()]
+            )
         return done
 
     def _inserted(self, rows: Sequence[ArchivedMessage]) -> set[int]:
@@ -78,11 +91,15 @@ class PutBack:
 
     def _replays(self, pks: Set[int]) -> dict[int, Replay]:
         """By their origins: what is in the lake, in SQL, and in the outbox."""
-        lake = read_files(self._spark, self._lake, self._lake.files(), ["replay_of", "message_id", "enqueued_at"])
+        lake = read_files(
+            self._spark, self._lake, self._lake.files(), ["replay_of", "message_id", "enqueued_at"]
+        )
         found = {pk: replay for pk, replay in _in_the_lake(lake) if pk in pks}
         archive = ArchivedMessage.objects.using(self._alias)
         for some in chunks(sorted(pks)):
-            for pk, *replay in archive.filter(replay_of__in=some).values_list("replay_of", "message_id", "enqueued_at"):
+            for pk, *replay in archive.filter(replay_of__in=some).values_list(
+                "replay_of", "message_id", "enqueued_at"
+            ):
                 found[pk] = Replay(*replay)
         for row in OutboxMessage.objects.using(self._alias).iterator(chunk_size=SOME):
             if (origin := _origin(row)) in pks:
@@ -91,7 +108,9 @@ class PutBack:
 
 
 def _in_the_lake(lake: DataFrame) -> Iterator[tuple[int, Replay]]:
-    replays = lake.where(F.col("replay_of").isNotNull()).withColumn("at", F.unix_micros("enqueued_at"))
+    replays = lake.where(F.col("replay_of").isNotNull()).withColumn(
+        "at", F.unix_micros("enqueued_at")
+    )
     for row in replays.toLocalIterator():
         yield row["replay_of"], Replay(UUID(hex=row["message_id"]), instant_of(row["at"] / 1000))
 
@@ -113,7 +132,11 @@ def chunks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 def stored_ids(pks: Set[int]) -> set[int]:
     """Which of these ids SQL has."""
     rows = ArchivedMessage.objects.using(get_settings().database)
-    return {pk for some in chunks(sorted(pks)) for pk in rows.filter(pk__in=some).values_list("pk", flat=True)}
+    return {
+        pk
+        for some in chunks(sorted(pks))
+        for pk in rows.filter(pk__in=some).values_list("pk", flat=True)
+    }
 
 
 def _row(values: dict[str, Any], replays: dict[int, Replay]) -> ArchivedMessage:

@@ -25,13 +25,15 @@ _FIXES = {
 
 
 def check_type(kind: T.DataType, what: str) -> None:
-    """Raise Refused, with the fix, when values of this type would not come back from JSON as they were."""
+    """Raise Refused, with the fix, when values of this type would not come back from JSON as they
+    were."""
     for name, part in _parts(kind):
         if not isinstance(part, _PLAIN):
             fix = _FIXES.get(part.typeName(), "cast(c AS STRING)")
             where = f"{what}{name}"
             raise Refused(
-                f"{where} is of type {part.simpleString()}, which JSON cannot carry unchanged. Cast it first: {fix}."
+                f"{where} is of type {part.simpleString()}, which JSON cannot carry unchanged. "
+                f"Cast it first: {fix}."
             )
 
 
@@ -60,7 +62,8 @@ def text(value: Column, kind: T.DataType) -> Column:
 
 
 def exact(kind: T.DataType) -> T.DataType:
-    """What a value is cast to before it becomes JSON: double for float, whose 0.1 is another number than JSON's."""
+    """What a value is cast to before it becomes JSON: double for float, whose 0.1 is another number
+    than JSON's."""
     if isinstance(kind, T.FloatType):
         return T.DoubleType()
     if isinstance(kind, T.ArrayType):
@@ -68,12 +71,15 @@ def exact(kind: T.DataType) -> T.DataType:
     if isinstance(kind, T.MapType):
         return T.MapType(kind.keyType, exact(kind.valueType), kind.valueContainsNull)
     if isinstance(kind, T.StructType):
-        return T.StructType([T.StructField(one.name, exact(one.dataType), one.nullable) for one in kind.fields])
+        return T.StructType(
+            [T.StructField(one.name, exact(one.dataType), one.nullable) for one in kind.fields]
+        )
     return kind
 
 
 def fault(value: Column, kind: T.DataType) -> Column | None:
-    """Whether a value, or one within it, is none that JSON has; None when no value of the type is."""
+    """Whether a value, or one within it, is none that JSON has; None when no value of the type
+    is."""
     if isinstance(kind, _FRACTION):
         number = value.cast("double")
         return F.coalesce(F.isnan(number) | (F.abs(number) == F.lit(float("inf"))), F.lit(False))
@@ -82,7 +88,10 @@ def fault(value: Column, kind: T.DataType) -> Column | None:
     if isinstance(kind, T.ArrayType):
         return _any(value, kind.elementType)
     if isinstance(kind, T.MapType):
-        keys, values = _any(F.map_keys(value), kind.keyType), _any(F.map_values(value), kind.valueType)
+        keys, values = (
+            _any(F.map_keys(value), kind.keyType),
+            _any(F.map_values(value), kind.valueType),
+        )
         return keys if values is None else values if keys is None else keys | values
     if isinstance(kind, T.StructType):
         found = [fault(value.getField(one.name), one.dataType) for one in kind.fields]

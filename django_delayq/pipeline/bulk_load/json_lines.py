@@ -1,5 +1,5 @@
-"""JSON lines for the job schedule: what stands in a line arrives, to the byte. Types that Spark finds for all lines
-together would change what stands in some."""
+"""JSON lines for the job schedule: what stands in a line arrives, to the byte. Types that Spark
+finds for all lines together would change what stands in some."""
 
 from __future__ import annotations
 
@@ -22,16 +22,26 @@ _KEY = r'^(".*|-?\d+|null)$'
 
 
 def read_lines(spark: SparkSession, path: str, corrupt: str) -> DataFrame:
-    """One object per line. A column for each field that any of them has: its JSON, null where it is missing. `corrupt`:
-    the column for a line that is no object. Raises Refused for names that Spark cannot tell apart."""
+    """One object per line. A column for each field that any of them has: its JSON, null where it is
+    missing. `corrupt`: the column for a line that is no object. Raises Refused for names that Spark
+    cannot tell apart."""
     line = F.col("value")
-    fields = messages.arrow_function(_fields, T.MapType(T.StringType(), T.StringType()))(line.cast("binary"))
+    fields = messages.arrow_function(_fields, T.MapType(T.StringType(), T.StringType()))(
+        line.cast("binary")
+    )
     parsed = spark.read.text(path).where(F.trim(line) != "").select(line, fields.alias("fields"))
     found = parsed.select(F.explode(F.map_keys("fields"))).distinct().collect()
     names = sorted(row[0] for row in found)
-    same = {name for name, count in Counter([corrupt, *(name.lower() for name in names)]).items() if count > 1}
+    same = {
+        name
+        for name, count in Counter([corrupt, *(name.lower() for name in names)]).items()
+        if count > 1
+    }
     if twice := [name for name in names if name.lower() in same]:
-        raise Refused(f"The lines have fields that Spark takes for one column: {', '.join(twice)}. Rename one of them.")
+        raise Refused(
+            f"The lines have fields that Spark takes for one column: {', '.join(twice)}. Rename "
+            f"one of them."
+        )
     values = [F.try_element_at("fields", F.lit(name)).alias(name) for name in names]
     return parsed.select(*values, F.when(F.col("fields").isNull(), line).alias(corrupt))
 
@@ -60,23 +70,38 @@ def no_key(value: Column) -> Column:
     return ~value.rlike(_KEY)
 
 
-def reasons(column: str, value: Column, annotation: str, *, nullable: bool, needed: bool) -> list[Column]:
+def reasons(
+    column: str, value: Column, annotation: str, *, nullable: bool, needed: bool
+) -> list[Column]:
     """Why a value cannot be the argument that it is meant for."""
     found = [F.when(value.isNull(), F.lit(f"{column} is missing"))] if needed else []
     if annotation:
         fits = value.rlike(_LOOKS[annotation]) | (value == "null") & F.lit(nullable)
-        said = F.concat(F.lit(f"{column} is "), F.substring(value, 1, 80), F.lit(f", and the task takes {annotation}"))
+        said = F.concat(
+            F.lit(f"{column} is "),
+            F.substring(value, 1, 80),
+            F.lit(f", and the task takes {annotation}"),
+        )
         found.append(F.when(~fits, said))
     return found
 
 
-def body(args: Sequence[Column], kwargs: Sequence[tuple[str, Column]], key: Column | None, most: int | None) -> Column:
-    """As message.Body is written. An argument by name that is missing is left out: the task has its default."""
+def body(
+    args: Sequence[Column],
+    kwargs: Sequence[tuple[str, Column]],
+    key: Column | None,
+    most: int | None,
+) -> Column:
+    """As message.Body is written. An argument by name that is missing is left out: the task has its
+    default."""
     parts = []
     if args:
         parts.append(F.concat(F.lit('"args":['), F.concat_ws(",", *args), F.lit("]")))
     if kwargs:
-        named = [F.concat(F.lit(f"{json.dumps(name, ensure_ascii=False)}:"), value) for name, value in kwargs]
+        named = [
+            F.concat(F.lit(f"{json.dumps(name, ensure_ascii=False)}:"), value)
+            for name, value in kwargs
+        ]
         parts.append(F.concat(F.lit('"kwargs":{'), F.concat_ws(",", *named), F.lit("}")))
     if key is not None:
         parts.append(F.concat(F.lit('"key":'), json_columns.text(key, T.StringType())))

@@ -1,4 +1,5 @@
-"""Writes a frame of messages from the driver: looks at the fences and the memory first, and counts afterwards."""
+"""Writes a frame of messages from the driver: looks at the fences and the memory first, and counts
+afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from .messages import Sum
 
 #: The data source that writes.
 FORMAT = QueueSink.name()
-#: Bytes of a message in Redis beside its body: header, id and due time in two structures (measured: 265).
+#: Bytes of a message in Redis beside its body: header, id and due time in two structures (measured:
+#: 265).
 OVERHEAD = 320
 #: Part of Redis' memory that a load leaves free.
 MARGIN = 0.05
@@ -55,11 +57,16 @@ class Fences(NamedTuple):
         return {name: sum(int(one.get(name, 0)) for one in fences) for name in COUNTS}
 
     def added(self, before: Mapping[str, int], rows: int) -> dict[str, int]:
-        """What this run has done, for its report. By the fences, which also know of tasks of Spark that failed."""
+        """What this run has done, for its report. By the fences, which also know of tasks of Spark
+        that failed."""
         after = self.counts()
         done = {name: after[name] - before[name] for name in COUNTS}
         live = done["same"] + done["kept"]
-        return {"added": done["new"], "live already": live, "added before": rows - done["new"] - live}
+        return {
+            "added": done["new"],
+            "live already": live,
+            "added before": rows - done["new"] - live,
+        }
 
     @contextmanager
     def reporting(self, before: Mapping[str, int], rows: int) -> Iterator[None]:
@@ -73,7 +80,10 @@ class Fences(NamedTuple):
             said = ""
             with suppress(StoreError):
                 new = self.counts()["new"] - before["new"]
-                said = f" {new:,} of {rows:,} messages were added before that; the same job again adds the rest."
+                said = (
+                    f" {new:,} of {rows:,} messages were added before that; the same job again "
+                    f"adds the rest."
+                )
             raise DelayQError(f"{found}{said}") from error
 
     def check(self, fingerprint: Mapping[str, Any]) -> None:
@@ -83,11 +93,14 @@ class Fences(NamedTuple):
                 raise Refused(_changed(self.job, decode(found), fingerprint))
 
     def open(self, fingerprint: Mapping[str, Any], *, notes: bool = False) -> int:
-        """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged, StoreUnavailable."""
+        """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged,
+        StoreUnavailable."""
         load = Load(self.job, encode(fingerprint), notes)
         for topic in {partition.topic for partition in self.partitions}:
             self.store.partitions.counts(topic)  # says that the topic is used
-        began = [self.store.load(partition, load, 0, {}, ()).began_ms for partition in self.partitions]
+        began = [
+            self.store.load(partition, load, 0, {}, ()).began_ms for partition in self.partitions
+        ]
         return min(began, default=0)
 
 
@@ -108,8 +121,10 @@ def _changed(job: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     differences = ", ".join(f"{name} was {old.get(name)} and is {new.get(name)}" for name in names)
     return (
-        f"A job named {job!r} has begun with something else: {differences}. Under one name one set of messages is "
-        "added, so that repeating it adds nothing twice. Restore the source to finish it, or give what is new, and "
+        f"A job named {job!r} has begun with something else: {differences}. Under one name one set "
+        f"of messages is "
+        "added, so that repeating it adds nothing twice. Restore the source to finish it, or give "
+        "what is new, and "
         "nothing else, another name: messages that have finished would be sent again."
     )
 
@@ -120,7 +135,8 @@ def check_job(job: str) -> None:
 
 
 def check_memory(store: RedisStore, total: Sum, applied: int, partitions: int) -> str:
-    """Raise Refused when Redis has no room for what is still to come. Returns a note when it has no limit.
+    """Raise Refused when Redis has no room for what is still to come. Returns a note when it has no
+    limit.
 
     On a cluster the partitions are spread over its nodes, and the fullest one decides.
     """
@@ -131,12 +147,17 @@ def check_memory(store: RedisStore, total: Sum, applied: int, partitions: int) -
     if not need:
         return ""
     if not most:
-        return f"Redis has no maxmemory. The load takes about {_megabytes(need)}; {_megabytes(used)} are in use."
+        return (
+            f"Redis has no maxmemory. The load takes about {_megabytes(need)}; {_megabytes(used)} "
+            f"are in use."
+        )
     free = int(most * (1 - MARGIN)) - used
     if need > free:
         raise Refused(
-            f"The load takes about {_megabytes(need)} of Redis' memory ({total.rows - applied:,} messages"
-            f"{f' on {len(nodes)} nodes' if len(nodes) > 1 else ''}), and {_megabytes(max(0, free))} are free of "
+            f"The load takes about {_megabytes(need)} of Redis' memory ({total.rows - applied:,} "
+            f"messages"
+            f"{f' on {len(nodes)} nodes' if len(nodes) > 1 else ''}), and "
+            f"{_megabytes(max(0, free))} are free of "
             f"{_megabytes(most)} ({MARGIN:.0%} stay free). "
             "Raise maxmemory, or schedule less at a time."
         )
@@ -157,7 +178,9 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB" if size >= 1e7 else f"{size / 1e6:,.1f} MB"
 
 
-def spec_of(job: str, fingerprint: Mapping[str, Any], tasks: Sequence[TaskSpec], **rest: Any) -> LoadSpec:
+def spec_of(
+    job: str, fingerprint: Mapping[str, Any], tasks: Sequence[TaskSpec], **rest: Any
+) -> LoadSpec:
     """What the sink has to know; `rest` is for LoadSpec."""
     names = {task_code(one.name).hex(): one.name for one in tasks}
     return LoadSpec(job=job, fingerprint=encode(fingerprint), tasks=names, **rest)
@@ -166,7 +189,10 @@ def spec_of(job: str, fingerprint: Mapping[str, Any], tasks: Sequence[TaskSpec],
 def write(spark: SparkSession, frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
     """Write the messages: arranged() ones, of `chosen` columns."""
     spark.dataSource.register(QueueSink)
-    options = {"redis": msgspec.json.encode(redis).decode(), "load": msgspec.json.encode(spec).decode()}
+    options = {
+        "redis": msgspec.json.encode(redis).decode(),
+        "load": msgspec.json.encode(spec).decode(),
+    }
     frame.write.format(FORMAT).options(**options).mode("append").save()
 
 
@@ -176,9 +202,13 @@ def share(spark: SparkSession, per_second: float | None, tasks: int) -> float | 
         return None
     # With dynamic allocation there may be more executors in a moment.
     grows = str(spark.conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
-    return per_second / max(1, tasks if grows else min(tasks, spark.sparkContext.defaultParallelism))
+    return per_second / max(
+        1, tasks if grows else min(tasks, spark.sparkContext.defaultParallelism)
+    )
 
 
 def instant(milliseconds: int) -> str:
     """For reports."""
-    return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=milliseconds)).isoformat()
+    return (
+        datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=milliseconds)
+    ).isoformat()

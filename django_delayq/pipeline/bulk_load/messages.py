@@ -1,4 +1,5 @@
-"""Frames of messages: what format("delayq") writes. DataFrame in, DataFrame out: no reading, no writing."""
+"""Frames of messages: what format("delayq") writes. DataFrame in, DataFrame out: no reading, no
+writing."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pyspark.sql import types as T  # noqa: N812
 
 from ..options import TaskSpec
 
-#: Of a frame of messages. `due_ms` null: when the load says. `header`: bytes 14 to 22 of a record (message.py).
+#: Of a frame of messages. `due_ms` null: when the load says. `header`: bytes 14 to 22 of a record
+#: (message.py).
 COLUMNS = T.StructType(
     [
         T.StructField("topic", T.StringType()),
@@ -28,7 +30,8 @@ COLUMNS = T.StructType(
         T.StructField("body", T.StringType()),
     ]
 )
-#: What names a split. One task of Spark writes it alone, in the order of the ids: this is what the fence relies on.
+#: What names a split. One task of Spark writes it alone, in the order of the ids: this is what the
+#: fence relies on.
 SPLIT = ("topic", "partition", "split")
 
 
@@ -51,14 +54,18 @@ def header(spec: TaskSpec) -> bytes:
 
 
 def ids(name: Column, key: Column) -> Column:
-    """identity.key_id(name, key) for every row; null for null. `name` is the topic for what has a key; for what has
-    none `job NUL topic`, which is no topic's name, so that the ids are as certain and never those of keys."""
+    """identity.key_id(name, key) for every row; null for null. `name` is the topic for what has a
+    key; for what has none `job NUL topic`, which is no topic's name, so that the ids are as certain
+    and never those of keys."""
     return arrow_function(_digests, T.BinaryType())(F.concat(name, F.lit("\0"), key))
 
 
 def arrow_function(function: Callable[..., pa.Array], kind: T.DataType) -> Callable[..., Column]:
-    """A function over arrays of Arrow as one over columns. Its annotations are read, so it is no method."""
-    udf: Callable[[Callable[..., pa.Array], T.DataType], Callable[..., Column]] = vars(F)["arrow_udf"]  # not in stubs
+    """A function over arrays of Arrow as one over columns. Its annotations are read, so it is no
+    method."""
+    udf: Callable[[Callable[..., pa.Array], T.DataType], Callable[..., Column]] = vars(F)[
+        "arrow_udf"
+    ]  # not in stubs
     return udf(function, kind)
 
 
@@ -74,13 +81,19 @@ def _digests(names: pa.Array) -> pa.Array:
     digits = np.frombuffer(joined, np.uint8).reshape(-1, 16).copy()
     digits[:, 6] = 0x80 | digits[:, 6] & 0x0F
     digits[:, 8] = 0x80 | np.maximum(1, digits[:, 8] & 0x3F)
-    array = pa.Array.from_buffers(pa.binary(16), len(texts), [None, pa.py_buffer(digits.tobytes())]).cast(pa.binary())
-    return pc.if_else(names.is_valid(), array, pa.scalar(None, pa.binary())) if names.null_count else array
+    array = pa.Array.from_buffers(
+        pa.binary(16), len(texts), [None, pa.py_buffer(digits.tobytes())]
+    ).cast(pa.binary())
+    return (
+        pc.if_else(names.is_valid(), array, pa.scalar(None, pa.binary()))
+        if names.null_count
+        else array
+    )
 
 
 def placed(frame: DataFrame, counts: Mapping[str, int], splits: int) -> DataFrame:
-    """With `partition` and `split` by `topic` and `id`, and `cell`, one number for all three. `counts`: numbers of
-    partitions by topic; rows of others get none."""
+    """With `partition` and `split` by `topic` and `id`, and `cell`, one number for all three.
+    `counts`: numbers of partitions by topic; rows of others get none."""
     count = first = F.lit(None).cast("int")
     before = 0
     for topic, number in counts.items():
@@ -88,7 +101,10 @@ def placed(frame: DataFrame, counts: Mapping[str, int], splits: int) -> DataFram
         count, first = F.when(mine, number).otherwise(count), F.when(mine, before).otherwise(first)
         before += number * splits
     # The split is of other bytes than the partition.
-    places = {"partition": (_number(13, 4) % count).cast("int"), "split": (_number(10, 2) % F.lit(splits)).cast("int")}
+    places = {
+        "partition": (_number(13, 4) % count).cast("int"),
+        "split": (_number(10, 2) % F.lit(splits)).cast("int"),
+    }
     cell = first + F.col("partition") * F.lit(splits) + F.col("split")
     return frame.withColumns(places).withColumn("cell", cell)
 
@@ -99,12 +115,18 @@ def _number(first: int, length: int) -> Column:
 
 
 def arranged(frame: DataFrame, tasks: int) -> DataFrame:
-    """Each split in one piece and in the order of its ids, with `copies`: how many rows have the id of this one.
+    """Each split in one piece and in the order of its ids, with `copies`: how many rows have the id
+    of this one.
 
-    By `cell` and nothing else: Spark leaves constant columns out, and would spread the rows anew for what is left.
+    By `cell` and nothing else: Spark leaves constant columns out, and would spread the rows anew
+    for what is left.
     """
     copies = F.count(F.lit(1)).over(Window.partitionBy("cell", "id"))
-    return frame.repartition(tasks, "cell").withColumn("copies", copies).sortWithinPartitions("cell", "id")
+    return (
+        frame.repartition(tasks, "cell")
+        .withColumn("copies", copies)
+        .sortWithinPartitions("cell", "id")
+    )
 
 
 def summed(frame: DataFrame) -> list[Column]:
@@ -120,4 +142,6 @@ def summed(frame: DataFrame) -> list[Column]:
 
 def chosen(frame: DataFrame) -> DataFrame:
     """Only the columns of a frame of messages, in their order."""
-    return frame.select(*[F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS.fields])
+    return frame.select(
+        *[F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS.fields]
+    )

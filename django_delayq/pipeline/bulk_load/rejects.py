@@ -20,16 +20,27 @@ def folder_of(options: ScheduleOptions) -> str:
 
 
 def check_folder(spark: SparkSession, options: ScheduleOptions) -> None:
-    """Raise Refused for a folder that is to be replaced, but is the source's or has what is not ours."""
+    """Raise Refused for a folder that is to be replaced, but is the source's or has what is not
+    ours."""
     system, path = _path(spark, folder_of(options))
     if options.format in ("parquet", "csv", "json"):
-        source, target = (str(_path(spark, one)[1].toString()) for one in (options.source, folder_of(options)))
+        source, target = (
+            str(_path(spark, one)[1].toString()) for one in (options.source, folder_of(options))
+        )
         if f"{source}/".startswith(f"{target}/") or target.startswith(f"{source}/"):
-            raise Refused(f"The rejects would go to {target}, and the source is {source}: give them another directory.")
-    found = [str(one.getPath().getName()) for one in system.listStatus(path)] if system.exists(path) else []
+            raise Refused(
+                f"The rejects would go to {target}, and the source is {source}: give them another "
+                f"directory."
+            )
+    found = (
+        [str(one.getPath().getName()) for one in system.listStatus(path)]
+        if system.exists(path)
+        else []
+    )
     if strange := [name for name in sorted(found) if not re.fullmatch(_OURS, name)]:
         raise Refused(
-            f"{folder_of(options)} is replaced by the rejects, but has {strange[0]}, which this job did not write: "
+            f"{folder_of(options)} is replaced by the rejects, but has {strange[0]}, which this "
+            f"job did not write: "
             "give another directory."
         )
 

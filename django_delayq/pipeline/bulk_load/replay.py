@@ -1,4 +1,5 @@
-"""Dead letters of the archive or the lake -> messages again, each once, and linked to its origin."""
+"""Dead letters of the archive or the lake -> messages again, each once, and linked to its
+origin."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from . import loads, messages, replay_frames, replay_marks
 from .messages import Sum
 from .replay_frames import OPEN, Declared
 
-#: Rows that SQL took later than so many seconds ago may still get a smaller id: they are for another job.
+#: Rows that SQL took later than so many seconds ago may still get a smaller id: they are for
+#: another job.
 SETTLE = 60.0
 
 
@@ -37,7 +39,8 @@ class _Letters(NamedTuple):
 
     made: DataFrame
     fit: Sum
-    """What a replay could take, whether SQL has it open, replayed or discarded: the same in each run of the job."""
+    """What a replay could take, whether SQL has it open, replayed or discarded: the same in each
+    run of the job."""
     good: Sum
     """What of it is open."""
     skipped: Counter[str]
@@ -45,8 +48,8 @@ class _Letters(NamedTuple):
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
-    """Replay. Raises Refused: then nothing is replayed; other errors: then what is, stays, and the same job again
-    replays and marks the rest."""
+    """Replay. Raises Refused: then nothing is replayed; other errors: then what is, stays, and the
+    same job again replays and marks the rest."""
     options = params.options(ReplayOptions)
     loads.check_job(options.job)
     if options.source == "lake" and not params.lake:
@@ -68,49 +71,83 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
 
 
 def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int, int]]:
-    """What SQL knows of the dead letters, and the ids (first, last] that are looked at: from the first open one on.
+    """What SQL knows of the dead letters, and the ids (first, last] that are looked at: from the
+    first open one on.
 
     They are those of the first run of the job: what came later is not of it.
     """
-    begun = next((one for one in map(loads.decode, fences.fingerprints()) if {"first", "last"} <= one.keys()), {})
+    begun = next(
+        (
+            one
+            for one in map(loads.decode, fences.fingerprints())
+            if {"first", "last"} <= one.keys()
+        ),
+        {},
+    )
     since, until = params.period()
     last = begun["last"] if begun else last_settled_id(SETTLE)
     standing = replay_marks.standings(since, until, params.topic, last)
     if begun:
         return standing, (begun["first"], last)
     dead = standing["id"].to_pylist()
-    is_open = (one for one, word in zip(dead, standing["standing"].to_pylist(), strict=True) if word == OPEN)
+    is_open = (
+        one
+        for one, word in zip(dead, standing["standing"].to_pylist(), strict=True)
+        if word == OPEN
+    )
     return standing, (next(is_open, dead[0]) - 1, dead[-1]) if dead else (0, last)
 
 
-def _fingerprint(params: Params, letters: _Letters, ids: tuple[int, int], store: RedisStore) -> dict[str, Any]:
-    """What may not differ between two runs of a job: the fence skips what is below its marks, sent or not, so that a
-    letter that is selected only later would be taken for one that was sent."""
+def _fingerprint(
+    params: Params, letters: _Letters, ids: tuple[int, int], store: RedisStore
+) -> dict[str, Any]:
+    """What may not differ between two runs of a job: the fence skips what is below its marks, sent
+    or not, so that a letter that is selected only later would be taken for one that was sent."""
     options = params.options(ReplayOptions)
-    split = {topic: one.partitions for topic, one in sorted(store.settings.topics.items()) if one.partitions > 1}
+    split = {
+        topic: one.partitions
+        for topic, one in sorted(store.settings.topics.items())
+        if one.partitions > 1
+    }
     return {
-        "where": options.where, "edits": dict(options.edits), "source": options.source, "since": params.since,
-        "until": params.until, "topic": params.topic, "delay_ms": options.delay_ms, "splits": options.splits,
-        "partitions": split, "first": ids[0], "last": ids[1], "letters": letters.fit.rows, "hash": letters.fit.hash,
+        "where": options.where, "edits": dict(options.edits), "source": options.source,
+        "since": params.since,
+        "until": params.until, "topic": params.topic, "delay_ms": options.delay_ms,
+        "splits": options.splits,
+        "partitions": split, "first": ids[0], "last": ids[1], "letters": letters.fit.rows,
+        "hash": letters.fit.hash,
     }  # fmt: skip
 
 
 def _declared(options: ReplayOptions, settings: Settings) -> Declared:
     topics = {one.topic for one in options.tasks} | set(settings.topics) | {DEFAULT_TOPIC}
-    counts = {topic: settings.topics[topic].partitions if topic in settings.topics else 1 for topic in sorted(topics)}
+    counts = {
+        topic: settings.topics[topic].partitions if topic in settings.topics else 1
+        for topic in sorted(topics)
+    }
     return Declared(options.tasks, counts, settings.body_limit)
 
 
 def _look(
-    spark: SparkSession, params: Params, declared: Declared, standing: pa.Table, ids: tuple[int, int]
+    spark: SparkSession,
+    params: Params,
+    declared: Declared,
+    standing: pa.Table,
+    ids: tuple[int, int],
 ) -> _Letters:
     options = params.options(ReplayOptions)
     since, until = params.period()
     # A lake may have a row twice, until the audit has mended it.
     read = _read(spark, params, options, ids).dropDuplicates(["id"])
-    mine = replay_frames.selected(transforms.settled(read, since, until, params.topic), options.where)
-    chosen = mine.join(spark.createDataFrame(standing), "id", "left").fillna(replay_frames.GONE, ["standing"])
-    placed = messages.placed(replay_frames.replays(chosen, options, declared), declared.topics, options.splits)
+    mine = replay_frames.selected(
+        transforms.settled(read, since, until, params.topic), options.where
+    )
+    chosen = mine.join(spark.createDataFrame(standing), "id", "left").fillna(
+        replay_frames.GONE, ["standing"]
+    )
+    placed = messages.placed(
+        replay_frames.replays(chosen, options, declared), declared.topics, options.splits
+    )
     tasks = max(8, options.splits * max(declared.topics.values()))
     made = messages.arranged(placed, tasks).persist(StorageLevel.MEMORY_AND_DISK)
     fit = F.col("fault").isNull().alias("fit")
@@ -131,7 +168,9 @@ def _total(found: Sequence[Any]) -> Sum:
     )  # fmt: skip
 
 
-def _read(spark: SparkSession, params: Params, options: ReplayOptions, ids: tuple[int, int]) -> DataFrame:
+def _read(
+    spark: SparkSession, params: Params, options: ReplayOptions, ids: tuple[int, int]
+) -> DataFrame:
     if options.source == "archive":
         return read_archive(spark, params.database, ids, schemas.ARCHIVE.names)
     since, until = (one.strftime("%Y-%m-%d") if one else "" for one in params.period())
@@ -140,15 +179,28 @@ def _read(spark: SparkSession, params: Params, options: ReplayOptions, ids: tupl
 
 
 def _run(
-    spark: SparkSession, params: Params, letters: _Letters, fingerprint: dict[str, Any], store: RedisStore, tell: Tell
+    spark: SparkSession,
+    params: Params,
+    letters: _Letters,
+    fingerprint: dict[str, Any],
+    store: RedisStore,
+    tell: Tell,
 ) -> Report:
     options = params.options(ReplayOptions)
-    report = Report(job="replay", rows=[{"left alone": why, "rows": n} for why, n in sorted(letters.skipped.items())])
-    report.figures = {"selected": letters.good.rows + letters.skipped.total(), "to replay": letters.good.rows}
+    report = Report(
+        job="replay",
+        rows=[{"left alone": why, "rows": n} for why, n in sorted(letters.skipped.items())],
+    )
+    report.figures = {
+        "selected": letters.good.rows + letters.skipped.total(),
+        "to replay": letters.good.rows,
+    }
     if params.dry_run or not letters.good.rows:
         return report
     counts = {topic: store.partitions.configured(topic) for topic in letters.topics}
-    partitions = [Partition(topic, number) for topic, count in counts.items() for number in range(count)]
+    partitions = [
+        Partition(topic, number) for topic, count in counts.items() for number in range(count)
+    ]
     fences = loads.Fences(store, options.job, partitions)
     before = fences.counts()
     if note := loads.check_memory(store, letters.good, 0, len(partitions)):
@@ -158,7 +210,9 @@ def _run(
     with fences.reporting(before, letters.good.rows):
         _write(spark, params, good, fences, fingerprint, letters.good.rows)
     report.figures |= fences.added(before, letters.good.rows)
-    kept = {identity for partition in partitions for identity in store.kept_by(partition, options.job)}
+    kept = {
+        identity for partition in partitions for identity in store.kept_by(partition, options.job)
+    }
     tell("marking the origins")
     marks = replay_marks.Marks(options, _in_words(params, options))
     report.figures |= {"marked": marks.mark(_links(good, kept)), "key live": marks.kept}
@@ -166,13 +220,19 @@ def _run(
 
 
 def _write(
-    spark: SparkSession, params: Params, good: DataFrame, fences: loads.Fences, fingerprint: dict[str, Any], rows: int
+    spark: SparkSession,
+    params: Params,
+    good: DataFrame,
+    fences: loads.Fences,
+    fingerprint: dict[str, Any],
+    rows: int,
 ) -> None:
     options = params.options(ReplayOptions)
     spec = loads.spec_of(
         options.job, fingerprint, options.tasks, notes=True, rows=rows,
         due_ms=fences.open(fingerprint, notes=True) + options.delay_ms,
-        per_second=loads.share(spark, options.max_per_second, len(fences.partitions) * options.splits),
+        per_second=loads.share(spark, options.max_per_second,
+        len(fences.partitions) * options.splits),
     )  # fmt: skip
     loads.write(spark, messages.chosen(good), params.redis, spec)
 
@@ -180,7 +240,9 @@ def _write(
 def _links(good: DataFrame, kept: set[bytes]) -> Iterator[tuple[int, UUID | None]]:
     """Origin and message of each row, in pages; None for a key that another message has."""
     for batch in _batches(good.select("origin", "id").orderBy("origin")):
-        for origin, identity in zip(batch["origin"].to_pylist(), batch["id"].to_pylist(), strict=True):
+        for origin, identity in zip(
+            batch["origin"].to_pylist(), batch["id"].to_pylist(), strict=True
+        ):
             yield origin, None if identity in kept else UUID(bytes=identity)
 
 
@@ -189,5 +251,12 @@ def _batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
 
 
 def _in_words(params: Params, options: ReplayOptions) -> str:
-    said = {"since": params.since, "until": params.until, "topic": params.topic, "where": options.where}
-    return ", ".join([options.source, *(f"{name} {value}" for name, value in said.items() if value)])
+    said = {
+        "since": params.since,
+        "until": params.until,
+        "topic": params.topic,
+        "where": options.where,
+    }
+    return ", ".join(
+        [options.source, *(f"{name} {value}" for name, value in said.items() if value)]
+    )

@@ -35,7 +35,8 @@ class _Arguments(msgspec.Struct):
 
 
 def selected(frame: DataFrame, where: str) -> DataFrame:
-    """Dead letters that the condition is true of; with `args` and `kwargs`, as VARIANT, for it and the edits.
+    """Dead letters that the condition is true of; with `args` and `kwargs`, as VARIANT, for it and
+    the edits.
 
     Raises Refused for what is no condition over these columns.
     """
@@ -58,17 +59,22 @@ def selected(frame: DataFrame, where: str) -> DataFrame:
 
 
 def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> DataFrame:
-    """Messages, but for partition and split; with `origin` (id in the archive), `reason`: why a row is left alone, and
-    `fault`: the same, whatever SQL says of it. Rows without one are the same in each run of a job.
+    """Messages, but for partition and split; with `origin` (id in the archive), `reason`: why a row
+    is left alone, and `fault`: the same, whatever SQL says of it. Rows without one are the same in
+    each run of a job.
 
     `frame`: of selected(), with `standing` (OPEN, REPLAYED, DISCARDED or GONE).
     """
     edits = _edited(frame, options.edits, declared.tasks)
     keyed = F.col("key") != ""
-    owner = F.when(keyed, F.col("topic")).otherwise(F.concat(F.lit(f"{options.job}\0"), F.col("topic")))
+    owner = F.when(keyed, F.col("topic")).otherwise(
+        F.concat(F.lit(f"{options.job}\0"), F.col("topic"))
+    )
     name = F.when(keyed, F.col("key")).otherwise(F.col("id").cast("string"))
     same_key = Window.partitionBy("message_id")
-    merge = messages.arrow_function(_merger([_shape(one) for one in declared.tasks]), T.StringType())
+    merge = messages.arrow_function(
+        _merger([_shape(one) for one in declared.tasks]), T.StringType()
+    )
     known = frame.withColumns(
         {
             "newest": F.max("id").over(same_key),
@@ -77,7 +83,8 @@ def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> Dat
         }
     )
     made = known.select(
-        F.col("id").alias("origin"), "topic", F.col("identity").alias("id"), F.lit(None).cast("long").alias("due_ms"),
+        F.col("id").alias("origin"), "topic", F.col("identity").alias("id"),
+        F.lit(None).cast("long").alias("due_ms"),
         F.lit("").alias("expires"), _header(declared.tasks).alias("header"), _body().alias("body"),
         "standing", _fault(declared, keyed).alias("fault"),
     )  # fmt: skip
@@ -93,7 +100,10 @@ def _fault(declared: Declared, keyed: Column) -> Column:
     found = [
         (~F.col("task").isin([one.name for one in declared.tasks]), F.lit("unknown task")),
         (~F.col("topic").isin(list(declared.topics)), F.lit("unknown topic")),
-        (F.col("parsed").isNull() | F.col("kwargs").isNull() | F.col("args").isNull(), F.lit("undecodable")),
+        (
+            F.col("parsed").isNull() | F.col("kwargs").isNull() | F.col("args").isNull(),
+            F.lit("undecodable"),
+        ),
         # The archive cannot hold NUL in a key: then the row does not have the key.
         (keyed & wrong_id, F.lit("undecodable")),
         (F.coalesce(redaction, F.lit("")) != "", F.lit("redacted")),
@@ -116,9 +126,13 @@ def _header(tasks: Iterable[TaskSpec]) -> Column:
 
 
 def _body() -> Column:
-    """The arguments as they are archived, to the byte but for what is edited; and what stood beside them."""
+    """The arguments as they are archived, to the byte but for what is edited; and what stood beside
+    them."""
     merged = F.col("merged")
-    key = F.when(F.col("key") != "", F.concat(F.lit(',"key":'), json_columns.text(F.col("key"), T.StringType())))
+    key = F.when(
+        F.col("key") != "",
+        F.concat(F.lit(',"key":'), json_columns.text(F.col("key"), T.StringType())),
+    )
     headers = F.when(F.col("headers") != "", F.concat(F.lit(',"headers":'), F.col("headers")))
     attempts = F.concat(F.lit(',"max_attempts":'), F.col("max_attempts").cast("string"))
     more = [F.coalesce(one, F.lit("")) for one in (key, headers, attempts)]
@@ -130,7 +144,8 @@ def _body() -> Column:
 
 
 def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec]) -> Column:
-    """The values of the edits as a JSON object; null where one is none that JSON has. Raises Refused."""
+    """The values of the edits as a JSON object; null where one is none that JSON has. Raises
+    Refused."""
     columns, faults = [], []
     for name, text in edits.items():
         if not any(_takes(one, name) for one in tasks):
@@ -182,12 +197,15 @@ def _shape(task: TaskSpec) -> _Shape:
 
 
 def _merger(shapes: Sequence[_Shape]) -> Callable[[pa.Array, pa.Array, pa.Array], pa.Array]:
-    """Puts edits into archived arguments; null for what the task does not take, and for what cannot be read."""
+    """Puts edits into archived arguments; null for what the task does not take, and for what cannot
+    be read."""
     by_task = {one.task: one for one in shapes}
 
     def merge(bodies: pa.Array, tasks: pa.Array, edits: pa.Array) -> pa.Array:
         rows = zip(bodies.to_pylist(), tasks.to_pylist(), edits.to_pylist(), strict=True)
-        return pa.array([_merged(by_task.get(task), body, changes) for body, task, changes in rows], pa.string())
+        return pa.array(
+            [_merged(by_task.get(task), body, changes) for body, task, changes in rows], pa.string()
+        )
 
     return merge
 
@@ -210,7 +228,8 @@ def _merged(shape: _Shape | None, body: str | None, edits: str | None) -> str | 
 
 
 def _fits(shape: _Shape, found: _Arguments) -> bool:
-    """Whether the task can be called with these; how many it takes by position is not known of one with `*args`."""
+    """Whether the task can be called with these; how many it takes by position is not known of one
+    with `*args`."""
     given = set(shape.positional[: len(found.args)])
     if given & found.kwargs.keys() or not given.union(found.kwargs).issuperset(shape.required):
         return False
@@ -219,7 +238,10 @@ def _fits(shape: _Shape, found: _Arguments) -> bool:
 
 def _check_certain(frame: Any, what: str) -> None:
     if not frame._jdf.queryExecution().analyzed().deterministic():
-        raise Refused(f"{what} has another value at every look: what is replayed must be certain. Do without rand().")
+        raise Refused(
+            f"{what} has another value at every look: what is replayed must be certain. Do without "
+            f"rand()."
+        )
 
 
 def _said(error: PySparkException) -> str:

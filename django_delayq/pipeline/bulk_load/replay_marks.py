@@ -24,9 +24,13 @@ from .replay_frames import DISCARDED, OPEN, REPLAYED
 
 def standings(since: datetime | None, until: datetime | None, topic: str, last: int) -> pa.Table:
     """`id` and `standing` of every dead letter of the period and topic with an id up to `last`."""
-    rows = ArchivedMessage.objects.using(get_settings().database).filter(state=Final.DEAD, pk__lte=last)
+    rows = ArchivedMessage.objects.using(get_settings().database).filter(
+        state=Final.DEAD, pk__lte=last
+    )
     times = {"finished_at__gte": since, "finished_at__lt": until}
-    rows = rows.filter(**{name: instant_of(when.timestamp() * 1000) for name, when in times.items() if when})
+    rows = rows.filter(
+        **{name: instant_of(when.timestamp() * 1000) for name, when in times.items() if when}
+    )
     rows = rows.filter(topic=topic) if topic else rows
     ids, words = [], []
     for pk, replayed_at, discarded_at in rows.order_by("pk").values_list(
@@ -45,9 +49,14 @@ class Marks:
         self._table = ArchivedMessage.objects.using(self._alias)
         self._actions = OperatorAction.objects.using(self._alias)
         name = f"pipeline job {options.job}: "
-        mine = self._actions.filter(action="replay", selection__startswith=name).order_by("pk").first()
+        mine = (
+            self._actions.filter(action="replay", selection__startswith=name).order_by("pk").first()
+        )
         self._action = mine or self._actions.create(
-            action="replay", operator=options.by[:150], reason=options.reason, selection=f"{name}{selection}"[:2_000]
+            action="replay",
+            operator=options.by[:150],
+            reason=options.reason,
+            selection=f"{name}{selection}"[:2_000],
         )
         self.kept = 0
         """Origins that stay open, because another message has their key."""
@@ -67,7 +76,10 @@ class Marks:
         # Case and When take Django longer than the database.
         field: Any = ArchivedMessage._meta.get_field("replayed_by")
         connection = connections[self._alias]
-        values = [(pk, field.get_db_prep_value(message_id, connection)) for pk, message_id in given.items()]
+        values = [
+            (pk, field.get_db_prep_value(message_id, connection))
+            for pk, message_id in given.items()
+        ]
         cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
         by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
         mine = self._actions.filter(pk=self._action.pk)

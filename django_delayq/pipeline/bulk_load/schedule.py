@@ -43,8 +43,8 @@ class _Rows(NamedTuple):
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
-    """Enqueue. Raises Refused: then nothing is enqueued; other errors: then what is enqueued stays, and the same job
-    again adds the rest."""
+    """Enqueue. Raises Refused: then nothing is enqueued; other errors: then what is enqueued stays,
+    and the same job again adds the rest."""
     options = params.options(ScheduleOptions)
     loads.check_job(options.job)
     _check(params, options)
@@ -66,14 +66,20 @@ def _check(params: Params, options: ScheduleOptions) -> None:
     """What would do nothing is not meant."""
     if given := [name for name in ("topic", "since", "until") if getattr(params, name)]:
         raise Refused(
-            f"schedule takes no {', '.join(given)}: all rows of the source go to the topic of the task. "
+            f"schedule takes no {', '.join(given)}: all rows of the source go to the topic of the "
+            f"task. "
             "Choose rows in the source, with a query for example."
         )
     if options.due and options.delay_ms:
-        raise Refused("Give a due column or a delay: a message is due at the time of its row, or after the delay.")
+        raise Refused(
+            "Give a due column or a delay: a message is due at the time of its row, or after the "
+            "delay."
+        )
 
 
-def _look(spark: SparkSession, params: Params, options: ScheduleOptions, store: RedisStore) -> _Rows:
+def _look(
+    spark: SparkSession, params: Params, options: ScheduleOptions, store: RedisStore
+) -> _Rows:
     source = read_source(spark, options, params.database)
     planned = schedule_frames.plan(options, source.schema)
     count = store.partitions.configured(options.task.topic)
@@ -83,7 +89,9 @@ def _look(spark: SparkSession, params: Params, options: ScheduleOptions, store: 
         messages.placed(made, {options.task.topic: count}, options.splits), count * options.splits
     )
     whole = schedule_frames.with_copies_refused(arranged).persist(StorageLevel.MEMORY_AND_DISK)
-    found = whole.groupBy(F.col("reason").isNull().alias("good")).agg(*messages.summed(whole)).collect()
+    found = (
+        whole.groupBy(F.col("reason").isNull().alias("good")).agg(*messages.summed(whole)).collect()
+    )
     sums = {row["good"]: Sum(row["rows"], row["body_bytes"], row["hash"]) for row in found}
     bad = sums[False].rows if False in sums else 0
     return _Rows(source, planned, now, limit, whole, sums.get(True, Sum(0, 0, "0")), bad)
@@ -95,13 +103,19 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
     if rows.bad and not (options.rejects or params.dry_run):
         raise Refused(_refusal(rows))
     count = store.partitions.configured(options.task.topic)
-    fences = loads.Fences(store, options.job, [Partition(options.task.topic, number) for number in range(count)])
+    fences = loads.Fences(
+        store, options.job, [Partition(options.task.topic, number) for number in range(count)]
+    )
     fingerprint = _fingerprint(options, rows.good, count)
     # Everywhere: the topic of the task, or its partitions, may have been others.
     loads.Fences(store, options.job, store.used_partitions()).check(fingerprint)
     before = fences.counts()
     note = loads.check_memory(store, rows.good, sum(before.values()), count)
-    report = Report(job="schedule", figures={"rows": rows.total, "refused": rows.bad}, problems=[note] if note else [])
+    report = Report(
+        job="schedule",
+        figures={"rows": rows.total, "refused": rows.bad},
+        problems=[note] if note else [],
+    )
     if params.dry_run:
         report.figures["messages"], report.rows = rows.good.rows, _named(rows)
         return report
@@ -116,12 +130,17 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
 
 
 def _write(
-    spark: SparkSession, params: Params, rows: _Rows, fences: loads.Fences, fingerprint: Mapping[str, Any]
+    spark: SparkSession,
+    params: Params,
+    rows: _Rows,
+    fences: loads.Fences,
+    fingerprint: Mapping[str, Any],
 ) -> None:
     options = rows.planned.options
     tasks = len(fences.partitions) * options.splits
     spec = loads.spec_of(
-        options.job, fingerprint, [options.task], due_ms=fences.open(fingerprint) + options.delay_ms,
+        options.job, fingerprint, [options.task],
+        due_ms=fences.open(fingerprint) + options.delay_ms,
         rows=rows.good.rows, per_second=loads.share(spark, options.max_per_second, tasks),
     )  # fmt: skip
     good = rows.made.where(F.col("reason").isNull())
@@ -143,12 +162,16 @@ def _named(rows: _Rows) -> list[dict[str, Any]]:
     if not rows.bad:
         return []
     first = rows.made.where(F.col("reason").isNotNull()).orderBy("name").limit(NAMED)
-    return [{"key": row["name"], "reason": row["reason"]} for row in first.select("name", "reason").collect()]
+    return [
+        {"key": row["name"], "reason": row["reason"]}
+        for row in first.select("name", "reason").collect()
+    ]
 
 
 def _refusal(rows: _Rows) -> str:
     first = "; ".join(f"row {row['key']!r}: {row['reason']}" for row in _named(rows))
     return (
-        f"{rows.bad:,} of {rows.good.rows + rows.bad:,} rows cannot be messages, and nothing was enqueued. {first}. "
+        f"{rows.bad:,} of {rows.good.rows + rows.bad:,} rows cannot be messages, and nothing was "
+        f"enqueued. {first}. "
         "Mend the source, or give a directory for rejects to enqueue the others."
     )

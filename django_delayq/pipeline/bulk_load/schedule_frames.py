@@ -1,4 +1,5 @@
-"""Rows of a source -> messages of a task: what can be told at the start is refused there, the rest row by row."""
+"""Rows of a source -> messages of a task: what can be told at the start is refused there, the rest
+row by row."""
 
 from __future__ import annotations
 
@@ -68,12 +69,14 @@ class Plan(NamedTuple):
 
 
 def plan(options: ScheduleOptions, schema: T.StructType) -> Plan:
-    """Raises Refused when these columns cannot be messages of the task: with the column, its type and the fix."""
+    """Raises Refused when these columns cannot be messages of the task: with the column, its type
+    and the fix."""
     arguments = _arguments(options, schema)
     key = _column(schema, options.key, "the key").dataType
     if not isinstance(key, (*_WHOLE, T.StringType, T.NullType)):
         raise Refused(
-            f"The key column {options.key!r} is of type {key.simpleString()}: text or whole numbers are wanted. "
+            f"The key column {options.key!r} is of type {key.simpleString()}: text or whole "
+            f"numbers are wanted. "
             "Cast it first: cast(c AS STRING)."
         )
     return Plan(options, arguments, _due(options, schema))
@@ -97,7 +100,10 @@ def _arguments(options: ScheduleOptions, schema: T.StructType) -> list[Argument]
     given = [name for name in positional if name in columns]
     if given != positional[: len(given)]:
         gap = next(name for name in positional if name not in columns)
-        raise Refused(f"The parameter {given[-1]} of {task.name} is given by position: {gap} is needed before it.")
+        raise Refused(
+            f"The parameter {given[-1]} of {task.name} is given by position: {gap} is needed "
+            f"before it."
+        )
     extra = [ParameterSpec(name=name, kind="named") for name in columns if name not in known]
     return [
         _argument(options, one, _column(schema, columns[one.name], f"the parameter {one.name}"))
@@ -107,23 +113,53 @@ def _arguments(options: ScheduleOptions, schema: T.StructType) -> list[Argument]
 
 
 def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField) -> Argument:
-    kinds = [part.strip() for part in re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", one.annotation).split("|")]
+    kinds = [
+        part.strip()
+        for part in re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", one.annotation).split(
+            "|"
+        )
+    ]
     plain = [part for part in kinds if part != "None"]
     annotation = plain[0] if len(plain) == 1 and plain[0] in _ANNOTATED else ""
     nullable = not annotation or "None" in kinds
     if options.format == "json":  # looked at row by row
         by_position = one.kind == "positional"
-        return Argument(one.name, field.name, T.StringType(), annotation, nullable, by_position, False, one.required)
+        return Argument(
+            one.name,
+            field.name,
+            T.StringType(),
+            annotation,
+            nullable,
+            by_position,
+            False,
+            one.required,
+        )
     is_text = options.format == "csv" and annotation in _CASTS
     json_columns.check_type(field.dataType, f"The column {field.name!r}")
     allowed = _ANNOTATED.get(annotation, ())
     if annotation and not is_text and not isinstance(field.dataType, (*allowed, T.NullType)):
         raise Refused(
-            f"The task {options.task.name} takes {one.name}: {one.annotation}, but the column {field.name!r} is of "
+            f"The task {options.task.name} takes {one.name}: {one.annotation}, but the column "
+            f"{field.name!r} is of "
             f"type {field.dataType.simpleString()}. Cast it first."
         )
-    kind = T.DoubleType() if annotation == "float" else _CAST_TYPES[annotation] if is_text else field.dataType
-    return Argument(one.name, field.name, kind, annotation, nullable, one.kind == "positional", is_text, one.required)
+    kind = (
+        T.DoubleType()
+        if annotation == "float"
+        else _CAST_TYPES[annotation]
+        if is_text
+        else field.dataType
+    )
+    return Argument(
+        one.name,
+        field.name,
+        kind,
+        annotation,
+        nullable,
+        one.kind == "positional",
+        is_text,
+        one.required,
+    )
 
 
 def _due(options: ScheduleOptions, schema: T.StructType) -> T.DataType | None:
@@ -133,9 +169,11 @@ def _due(options: ScheduleOptions, schema: T.StructType) -> T.DataType | None:
     if isinstance(kind, (T.TimestampType, T.StringType, T.NullType)):
         return kind
     fix = {
-        "timestamp_ntz": "A time without a zone may be any of 24 instants: cast(c AS TIMESTAMP) takes it as UTC, "
+        "timestamp_ntz": "A time without a zone may be any of 24 instants: "
+        "cast(c AS TIMESTAMP) takes it as UTC, "
         "to_utc_timestamp(c, 'Europe/Berlin') as local",
-        "date": "A date begins at another instant in every zone: to_utc_timestamp(c, 'Europe/Berlin')",
+        "date": "A date begins at another instant in every zone: "
+        "to_utc_timestamp(c, 'Europe/Berlin')",
         "bigint": "Say what it counts: timestamp_seconds(c) or timestamp_millis(c)",
     }.get(kind.simpleString(), "Use a timestamp, or ISO 8601 text with an offset")
     raise Refused(f"The due column {options.due!r} is of type {kind.simpleString()}. {fix}.")
@@ -162,11 +200,14 @@ def _quoted(name: str) -> str:
 # Row by row
 
 
-def rows(frame: DataFrame, planned: Plan, now: datetime, limit: int, *, keep: bool = False) -> DataFrame:
-    """Messages, but for partition and split; with `reason` (why a row cannot be one, else null) and `name`, its key.
+def rows(
+    frame: DataFrame, planned: Plan, now: datetime, limit: int, *, keep: bool = False
+) -> DataFrame:
+    """Messages, but for partition and split; with `reason` (why a row cannot be one, else null) and
+    `name`, its key.
 
-    `limit`: most bytes of a body. `now`: due times more than ten years after it are refused. `keep`: with `row`, the
-    row itself.
+    `limit`: most bytes of a body. `now`: due times more than ten years after it are refused.
+    `keep`: with `row`, the row itself.
     """
     options, task = planned.options, planned.options.task
     name = _text(options, options.key)
@@ -174,13 +215,16 @@ def rows(frame: DataFrame, planned: Plan, now: datetime, limit: int, *, keep: bo
     due, wrong_due = _due_ms(planned, now)
     body = _body(planned, name)
     reasons = [
-        *([F.when(F.col(CORRUPT).isNotNull(), F.lit("it cannot be read"))] if CORRUPT in frame.columns else []),
+        *([F.when(F.col(CORRUPT).isNotNull(),
+        F.lit("it cannot be read"))] if CORRUPT in frame.columns else []),
         *_key_reasons(options, name), *wrong_due,
         *(reason for one in planned.arguments for reason in _reasons(options, one)),
     ]  # fmt: skip
     made = frame.select(
-        F.lit(task.topic).alias("topic"), messages.ids(F.lit(owner), name).alias("id"), due.alias("due_ms"),
-        F.lit(task.expires).alias("expires"), F.lit(messages.header(task)).alias("header"), body.alias("body"),
+        F.lit(task.topic).alias("topic"), messages.ids(F.lit(owner), name).alias("id"),
+        due.alias("due_ms"),
+        F.lit(task.expires).alias("expires"), F.lit(messages.header(task)).alias("header"),
+        body.alias("body"),
         name.alias("name"), F.coalesce(*reasons).alias("reason"),
         *([F.struct(*[_kept(options, one) for one in frame.columns]).alias("row")] if keep else []),
     )  # fmt: skip
@@ -188,8 +232,11 @@ def rows(frame: DataFrame, planned: Plan, now: datetime, limit: int, *, keep: bo
 
 
 def with_copies_refused(frame: DataFrame) -> DataFrame:
-    """Rows that share a key are refused, all of them: which one is meant nobody knows. `copies`: as in arranged()."""
-    copies = F.concat(F.lit("its key stands "), F.col("copies").cast("string"), F.lit(" times in the source"))
+    """Rows that share a key are refused, all of them: which one is meant nobody knows. `copies`: as
+    in arranged()."""
+    copies = F.concat(
+        F.lit("its key stands "), F.col("copies").cast("string"), F.lit(" times in the source")
+    )
     twice = F.when(F.col("id").isNotNull() & (F.col("copies") > 1), copies)
     return frame.withColumn("reason", F.coalesce("reason", twice))
 
@@ -210,11 +257,17 @@ def _text(options: ScheduleOptions, column: str) -> Column:
 def _kept(options: ScheduleOptions, column: str) -> Column:
     """For the rejects."""
     value = F.col(_quoted(column))
-    return F.try_parse_json(value).alias(column) if options.format == "json" and column != CORRUPT else value
+    return (
+        F.try_parse_json(value).alias(column)
+        if options.format == "json" and column != CORRUPT
+        else value
+    )
 
 
 def _key_reasons(options: ScheduleOptions, name: Column) -> list[Column]:
-    wrong = json_lines.no_key(F.col(_quoted(options.key))) if options.format == "json" else F.lit(False)
+    wrong = (
+        json_lines.no_key(F.col(_quoted(options.key))) if options.format == "json" else F.lit(False)
+    )
     return [
         F.when(wrong, F.lit("its key is neither text nor a whole number")),
         F.when(name.isNull(), F.lit("its key is null")),
@@ -227,7 +280,9 @@ def _key_reasons(options: ScheduleOptions, name: Column) -> list[Column]:
 
 def _too_large(limit: int) -> Column:
     size = F.octet_length("body")
-    return F.when(size > limit, F.format_string(f"its arguments take %,d bytes, the limit is {limit:,}", size))
+    return F.when(
+        size > limit, F.format_string(f"its arguments take %,d bytes, the limit is {limit:,}", size)
+    )
 
 
 def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
@@ -235,13 +290,21 @@ def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
     if planned.due is None:
         return F.lit(None).cast("long"), []
     is_text = isinstance(planned.due, T.StringType)
-    given = _text(planned.options, planned.options.due) if is_text else F.col(_quoted(planned.options.due))
+    given = (
+        _text(planned.options, planned.options.due)
+        if is_text
+        else F.col(_quoted(planned.options.due))
+    )
     at = given.try_cast("timestamp") if is_text else given.cast("timestamp")
-    due = F.when(at.isNotNull(), F.greatest(F.lit(0), F.ceil(F.unix_micros(at) / F.lit(1000)).cast("long")))
+    due = F.when(
+        at.isNotNull(), F.greatest(F.lit(0), F.ceil(F.unix_micros(at) / F.lit(1000)).cast("long"))
+    )
     last = int(now.timestamp() * 1000) + MAX_DELAY_MS
     reasons = [F.when(given.isNull(), F.lit("its due time is null"))]
     if is_text:
-        naive = F.concat(F.lit("its due time "), given, F.lit(" has no offset, such as Z or +01:00"))
+        naive = F.concat(
+            F.lit("its due time "), given, F.lit(" has no offset, such as Z or +01:00")
+        )
         reasons.append(
             F.when(
                 at.isNull() | ~F.trim(given).rlike(_DATE),
@@ -257,22 +320,35 @@ def _reasons(options: ScheduleOptions, one: Argument) -> list[Column]:
     given = F.col(_quoted(one.column))
     if options.format == "json":
         needed = one.required or one.by_position
-        return json_lines.reasons(one.column, given, one.annotation, nullable=one.nullable, needed=needed)
+        return json_lines.reasons(
+            one.column, given, one.annotation, nullable=one.nullable, needed=needed
+        )
     reasons = []
     if not one.nullable:
-        reasons.append(F.when(given.isNull(), F.lit(f"{one.column} is null, and the task takes {one.annotation}")))
+        reasons.append(
+            F.when(
+                given.isNull(), F.lit(f"{one.column} is null, and the task takes {one.annotation}")
+            )
+        )
     if one.is_text:
-        wrong = F.concat(F.lit(f"{one.column} is "), given, F.lit(f", and the task takes {one.annotation}"))
+        wrong = F.concat(
+            F.lit(f"{one.column} is "), given, F.lit(f", and the task takes {one.annotation}")
+        )
         reasons.append(F.when(given.isNotNull() & one.value.isNull(), wrong))
     found = json_columns.fault(one.value, one.kind)
     if found is not None:
-        reasons.append(F.when(found, F.lit(f"{one.column} has a value that JSON has not (NaN, infinite, not UTF-8)")))
+        reasons.append(
+            F.when(
+                found,
+                F.lit(f"{one.column} has a value that JSON has not (NaN, infinite, not UTF-8)"),
+            )
+        )
     return reasons
 
 
 def _body(planned: Plan, name: Column) -> Column:
-    """As message.Body is written. Arguments go by name where they can: whoever adds a parameter to the task before the
-    messages are due breaks none of them."""
+    """As message.Body is written. Arguments go by name where they can: whoever adds a parameter to
+    the task before the messages are due breaks none of them."""
     options, attempts = planned.options, planned.options.task.max_attempts
     if options.format == "json":
         given = [one.value for one in planned.arguments if one.by_position]
@@ -288,7 +364,9 @@ def _body(planned: Plan, name: Column) -> Column:
     fields += [name.alias("key")] if options.keyed else []
     fields += [F.lit(attempts).alias("max_attempts")] if attempts is not None else []
     if not args:
-        return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}) if fields else F.lit("[]")
+        return (
+            F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}) if fields else F.lit("[]")
+        )
     array = F.concat(F.lit("["), *_separated(args), F.lit("]"))
     if not fields:
         return array

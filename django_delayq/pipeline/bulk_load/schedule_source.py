@@ -31,12 +31,20 @@ def read_source(spark: SparkSession, options: ScheduleOptions, database: Databas
         return readers[options.format](spark, options.source)
     except AnalysisException as error:
         said = str(error).partition("\n")[0]
-        raise Refused(f"The source {options.source!r} cannot be read as {options.format}: {said}") from error
+        raise Refused(
+            f"The source {options.source!r} cannot be read as {options.format}: {said}"
+        ) from error
 
 
 def _csv(spark: SparkSession, path: str) -> DataFrame:
-    """All columns are text: what looks like a number may be a code with zeros in front. The first line names them."""
-    options: dict[str, Any] = {"header": True, "escape": '"', "multiLine": True, "enforceSchema": False}
+    """All columns are text: what looks like a number may be a code with zeros in front. The first
+    line names them."""
+    options: dict[str, Any] = {
+        "header": True,
+        "escape": '"',
+        "multiLine": True,
+        "enforceSchema": False,
+    }
     names = spark.read.options(**options).csv(path).columns
     fields = [T.StructField(name, T.StringType()) for name in [*names, CORRUPT]]
     options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}

@@ -19,11 +19,16 @@ _KINDS: dict[Any, Any] = {
 
 
 def spec_of(name: str) -> TaskSpec:
-    """The declared task of this name. Raises Refused, with names that are near, when there is none."""
+    """The declared task of this name. Raises Refused, with names that are near, when there is
+    none."""
     task = registry.by_name.get(name)
     if task is None:
         near = difflib.get_close_matches(name, registry.by_name, n=3)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Declared are: {', '.join(sorted(registry.by_name))}."
+        hint = (
+            f"Did you mean {' or '.join(near)}?"
+            if near
+            else f"Declared are: {', '.join(sorted(registry.by_name))}."
+        )
         raise Refused(f"There is no task {name!r}. {hint}")
     signature = task.definition.signature
     return TaskSpec(

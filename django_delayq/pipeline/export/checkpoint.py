@@ -1,8 +1,11 @@
 """The checkpoint of the job stream: Spark's offsets, and beside them which lake they are about.
 
-    CHECKPOINT/offsets/<batch>   written by Spark before a batch runs; its last line is {"id": n}, where the batch ends
-    CHECKPOINT/commits/<batch>   written by Spark after it
-    CHECKPOINT/delayq.json       ours: the last commit of the lake that this checkpoint has seen
+    CHECKPOINT/offsets/<batch>
+        written by Spark before a batch runs; its last line is {"id": n}, where the batch ends
+    CHECKPOINT/commits/<batch>
+        written by Spark after it
+    CHECKPOINT/delayq.json
+        ours: the last commit of the lake that this checkpoint has seen
 
 The lake decides what is in it; a checkpoint only says where Spark goes on. Pure Python, no Spark.
 """
@@ -33,12 +36,15 @@ class Checkpoint:
         self.path = path
 
     def end_of(self, batch: int) -> int:
-        """The id with which a batch ends that Spark has planned. Raises Refused when Spark's file does not say it."""
+        """The id with which a batch ends that Spark has planned. Raises Refused when Spark's file
+        does not say it."""
         path = self.path / "offsets" / str(batch)
         try:
             return int(msgspec.json.decode(path.read_text(encoding="utf-8").splitlines()[-1])["id"])
         except (OSError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"{path} cannot be read as an offset of the archive: {error!r}. {self._fix}") from error
+            raise Refused(
+                f"{path} cannot be read as an offset of the archive: {error!r}. {self._fix}"
+            ) from error
 
     @property
     def reached(self) -> int:
@@ -53,7 +59,8 @@ class Checkpoint:
         if seen.seq and (known is None or (known.hi, known.signature) != (seen.hi, seen.signature)):
             raise Refused(
                 f"{self.path} is the checkpoint of another lake, or {lake.root} was replaced: "
-                f"it knows a commit {seen.seq} up to id {seen.hi:,}, which is not in this lake. {self._fix}"
+                f"it knows a commit {seen.seq} up to id {seen.hi:,}, which is not in this lake. "
+                f"{self._fix}"
             )
         if self.reached > lake.last_id:
             raise Refused(
@@ -69,7 +76,9 @@ class Checkpoint:
         last = commits[-1]
         self.path.mkdir(parents=True, exist_ok=True)
         draft = self.path / ".delayq.json"
-        draft.write_bytes(msgspec.json.encode(Seen(seq=last.seq, hi=last.hi, signature=last.signature)))
+        draft.write_bytes(
+            msgspec.json.encode(Seen(seq=last.seq, hi=last.hi, signature=last.signature))
+        )
         os.replace(draft, self.path / "delayq.json")
 
     def _seen(self) -> Seen:
@@ -84,6 +93,7 @@ class Checkpoint:
     @property
     def _fix(self) -> str:
         return (
-            f"Remove the directory {self.path} and run again: the stream then begins where the lake ends, "
+            f"Remove the directory {self.path} and run again: the stream then begins where the "
+            f"lake ends, "
             "and takes nothing twice."
         )

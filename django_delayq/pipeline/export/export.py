@@ -1,4 +1,5 @@
-"""archive -> lake: batch by batch planned, written, verified, committed, and pruned when that is wanted."""
+"""archive -> lake: batch by batch planned, written, verified, committed, and pruned when that is
+wanted."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ from ..params import Database, Params, Report
 from ..sources.archive import read_archive
 from ..sources.rows import Range
 
-#: Rows after a batch among which the one that was archived first is looked for: those of several archivers at a time.
+#: Rows after a batch among which the one that was archived first is looked for: those of several
+#: archivers at a time.
 NEXT_ROWS = 1_000
-#: A prune without an end that began longer before the last commit did not go on after it: it was interrupted.
+#: A prune without an end that began longer before the last commit did not go on after it: it was
+#: interrupted.
 LONGEST_PRUNE = timedelta(days=1)
 
 
@@ -46,33 +49,48 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         work.run()
     except LakeConflict as error:
         work.report.code = Code.REFUSED
-        work.report.problems.append(f"{error} Nothing of this batch counts; what came before it does. Run it again.")
+        work.report.problems.append(
+            f"{error} Nothing of this batch counts; what came before it does. Run it again."
+        )
     return work.report
 
 
 def append(
-    spark: SparkSession, lake: Lake, database: Database, ids: Range, tell: Tell, *, settle: float = 60.0
+    spark: SparkSession,
+    lake: Lake,
+    database: Database,
+    ids: Range,
+    tell: Tell,
+    *,
+    settle: float = 60.0,
 ) -> Commit:
-    """Write the rows of the archive with lo < id <= hi to the lake; verify and commit them. The stream does it, too.
+    """Write the rows of the archive with lo < id <= hi to the lake; verify and commit them. The
+    stream does it, too.
 
-    `lo` has to be the lake's last id. `settle`: as in ExportOptions, for Commit.settled_at. Raises Refused,
-    LakeConflict when another writer was quicker (then nothing of this one counts), and LakeError when the files are not
-    what SQL holds.
+    `lo` has to be the lake's last id. `settle`: as in ExportOptions, for Commit.settled_at. Raises
+    Refused, LakeConflict when another writer was quicker (then nothing of this one counts), and
+    LakeError when the files are not what SQL holds.
     """
     lo, hi = ids
     ledger = Ledger(lake)
     there = last_id(ledger.follow())
     if there != lo:
-        raise LakeConflict(f"The lake has the rows up to id {there:,}, and this batch begins after {lo:,}.")
+        raise LakeConflict(
+            f"The lake has the rows up to id {there:,}, and this batch begins after {lo:,}."
+        )
     settled_at = _settled_at(hi, settle)
     tell(f"copying the rows up to id {hi:,}")
     attempt = ledger.plan(lo, hi)
     try:
         source = batches.copy(spark, database, ids, attempt)
         ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
-        written = batches.verified(spark, lake, lambda: batches.archived(spark, database, ids), attempt, source)
+        written = batches.verified(
+            spark, lake, lambda: batches.archived(spark, database, ids), attempt, source
+        )
         content = written.content
-        ledger.enter(attempt, VERIFIED, rows=content.rows, signature=str(content.signature), problem="")
+        ledger.enter(
+            attempt, VERIFIED, rows=content.rows, signature=str(content.signature), problem=""
+        )
         commit = _commit(ledger, attempt, written, ids, settled_at)
     except LakeConflict:
         lake.drop(attempt)
@@ -85,10 +103,14 @@ def append(
     return commit
 
 
-def _commit(ledger: Ledger, attempt: Path, written: batches.Written, ids: Range, settled_at: datetime) -> Commit:
+def _commit(
+    ledger: Ledger, attempt: Path, written: batches.Written, ids: Range, settled_at: datetime
+) -> Commit:
     content = written.content
     if content.rows and not ids[0] < content.lowest <= content.highest <= ids[1]:
-        raise LakeError(f"{attempt} has the ids {content.lowest} to {content.highest}, outside of {ids}.")
+        raise LakeError(
+            f"{attempt} has the ids {content.lowest} to {content.highest}, outside of {ids}."
+        )
     if written.files:
         ledger.lake.persist(attempt)
     commit = ledger.lake.add(
@@ -113,30 +135,55 @@ def _commit(ledger: Ledger, attempt: Path, written: batches.Written, ids: Range,
 
 def _settled_at(hi: int, settle: float) -> datetime:
     """Whatever was archived before this has an id up to `hi`."""
-    following = ArchivedMessage.objects.filter(pk__gt=hi).order_by("pk").values_list("archived_at", flat=True)
+    following = (
+        ArchivedMessage.objects.filter(pk__gt=hi)
+        .order_by("pk")
+        .values_list("archived_at", flat=True)
+    )
     now = datetime.now(tz=timezone.utc)
-    return min([_earliest(when) for when in following[:NEXT_ROWS]] + [now]) - timedelta(seconds=settle)
+    return min([_earliest(when) for when in following[:NEXT_ROWS]] + [now]) - timedelta(
+        seconds=settle
+    )
 
 
 def _earliest(when: datetime) -> datetime:
-    """Without USE_TZ the clock of one database is in the project's zone, that of another one in UTC."""
-    return when if when.tzinfo else min(when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone()))
+    """Without USE_TZ the clock of one database is in the project's zone, that of another one in
+    UTC."""
+    return (
+        when
+        if when.tzinfo
+        else min(when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone()))
+    )
 
 
 def _check(params: Params) -> None:
     if not params.lake:
-        raise Refused("The export needs a lake: a directory that this machine and all executors see.")
+        raise Refused(
+            "The export needs a lake: a directory that this machine and all executors see."
+        )
     if params.since or params.until or params.topic:
-        raise Refused("The export takes everything that is settled: since, until and topic are not for it.")
+        raise Refused(
+            "The export takes everything that is settled: since, until and topic are not for it."
+        )
 
 
 class _Export:
     """One run."""
 
-    def __init__(self, spark: SparkSession, params: Params, options: ExportOptions, lake: Lake, tell: Tell) -> None:
-        self.spark, self.params, self.options, self.lake, self.tell = spark, params, options, lake, tell
+    def __init__(
+        self, spark: SparkSession, params: Params, options: ExportOptions, lake: Lake, tell: Tell
+    ) -> None:
+        self.spark, self.params, self.options, self.lake, self.tell = (
+            spark,
+            params,
+            options,
+            lake,
+            tell,
+        )
         self.ledger = Ledger(lake)
-        self.report = Report(job="export", figures={"batches": 0, "rows": 0, "bytes": 0, "files": 0})
+        self.report = Report(
+            job="export", figures={"batches": 0, "rows": 0, "bytes": 0, "files": 0}
+        )
 
     def run(self) -> None:
         """All steps; what is done so far is in the report whatever happens."""
@@ -150,11 +197,17 @@ class _Export:
         while ids := self._next(settled):
             self._export(ids)
         seconds = time.monotonic() - begun
-        figures |= {"seconds": round(seconds, 3), "last_id": self.lake.last_id, "settled_id": settled}
+        figures |= {
+            "seconds": round(seconds, 3),
+            "last_id": self.lake.last_id,
+            "settled_id": settled,
+        }
         if figures["rows"]:
             figures["rows_per_second"] = round(figures["rows"] / seconds)
         if self.options.compact:
-            figures |= compaction.compact(self.spark, self.lake, datetime.now(tz=timezone.utc), self.tell)
+            figures |= compaction.compact(
+                self.spark, self.lake, datetime.now(tz=timezone.utc), self.tell
+            )
         self._prune(dry_run=False)
 
     def foresee(self) -> Report:
@@ -170,7 +223,9 @@ class _Export:
             "batches": -(-rows // self.options.batch),
             "last_id": lo,
             "settled_id": settled,
-            "to_sweep": len([*self.lake.abandoned(self.options.grace), *self.lake.replaced(self.options.grace)]),
+            "to_sweep": len(
+                [*self.lake.abandoned(self.options.grace), *self.lake.replaced(self.options.grace)]
+            ),
         }
         if self.options.compact:
             small = compaction.small_files(self.lake, datetime.now(tz=timezone.utc))
@@ -179,7 +234,8 @@ class _Export:
         return self.report
 
     def _next(self, settled: int) -> Range | None:
-        """The ids of the next batch: those of one that was begun, or as many rows as the options say."""
+        """The ids of the next batch: those of one that was begun, or as many rows as the options
+        say."""
         lo = self.lake.last_id
         begun = self.ledger.pending(lo)
         rows = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=settled)
@@ -191,20 +247,32 @@ class _Export:
         return (lo, hi) if hi else None
 
     def _export(self, ids: Range) -> None:
-        commit = append(self.spark, self.lake, self.params.database, ids, self.tell, settle=self.options.settle)
-        row: dict[str, Any] = {"commit": commit.seq, "after_id": ids[0], "up_to_id": ids[1], "rows": commit.rows}
+        commit = append(
+            self.spark, self.lake, self.params.database, ids, self.tell, settle=self.options.settle
+        )
+        row: dict[str, Any] = {
+            "commit": commit.seq,
+            "after_id": ids[0],
+            "up_to_id": ids[1],
+            "rows": commit.rows,
+        }
         row |= {"files": len(commit.files), "bytes": sum(file.bytes for file in commit.files)}
         for name in ("rows", "files", "bytes"):
             self.report.figures[name] += row[name]
         self.report.figures["batches"] += 1
-        self.report.rows = [*self.report.rows, {**row, "oldest": commit.oldest, "newest": commit.newest}]
+        self.report.rows = [
+            *self.report.rows,
+            {**row, "oldest": commit.oldest, "newest": commit.newest},
+        ]
 
     def _prune(self, *, dry_run: bool) -> None:
         if self.options.prune is None:
             return
         age = timedelta(seconds=self.options.prune)
         archive = partial(read_archive, self.spark, self.params.database)
-        done = pruning.prune(self.ledger, age, archive, by=self.options.by, dry_run=dry_run, tell=self.tell)
+        done = pruning.prune(
+            self.ledger, age, archive, by=self.options.by, dry_run=dry_run, tell=self.tell
+        )
         self.report.figures |= {"pruned": done.count, "kept_dead_letters": done.kept}
         self.report.problems.extend(done.problems)
         if done.problems:
@@ -212,7 +280,8 @@ class _Export:
 
 
 def refuse_restored(commits: Sequence[Commit]) -> None:
-    """Raise Refused when the archive ends below the lake and nobody pruned it: its ids would be given again."""
+    """Raise Refused when the archive ends below the lake and nobody pruned it: its ids would be
+    given again."""
     appended = [commit for commit in commits if commit.kind == "append"]
     newest = ArchivedMessage.objects.aggregate(last=Max("pk"))["last"] or 0
     if not appended or newest >= appended[-1].hi:
@@ -222,7 +291,9 @@ def refuse_restored(commits: Sequence[Commit]) -> None:
     later = Q(started_at__gte=stored(at)) | Q(finished_at__gte=stored(at)) | going_on
     if not OperatorAction.objects.filter(later, action="prune").exists():
         raise Refused(
-            f"The archive ends at id {newest:,}, the lake has rows up to {appended[-1].hi:,}, and no prune is on "
-            "record: the archive was restored from a backup, and may give these ids to other messages. Begin a new "
+            f"The archive ends at id {newest:,}, the lake has rows up to {appended[-1].hi:,}, and "
+            f"no prune is on "
+            "record: the archive was restored from a backup, and may give these ids to other "
+            "messages. Begin a new "
             "lake in an empty directory."
         )

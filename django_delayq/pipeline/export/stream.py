@@ -1,4 +1,5 @@
-"""archive -> lake, continuously: Structured Streaming plans the batches, and the export's own commit takes each."""
+"""archive -> lake, continuously: Structured Streaming plans the batches, and the export's own
+commit takes each."""
 
 from __future__ import annotations
 
@@ -24,14 +25,17 @@ from .export import append, refuse_restored
 
 #: How often a batch is tried whose ids another export takes at the same time.
 TRIES = 5
-#: Seconds between two looks at the query: a signal is noticed at once, an end of the query so much later.
+#: Seconds between two looks at the query: a signal is noticed at once, an end of the query so much
+#: later.
 LOOK = 0.5
 
 
 def run(spark: Any, params: Params, tell: Tell) -> Report:
-    """Copy what is settled in the archive, batch by batch; with an interval until SIGTERM or Ctrl-C.
+    """Copy what is settled in the archive, batch by batch; with an interval until SIGTERM or
+    Ctrl-C.
 
-    Raises Refused, also for a checkpoint that is not of this lake; LakeError and LakeConflict as the export does.
+    Raises Refused, also for a checkpoint that is not of this lake; LakeError and LakeConflict as
+    the export does.
     """
     begun = time.monotonic()
     options = _options(params)
@@ -52,9 +56,13 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
 
 def _options(params: Params) -> StreamOptions:
     if params.topic or params.since or params.until:
-        raise Refused("The stream takes everything that is settled: since, until and topic are not for it.")
+        raise Refused(
+            "The stream takes everything that is settled: since, until and topic are not for it."
+        )
     if not params.lake:
-        raise Refused("The stream needs a lake: a directory that this machine and all executors see.")
+        raise Refused(
+            "The stream needs a lake: a directory that this machine and all executors see."
+        )
     return params.options(StreamOptions)
 
 
@@ -70,12 +78,17 @@ def _start(spark: Any, params: Params, options: StreamOptions, copier: _Copier) 
     writer = stream.writeStream.foreachBatch(copier.take).queryName("delayq_stream")
     writer = writer.option("checkpointLocation", uri_of(copier.checkpoint.path))
     interval = options.interval
-    when = {"availableNow": True} if interval is None else {"processingTime": f"{round(interval * 1000)} milliseconds"}
+    when = (
+        {"availableNow": True}
+        if interval is None
+        else {"processingTime": f"{round(interval * 1000)} milliseconds"}
+    )
     return writer.trigger(**when).start()
 
 
 def _follow(query: Any, copier: _Copier) -> None:
-    """Return when the query has ended, or has ended its batch after a signal. Raises what a batch raised."""
+    """Return when the query has ended, or has ended its batch after a signal. Raises what a batch
+    raised."""
     from pyspark.errors import StreamingQueryException
 
     try:
@@ -99,7 +112,12 @@ class _Copier:
     """Takes the batches, in a thread of Spark's, and keeps what became of them."""
 
     def __init__(
-        self, database: Database, options: StreamOptions, lake: Lake, checkpoint: Checkpoint, tell: Tell
+        self,
+        database: Database,
+        options: StreamOptions,
+        lake: Lake,
+        checkpoint: Checkpoint,
+        tell: Tell,
     ) -> None:
         self._database, self._settle = database, options.settle
         self.lake, self.checkpoint, self._tell = lake, checkpoint, tell
@@ -109,13 +127,15 @@ class _Copier:
         self._reached = lake.last_id
 
     def take(self, frame: Any, batch: int) -> None:
-        """Bring the lake up to the end of this batch. A batch that comes again, after a crash, adds nothing."""
+        """Bring the lake up to the end of this batch. A batch that comes again, after a crash, adds
+        nothing."""
         from django.db import connections
 
         try:
             if self.ending.is_set():
                 raise _EndedError
-            # The query has a session of its own. The rows are read by the export's own reader, which copies them.
+            # The query has a session of its own. The rows are read by the export's own reader,
+            # which copies them.
             self._bring_to(self.checkpoint.end_of(batch), frame.sparkSession)
             self.checkpoint.mark(self.lake)
         except Exception as error:
@@ -128,7 +148,10 @@ class _Copier:
         for attempt in range(1, TRIES + 1):
             lo = self.lake.last_id
             if lo < self._reached:
-                raise Refused(f"{self.lake.root} held the archive up to id {self._reached:,}, and now to {lo:,} only.")
+                raise Refused(
+                    f"{self.lake.root} held the archive up to id {self._reached:,}, and now to "
+                    f"{lo:,} only."
+                )
             if lo >= hi:
                 break
             try:
@@ -148,7 +171,8 @@ class _Copier:
 
 @contextmanager
 def _ended_by_signals(ending: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the job after its batch. Elsewhere than in the main thread nothing can be set."""
+    """SIGTERM and Ctrl-C end the job after its batch. Elsewhere than in the main thread nothing can
+    be set."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -35,7 +35,14 @@ HOUR = timedelta(hours=1)
 HOURS = 8
 
 #: Of the outbox: minutes of topics.
-MINUTES = pa.schema([("topic", pa.string()), ("at", schemas.TIME), ("messages", pa.int64()), ("overdue", pa.int64())])
+MINUTES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("at", schemas.TIME),
+        ("messages", pa.int64()),
+        ("overdue", pa.int64()),
+    ]
+)
 
 
 class Span(NamedTuple):
@@ -73,7 +80,8 @@ class Found(NamedTuple):
 
 
 def run(spark: Any, params: Params, tell: Callable[[str], object]) -> Report:
-    """Replaces the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page shows all of them.
+    """Replaces the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page
+    shows all of them.
 
     Raises Refused for a period: a forecast is of what waits now.
     """
@@ -88,36 +96,51 @@ def run(spark: Any, params: Params, tell: Callable[[str], object]) -> Report:
     return _report(found, is_written)
 
 
-def _find(spark: Any, params: Params, options: ForecastOptions, tell: Callable[[str], object]) -> Found:
+def _find(
+    spark: Any, params: Params, options: ForecastOptions, tell: Callable[[str], object]
+) -> Found:
     store = get_store()
     now_ms = int(store.clock_ms())
     now = from_ms(now_ms)
-    redis = msgspec.structs.replace(params.redis, url=Secret(options.replica)) if options.replica else params.redis
+    redis = (
+        msgspec.structs.replace(params.redis, url=Secret(options.replica))
+        if options.replica
+        else params.redis
+    )
     tell("reading what waits in Redis and in the outbox")
     queue = read_queue(spark, redis, [params.topic] if params.topic else [], due_only=True)
     in_redis = forecast_frames.due_minutes(queue, now)
     minutes = in_redis.union(_outbox(spark, params.topic, now_ms)).cache()
     try:
-        spans = _collect(forecast_frames.spans(minutes, now), "unit", "at", "topic", "messages", "overdue")
+        spans = _collect(
+            forecast_frames.spans(minutes, now), "unit", "at", "topic", "messages", "overdue"
+        )
         peak = _collect(forecast_frames.highest(minutes), "at", "messages")
     finally:
         minutes.unpersist()
     peak_at, count = peak[0] if peak else (None, 0)
     rate = options.drain_rate or _measured_rate()
-    return Found(now, [Span(*one) for one in spans], peak_at, count, rate, _paused(params.topic, now_ms))
+    return Found(
+        now, [Span(*one) for one in spans], peak_at, count, rate, _paused(params.topic, now_ms)
+    )
 
 
 def _outbox(spark: Any, topic: str, now_ms: int) -> DataFrame:
-    """What waits only in the outbox, counted by the database: its index holds all that this takes, and no record has
-    to leave it. What the relay is just moving may be counted twice, or not."""
-    rows = OutboxMessage.objects.filter(status=OutboxStatus.WAITING, **({"topic": topic} if topic else {})).order_by()
+    """What waits only in the outbox, counted by the database: its index holds all that this takes,
+    and no record has to leave it. What the relay is just moving may be counted twice, or not."""
+    rows = OutboxMessage.objects.filter(
+        status=OutboxStatus.WAITING, **({"topic": topic} if topic else {})
+    ).order_by()
     counted = (
         rows.values("topic", minute=F("due_at_ms") - F("due_at_ms") % MINUTE_MS)
         .annotate(messages=Count("id"), overdue=Count("id", filter=Q(due_at_ms__lte=now_ms)))
         .values_list("topic", "minute", "messages", "overdue")
     )
     this_minute = now_ms - now_ms % MINUTE_MS
-    found = [(name, max(minute, this_minute) * 1000, *counts) for name, minute, *counts in counted.iterator()]
+    found = [
+        (name, max(minute, this_minute) * 1000, *counts)
+        for name, minute, *counts in counted.iterator()
+    ]
     columns = zip(*found, strict=True) if found else [()] * len(MINUTES)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, MINUTES, strict=True)]
     frame: DataFrame = spark.createDataFrame(pa.Table.from_arrays(arrays, schema=MINUTES))
@@ -127,11 +150,14 @@ def _outbox(spark: Any, topic: str, now_ms: int) -> DataFrame:
 def _collect(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     """Rows with aware instants: Spark would give naive ones of this machine's time zone."""
     rows = frame.withColumn("at", sql.unix_millis("at")).select(*columns).collect()
-    return [tuple(from_ms(row[name]) if name == "at" else row[name] for name in columns) for row in rows]
+    return [
+        tuple(from_ms(row[name]) if name == "at" else row[name] for name in columns) for row in rows
+    ]
 
 
 def _measured_rate() -> float | None:
-    """The most messages a second that finished between two samples of the last day, a minute; None without any."""
+    """The most messages a second that finished between two samples of the last day, a minute; None
+    without any."""
     samples = overview.rates(get_store().snapshot((), (), SAMPLES).samples)
     return max((sample.finished_per_second for sample in samples), default=0.0) or None
 
@@ -140,7 +166,9 @@ def _paused(topic: str, now_ms: int) -> list[str]:
     store = get_store()
     partitions = [one for one in store.used_partitions() if topic in ("", one.topic)]
     found = zip(partitions, store.all_stats(partitions), strict=True)
-    return sorted({one.topic for one, stats in found if lasting_pause(stats.meta.get("paused"), now_ms)})
+    return sorted(
+        {one.topic for one, stats in found if lasting_pause(stats.meta.get("paused"), now_ms)}
+    )
 
 
 def _write(found: Found) -> None:
@@ -158,7 +186,11 @@ def _write(found: Found) -> None:
         ForecastCount.objects.bulk_create(
             [
                 ForecastCount(
-                    forecast=forecast, unit=span.unit, at=_stored(span.at), topic=span.topic, messages=span.messages
+                    forecast=forecast,
+                    unit=span.unit,
+                    at=_stored(span.at),
+                    topic=span.topic,
+                    messages=span.messages,
                 )
                 for span in found.spans
             ],
@@ -195,7 +227,8 @@ def _report(found: Found, is_written: bool) -> Report:
 
 
 def _sentences(found: Found, overdue: int) -> Iterator[str]:
-    """What somebody on call wants to hear: what is late, the worst minute of the next day, and the worst of all."""
+    """What somebody on call wants to hear: what is late, the worst minute of the next day, and the
+    worst of all."""
     if not found.spans:
         yield "Nothing waits."
     if overdue:
@@ -205,9 +238,11 @@ def _sentences(found: Found, overdue: int) -> Iterator[str]:
         minutes[span.at] += span.messages - span.overdue
     at, most = min(minutes.items(), key=lambda one: (-one[1], one[0]), default=(found.now, 0))
     if most:
-        yield f"In the next 24 hours, at {at:%Y-%m-%d %H:%M} UTC {most:,} fall due{_work(most, found)}."
+        work = _work(most, found)
+        yield f"In the next 24 hours, at {at:%Y-%m-%d %H:%M} UTC {most:,} fall due{work}."
     if found.peak_at and (not most or found.peak_at != at):
-        yield f"Later, at {found.peak_at:%Y-%m-%d %H:%M} UTC {found.peak:,} fall due{_work(found.peak, found)}."
+        work = _work(found.peak, found)
+        yield f"Later, at {found.peak_at:%Y-%m-%d %H:%M} UTC {found.peak:,} fall due{work}."
 
 
 def _work(messages: int, found: Found) -> str:
@@ -215,7 +250,8 @@ def _work(messages: int, found: Found) -> str:
 
 
 def _table(found: Found) -> list[dict[str, Any]]:
-    """A row for each topic: what falls due in each of the next hours (UTC), without what is overdue."""
+    """A row for each topic: what falls due in each of the next hours (UTC), without what is
+    overdue."""
     first = found.now.replace(minute=0, second=0, microsecond=0)
     hours = [first + HOUR * nth for nth in range(HOURS)]
     due = {(span.topic, span.at): span.messages - span.overdue for span in found.of("hour")}
@@ -224,7 +260,13 @@ def _table(found: Found) -> list[dict[str, Any]]:
     for topic in sorted(waiting):
         counts = {f"{hour:%H:%M}": due.get((topic, hour), 0) for hour in hours}
         later = waiting[topic] - overdue[topic] - sum(counts.values())
-        row = {"topic": topic, "waiting": waiting[topic], "overdue": overdue[topic], **counts, "later": later}
+        row = {
+            "topic": topic,
+            "waiting": waiting[topic],
+            "overdue": overdue[topic],
+            **counts,
+            "later": later,
+        }
         table.append(row)
     return table
 
@@ -233,11 +275,13 @@ def _problems(found: Found) -> Iterator[str]:
     waiting = found.by_topic("messages")
     for topic in found.paused:
         yield (
-            f"Topic {topic} is paused: its {waiting[topic]:,} waiting messages are counted, but none of them is "
+            f"Topic {topic} is paused: its {waiting[topic]:,} waiting messages are counted, but "
+            f"none of them is "
             "run before somebody resumes it."
         )
     if found.drain_rate is None:
         yield (
-            "Nobody knows how quickly the workers drain the queue: there is no sample of a minute in which messages "
+            "Nobody knows how quickly the workers drain the queue: there is no sample of a minute "
+            "in which messages "
             "finished. Say it with --drain-rate."
         )

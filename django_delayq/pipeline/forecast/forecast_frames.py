@@ -9,11 +9,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 #: How far spans of a length reach, from the beginning of the one that `now` is in.
-REACH: Mapping[str, timedelta | None] = {"minute": timedelta(hours=24), "hour": timedelta(days=14), "day": None}
+REACH: Mapping[str, timedelta | None] = {
+    "minute": timedelta(hours=24),
+    "hour": timedelta(days=14),
+    "day": None,
+}
 
 
 def due_minutes(frame: DataFrame, now: datetime) -> DataFrame:
-    """Messages per topic and minute (UTC), and how many of them are overdue: those count in the minute of `now`.
+    """Messages per topic and minute (UTC), and how many of them are overdue: those count in the
+    minute of `now`.
 
     Takes schemas.DUE. A message that a scan has seen twice counts once, when it is due first.
     """
@@ -26,8 +31,12 @@ def due_minutes(frame: DataFrame, now: datetime) -> DataFrame:
 
 
 def spans(minutes: DataFrame, now: datetime) -> DataFrame:
-    """The minutes of REACH, and the hours and days (UTC) that they make: unit, at, topic, messages, overdue."""
-    each = [F.struct(F.lit(unit).alias("unit"), F.date_trunc(unit, "at").alias("start")) for unit in REACH]
+    """The minutes of REACH, and the hours and days (UTC) that they make: unit, at, topic, messages,
+    overdue."""
+    each = [
+        F.struct(F.lit(unit).alias("unit"), F.date_trunc(unit, "at").alias("start"))
+        for unit in REACH
+    ]
     told = minutes.select("topic", "messages", "overdue", F.explode(F.array(*each)).alias("span"))
     unit, start = F.col("span.unit"), F.col("span.start")
     within = F.lit(False)
@@ -38,10 +47,16 @@ def spans(minutes: DataFrame, now: datetime) -> DataFrame:
 
 
 def highest(minutes: DataFrame) -> DataFrame:
-    """The minute in which most messages of all topics are to fall due, the first of several: at, messages. What is
-    overdue is not to come. No row when nothing is."""
+    """The minute in which most messages of all topics are to fall due, the first of several: at,
+    messages. What is overdue is not to come. No row when nothing is."""
     coming = F.sum(F.col("messages") - F.col("overdue")).alias("messages")
-    return minutes.groupBy("at").agg(coming).where("messages > 0").orderBy(F.desc("messages"), "at").limit(1)
+    return (
+        minutes.groupBy("at")
+        .agg(coming)
+        .where("messages > 0")
+        .orderBy(F.desc("messages"), "at")
+        .limit(1)
+    )
 
 
 def _before(start: Column, unit: str, reach: timedelta | None, now: datetime) -> Column:

@@ -1,4 +1,5 @@
-"""Writes rows to the lake, and reads again by Spark what was written. Nothing of it counts before it is committed."""
+"""Writes rows to the lake, and reads again by Spark what was written. Nothing of it counts before
+it is committed."""
 
 from __future__ import annotations
 
@@ -67,23 +68,29 @@ def content_of(frame: DataFrame) -> Content:
 
 
 def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Content:
-    """Write the rows of the archive with lo < id <= hi as files by date, while they are read. Returns what SQL held."""
+    """Write the rows of the archive with lo < id <= hi as files by date, while they are read.
+    Returns what SQL held."""
     return content_of(archived(spark, database, ids, attempt))
 
 
-def archived(spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None) -> DataFrame:
+def archived(
+    spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None
+) -> DataFrame:
     """These rows, in parts as large as files should be where there are no gaps between the ids."""
     return read_archive(spark, database, ids, parts=parts_of(ids), copy=attempt)
 
 
 def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
-    """Write rows with the columns of the archive as files by date, sorted within each. Returns what the source held.
+    """Write rows with the columns of the archive as files by date, sorted within each. Returns what
+    the source held.
 
     Tasks that Spark repeated may count twice in it. Raises Refused for other columns.
     """
     check_columns(frame)
     seen = Observation()
-    rows = transforms.dates(_hashed(frame).observe(seen, *transforms.signature()).select(*schemas.ARCHIVE.names))
+    rows = transforms.dates(
+        _hashed(frame).observe(seen, *transforms.signature()).select(*schemas.ARCHIVE.names)
+    )
     with configured(spark, _MICROSECONDS):
         writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
         writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
@@ -91,7 +98,8 @@ def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
 
 
 def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> Written:
-    """Read the files of an attempt. Raises LakeError when a row lies under another date than its own."""
+    """Read the files of an attempt. Raises LakeError when a row lies under another date than its
+    own."""
     paths = {f"{path.parent.name}/{path.name}": path for path in attempt.glob("dt=*/*.parquet")}
     held: dict[str, Content] = {}
     hours: set[str] = set()
@@ -108,12 +116,16 @@ def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> Written:
 def verified(
     spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Content
 ) -> Written:
-    """Read back what was written, of which write() or copy() said what the source held. `frame()` is the source, made
-    only for a second look: Spark starts a process to plan one. Raises LakeError when it differs."""
+    """Read back what was written, of which write() or copy() said what the source held. `frame()`
+    is the source, made only for a second look: Spark starts a process to plan one. Raises LakeError
+    when it differs."""
     written = read_back(spark, lake, attempt)
     if written.content != source and written.content != (again := content_of(frame())):
-        # The second look is at the source itself: what was counted while it was written counts repeated tasks twice.
-        raise LakeError(f"{attempt} holds {written.content}, its source holds {again}: it is not committed.")
+        # The second look is at the source itself: what was counted while it was written counts
+        # repeated tasks twice.
+        raise LakeError(
+            f"{attempt} holds {written.content}, its source holds {again}: it is not committed."
+        )
     return written
 
 
@@ -123,20 +135,28 @@ def total(contents: Iterable[Content]) -> Content:
 
 
 def check_columns(frame: DataFrame) -> None:
-    """Raise Refused unless the columns are those of the archive, in their order and of their types."""
+    """Raise Refused unless the columns are those of the archive, in their order and of their
+    types."""
     wanted = {field.name: field.dataType for field in schemas.spark_schema(schemas.ARCHIVE)}
     found = {field.name: field.dataType for field in frame.schema}
     if list(found.items()) != list(wanted.items()):
         odd = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
-        raise Refused(f"The rows have not the columns of the archive. Look at: {', '.join(odd) or 'their order'}.")
+        raise Refused(
+            f"The rows have not the columns of the archive. Look at: "
+            f"{', '.join(odd) or 'their order'}."
+        )
 
 
 def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, str, Content]]:
     """Per file and hour what is in it."""
     if not paths:
         return
-    frame = spark.read.schema(schemas.spark_schema(schemas.ARCHIVE)).parquet(*map(pattern_of, paths))
-    hour = F.floor(F.unix_seconds("finished_at") / 3600).alias("hour")  # a number: a text per row costs seconds
+    frame = spark.read.schema(schemas.spark_schema(schemas.ARCHIVE)).parquet(
+        *map(pattern_of, paths)
+    )
+    hour = F.floor(F.unix_seconds("finished_at") / 3600).alias(
+        "hour"
+    )  # a number: a text per row costs seconds
     keys = (F.col("_metadata.file_path").alias("path"), hour)
     for row in _hashed(frame).groupBy(*keys).agg(*transforms.signature()).collect():
         text = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
@@ -151,9 +171,15 @@ def _content(found: Mapping[str, Any]) -> Content:
     if not found.get("rows"):
         return Content()
     hashed = found["high"] * 2**32 + found["low"]
-    return Content(found["rows"], hashed, found["lowest"], found["highest"], found["oldest"], found["newest"])
+    return Content(
+        found["rows"], hashed, found["lowest"], found["highest"], found["oldest"], found["newest"]
+    )
 
 
 def _with_content(file: LakeFile, content: Content) -> LakeFile:
-    known = {"lowest": content.lowest, "highest": content.highest, "signature": str(content.signature)}
+    known = {
+        "lowest": content.lowest,
+        "highest": content.highest,
+        "signature": str(content.signature),
+    }
     return msgspec.structs.replace(file, **known)

@@ -1,4 +1,5 @@
-"""Rewrites the small files of days that are over as few bigger ones: the same rows, in one commit."""
+"""Rewrites the small files of days that are over as few bigger ones: the same rows, in one
+commit."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ def small_files(lake: Lake, now: datetime) -> list[LakeFile]:
     return [file for day in days.values() if len(day) > 1 for file in day]
 
 
-def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Callable[[str], object] = bool) -> dict[str, Any]:
-    """Write small_files() again, one file per day, and commit them in their place; the old ones are removed by sweep()
-    after its grace. Returns figures. Killed at any point it has done nothing.
+def compact(
+    spark: SparkSession, lake: Lake, now: datetime, tell: Callable[[str], object] = bool
+) -> dict[str, Any]:
+    """Write small_files() again, one file per day, and commit them in their place; the old ones are
+    removed by sweep() after its grace. Returns figures. Killed at any point it has done nothing.
 
-    Raises LakeError when the files do not hold what their commits say; LakeConflict when another compaction was
-    quicker.
+    Raises LakeError when the files do not hold what their commits say; LakeConflict when another
+    compaction was quicker.
     """
     files = small_files(lake, now)
     if not files:
@@ -43,7 +46,9 @@ def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Callable[[str]
     days = F.date_format("finished_at", "yyyy-MM-dd")
     attempt = lake.attempt(min(file.lowest for file in files), max(file.highest for file in files))
     spread = frame.repartition(len({file.dt for file in files}), days)
-    written = batches.verified(spark, lake, lambda: frame, attempt, batches.write(spark, spread, attempt))
+    written = batches.verified(
+        spark, lake, lambda: frame, attempt, batches.write(spark, spread, attempt)
+    )
     _check_kept(files, written.content)
     lake.persist(attempt)
     try:
@@ -61,8 +66,10 @@ def _check_kept(files: Sequence[LakeFile], content: batches.Content) -> None:
     signature = sum(int(file.signature) for file in files) if known else content.signature
     if (rows, signature) != (content.rows, content.signature):
         raise LakeError(
-            f"The files of {files[0].dt} to {files[-1].dt} hold {content.rows:,} rows with the signature "
-            f"{content.signature}; their commits say {rows:,} and {signature}. Nothing is compacted."
+            f"The files of {files[0].dt} to {files[-1].dt} hold {content.rows:,} rows with the "
+            f"signature "
+            f"{content.signature}; their commits say {rows:,} and {signature}. Nothing is "
+            f"compacted."
         )
 
 

@@ -1,10 +1,13 @@
 """The lake: plain Parquet files, and commit files that say which of them count.
 
-    LAKE/data/<lo>-<hi>.<attempt>/dt=YYYY-MM-DD/part-*.parquet   written by executors, a directory per batch and attempt
-    LAKE/commits/000000042.json                                   created exclusively: this is the commit
+    LAKE/data/<lo>-<hi>.<attempt>/dt=YYYY-MM-DD/part-*.parquet
+        written by executors, a directory per batch and attempt
+    LAKE/commits/000000042.json
+        created exclusively: this is the commit
 
-A batch is the rows of the archive with lo < id <= hi. Readers go by the commits and never by a listing of data/: what a
-killed writer leaves there is not part of the lake. Pure Python, no Spark: whoever reads Parquet can read the lake.
+A batch is the rows of the archive with lo < id <= hi. Readers go by the commits and never by a
+listing of data/: what a killed writer leaves there is not part of the lake. Pure Python, no Spark:
+whoever reads Parquet can read the lake.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int
     kind: Literal["append", "compact", "repair"]
-    """append: a new batch. compact: the same rows in other files. repair: a batch that is read from SQL anew."""
+    """append: a new batch. compact: the same rows in other files. repair: a batch that is read from
+    SQL anew."""
     lo: int
     """append and repair: rows with ids above it ..."""
     hi: int
@@ -63,9 +67,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """When the first and the last of its rows finished (ISO 8601, UTC)."""
     newest: str = ""
     hours: Sequence[str] = ()
-    """The hours in which its rows finished, such as 2026-11-20T09:00:00Z. Of a repair also those of what it removes."""
+    """The hours in which its rows finished, such as 2026-11-20T09:00:00Z. Of a repair also those of
+    what it removes."""
     settled_at: str = ""
-    """Whatever the archive took before this instant is in the lake (ISO 8601, UTC); empty: not known."""
+    """Whatever the archive took before this instant is in the lake (ISO 8601, UTC); empty: not
+    known."""
     files: Sequence[LakeFile] = ()
     removes: Sequence[str] = ()
     """compact and repair: paths of files that these replace."""
@@ -85,7 +91,8 @@ class _Format(msgspec.Struct):
 
 
 class Lake:
-    """A directory that all of the driver's and the executors' machines see: shared, and with the rules of POSIX."""
+    """A directory that all of the driver's and the executors' machines see: shared, and with the
+    rules of POSIX."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
@@ -98,26 +105,35 @@ class Lake:
     # Reading
 
     def commits(self) -> list[Commit]:
-        """All commits in order. Raises LakeError for one that cannot be read, is missing, or contradicts the others."""
+        """All commits in order. Raises LakeError for one that cannot be read, is missing, or
+        contradicts the others."""
         commits = []
         for number, path in enumerate(self._commit_files(), start=1):
             if path.name not in self._known:
                 self._known[path.name] = self._read(path)
             commit = self._known[path.name]
             if commit.seq != number or path.name != f"{number:09d}.json":
-                raise LakeError(f"{path} should be commit {number}: a commit file is missing or was renamed.")
+                raise LakeError(
+                    f"{path} should be commit {number}: a commit file is missing or was renamed."
+                )
             commits.append(commit)
         _check_ranges(commits)
         _live(commits)
         return commits
 
     def files(self, since: str = "", until: str = "") -> list[LakeFile]:
-        """The files that count now; of these UTC dates (YYYY-MM-DD, both included) if they are given."""
+        """The files that count now; of these UTC dates (YYYY-MM-DD, both included) if they are
+        given."""
         live = _live(self.commits()).values()
-        return [file for file in live if (not since or file.dt >= since) and (not until or file.dt <= until)]
+        return [
+            file
+            for file in live
+            if (not since or file.dt >= since) and (not until or file.dt <= until)
+        ]
 
     def paths(self, since: str = "", until: str = "") -> list[str]:
-        """The same as paths, for pandas, DuckDB, Polars or Spark. Raises LakeError when one is not there as it was."""
+        """The same as paths, for pandas, DuckDB, Polars or Spark. Raises LakeError when one is not
+        there as it was."""
         return [str(self.check(file)) for file in self.files(since, until)]
 
     def check(self, file: LakeFile) -> Path:
@@ -139,29 +155,40 @@ class Lake:
     # Writing
 
     def attempt(self, lo: int, hi: int, archive: str = "") -> Path:
-        """A directory for the files of one try to write (lo, hi]. Not made yet: who writes first does that."""
+        """A directory for the files of one try to write (lo, hi]. Not made yet: who writes first
+        does that."""
         self.data.mkdir(parents=True, exist_ok=True)
         return self.data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
 
     def found_in(self, attempt: Path, rows_of: Iterable[tuple[Path, int]]) -> list[LakeFile]:
         """The files of an attempt, of each of which the rows are known."""
         return [
-            LakeFile(str(path.relative_to(self.root)), rows, path.stat().st_size, path.parent.name.partition("=")[2])
+            LakeFile(
+                str(path.relative_to(self.root)),
+                rows,
+                path.stat().st_size,
+                path.parent.name.partition("=")[2],
+            )
             for path, rows in sorted(rows_of)
         ]
 
     def add(self, commit: Commit) -> Commit:
         """Make it the next commit, whatever its number is; others may commit at the same time.
 
-        Raises LakeConflict when what they did leaves no room for it: the batch is there, or the files it replaces went.
-        Raises LakeError when it contradicts the commits before it.
+        Raises LakeConflict when what they did leaves no room for it: the batch is there, or the
+        files it replaces went. Raises LakeError when it contradicts the commits before it.
         """
         while True:
             commits = self.commits()
             if commit.kind == "append" and last_id(commits) != commit.lo:
-                raise LakeConflict(f"The rows up to id {last_id(commits)} are in the lake: another export was quicker.")
+                raise LakeConflict(
+                    f"The rows up to id {last_id(commits)} are in the lake: another export was "
+                    f"quicker."
+                )
             if not _live(commits).keys() >= set(commit.removes):
-                raise LakeConflict("The files to replace are replaced already: another compaction was quicker.")
+                raise LakeConflict(
+                    "The files to replace are replaced already: another compaction was quicker."
+                )
             following = msgspec.structs.replace(commit, seq=len(commits) + 1)
             _check_ranges([*commits, following])
             _live([*commits, following])
@@ -169,7 +196,8 @@ class Lake:
                 return self.commit(following)
 
     def commit(self, commit: Commit) -> Commit:
-        """Make the files count, all at once. Raises LakeConflict when somebody else has this number."""
+        """Make the files count, all at once. Raises LakeConflict when somebody else has this
+        number."""
         self._commits.mkdir(parents=True, exist_ok=True)
         commit = msgspec.structs.replace(commit, at=time.time())
         path = self._commits / f"{commit.seq:09d}.json"
@@ -182,16 +210,21 @@ class Lake:
             os.link(draft, path)  # fails when it is there, and is never seen half written
         except FileExistsError:
             if not os.path.samefile(draft, path):  # NFS: its answer was lost, and the call repeated
-                raise LakeConflict(f"{path} is there already: another writer has committed.") from None
+                raise LakeConflict(
+                    f"{path} is there already: another writer has committed."
+                ) from None
         finally:
             draft.unlink()
         _sync(self._commits)
         return commit
 
     def persist(self, attempt: Path) -> None:
-        """Have the disk keep the files of an attempt: a commit must not outlive in a power failure what it names."""
+        """Have the disk keep the files of an attempt: a commit must not outlive in a power failure
+        what it names."""
         for path in [*attempt.rglob("*"), attempt, self.data]:
-            with suppress(FileNotFoundError):  # of a second try of a task: it removes its own when it ends
+            with suppress(
+                FileNotFoundError
+            ):  # of a second try of a task: it removes its own when it ends
                 _sync(path)
 
     # Tidying up
@@ -200,7 +233,11 @@ class Lake:
         """Attempts that no commit names and that nothing was written to for so many seconds."""
         named = self._named()
         for path in sorted(self.data.iterdir()) if self.data.exists() else ():
-            if path.name not in named and _ATTEMPT.match(path.name) and time.time() - _touched(path) > older_than:
+            if (
+                path.name not in named
+                and _ATTEMPT.match(path.name)
+                and time.time() - _touched(path) > older_than
+            ):
                 yield path
 
     def replaced(self, older_than: float) -> Iterator[Path]:
@@ -217,7 +254,8 @@ class Lake:
         return True
 
     def sweep(self, older_than: float) -> int:
-        """Remove abandoned attempts, replaced files, and drafts of commits. Returns how many of the former two."""
+        """Remove abandoned attempts, replaced files, and drafts of commits. Returns how many of the
+        former two."""
         attempts, files = list(self.abandoned(older_than)), list(self.replaced(older_than))
         attempts = [path for path in attempts if self.drop(path)]
         for path in files:
@@ -233,7 +271,11 @@ class Lake:
         return {file.path.split("/")[1] for commit in self.commits() for file in commit.files}
 
     def _commit_files(self) -> list[Path]:
-        return sorted(p for p in self._commits.iterdir() if _NAME.match(p.name)) if self._commits.exists() else []
+        return (
+            sorted(p for p in self._commits.iterdir() if _NAME.match(p.name))
+            if self._commits.exists()
+            else []
+        )
 
     def _read(self, path: Path) -> Commit:
         try:
@@ -245,7 +287,9 @@ class Lake:
         except (OSError, msgspec.MsgspecError) as error:
             raise LakeError(f"{path} cannot be read as a commit: {error}") from error
         if sum(file.rows for file in commit.files) != commit.rows:
-            raise LakeError(f"{path} says {commit.rows:,} rows, but its files add up to another number.")
+            raise LakeError(
+                f"{path} says {commit.rows:,} rows, but its files add up to another number."
+            )
         data = self.data.resolve()
         if any(not (self.root / file.path).resolve().is_relative_to(data) for file in commit.files):
             raise LakeError(f"{path} names a file outside of the lake's data.")
@@ -264,7 +308,8 @@ def _check_ranges(commits: Sequence[Commit]) -> None:
         if commit.kind == "append":
             if commit.lo != hi or commit.hi <= commit.lo:
                 raise LakeError(
-                    f"Commit {commit.seq} has the ids {commit.lo} to {commit.hi}, the one before ended at {hi}."
+                    f"Commit {commit.seq} has the ids {commit.lo} to {commit.hi}, the one before "
+                    f"ended at {hi}."
                 )
             hi = commit.hi
 
@@ -276,10 +321,15 @@ def _live(commits: Sequence[Commit]) -> dict[str, LakeFile]:
         missing = [path for path in commit.removes if path not in live]
         again = [file.path for file in commit.files if file.path in live]
         if missing or again:
-            raise LakeError(f"Commit {commit.seq} removes what is not there, or adds what is: {(missing + again)[0]}.")
+            raise LakeError(
+                f"Commit {commit.seq} removes what is not there, or adds what is: "
+                f"{(missing + again)[0]}."
+            )
         removed = [live.pop(path).rows for path in commit.removes]
         if commit.kind == "compact" and sum(removed) != commit.rows:
-            raise LakeError(f"Commit {commit.seq} compacts {sum(removed):,} rows and has {commit.rows:,}.")
+            raise LakeError(
+                f"Commit {commit.seq} compacts {sum(removed):,} rows and has {commit.rows:,}."
+            )
         live |= {file.path: file for file in commit.files}
     return live
 

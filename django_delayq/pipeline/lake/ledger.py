@@ -1,4 +1,5 @@
-"""What SQL remembers of the batches of a lake. The lake's commits decide: after a crash this follows them."""
+"""What SQL remembers of the batches of a lake. The lake's commits decide: after a crash this
+follows them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from ...models import ArchivedMessage, BatchState, LakeBatch
 from ..errors import Refused
 from .lake import Commit, Lake
 
-#: Hexadecimal digits that name the archive, at the beginning of the random part of an attempt's name.
+#: Hexadecimal digits that name the archive, at the beginning of the random part of an attempt's
+#: name.
 NAME_LENGTH = 12
 
 PLANNED, WRITTEN, VERIFIED, COMMITTED, PRUNED = BatchState.values
@@ -29,7 +31,9 @@ class Ledger:
         self.lake = lake
         self.name = str(lake.root.resolve())
         if len(self.name) > 400:
-            raise Refused(f"The path of the lake has {len(self.name)} characters: 400 are the most.")
+            raise Refused(
+                f"The path of the lake has {len(self.name)} characters: 400 are the most."
+            )
 
     @property
     def batches(self) -> QuerySet[LakeBatch]:
@@ -39,13 +43,14 @@ class Ledger:
 
     @property
     def archive(self) -> str:
-        """The random name under which this lake knows this database's archive; empty before the first batch."""
+        """The random name under which this lake knows this database's archive; empty before the
+        first batch."""
         first = self.batches.first()
         return archive_of(first.attempt) if first else ""
 
     def check(self) -> list[Commit]:
-        """The commits. Raises Refused when they are not of this database's archive as it stands, LakeError when the
-        lake is not as they say."""
+        """The commits. Raises Refused when they are not of this database's archive as it stands,
+        LakeError when the lake is not as they say."""
         commits = self.lake.commits()
         known = {batch.lo: batch for batch in self.batches}
         if commits and not known:
@@ -55,7 +60,8 @@ class Ledger:
         return commits
 
     def follow(self) -> list[Commit]:
-        """check(), and then the ledger says what the commits say, also where a run died before it said so itself."""
+        """check(), and then the ledger says what the commits say, also where a run died before it
+        said so itself."""
         commits = self.check()
         self._adopt(commits)
         known = {batch.lo: batch for batch in self.batches}
@@ -77,7 +83,8 @@ class Ledger:
             "attempt": f"{lo}-{hi}.{os.urandom(NAME_LENGTH // 2).hex()}",
         }
         LakeBatch.objects.get_or_create(lake=self.name, lo=lo, defaults=first)
-        # The name comes from the first batch of all: whoever makes that row, the others read it there.
+        # The name comes from the first batch of all: whoever makes that row, the others read it
+        # there.
         attempt = self.lake.attempt(lo, hi, self.archive)
         self._set({"lo": lo, "seq": None}, hi=hi, state=PLANNED, attempt=attempt.name, problem="")
         return attempt
@@ -108,21 +115,29 @@ class Ledger:
         self._set({"lo": commit.lo}, **fields)
 
     def _set(self, where: Mapping[str, Any], **fields: Any) -> None:
-        LakeBatch.objects.filter(lake=self.name, **where).update(changed_at=timezone.now(), **fields)
+        LakeBatch.objects.filter(lake=self.name, **where).update(
+            changed_at=timezone.now(), **fields
+        )
 
     def _moved(self, commits: Sequence[Commit]) -> dict[int, LakeBatch]:
-        """The batches under the path at which the lake was before. Raises Refused when it is still there."""
+        """The batches under the path at which the lake was before. Raises Refused when it is still
+        there."""
         found = LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive or '-'}")
         known = {batch.lo: batch for batch in found}
         for name in {batch.lake for batch in known.values()}:
             if Path(name).exists():
-                raise Refused(f"{self.name} is a copy of the lake {name}: use that one, or an empty directory.")
+                raise Refused(
+                    f"{self.name} is a copy of the lake {name}: use that one, or an empty "
+                    f"directory."
+                )
         return known
 
     def _adopt(self, commits: Sequence[Commit]) -> None:
         """The lake was moved: its batches are under its new path from now on."""
         if commits and not self.batches.exists():
-            LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive}").update(lake=self.name)
+            LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive}").update(
+                lake=self.name
+            )
 
 
 def archive_of(attempt: str) -> str:
@@ -137,7 +152,11 @@ def instant(text: str) -> datetime | None:
 
 def stored(when: datetime) -> datetime:
     """An aware datetime as this project's models hold it: aware, or naive without USE_TZ."""
-    return when if django_settings.USE_TZ else timezone.make_naive(when, timezone.get_default_timezone())
+    return (
+        when
+        if django_settings.USE_TZ
+        else timezone.make_naive(when, timezone.get_default_timezone())
+    )
 
 
 def _refuse_another(name: str, commits: Sequence[Commit], known: Mapping[int, LakeBatch]) -> None:
@@ -147,33 +166,44 @@ def _refuse_another(name: str, commits: Sequence[Commit], known: Mapping[int, La
             continue
         if commit.archive != ours or not ours:
             raise Refused(
-                f"The lake {name} is of another archive: the ledger of this database does not know its commit "
+                f"The lake {name} is of another archive: the ledger of this database does not know "
+                f"its commit "
                 f"{commit.seq}. Use another directory for this database."
             )
         if commit.lo not in known or _is_foreign(commit, known[commit.lo]):
             raise Refused(
-                f"The lake {name} has the rows up to id {commit.hi} (commit {commit.seq}), of which the ledger of this "
-                "database knows nothing: the database was restored from a backup, and may give these ids to other "
+                f"The lake {name} has the rows up to id {commit.hi} (commit {commit.seq}), of "
+                f"which the ledger of this "
+                "database knows nothing: the database was restored from a backup, and may give "
+                "these ids to other "
                 "messages. Begin a new lake in an empty directory."
             )
 
 
 def _is_foreign(commit: Commit, known: LakeBatch) -> bool:
-    """Whether a batch that was begun when the database was backed up was committed with other ids afterwards: then SQL
-    has not its rows. Of two exports at once, too, one commits other ids than the ledger says for a moment."""
+    """Whether a batch that was begun when the database was backed up was committed with other ids
+    afterwards: then SQL has not its rows. Of two exports at once, too, one commits other ids than
+    the ledger says for a moment."""
     if known.seq is not None or known.hi == commit.hi:
         return False
     held = ArchivedMessage.objects.filter(pk__gt=commit.lo, pk__lte=commit.hi).aggregate(
         rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
     )
-    wanted = {"rows": commit.rows, "oldest": instant(commit.oldest), "newest": instant(commit.newest)}
+    wanted = {
+        "rows": commit.rows,
+        "oldest": instant(commit.oldest),
+        "newest": instant(commit.newest),
+    }
     return bool(held != wanted)
 
 
-def _refuse_older_lake(name: str, commits: Sequence[Commit], known: Mapping[int, LakeBatch]) -> None:
+def _refuse_older_lake(
+    name: str, commits: Sequence[Commit], known: Mapping[int, LakeBatch]
+) -> None:
     newest = max((batch.seq or 0 for batch in known.values()), default=0)
     if newest > len(commits):
         raise Refused(
-            f"The lake {name} has {len(commits)} commits, but this database saw {newest}: it is not mounted, was "
+            f"The lake {name} has {len(commits)} commits, but this database saw {newest}: it is "
+            f"not mounted, was "
             "emptied, or is an older copy. Bring it back, or begin a new lake in another directory."
         )

@@ -1,4 +1,5 @@
-"""Deletes from SQL what a verified batch of the lake holds, in short transactions, and never an open dead letter."""
+"""Deletes from SQL what a verified batch of the lake holds, in short transactions, and never an
+open dead letter."""
 
 from __future__ import annotations
 
@@ -56,13 +57,17 @@ def prune(
     dry_run: bool = False,
     tell: Callable[[str], object] = bool,
 ) -> Pruned:
-    """Delete the rows of every batch that is committed and finished as a whole longer ago than `older_than` (1 hour or
-    more), if they are those that the lake has. Not of a day (UTC) that goes on, before its figures are computed.
-    Interrupted, it goes on when it is called again. `by` is for the OperatorAction. The ledger has to follow the lake.
-    Raises Refused, and LakeError when a file is not there as it was.
+    """Delete the rows of every batch that is committed and finished as a whole longer ago than
+    `older_than` (1 hour or more), if they are those that the lake has. Not of a day (UTC) that goes
+    on, before its figures are computed. Interrupted, it goes on when it is called again. `by` is
+    for the OperatorAction. The ledger has to follow the lake. Raises Refused, and LakeError when a
+    file is not there as it was.
     """
     if older_than < MIN_AGE:
-        raise Refused("Rows are pruned 1 hour after they finished at the earliest: they stop a second delivery.")
+        raise Refused(
+            "Rows are pruned 1 hour after they finished at the earliest: they stop a second "
+            "delivery."
+        )
     now = datetime.now(tz=zones.utc)
     done = Pruned()
     some = list(_old(ledger, now, older_than))
@@ -84,7 +89,8 @@ def prune(
 
 
 def _old(ledger: Ledger, now: datetime, older_than: timedelta) -> Iterator[LakeBatch]:
-    """Committed batches that are old enough; of the pruned ones those whose dead letters are dealt with by now."""
+    """Committed batches that are old enough; of the pruned ones those whose dead letters are dealt
+    with by now."""
     aged = Q(newest_at__lt=stored(now - older_than)) | Q(newest_at=None)
     # The figures of a day are computed when it is over, from all of its rows.
     today = (now - SETTLE).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -94,9 +100,11 @@ def _old(ledger: Ledger, now: datetime, older_than: timedelta) -> Iterator[LakeB
             yield batch
 
 
-def _is_whole(ledger: Ledger, batch: LakeBatch, archive: Archive, done: Pruned, dry_run: bool) -> bool:
-    """Whether SQL has the rows that the lake has. What others pruned of a batch that we pruned already is no
-    problem."""
+def _is_whole(
+    ledger: Ledger, batch: LakeBatch, archive: Archive, done: Pruned, dry_run: bool
+) -> bool:
+    """Whether SQL has the rows that the lake has. What others pruned of a batch that we pruned
+    already is no problem."""
     counted = _difference(batch)
     problem = counted or _other_rows(ledger, batch, archive)
     if not problem:
@@ -114,14 +122,16 @@ def _difference(batch: LakeBatch) -> str:
     if found == expected:
         return ""
     return (
-        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: SQL has {found:,} of its rows, and "
-        f"should have {expected:,} by the lake. Run the audit (delayq_prune may have deleted some of them)."
+        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: SQL has {found:,} "
+        f"of its rows, and "
+        f"should have {expected:,} by the lake. Run the audit (delayq_prune may have deleted some "
+        f"of them)."
     )
 
 
 def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
-    """Whether SQL has a row of these ids that the lake has not, or not so: what it has to have before the first one
-    goes is what its commit says, and afterwards some of it."""
+    """Whether SQL has a row of these ids that the lake has not, or not so: what it has to have
+    before the first one goes is what its commit says, and afterwards some of it."""
     ids = (batch.lo, batch.hi)
     if not batch.pruned:
         content = batches.content_of(archive(ids))
@@ -129,12 +139,15 @@ def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
     else:
         files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
         ours = transforms.hashed(archive(ids), schemas.ARCHIVE.names)
-        theirs = transforms.hashed(read_files(ours.sparkSession, ledger.lake, files), schemas.ARCHIVE.names)
+        theirs = transforms.hashed(
+            read_files(ours.sparkSession, ledger.lake, files), schemas.ARCHIVE.names
+        )
         same = ours.join(theirs, ["id", "hash_high", "hash_low"], "left_anti").isEmpty()
     if same:
         return ""
     return (
-        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: rows of SQL are not as the lake has "
+        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: rows of SQL are not "
+        f"as the lake has "
         "them. Run the audit: it names them."
     )
 
@@ -144,7 +157,8 @@ def _may_have_rows(file: LakeFile, batch: LakeBatch) -> bool:
 
 
 def _check_files(ledger: Ledger, some: Sequence[LakeBatch]) -> None:
-    """Raise LakeError unless every file that may have rows of these batches can be opened and has its rows."""
+    """Raise LakeError unless every file that may have rows of these batches can be opened and has
+    its rows."""
     for file in ledger.lake.files():
         if not any(_may_have_rows(file, batch) for batch in some):
             continue
@@ -154,7 +168,9 @@ def _check_files(ledger: Ledger, some: Sequence[LakeBatch]) -> None:
         except (OSError, ValueError) as error:
             raise LakeError(f"{path} cannot be read: {error}. Nothing is pruned.") from error
         if rows != file.rows:
-            raise LakeError(f"{path} has {rows:,} rows, its commit says {file.rows:,}. Nothing is pruned.")
+            raise LakeError(
+                f"{path} has {rows:,} rows, its commit says {file.rows:,}. Nothing is pruned."
+            )
 
 
 def _rows(batch: LakeBatch) -> Any:
@@ -181,15 +197,20 @@ class _Prune:
                 return
             at, first = edge, False
         self._done.kept += _rows(batch).count()
-        LakeBatch.objects.filter(pk=batch.pk).update(state=PRUNED, problem="", changed_at=timezone.now())
+        LakeBatch.objects.filter(pk=batch.pk).update(
+            state=PRUNED, problem="", changed_at=timezone.now()
+        )
 
     def _delete(self, batch: LakeBatch, ids: tuple[int, int], *, check: bool) -> bool:
-        """One chunk, and how many it were, in one transaction. False: SQL has not the rows that the lake has."""
+        """One chunk, and how many it were, in one transaction. False: SQL has not the rows that the
+        lake has."""
         goes = _rows(batch).filter(pk__gt=ids[0], pk__lte=ids[1]).exclude(OPEN)
         needed = still_needed(goes)
         with transaction.atomic(using=self._alias):
             ledger = LakeBatch.objects.filter(pk=batch.pk)
-            ledger.update(pruned=F("pruned"))  # a write first: it locks out another prune of this batch
+            ledger.update(
+                pruned=F("pruned")
+            )  # a write first: it locks out another prune of this batch
             if check:
                 batch.refresh_from_db(using=self._alias, fields=["pruned", "rows"])
                 if problem := _difference(batch):

@@ -1,4 +1,5 @@
-"""Copies rows of the archive to Parquet while they are read: by Arrow, a tenth of the work of Spark's own writer."""
+"""Copies rows of the archive to Parquet while they are read: by Arrow, a tenth of the work of
+Spark's own writer."""
 
 from __future__ import annotations
 
@@ -15,17 +16,28 @@ from pyarrow import parquet
 CHUNK = 64 * 1024 * 1024
 #: Columns in which hardly a value comes twice: a dictionary of them is as large as they are.
 _UNIQUE = frozenset(
-    ("id", "message_id", "body", "enqueued_at", "due_at", "started_at", "finished_at", "lateness_ms", "run_ms")
+    (
+        "id",
+        "message_id",
+        "body",
+        "enqueued_at",
+        "due_at",
+        "started_at",
+        "finished_at",
+        "lateness_ms",
+        "run_ms",
+    )
 )
 #: What a file is called until it is whole.
 UNFINISHED = ".unfinished"
 
 
 def copied(batches: Iterator[pa.RecordBatch], attempt: Path, name: str) -> Iterator[pa.RecordBatch]:
-    """The same batches. After the last one, `attempt`/dt=YYYY-MM-DD/`name`.parquet has the rows that finished on that
-    UTC date; until then no reader finds a part of them.
+    """The same batches. After the last one, `attempt`/dt=YYYY-MM-DD/`name`.parquet has the rows
+    that finished on that UTC date; until then no reader finds a part of them.
 
-    A task that is repeated, or runs twice at the same time, does it again with the same rows: the first file stays.
+    A task that is repeated, or runs twice at the same time, does it again with the same rows: the
+    first file stays.
     """
     kept: list[pa.RecordBatch] = []
     size = 0
@@ -43,7 +55,8 @@ def copied(batches: Iterator[pa.RecordBatch], attempt: Path, name: str) -> Itera
 
 
 def tidy(data: Path, older_than: float) -> None:
-    """Remove what killed tasks have left in the attempts of a lake: what nobody wrote to for so many seconds."""
+    """Remove what killed tasks have left in the attempts of a lake: what nobody wrote to for so
+    many seconds."""
     for path in data.glob(f"*/dt=*/.*{UNFINISHED}"):
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > older_than:
@@ -84,7 +97,8 @@ class _Files:
 
 def _write(rows: pa.Table, path: Path) -> None:
     repeated = [name for name in rows.schema.names if name not in _UNIQUE]
-    # Spark's level: with a dictionary only where it helps, a quarter of the bytes less than by default, and no slower.
+    # Spark's level: with a dictionary only where it helps, a quarter of the bytes less than by
+    # default, and no slower.
     compression = {"compression": "zstd", "compression_level": 3, "use_dictionary": repeated}
     parquet.write_table(rows, path, store_schema=False, **compression)
 
@@ -92,7 +106,9 @@ def _write(rows: pa.Table, path: Path) -> None:
 def _by_date(rows: pa.Table) -> Iterator[tuple[object, pa.Table]]:
     """Sorted within each date: what is alike lies together, which saves a quarter of the bytes."""
     dates = rows["finished_at"].cast(pa.date32())
-    rows = rows.append_column("dt", dates).sort_by([(name, "ascending") for name in ("dt", "topic", "finished_at")])
+    rows = rows.append_column("dt", dates).sort_by(
+        [(name, "ascending") for name in ("dt", "topic", "finished_at")]
+    )
     begin = 0
     for found in rows["dt"].value_counts().to_pylist():
         yield found["values"], rows.slice(begin, found["counts"]).drop_columns("dt")

@@ -1,7 +1,9 @@
-"""df.write.format("delayq"): a frame of messages (pipeline/messages.py) into the queue, each message once.
+"""df.write.format("delayq"): a frame of messages (pipeline/messages.py) into the queue, each
+message once.
 
-Runs on executors. The fence of the load (store/lua/load.lua) is what makes it safe to repeat a task of Spark, or the
-whole load: a split is written in the order of its ids, and what the fence has passed is skipped.
+Runs on executors. The fence of the load (store/lua/load.lua) is what makes it safe to repeat a task
+of Spark, or the whole load: a split is written in the order of its ids, and what the fence has
+passed is skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How often a call is sent whose outcome is not known, or that Redis could not take at the moment, and the wait (s).
+#: How often a call is sent whose outcome is not known, or that Redis could not take at the moment,
+#: and the wait (s).
 TRIES, WAIT = 3, 1.0
 
 
@@ -81,11 +84,14 @@ class QueueSink(DataSource):
         missing = [name for name in COLUMNS.names if name not in schema.names]
         if missing:
             raise Refused(
-                f"This frame has no {', '.join(missing)}: format('delayq') writes frames of messages. "
+                f"This frame has no {', '.join(missing)}: format('delayq') writes frames of "
+                f"messages. "
                 "Make one with the job schedule, or with django_delayq.pipeline.bulk_load.messages."
             )
         if overwrite:
-            raise Refused("A queue is not overwritten: use mode('append'). To empty a topic there is purge().")
+            raise Refused(
+                "A queue is not overwritten: use mode('append'). To empty a topic there is purge()."
+            )
         absent = [name for name in ("redis", "load") if name not in self.options]
         if absent:
             raise Refused(f"format('delayq') needs the options {', '.join(absent)}.")
@@ -110,17 +116,22 @@ class QueueWriter(DataSourceArrowWriter):
             store.close()
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Check what the tasks say: each message went through one of them, and each split through one alone."""
+        """Check what the tasks say: each message went through one of them, and each split through
+        one alone."""
         load = msgspec.json.decode(self._load, type=LoadSpec)
         done = [one for one in messages if isinstance(one, Written)]
         splits = [split for one in done for split in one.splits]
         if len(splits) != len(set(splits)):
             raise DelayQError(
-                "A split was written by two tasks of Spark. repartition() the frame by its columns first."
+                "A split was written by two tasks of Spark. repartition() the frame by its columns "
+                "first."
             )
         rows = sum(one.rows for one in done)
         if load.rows is not None and rows != load.rows:
-            raise DelayQError(f"{rows:,} messages were written of {load.rows:,}: the source has changed meanwhile.")
+            raise DelayQError(
+                f"{rows:,} messages were written of {load.rows:,}: the source has changed "
+                f"meanwhile."
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: what is applied stays, the fence knows it, and the load is to be repeated."""
@@ -177,13 +188,18 @@ class Loader:
         self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, rest))
 
     def _without_those_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
-        """A topic that once had fewer partitions may have a key live in another one than that of today."""
+        """A topic that once had fewer partitions may have a key live in another one than that of
+        today."""
         counts = self._store.partitions.counts(partition.topic)
         if partition.number >= max(counts):
-            raise DelayQError(f"{partition} does not exist: messages.placed() gives each message its partition.")
+            raise DelayQError(
+                f"{partition} does not exist: messages.placed() gives each message its partition."
+            )
         if len(counts) == 1:
             return messages
-        places = {one[0]: self._store.partitions.candidates(partition.topic, one[0]) for one in messages}
+        places = {
+            one[0]: self._store.partitions.candidates(partition.topic, one[0]) for one in messages
+        }
         asked = {place for found in places.values() for place in found if place != partition}
         elsewhere: set[bytes] = set()
         for place in asked:
@@ -222,7 +238,9 @@ class Records:
         longest = pc.max(pc.binary_length(body)).as_py() or 0
         if longest <= self._compress_above:
             return plain
-        packed = [self._packed(*pair) for pair in zip(header.to_pylist(), body.to_pylist(), strict=True)]
+        packed = [
+            self._packed(*pair) for pair in zip(header.to_pylist(), body.to_pylist(), strict=True)
+        ]
         return pa.array(packed, pa.binary())
 
     def _packed(self, header: bytes, body: bytes) -> bytes:
@@ -250,7 +268,8 @@ class Pace:
             self._began = time.monotonic()
 
     def count(self, new: int) -> None:
-        """So many of those that were sent last are new: what the fence skips costs no worker anything."""
+        """So many of those that were sent last are new: what the fence skips costs no worker
+        anything."""
         if self._per_second is not None:
             self._next = max(self._next, self._began) + new / self._per_second
 
@@ -266,7 +285,8 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordB
 
 
 def _repeated(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-    """Send a call; it is sent again when that fails, or no answer comes. The fence makes that safe."""
+    """Send a call; it is sent again when that fails, or no answer comes. The fence makes that
+    safe."""
     from ...core.exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
 
     first = _sent(begin)

@@ -1,7 +1,8 @@
-"""Reads by ADBC's drivers, which make Arrow of what a database sends, and no Python object of a value.
+"""Reads by ADBC's drivers, which make Arrow of what a database sends, and no Python object of a
+value.
 
-PostgreSQL: binary COPY, for half the work, there and here, of COPY as text that is parsed. SQLite: a third of the work
-of Python's module.
+PostgreSQL: binary COPY, for half the work, there and here, of COPY as text that is parsed. SQLite:
+a third of the work of Python's module.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _ROWS_OF_BATCH = "adbc.sqlite.query.batch_rows"
 
 
 def driver(vendor: str) -> Any:
-    """The module for PostgreSQL or SQLite; None for other databases, and where it is not installed."""
+    """The module for PostgreSQL or SQLite; None for other databases, and where it is not
+    installed."""
     name = {"postgresql": "adbc_driver_postgresql", "sqlite": "adbc_driver_sqlite"}.get(vendor)
     if name is None or (vendor == "postgresql" and not _has_psycopg3()):
         return None
@@ -41,16 +43,24 @@ def _has_psycopg3() -> bool:
     return bool(is_psycopg3)
 
 
-def postgresql_batches(database: Database, table: str, schema: pa.Schema, ids: Range) -> Iterator[pa.RecordBatch]:
+def postgresql_batches(
+    database: Database, table: str, schema: pa.Schema, ids: Range
+) -> Iterator[pa.RecordBatch]:
     """As rows.read(). Raises DatabaseUnavailable, and ADBC's errors."""
     django = connection_to(database)
     quote = django.ops.quote_name
     columns = ", ".join(_expression(quote(field.name), field.name) for field in schema)
     # Numbers of our own: COPY takes no parameters.
     where = f"WHERE id > {int(ids[0])} AND id <= {int(ids[1])} ORDER BY id"
-    with _open("postgresql", database, _conninfo(django)) as connection, connection.cursor() as cursor:
-        # In one transaction, so that a pool between here and the server keeps to one connection of its own.
-        cursor.execute("SET LOCAL statement_timeout = 0")  # the project's is for its pages; a range may take minutes
+    with (
+        _open("postgresql", database, _conninfo(django)) as connection,
+        connection.cursor() as cursor,
+    ):
+        # In one transaction, so that a pool between here and the server keeps to one connection of
+        # its own.
+        cursor.execute(
+            "SET LOCAL statement_timeout = 0"
+        )  # the project's is for its pages; a range may take minutes
         if role := database.options.get("assume_role"):
             cursor.execute(f"SET LOCAL ROLE {quote(role)}")
         cursor.adbc_statement.set_options(**{_BYTES_OF_BATCH: str(CHUNK)})
@@ -104,6 +114,8 @@ def _conninfo(django: Any) -> str:
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     told = django.get_connection_params().items()
     given = {name: value for name, value in told if name in known and value is not None}
-    if "options" in given:  # a short timeout among them would also be for what ADBC asks at the beginning
+    if (
+        "options" in given
+    ):  # a short timeout among them would also be for what ADBC asks at the beginning
         given["options"] += " -c statement_timeout=0"
     return make_conninfo(**{**given, "client_encoding": "UTF8"})

@@ -9,7 +9,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from ...core.exceptions import ConfigurationError
@@ -30,10 +35,10 @@ def read_archive(
 ) -> DataFrame:
     """The rows of the archive with lo < id <= hi; these columns of schemas.ARCHIVE, else all.
 
-    Each action reads them anew, `parts` ranges side by side (fewer when there are few rows): take ids that are settled
-    (see settled.py), so that each sees the same rows. Ask for the columns that you need: Spark does not tell a Python
-    source. With `copy`, a directory, all columns are written there, too, when an action reads to the end: see
-    copying.py. No secret gets into the plan.
+    Each action reads them anew, `parts` ranges side by side (fewer when there are few rows): take
+    ids that are settled (see settled.py), so that each sees the same rows. Ask for the columns that
+    you need: Spark does not tell a Python source. With `copy`, a directory, all columns are written
+    there, too, when an action reads to the end: see copying.py. No secret gets into the plan.
     """
     spark.dataSource.register(ArchiveSource)
     schema = schemas.chosen(schemas.ARCHIVE, list(columns or schemas.ARCHIVE.names))
@@ -60,14 +65,16 @@ class ArchiveSource(DataSource):
     """Options:
 
     - `database`: JSON of params.Database;
-    - `lo`, `hi`: rows with lo < id <= hi. What is left out is looked up when an action is planned, and may be another
-      one for the next action, with rows that are not settled: two looks at one DataFrame may differ then;
+    - `lo`, `hi`: rows with lo < id <= hi. What is left out is looked up when an action is planned,
+      and may be another one for the next action, with rows that are not settled: two looks at one
+      DataFrame may differ then;
     - `parts`: ranges that are read side by side (8), fewer when there are few rows;
     - `reader`: `auto`, or `cursor` for Django's cursor whatever the database is;
-    - `copy`: a directory to which the rows, with all columns, are also written as Parquet by UTC date: see copying.py.
+    - `copy`: a directory to which the rows, with all columns, are also written as Parquet by UTC
+      date: see writer.py.
 
-    Columns: those of `.schema(...)`, else all: Spark does not tell a Python source which ones it needs, and a narrow
-    schema is read twice as quickly.
+    Columns: those of `.schema(...)`, else all: Spark does not tell a Python source which ones it
+    needs, and a narrow schema is read twice as quickly.
     """
 
     @classmethod
@@ -101,7 +108,9 @@ class RangeReader(DataSourceReader):
         self._reader = options.get("reader", "auto")
         self._copy = options.get("copy")
         if self._copy and schema != schemas.ARCHIVE:
-            raise ConfigurationError("The option `copy` writes the columns of the lake: all, in their order.")
+            raise ConfigurationError(
+                "The option `copy` writes the columns of the lake: all, in their order."
+            )
 
     @property
     def _table(self) -> str:
@@ -121,18 +130,23 @@ class RangeReader(DataSourceReader):
         assert isinstance(partition, IdRange)
         ids = (partition.lo, partition.hi)
         found = rows.read(self._database, self._schema, ids, table=self._table, reader=self._reader)
-        yield from copied(found, Path(self._copy), "part-{}-{}".format(*ids)) if self._copy else found
+        yield from (
+            copied(found, Path(self._copy), "part-{}-{}".format(*ids)) if self._copy else found
+        )
 
 
 def checked(schema: StructType, known: pa.Schema) -> pa.Schema:
-    """Columns that a user asks for, by name and type. Raises ConfigurationError for what the table has not got."""
+    """Columns that a user asks for, by name and type. Raises ConfigurationError for what the table
+    has not got."""
     types = {field.name: field.dataType for field in schemas.spark_schema(known)}
     for field in schema:
         if field.name not in types:
             raise ConfigurationError(f"There is no column {field.name!r}, only {', '.join(types)}.")
         if field.dataType != types[field.name]:
             wanted, there = field.dataType.simpleString(), types[field.name].simpleString()
-            raise ConfigurationError(f"The column {field.name!r} is of type {there}, not {wanted}: cast it afterwards.")
+            raise ConfigurationError(
+                f"The column {field.name!r} is of type {there}, not {wanted}: cast it afterwards."
+            )
     return schemas.chosen(known, schema.names)
 
 
@@ -141,7 +155,9 @@ def database_of(options: Mapping[str, str]) -> Database:
     try:
         return msgspec.json.decode(options["database"], type=Database)
     except KeyError:
-        raise ConfigurationError("The option `database` is missing: JSON of engine, name, table, host ...") from None
+        raise ConfigurationError(
+            "The option `database` is missing: JSON of engine, name, table, host ..."
+        ) from None
     except msgspec.MsgspecError as error:
         raise ConfigurationError(f"The option `database` cannot be read: {error}") from None
 
@@ -152,4 +168,6 @@ def number_of(options: Mapping[str, str], name: str) -> int | None:
     try:
         return None if text is None else int(text)
     except ValueError:
-        raise ConfigurationError(f"The option `{name}` is {text!r}, which is no whole number.") from None
+        raise ConfigurationError(
+            f"The option `{name}` is {text!r}, which is no whole number."
+        ) from None

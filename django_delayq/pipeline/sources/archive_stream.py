@@ -1,7 +1,8 @@
-"""spark.readStream.format("delayq_archive"): the archive as it grows, as a source of Structured Streaming.
+"""spark.readStream.format("delayq_archive"): the archive as it grows, as a source of Structured
+Streaming.
 
-An offset is {"id": n}: everything up to that id has been taken. Runs in a process of Spark's beside the driver and on
-executors, which know no Django settings: a connection is made of the parameters.
+An offset is {"id": n}: everything up to that id has been taken. Runs in a process of Spark's beside
+the driver and on executors, which know no Django settings: a connection is made of the parameters.
 """
 
 from __future__ import annotations
@@ -61,8 +62,12 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._target = last_settled(connection.django, self._database.table, self._settle)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """The end of the next micro-batch: never beyond what is settled, for a smaller id may still come below it."""
-        table, most = self._database.table, limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        """The end of the next micro-batch: never beyond what is settled, for a smaller id may still
+        come below it."""
+        table, most = (
+            self._database.table,
+            limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+        )
         with connected(self._database, plain=True) as connection:
             top = self._target
             if top is None:
@@ -86,13 +91,18 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigurationError(f"The option `settle` is {text!r}, which is no number of seconds.") from None
+        raise ConfigurationError(
+            f"The option `settle` is {text!r}, which is no number of seconds."
+        ) from None
 
 
 def _end_of(connection: Any, table: str, ids: tuple[int, int], most: int | None) -> int | None:
     """The highest id of the first so many rows with lo < id <= hi; None where there are none."""
     limit = "" if most is None else f"LIMIT {int(most)}"
-    page = f"SELECT id FROM {connection.ops.quote_name(table)} WHERE id > %s AND id <= %s ORDER BY id {limit}"
+    page = (
+        f"SELECT id FROM {connection.ops.quote_name(table)} WHERE id > %s AND id <= %s ORDER BY id "
+        f"{limit}"
+    )
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT max(id) FROM ({page}) AS page", ids)
         (end,) = cursor.fetchone()

@@ -1,4 +1,5 @@
-"""Connections to the database of the parameters, where no Django project is: on executors and in Spark's planner."""
+"""Connections to the database of the parameters, where no Django project is: on executors and in
+Spark's planner."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Row = tuple[Any, ...]
 
 #: Seconds that a reader of SQLite waits for a writer, unless OPTIONS say more.
 PATIENCE = 60.0
-#: OPTIONS that are not for readers: a pool opens connections that nobody uses, and SERIALIZABLE reads lock rows.
+#: OPTIONS that are not for readers: a pool opens connections that nobody uses, and SERIALIZABLE
+#: reads lock rows.
 _FOR_WRITERS = frozenset({"pool", "isolation_level", "transaction_mode"})
 #: What engines are made of that need more than a driver: GDAL, say, which an executor may lack.
 _MADE_OF = {"postgis": "postgresql", "spatialite": "sqlite3"}
@@ -38,13 +40,16 @@ class Connected(NamedTuple):
 
 @contextmanager
 def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]:
-    """A connection for reading, closed at the end. SQLite's is read-only, and is Django's only with `plain`.
+    """A connection for reading, closed at the end. SQLite's is read-only, and is Django's only with
+    `plain`.
 
     Raises DatabaseUnavailable and ConfigurationError, neither of which names a password.
     """
     if backend_of(database).vendor == "sqlite" and not plain:
         with _sqlite(database) as connection:
-            yield Connected("sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, _limited)
+            yield Connected(
+                "sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, _limited
+            )
         return
     connection = connection_to(_read_only(database))
     try:
@@ -57,13 +62,20 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
                 return rows
 
             ops = connection.ops
-            yield Connected(connection.vendor, fetch, ops.quote_name, lambda n: ops.limit_offset_sql(0, n), connection)
+            yield Connected(
+                connection.vendor,
+                fetch,
+                ops.quote_name,
+                lambda n: ops.limit_offset_sql(0, n),
+                connection,
+            )
     finally:
         connection.close()
 
 
 def connection_to(database: Database) -> Any:
-    """A connection of Django's, not opened yet. Python workers serve one job after another, so settings would not do.
+    """A connection of Django's, not opened yet. Python workers serve one job after another, so
+    settings would not do.
 
     Raises ConfigurationError when there is no such engine here, or a secret cannot be resolved.
     """
@@ -93,7 +105,8 @@ def mysql_driver() -> None:
 
 
 def backend_of(database: Database) -> Any:
-    """The class of Django's that connects: the engine's own, or what it is made of where that cannot be loaded."""
+    """The class of Django's that connects: the engine's own, or what it is made of where that
+    cannot be loaded."""
     from django.conf import settings
     from django.core.exceptions import ImproperlyConfigured
     from django.db.utils import load_backend
@@ -134,7 +147,9 @@ def unavailable(database: Database, error: Exception) -> DatabaseUnavailable:
         said = said.replace(secret, "***")
     place = f" at {database.host}" if database.host else ""
     port = f":{database.port}" if database.port else ""
-    return DatabaseUnavailable(f"The database {database.name}{place}{port} cannot be reached from here: {said}")
+    return DatabaseUnavailable(
+        f"The database {database.name}{place}{port} cannot be reached from here: {said}"
+    )
 
 
 # SQLite
@@ -146,7 +161,9 @@ def _sqlite(database: Database) -> Iterator[Any]:
     import sqlite3
 
     try:
-        connection = sqlite3.connect(address_of(database.name), uri=True, timeout=patience_of(database))
+        connection = sqlite3.connect(
+            address_of(database.name), uri=True, timeout=patience_of(database)
+        )
     except sqlite3.Error as error:
         raise unavailable(database, error) from None
     with closing(connection):
@@ -161,7 +178,9 @@ def patience_of(database: Database) -> float:
 def address_of(name: str) -> str:
     """SQLite's, read-only. Raises ConfigurationError for a database in memory."""
     if ":memory:" in name or "mode=memory" in name:
-        raise ConfigurationError("The archive is in the memory of one process, where Spark cannot read it.")
+        raise ConfigurationError(
+            "The archive is in the memory of one process, where Spark cannot read it."
+        )
     return name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=ro"
 
 

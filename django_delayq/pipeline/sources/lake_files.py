@@ -24,10 +24,15 @@ BATCH = 100_000
 
 
 def read_lake(
-    spark: SparkSession, lake: Lake, columns: Sequence[str] | None = None, since: str = "", until: str = ""
+    spark: SparkSession,
+    lake: Lake,
+    columns: Sequence[str] | None = None,
+    since: str = "",
+    until: str = "",
 ) -> DataFrame:
-    """The rows that finished on these UTC dates (YYYY-MM-DD, both included; empty: all), with these columns of
-    schemas.ARCHIVE (None: all). Fixed when it is called: what is committed later is not in it.
+    """The rows that finished on these UTC dates (YYYY-MM-DD, both included; empty: all), with these
+    columns of schemas.ARCHIVE (None: all). Fixed when it is called: what is committed later is not
+    in it.
 
     Raises LakeError when a file is not there as its commit says.
     """
@@ -53,15 +58,24 @@ def mapped_files(
     function: Callable[[Batches], Batches],
     schema: pa.Schema,
 ) -> DataFrame:
-    """What read_files().mapInArrow() gives, for functions that make few rows of many: the executors' Python reads the
-    files itself. Through Java, the rows would take four times as long. Texts come as dictionaries.
+    """What read_files().mapInArrow() gives, for functions that make few rows of many: the
+    executors' Python reads the files itself. Through Java, the rows would take four times as long.
+    Texts come as dictionaries.
 
     Raises LakeError as read_lake(); an action does when a file cannot be read.
     """
     number = min(len(files), PARTS * spark.sparkContext.defaultParallelism)
     parts = _parted([(str(lake.check(file)), file.rows) for file in files], number)
-    read = partial(_read, parts=parts, schema=schemas.chosen(schemas.ARCHIVE, columns), function=function, size=BATCH)
-    return spark.range(0, len(parts), numPartitions=max(1, len(parts))).mapInArrow(read, schemas.spark_schema(schema))
+    read = partial(
+        _read,
+        parts=parts,
+        schema=schemas.chosen(schemas.ARCHIVE, columns),
+        function=function,
+        size=BATCH,
+    )
+    return spark.range(0, len(parts), numPartitions=max(1, len(parts))).mapInArrow(
+        read, schemas.spark_schema(schema)
+    )
 
 
 def uri_of(path: Path) -> str:
@@ -75,7 +89,8 @@ def pattern_of(path: Path) -> str:
 
 
 def _parted(files: Sequence[tuple[str, int]], number: int) -> list[list[str]]:
-    """The paths in so many parts with about as many rows each, in their order: neighbours have rows of one hour."""
+    """The paths in so many parts with about as many rows each, in their order: neighbours have rows
+    of one hour."""
     parts: list[list[str]] = [[] for _ in range(number)]
     rows, seen = max(1, sum(count for _, count in files)), 0
     for path, count in files:
@@ -92,7 +107,12 @@ def _read(
     size: int,
 ) -> Batches:
     """On an executor: the parts with these numbers."""
-    paths = (path for batch in numbers for number in batch.column(0).to_pylist() for path in parts[number])
+    paths = (
+        path
+        for batch in numbers
+        for number in batch.column(0).to_pylist()
+        for path in parts[number]
+    )
     return function(batch for path in paths for batch in _batches(path, schema, size))
 
 

@@ -16,11 +16,13 @@ from ..params import Database
 from .archive import RangeReader, checked, encoded
 
 
-def read_outbox(spark: SparkSession, database: Database, columns: Sequence[str] | None = None) -> DataFrame:
+def read_outbox(
+    spark: SparkSession, database: Database, columns: Sequence[str] | None = None
+) -> DataFrame:
     """All rows of the outbox; these columns of schemas.OUTBOX, else all.
 
-    No snapshot: a row that is inserted, changed or removed while it is read, by ranges side by side, is as it was then
-    or missing.
+    No snapshot: a row that is inserted, changed or removed while it is read, by ranges side by
+    side, is as it was then or missing.
     """
     spark.dataSource.register(OutboxSource)
     schema = schemas.chosen(schemas.OUTBOX, list(columns or schemas.OUTBOX.names))
@@ -29,7 +31,8 @@ def read_outbox(spark: SparkSession, database: Database, columns: Sequence[str] 
 
 
 class OutboxSource(DataSource):
-    """Options: `database`, with its `outbox`, `lo`, `hi`, `parts` and `reader` as for delayq_archive."""
+    """Options: `database`, with its `outbox`, `lo`, `hi`, `parts` and `reader` as for
+    delayq_archive."""
 
     @classmethod
     def name(cls) -> str:
@@ -52,7 +55,9 @@ class OutboxReader(RangeReader):
         super().__init__(pa.schema([_stored(field) for field in schema]), options)
         self._shown = schema
         if not self._database.outbox:
-            raise ConfigurationError("The option `database` does not say which table its `outbox` is.")
+            raise ConfigurationError(
+                "The option `database` does not say which table its `outbox` is."
+            )
 
     @property
     def _table(self) -> str:
@@ -61,8 +66,10 @@ class OutboxReader(RangeReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
         for batch in super().read(partition):
-            columns = [_instant(column) if name == "due_at_ms" else column
-                       for name, column in zip(self._schema.names, batch.columns, strict=True)]  # fmt: skip
+            named = zip(self._schema.names, batch.columns, strict=True)
+            columns = [
+                _instant(column) if name == "due_at_ms" else column for name, column in named
+            ]
             yield pa.RecordBatch.from_arrays(columns, schema=self._shown)
 
 

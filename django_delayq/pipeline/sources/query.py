@@ -1,4 +1,5 @@
-"""spark.read.format("delayq_query"): the rows of one SELECT on the database of the archive, which it cannot change."""
+"""spark.read.format("delayq_query"): the rows of one SELECT on the database of the archive, which
+it cannot change."""
 
 from __future__ import annotations
 
@@ -53,7 +54,10 @@ def checked(query: str) -> str:
 def select_all(database: Database, table: str) -> str:
     """The SELECT for a table. Raises Refused for what cannot name one."""
     if not re.fullmatch(r"[\w$]+(\.[\w$]+)?", table):
-        raise Refused(f"{table!r:.80} cannot name a table: letters, digits and _ are wanted. For more use a query.")
+        raise Refused(
+            f"{table!r:.80} cannot name a table: letters, digits and _ are wanted. For more use a "
+            f"query."
+        )
     quote = "`" if database.vendor == "mysql" else '"'
     return f"SELECT * FROM {'.'.join(f'{quote}{part}{quote}' for part in table.split('.'))}"
 
@@ -104,17 +108,26 @@ class QueryReader(DataSourceReader):
         zone = ZoneInfo(database.zone) if database.zone != "UTC" else timezone.utc
         with _reading(database) as cursor:
             cursor.execute(self._query)
-            rows = cursor.fetchmany(BATCH)  # first: a cursor on the server knows its columns only then
+            rows = cursor.fetchmany(
+                BATCH
+            )  # first: a cursor on the server knows its columns only then
             names = [str(column[0]) for column in cursor.description]
             while True:
-                yield names, [[_plain(value, zone) for value in column] for column in zip(*rows, strict=True)]
+                yield (
+                    names,
+                    [
+                        [_plain(value, zone) for value in column]
+                        for column in zip(*rows, strict=True)
+                    ],
+                )
                 if len(rows) < BATCH or not (rows := cursor.fetchmany(BATCH)):
                     return
 
 
 @contextmanager
 def _reading(database: Database) -> Iterator[Any]:
-    """A cursor that cannot write, in one transaction; on PostgreSQL one whose rows stay on the server."""
+    """A cursor that cannot write, in one transaction; on PostgreSQL one whose rows stay on the
+    server."""
     connection = connection_to(database)
     try:
         with connection.cursor() as cursor:
@@ -139,8 +152,14 @@ def _plain(value: Any, zone: Any) -> Any:
 
 def _schema(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> pa.Schema:
     if len(set(names)) < len(names):
-        raise Refused(f"Two columns of the query have the same name: {', '.join(names)}. Give one of them another.")
-    kinds = [_kind(name, values) for name, values in zip(names, columns or [[]] * len(names), strict=True)]
+        raise Refused(
+            f"Two columns of the query have the same name: {', '.join(names)}. Give one of them "
+            f"another."
+        )
+    kinds = [
+        _kind(name, values)
+        for name, values in zip(names, columns or [[]] * len(names), strict=True)
+    ]
     return pa.schema(list(zip(names, kinds, strict=True)))
 
 
@@ -153,7 +172,9 @@ def _kind(name: str, values: Sequence[Any]) -> pa.DataType:
     try:
         kind = pa.array(present).type
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise Refused(f"The column {name!r} of the query has values of several types. Cast it: {error}") from None
+        raise Refused(
+            f"The column {name!r} of the query has values of several types. Cast it: {error}"
+        ) from None
     # Of a column without values in all these rows nothing is known, unless these are all rows.
     return pa.string() if pa.types.is_null(kind) and len(values) == BATCH else kind
 
@@ -165,7 +186,8 @@ def _batch(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatc
             arrays.append(pa.array(values, field.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise Refused(
-                f"The column {field.name!r} of the query is of type {field.type} in its first rows, and of another "
+                f"The column {field.name!r} of the query is of type {field.type} in its first "
+                f"rows, and of another "
                 f"one later. Cast it in the query. {error}"
             ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

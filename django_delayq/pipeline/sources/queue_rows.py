@@ -1,6 +1,7 @@
 """Reads what lies in the structures of a partition as Arrow batches, a page at a time.
 
-Runs on executors: a store is made of the parameters. Nothing but plain commands that read, so a replica will do.
+Runs on executors: a store is made of the parameters. Nothing but plain commands that read, so a
+replica will do.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ REPLY_BYTES = 32 * 1024 * 1024
 LAST_MS = 253_402_214_400_000.0
 
 LANES = ("high", "normal", "low")
-#: What is read, with the number of its key in partition_keys(). Of `none` there are two: records, and attempts.
+#: What is read, with the number of its key in partition_keys(). Of `none` there are two: records,
+#: and attempts.
 STRUCTURES = {
-    "high": 0, "normal": 1, "low": 2, "leased": 3, "none": 4, "attempts": 5, "finished": 6, "follower": 7, "done": 8,
+    "high": 0, "normal": 1, "low": 2, "leased": 3, "none": 4, "attempts": 5, "finished": 6,
+    "follower": 7, "done": 8,
 }  # fmt: skip
 #: Command that counts it.
 SIZES = ("ZCARD", "ZCARD", "ZCARD", "ZCARD", "HLEN", "HLEN", "XLEN", "HLEN", "HLEN")
@@ -56,7 +59,11 @@ class Row(NamedTuple):
 def sizes(store: RedisStore, structures: Sequence[Structure]) -> Sequence[int]:
     """How many elements each has now."""
     reads = [
-        Read(SIZES[STRUCTURES[one.name]], None, (partition_keys(store.prefix, one.partition)[STRUCTURES[one.name]],))
+        Read(
+            SIZES[STRUCTURES[one.name]],
+            None,
+            (partition_keys(store.prefix, one.partition)[STRUCTURES[one.name]],),
+        )
         for one in structures
     ]
     return [int(size) for size in store.read_all(reads)]
@@ -101,24 +108,34 @@ class _Reader:
 
     def _places(self) -> Iterator[list[Row]]:
         """A lane, or the leases."""
-        for page, (records, attempts) in self._scan("ZSCAN", lambda ids: [self._in(4, ids), self._in(5, ids)]):
+        for page, (records, attempts) in self._scan(
+            "ZSCAN", lambda ids: [self._in(4, ids), self._in(5, ids)]
+        ):
             yield [
                 Row(message_id, score, record, attempt is not None)
-                for (message_id, score), record, attempt in zip(page, records, attempts, strict=True)
+                for (message_id, score), record, attempt in zip(
+                    page, records, attempts, strict=True
+                )
             ]
 
     def _records(self) -> Iterator[list[Row]]:
         """Records of ids that are in no lane and not leased."""
-        for page, (*scores, attempts) in self._scan("HSCAN", lambda ids: [*self._scores(ids), self._in(5, ids)]):
+        for page, (*scores, attempts) in self._scan(
+            "HSCAN", lambda ids: [*self._scores(ids), self._in(5, ids)]
+        ):
             yield [
                 Row(message_id, None, record, attempt is not None)
-                for (message_id, record), attempt, *places in zip(page.items(), attempts, *scores, strict=True)
+                for (message_id, record), attempt, *places in zip(
+                    page.items(), attempts, *scores, strict=True
+                )
                 if not _anywhere(places)
             ]
 
     def _attempts(self) -> Iterator[list[Row]]:
         """Attempts of ids that have neither a record nor a place."""
-        for page, (*scores, records) in self._scan("HSCAN", lambda ids: [*self._scores(ids), self._in(4, ids)]):
+        for page, (*scores, records) in self._scan(
+            "HSCAN", lambda ids: [*self._scores(ids), self._in(4, ids)]
+        ):
             yield [
                 Row(message_id, None, None, True)
                 for message_id, record, *places in zip(page, records, *scores, strict=True)
@@ -128,26 +145,41 @@ class _Reader:
     def _followers(self) -> Iterator[list[Row]]:
         for page, (attempts,) in self._scan("HSCAN", lambda ids: [self._in(5, ids)]):
             yield [
-                Row(message_id, float(int.from_bytes(value[:6], "big")), value[6:] or None, attempt is not None)
+                Row(
+                    message_id,
+                    float(int.from_bytes(value[:6], "big")),
+                    value[6:] or None,
+                    attempt is not None,
+                )
                 for (message_id, value), attempt in zip(page.items(), attempts, strict=True)
             ]
 
     def _done(self) -> Iterator[list[Row]]:
-        for page, _ in _scan(self._store, "HSCAN", self._key, ("MATCH", "done:*", "COUNT", RECORDS), lambda ids: ()):
+        for page, _ in _scan(
+            self._store, "HSCAN", self._key, ("MATCH", "done:*", "COUNT", RECORDS), lambda ids: ()
+        ):
             yield [Row(field[5:], stamp=stamp) for field, stamp in page.items()]
 
     def _finished(self) -> Iterator[list[Row]]:
         """By the ids of the entries: a stream has no cursor."""
         first = "-"
         while first:
-            (entries,) = self._store.read_all([Read("XRANGE", None, (self._key, first, "+", "COUNT", self._count))])
+            (entries,) = self._store.read_all(
+                [Read("XRANGE", None, (self._key, first, "+", "COUNT", self._count))]
+            )
             yield [
-                Row(fields.get(b"id", b""), float(fields.get(b"at") or 0), fields.get(b"record") or None)
+                Row(
+                    fields.get(b"id", b""),
+                    float(fields.get(b"at") or 0),
+                    fields.get(b"record") or None,
+                )
                 for _, fields in entries
             ]
             first = f"({entries[-1][0].decode()}" if len(entries) == self._count else ""
 
-    def _scan(self, command: str, about: Callable[[list[bytes]], Sequence[Read]]) -> Iterator[tuple[Any, list[Any]]]:
+    def _scan(
+        self, command: str, about: Callable[[list[bytes]], Sequence[Read]]
+    ) -> Iterator[tuple[Any, list[Any]]]:
         return _scan(self._store, command, self._key, ("COUNT", self._count), about)
 
     def _in(self, number: int, ids: Sequence[bytes]) -> Read:
@@ -159,7 +191,11 @@ class _Reader:
 
 
 def _scan(
-    store: RedisStore, command: str, key: str, how: Sequence[Any], about: Callable[[list[bytes]], Sequence[Read]]
+    store: RedisStore,
+    command: str,
+    key: str,
+    how: Sequence[Any],
+    about: Callable[[list[bytes]], Sequence[Read]],
 ) -> Iterator[tuple[Any, list[Any]]]:
     """Pages of a structure, each with the answers to what is asked about its ids.
 
@@ -168,7 +204,9 @@ def _scan(
     (answer,) = store.read_all([Read(command, None, (key, 0, *how))])
     while answer:
         cursor, page = answer
-        reads = list(about([one if isinstance(one, bytes) else one[0] for one in page])) if page else []
+        reads = (
+            list(about([one if isinstance(one, bytes) else one[0] for one in page])) if page else []
+        )
         following = [Read(command, None, (key, cursor, *how))] if cursor else []
         answers = store.read_all([*reads, *following]) if reads or following else []
         if page:
@@ -190,7 +228,10 @@ def _batch(partition: Partition, place: str, rows: Sequence[Row]) -> pa.RecordBa
         *_place(partition, [row.id for row in rows]),
         pa.repeat(place, len(rows)),
         _times([row.due_ms for row in rows]),
-        pa.array([int.from_bytes(one[:8], "big") if len(one) >= 8 else None for one in stamps], pa.int64()),
+        pa.array(
+            [int.from_bytes(one[:8], "big") if len(one) >= 8 else None for one in stamps],
+            pa.int64(),
+        ),
         pa.array([_task_code(one) for one in records], pa.string()),
         pa.array([True if row.stamp else _durable(row.record) for row in rows], pa.bool_()),
         pa.array([row.has_attempts for row in rows], pa.bool_()),
@@ -212,17 +253,23 @@ def _place(partition: Partition, ids: Sequence[bytes]) -> list[pa.Array]:
 def _times(milliseconds: Sequence[float | None]) -> pa.Array:
     exact = np.array(milliseconds, float)  # None as NaN, which no score is
     missing = np.isnan(exact)
-    microseconds = np.rint(np.where(missing, 0.0, np.clip(exact, 0.0, LAST_MS)) * 1000).astype(np.int64)
+    microseconds = np.rint(np.where(missing, 0.0, np.clip(exact, 0.0, LAST_MS)) * 1000).astype(
+        np.int64
+    )
     return pa.array(microseconds, mask=missing).cast(schemas.TIME)
 
 
 def _task_code(record: bytes | None) -> str | None:
-    return record[HEADER_END - 4 : HEADER_END].hex() if record and len(record) >= HEADER_END else None
+    return (
+        record[HEADER_END - 4 : HEADER_END].hex() if record and len(record) >= HEADER_END else None
+    )
 
 
 def _durable(record: bytes | None) -> bool | None:
     """As the scripts see it: a record that is too short for the flag is not."""
-    return None if record is None else len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
+    return (
+        None if record is None else len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
+    )
 
 
 def all_of(partitions: Sequence[Partition], names: Sequence[str]) -> list[Structure]:

@@ -1,6 +1,8 @@
-"""Divides the ids of a table into ranges of about as many rows each, by a few questions to its index.
+"""Divides the ids of a table into ranges of about as many rows each, by a few questions to its
+index.
 
-Ids are seldom dense: rows are pruned, all but some open dead letters, and a sequence may jump by a billion.
+Ids are seldom dense: rows are pruned, all but some open dead letters, and a sequence may jump by a
+billion.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ SAMPLE = 64
 LEAST = 1_000
 #: Ranges that are read side by side at most, unless it is told.
 PARTS = 8
-#: Ids for which parts_of() makes no further part: each becomes a file per date, and small ones are a nuisance.
+#: Ids for which parts_of() makes no further part: each becomes a file per date, and small ones are
+#: a nuisance.
 IDS_OF_PART = 50_000
 
 
@@ -80,7 +83,8 @@ def _looker(connection: Connected, table: str) -> Look:
             return Span(len(lowest), lowest[0], lowest[-1]) if lowest else None
         highest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id DESC {limit}")]
         first, last = lowest[0], highest[0]
-        # The denser side counts: what is overrated is looked at more closely, what is underrated would be missed.
+        # The denser side counts: what is overrated is looked at more closely, what is underrated
+        # would be missed.
         for_sample = min(lowest[-1] - first, last - highest[-1]) + 1
         return Span(max(SAMPLE, (last - first + 1) * SAMPLE / for_sample), first, last)
 
@@ -88,7 +92,8 @@ def _looker(connection: Connected, table: str) -> Look:
 
 
 def _spans(look: Look, ids: Range, parts: int) -> list[Span]:
-    """Spans in the order of ids, none of which matters much: the fullest one is halved again and again."""
+    """Spans in the order of ids, none of which matters much: the fullest one is halved again and
+    again."""
     whole = look(*ids)
     heap = [(-whole.rows, whole)] if whole else []
     for _ in range(50 * parts):

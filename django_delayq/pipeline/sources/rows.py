@@ -1,4 +1,5 @@
-"""Reads a range of a table as Arrow batches: by COPY on PostgreSQL, else in short statements, each of one batch.
+"""Reads a range of a table as Arrow batches: by COPY on PostgreSQL, else in short statements, each
+of one batch.
 
 Runs on executors, which know no Django settings. Holds a few batches, however many rows there are.
 """
@@ -26,7 +27,8 @@ __all__ = ["READERS", "Range", "edges", "read"]
 BATCH = 10_000
 #: Rows of the first one, from which their size is learned.
 FIRST = 100
-#: `auto` is the quickest that is installed for the database, `cursor` reads by Django's cursor whatever that is.
+#: `auto` is the quickest that is installed for the database, `cursor` reads by Django's cursor
+#: whatever that is.
 READERS = ("auto", "cursor")
 NAIVE = pa.timestamp("us")
 
@@ -37,11 +39,11 @@ Fetch = Callable[[str], Sequence[Any]]
 def read(
     database: Database, schema: pa.Schema, ids: Range, *, table: str = "", reader: str = "auto"
 ) -> Iterator[pa.RecordBatch]:
-    """The rows with lo < id <= hi in the order of their ids, with the columns of the schema; of the archive unless a
-    table is named.
+    """The rows with lo < id <= hi in the order of their ids, with the columns of the schema; of the
+    archive unless a table is named.
 
-    Rows that are inserted or deleted meanwhile may be there or not: ask for settled ones. Raises DatabaseUnavailable,
-    ConfigurationError, and what the database raises.
+    Rows that are inserted or deleted meanwhile may be there or not: ask for settled ones. Raises
+    DatabaseUnavailable, ConfigurationError, and what the database raises.
     """
     if reader not in READERS:
         raise ConfigurationError(f"There is no reader {reader!r}, only {' and '.join(READERS)}.")
@@ -60,11 +62,15 @@ def read(
 
 
 def _expression(connection: Connected, field: pa.Field) -> str:
-    """A column as it travels best: times as microseconds since 1970, which take much less than datetimes to make."""
+    """A column as it travels best: times as microseconds since 1970, which take much less than
+    datetimes to make."""
     name = connection.quote(field.name)
     if pa.types.is_timestamp(field.type):
-        if connection.vendor == "postgresql":  # always with a time zone there: an instant, whatever USE_TZ is
-            # date_part() computes in doubles, exact for whole seconds; extract() in decimals: 2 us more for a row.
+        if (
+            connection.vendor == "postgresql"
+        ):  # always with a time zone there: an instant, whatever USE_TZ is
+            # date_part() computes in doubles, exact for whole seconds; extract() in decimals: 2 us
+            # more for a row.
             seconds = f"date_part('epoch', date_trunc('second', {name}))::bigint * 1000000"
             return f"({seconds} + date_part('microseconds', {name})::bigint % 1000000)"
         if connection.vendor == "mysql":
@@ -81,8 +87,8 @@ def _columns(connection: Connected) -> Iterator[Fetch]:
 def _by_statements(
     connection: Connected, fetch: Fetch, table: str, schema: pa.Schema, ids: Range, zone: str
 ) -> Iterator[pa.RecordBatch]:
-    """A statement for each batch: drivers fetch the whole of an answer, and a reader that is in the middle of one keeps
-    SQLite's writers waiting."""
+    """A statement for each batch: drivers fetch the whole of an answer, and a reader that is in the
+    middle of one keeps SQLite's writers waiting."""
     wanted = ", ".join(_expression(connection, field) for field in schema)
     select = f"SELECT {wanted}, id FROM {connection.quote(table)}"
     (at, hi), size = ids, FIRST
@@ -90,7 +96,9 @@ def _by_statements(
         page = f"WHERE id > {int(at)} AND id <= {int(hi)} ORDER BY id {connection.limit(size)}"
         *columns, read = fetch(f"{select} {page}") or [()]
         if read:
-            arrays = [_column(values, field, zone) for field, values in zip(schema, columns, strict=True)]
+            arrays = [
+                _column(values, field, zone) for field, values in zip(schema, columns, strict=True)
+            ]
             batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
             yield batch
         if len(read) < size:
@@ -114,7 +122,8 @@ def _column(values: Any, field: pa.Field, zone: str) -> pa.Array:
 
 
 def _arrived(array: pa.Array, field: pa.Field, zone: str) -> pa.Array:
-    """Of SQLite's values, which are text where they are times. One without any value may be of any type."""
+    """Of SQLite's values, which are text where they are times. One without any value may be of any
+    type."""
     if array.null_count == len(array):
         return pa.nulls(len(array), field.type)
     if pa.types.is_timestamp(field.type):

@@ -1,6 +1,8 @@
-"""Counts rows of the archive into cells: what Spark adds up to figures of hours and days (transforms.py).
+"""Counts rows of the archive into cells: what Spark adds up to figures of hours and days
+(transforms.py).
 
-In Arrow and numpy on the executors: over ten million rows a tenth of the time of the same as expressions of Spark.
+In Arrow and numpy on the executors: over ten million rows a tenth of the time of the same as
+expressions of Spark.
 """
 
 from __future__ import annotations
@@ -41,12 +43,21 @@ STATES = ("acked", "dead", "cancelled", "expired")
 METRICS = ("lateness", "run")
 
 #: The sums of times are those of two halves of 32 bits: exact, whatever the times and however many.
-SUMS = ("messages", *STATES, "attempts", "retried", "lateness_high", "lateness_low", "run_high", "run_low")
+SUMS = (
+    "messages",
+    *STATES,
+    "attempts",
+    "retried",
+    "lateness_high",
+    "lateness_low",
+    "run_high",
+    "run_low",
+)
 KEYS = ("unit", "at", "topic", "task")
 
-#: One row per key with the figures, whose `error` is null, and one per key and error of dead letters with their number
-#: `n`. `at` is the beginning of the hour or day in microseconds since 1970; `task` is empty for an hour; histograms are
-#: texts of histogram.encode().
+#: One row per key with the figures, whose `error` is null, and one per key and error of dead
+#: letters with their number `n`. `at` is the beginning of the hour or day in microseconds since
+#: 1970; `task` is empty for an hour; histograms are texts of histogram.encode().
 CELLS = pa.schema(
     [
         ("unit", pa.string()),  # hour or day
@@ -63,7 +74,17 @@ CELLS = pa.schema(
     ]
 )
 #: What is read of the archive.
-READ = ("finished_at", "topic", "task", "state", "attempts", "lateness_ms", "run_ms", "error_class", "reason")
+READ = (
+    "finished_at",
+    "topic",
+    "task",
+    "state",
+    "attempts",
+    "lateness_ms",
+    "run_ms",
+    "error_class",
+    "reason",
+)
 #: A power of two above all buckets.
 _BUCKETS = 1024
 _UPPER_OF_16 = int(np.float64(16).view(np.int64)) >> 48
@@ -88,7 +109,8 @@ class Prepared(NamedTuple):
     buckets: Mapping[str, Numbers]
     """Per metric; -1 of what has no time."""
     errors: pa.Table
-    """Of each dead letter `row`, its number, and `error`: the class, or the reason where there is none."""
+    """Of each dead letter `row`, its number, and `error`: the class, or the reason where there is
+    none."""
 
 
 class Groups(NamedTuple):
@@ -100,9 +122,12 @@ class Groups(NamedTuple):
     """Per group."""
 
 
-def cells(batches: Iterator[pa.RecordBatch], units: Sequence[Unit] = HOURS_AND_DAYS) -> Iterator[pa.RecordBatch]:
-    """Rows with the columns READ -> CELLS, to be added up. Rows without finished_at are in no hour; times that are no
-    finite number are as those of what never ran. Texts may be dictionaries: they are quicker."""
+def cells(
+    batches: Iterator[pa.RecordBatch], units: Sequence[Unit] = HOURS_AND_DAYS
+) -> Iterator[pa.RecordBatch]:
+    """Rows with the columns READ -> CELLS, to be added up. Rows without finished_at are in no hour;
+    times that are no finite number are as those of what never ran. Texts may be dictionaries: they
+    are quicker."""
     for table in _gathered(batches):
         rows = _prepared(table)
         for unit in units:
@@ -120,7 +145,8 @@ def of_span(
 
 
 def microseconds(milliseconds: Numbers) -> Numbers:
-    """histogram.microseconds() of finite numbers. A whole number in a double, so what follows is exact."""
+    """histogram.microseconds() of finite numbers. A whole number in a double, so what follows is
+    exact."""
     with np.errstate(over="ignore"):  # infinite is beyond LARGEST, too
         exact = np.clip(milliseconds * 1000.0 + 0.5, -LARGEST, LARGEST)
     return np.floor(exact).astype(np.int64)
@@ -128,7 +154,8 @@ def microseconds(milliseconds: Numbers) -> Numbers:
 
 def buckets(n: Numbers) -> Numbers:
     """histogram.bucket() of whole microseconds that microseconds() gave."""
-    # The upper bits of a double are its exponent and the four that tell the parts of a power of two apart.
+    # The upper bits of a double are its exponent and the four that tell the parts of a power of two
+    # apart.
     upper = n.astype(np.float64).view(np.int64) >> 48
     found: Numbers = np.where(n < 16, np.maximum(n, 0), upper - _UPPER_OF_16 + 16)
     return found
@@ -158,7 +185,9 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(kept)
 
 
-def _within(batch: pa.RecordBatch, since: datetime | None, until: datetime | None) -> pa.RecordBatch:
+def _within(
+    batch: pa.RecordBatch, since: datetime | None, until: datetime | None
+) -> pa.RecordBatch:
     for is_inside, bound in ((pc.greater_equal, since), (pc.less, until)):
         if bound is not None:
             at = batch.column("finished_at")
@@ -170,10 +199,15 @@ def _within(batch: pa.RecordBatch, since: datetime | None, until: datetime | Non
 def _prepared(table: pa.Table) -> Prepared:
     if table.column("finished_at").null_count:
         table = table.filter(pc.is_valid(table.column("finished_at")))
-    finished_us = table.column("finished_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
+    finished_us = (
+        table.column("finished_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
+    )
     texts = {name: _coded(table.column(name)) for name in ("topic", "task", "state")}
     attempts = table.column("attempts")
-    added = {"attempts": attempts, "retried": pc.fill_null(pc.greater(attempts, 1), False).cast(pa.int64())}
+    added = {
+        "attempts": attempts,
+        "retried": pc.fill_null(pc.greater(attempts, 1), False).cast(pa.int64()),
+    }
     in_buckets = {}
     for metric in METRICS:
         times, in_buckets[metric] = _times(metric, table.column(f"{metric}_ms"))
@@ -190,7 +224,8 @@ def _coded(column: pa.ChunkedArray) -> Coded:
 
 
 def _times(metric: str, column: pa.ChunkedArray) -> tuple[dict[str, Any], Numbers]:
-    """Both halves of its microseconds, and as it is, null of what is not finite; and the buckets."""
+    """Both halves of its microseconds, and as it is, null of what is not finite; and the
+    buckets."""
     values = column.to_numpy()  # null is NaN here
     absent = ~np.isfinite(values)
     exact = microseconds(np.where(absent, 0.0, values))
@@ -207,7 +242,9 @@ def _dead(table: pa.Table, state: Coded) -> pa.Table:
     row = np.flatnonzero(is_dead[state.codes])
     told = table.select(["error_class", "reason"]).take(row)
     error_class, reason = (pc.fill_null(column.cast(pa.string()), "") for column in told.columns)
-    return pa.table({"row": row, "error": pc.if_else(pc.not_equal(error_class, ""), error_class, reason)})
+    return pa.table(
+        {"row": row, "error": pc.if_else(pc.not_equal(error_class, ""), error_class, reason)}
+    )
 
 
 def _groups(rows: Prepared, unit: Unit) -> Groups:
@@ -242,7 +279,9 @@ def _figures(rows: Prepared, groups: Groups) -> dict[str, Any]:
 def _states(state: Coded, groups: Groups) -> dict[str, Numbers]:
     """How many messages are in each, and how many there are."""
     width, height = len(state.values), groups.keys.num_rows
-    table = np.bincount(groups.of_rows * width + state.codes, minlength=width * height).reshape(height, width)
+    table = np.bincount(groups.of_rows * width + state.codes, minlength=width * height).reshape(
+        height, width
+    )
     counts = dict(zip(state.values.to_pylist(), table.T, strict=True))
     nothing = np.zeros(height, np.int64)
     known = {name: counts.get(name, nothing) for name in STATES}
@@ -252,7 +291,9 @@ def _states(state: Coded, groups: Groups) -> dict[str, Numbers]:
 def _histograms(in_buckets: Numbers, groups: Groups) -> pa.Array:
     """As histogram.encode() writes them."""
     ran = in_buckets >= 0
-    pairs, counts = pc.value_counts(pa.array(groups.of_rows[ran] * _BUCKETS + in_buckets[ran])).flatten()
+    pairs, counts = pc.value_counts(
+        pa.array(groups.of_rows[ran] * _BUCKETS + in_buckets[ran])
+    ).flatten()
     order = pc.sort_indices(pairs)
     group, bucket = np.divmod(pairs.take(order).to_numpy(), _BUCKETS)
     texts = (pa.array(bucket).cast(pa.string()), counts.take(order).cast(pa.string()))
@@ -268,17 +309,28 @@ def _joined(*texts: Any) -> pa.Array:
 def _errors(rows: Prepared, groups: Groups) -> tuple[pa.Table, dict[str, Any]]:
     """Keys, and how many dead letters have them and this error."""
     group = groups.of_rows[rows.errors.column("row").to_numpy()]
-    found = _grouped({"group": group, "error": rows.errors.column("error")}, ["group", "error"], [([], "count_all")])
-    return groups.keys.take(found.column("group")), {"error": found.column("error"), "n": found.column("count_all")}
+    found = _grouped(
+        {"group": group, "error": rows.errors.column("error")},
+        ["group", "error"],
+        [([], "count_all")],
+    )
+    return groups.keys.take(found.column("group")), {
+        "error": found.column("error"),
+        "n": found.column("count_all"),
+    }
 
 
-def _grouped(columns: Mapping[str, Any], keys: Sequence[str], aggregations: Sequence[Any]) -> pa.Table:
+def _grouped(
+    columns: Mapping[str, Any], keys: Sequence[str], aggregations: Sequence[Any]
+) -> pa.Table:
     return pa.TableGroupBy(pa.table(columns), list(keys), use_threads=False).aggregate(aggregations)
 
 
 def _as_cells(unit: Unit, keys: pa.Table, figures: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
     """With all columns of CELLS."""
     nothing = {field.name: pa.nulls(keys.num_rows, field.type) for field in CELLS}
-    given = {name: pa.repeat(text, keys.num_rows) for name, text in (("unit", unit.name), ("task", ""))}
+    given = {
+        name: pa.repeat(text, keys.num_rows) for name, text in (("unit", unit.name), ("task", ""))
+    }
     of_keys = dict(zip(keys.column_names, keys.columns, strict=True))
     yield from pa.table({**nothing, **given, **of_keys, **figures}).cast(CELLS).to_batches()

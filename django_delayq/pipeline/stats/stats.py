@@ -28,12 +28,19 @@ from ..session import configured
 from ..sources.archive import read_archive
 from ..sources.lake_files import mapped_files
 from . import aggregates as cells
-from .write_back import Written, day_chunks, hour_chunks, with_empty_days, with_empty_hours, write_back
+from .write_back import (
+    Written,
+    day_chunks,
+    hour_chunks,
+    with_empty_days,
+    with_empty_hours,
+    write_back,
+)
 
 #: Rows of TopicHour and TaskDay that one run writes.
 MOST_GROUPS = 1_000_000
-#: How rows of the archive go to Python: their columns are short. To measure each batch by its bytes, row by row, takes
-#: Spark 2 us a row, as much as everything else.
+#: How rows of the archive go to Python: their columns are short. To measure each batch by its
+#: bytes, row by row, takes Spark 2 us a row, as much as everything else.
 _BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 #: Hours and days that a report names.
 NAMED = 5
@@ -47,7 +54,11 @@ class Span(NamedTuple):
 
     def whole(self, length: timedelta) -> Span:
         """The hours, or days, that lie in it as a whole."""
-        begin = None if self.since is None else _floor(self.since + length - timedelta(microseconds=1), length)
+        begin = (
+            None
+            if self.since is None
+            else _floor(self.since + length - timedelta(microseconds=1), length)
+        )
         return Span(begin, _floor(self.until, length))
 
     def has(self, at: datetime, length: timedelta) -> bool:
@@ -68,16 +79,25 @@ class Input(NamedTuple):
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
-    """Compute the hours and days with new rows, or those of `since` and `until`, or all, and replace what SQL says of
-    them. Only hours and days that are over and settled. Raises Refused and LakeError."""
+    """Compute the hours and days with new rows, or those of `since` and `until`, or all, and
+    replace what SQL says of them. Only hours and days that are over and settled. Raises Refused and
+    LakeError."""
     begun = time.monotonic()
     options = params.options(StatsOptions)
     _check(params)
-    given = _of_lake(spark, params, options, tell) if options.source == "lake" else _of_archive(spark, params, tell)
+    given = (
+        _of_lake(spark, params, options, tell)
+        if options.source == "lake"
+        else _of_archive(spark, params, tell)
+    )
     if given is None:
         return Report(job="stats", problems=["The lake is empty: run the export first."])
     written = _compute(given, params, options, tell)
-    figures = {**_figures(written), "batches_counted": len(given.counted), "until": given.span.until.isoformat()}
+    figures = {
+        **_figures(written),
+        "batches_counted": len(given.counted),
+        "until": given.span.until.isoformat(),
+    }
     return Report(
         job="stats",
         figures={**figures, "seconds": round(time.monotonic() - begun, 1)},
@@ -97,9 +117,13 @@ def _check(params: Params) -> None:
 # What is computed
 
 
-def _of_lake(spark: SparkSession, params: Params, options: StatsOptions, tell: Tell) -> Input | None:
+def _of_lake(
+    spark: SparkSession, params: Params, options: StatsOptions, tell: Tell
+) -> Input | None:
     if not params.lake:
-        raise Refused("The statistics need a lake: a directory that this machine and all executors see.")
+        raise Refused(
+            "The statistics need a lake: a directory that this machine and all executors see."
+        )
     lake = Lake(params.lake)
     ledger = Ledger(lake)
     commits = ledger.check() if params.dry_run else ledger.follow()
@@ -188,17 +212,22 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
             number = found.where(F.col("error").isNull()).count()
         if number > MOST_GROUPS:
             raise Refused(
-                f"There are {number:,} hours of topics and days of tasks to write, more than {MOST_GROUPS:,}: do it in "
+                f"There are {number:,} hours of topics and days of tasks to write, more than "
+                f"{MOST_GROUPS:,}: do it in "
                 "parts, with since and until."
             )
         tell(f"writing {number:,} rows")
 
         def chunks() -> Iterator[Any]:
             of_hours = hour_chunks(_ordered(transforms.topic_hours(found), "hour", "topic"))
-            yield from with_empty_hours(of_hours, [at for at in given.hours if given.span.has(at, HOUR)])
+            yield from with_empty_hours(
+                of_hours, [at for at in given.hours if given.span.has(at, HOUR)]
+            )
             of_days = day_chunks(_ordered(transforms.task_days(found), "day", "topic", "task"))
             begins = {_floor(at, DAY) for at in given.hours}
-            yield from with_empty_days(of_days, [at.date() for at in begins if given.span.has(at, DAY)])
+            yield from with_empty_days(
+                of_days, [at.date() for at in begins if given.span.has(at, DAY)]
+            )
 
         finish = _marking(given.counted)
         return write_back(chunks(), finish, fewer=options.fewer, dry_run=params.dry_run)
@@ -253,16 +282,24 @@ def _problems(written: Written) -> list[str]:
     named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in written.kept[:NAMED])
     more = ", ..." if len(written.kept) > NAMED else ""
     begins = [_begin_of(span) for span in written.kept]
-    ends = [_begin_of(span) + (HOUR if isinstance(span, datetime) else DAY) for span in written.kept]
+    ends = [
+        _begin_of(span) + (HOUR if isinstance(span, datetime) else DAY) for span in written.kept
+    ]
     return [
-        f"{len(written.kept):,} hours and days stay as they are ({named}{more}): SQL has figures of messages that are "
-        "not here, because they were pruned before, or have come since. To replace them all the same: "
+        f"{len(written.kept):,} hours and days stay as they are ({named}{more}): SQL has figures "
+        f"of messages that are "
+        "not here, because they were pruned before, or have come since. To replace them all the "
+        "same: "
         f"--fewer --since {_text(min(begins))} --until {_text(max(ends))}"
     ]
 
 
 def _begin_of(span: datetime | date) -> datetime:
-    return span if isinstance(span, datetime) else datetime(span.year, span.month, span.day, tzinfo=timezone.utc)
+    return (
+        span
+        if isinstance(span, datetime)
+        else datetime(span.year, span.month, span.day, tzinfo=timezone.utc)
+    )
 
 
 def _text(when: datetime) -> str:

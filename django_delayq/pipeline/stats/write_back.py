@@ -1,4 +1,5 @@
-"""Writes the figures of hours and days to SQL, from the driver: each whole, some in a transaction."""
+"""Writes the figures of hours and days to SQL, from the driver: each whole, some in a
+transaction."""
 
 from __future__ import annotations
 
@@ -97,10 +98,15 @@ class Written:
 
 
 def write_back(
-    chunks: Iterable[Chunk], finish: Callable[[], object], *, fewer: bool = False, dry_run: bool = False
+    chunks: Iterable[Chunk],
+    finish: Callable[[], object],
+    *,
+    fewer: bool = False,
+    dry_run: bool = False,
 ) -> Written:
-    """Replace the stored figures by these where they differ, some in a transaction: see figure_rows.replace_each().
-    `finish()` is called in the transaction of the last ones. `dry_run`: only say what would be done."""
+    """Replace the stored figures by these where they differ, some in a transaction: see
+    figure_rows.replace_each(). `finish()` is called in the transaction of the last ones. `dry_run`:
+    only say what would be done."""
     written = Written()
 
     def write(some: Sequence[Chunk], end: Callable[[], object] = bool) -> None:
@@ -122,8 +128,8 @@ def _compared(some: Sequence[Chunk], fewer: bool) -> Outcomes:
 
 
 def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object]) -> Outcomes:
-    """In a transaction that ends with `end()`; MariaDB, which locks rows that it only passes, may end it instead, when
-    another one waits for it."""
+    """In a transaction that ends with `end()`; MariaDB, which locks rows that it only passes, may
+    end it instead, when another one waits for it."""
     for attempt in range(1, TRIES + 1):
         try:
             with transaction.atomic(using=get_settings().database):
@@ -151,7 +157,13 @@ def day_chunks(rows: Rows) -> Iterator[Chunk]:
     """Of transforms.task_days()."""
     for at, group in groupby(rows, key=lambda row: row["day"]):
         day = utc(instant_of(at / 1000)).date()
-        yield _day(day, [TaskDay(day=day, errors=_errors(row), **_fields(row, "day", "errors")) for row in group])
+        yield _day(
+            day,
+            [
+                TaskDay(day=day, errors=_errors(row), **_fields(row, "day", "errors"))
+                for row in group
+            ],
+        )
 
 
 def with_empty_hours(chunks: Iterable[Chunk], hours: Iterable[datetime]) -> Iterator[Chunk]:
@@ -183,8 +195,8 @@ def _with_empty(
 
 
 def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Chunks of one table whose rows go together, in their order, so that two processes wait for one another at most
-    one way round."""
+    """Chunks of one table whose rows go together, in their order, so that two processes wait for
+    one another at most one way round."""
     some: list[Chunk] = []
     rows, places = 0, set[Any]()
     for chunk in chunks:

@@ -1,4 +1,5 @@
-"""Tells people and log collectors what the worker does: a receiver of signals that writes log records."""
+"""Tells people and log collectors what the worker does: a receiver of signals that writes log
+records."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ logger = logging.getLogger("delayq.worker")
 
 #: Lines per second for successes; what is above appears only in the summary.
 LINES_PER_SECOND = 50
-#: Of what is put off, one line per task is a warning in so many seconds: a crowd of them is one mistake, met again and
-#: again.
+#: Of what is put off, one line per task is a warning in so many seconds: a crowd of them is one
+#: mistake, met again and again.
 WARN_AGAIN = 60.0
 SUMMARY_INTERVAL = 60.0
 #: Most characters of a traceback: an exception may carry a whole document.
@@ -37,7 +38,8 @@ _LIMITED = ("acked", "released")
 
 
 class Console:
-    """Connects itself to the worker's signals. Counts every event, shows up to 50 successes a second."""
+    """Connects itself to the worker's signals. Counts every event, shows up to 50 successes a
+    second."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -66,7 +68,9 @@ class Console:
         for event in events[: self._allowed(name, len(events))]:
             if name == "acked":
                 self._lateness.append(event.lateness_ms)
-            level = self._put_off_level(event) if name == "put_off" else _LEVELS.get(name, logging.INFO)
+            level = (
+                self._put_off_level(event) if name == "put_off" else _LEVELS.get(name, logging.INFO)
+            )
             if logger.isEnabledFor(level):
                 text, values = _text(name, topic, event)
                 fields = _fields(name, topic, event)
@@ -83,7 +87,9 @@ class Console:
         now = time.monotonic()
         if now - self._window >= 1.0:
             self._window, self._lines = now, 0
-        allowed = min(wanted, max(0, LINES_PER_SECOND - self._lines)) if name in _LIMITED else wanted
+        allowed = (
+            min(wanted, max(0, LINES_PER_SECOND - self._lines)) if name in _LIMITED else wanted
+        )
         self._lines += allowed
         return allowed
 
@@ -116,9 +122,12 @@ def _spoken(name: str) -> str:
 
 
 def _text(name: str, topic: str, event: Event) -> tuple[str, list[Any]]:
-    """What a record says, and the values in it. Records of one text are one group (Sentry, for example), so whatever
-    differs from message to message is a value; the ids are in the fields."""
-    text, values = f"{on_one_line(event.task) or topic} {_spoken(name)}".replace("%", "%%"), list[Any]()
+    """What a record says, and the values in it. Records of one text are one group (Sentry, for
+    example), so whatever differs from message to message is a value; the ids are in the fields."""
+    text, values = (
+        f"{on_one_line(event.task) or topic} {_spoken(name)}".replace("%", "%%"),
+        list[Any](),
+    )
     if name == "acked":
         text += ", late %s, ran %s"
         values += [in_words(event.lateness_ms / 1000), in_words(event.run_ms / 1000)]
@@ -132,8 +141,18 @@ def _text(name: str, topic: str, event: Event) -> tuple[str, list[Any]]:
 
 
 def _fields(name: str, topic: str, event: Event) -> dict[str, Any]:
-    fields: dict[str, Any] = {"event": name, "topic": topic, "task": event.task, "id": event.id, "key": event.key}
-    fields |= {"attempt": event.attempt, "late_ms": round(event.lateness_ms, 1), "run_ms": round(event.run_ms, 1)}
+    fields: dict[str, Any] = {
+        "event": name,
+        "topic": topic,
+        "task": event.task,
+        "id": event.id,
+        "key": event.key,
+    }
+    fields |= {
+        "attempt": event.attempt,
+        "late_ms": round(event.lateness_ms, 1),
+        "run_ms": round(event.run_ms, 1),
+    }
     return {**fields, "delay_ms": event.delay_ms, "error": event.reason or None}
 
 
@@ -149,7 +168,8 @@ class PrettyFormatter(logging.Formatter):
     """`10:02:03.120 ✓ shop.tasks.close_order ...` for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and below it the traceback, indented: nothing in it looks like a line of ours."""
+        """The line, and below it the traceback, indented: nothing in it looks like a line of
+        ours."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         event = getattr(record, "delayq", None)
         text = _pretty(event) if event else on_one_line(record.getMessage(), 10_000)
@@ -161,11 +181,17 @@ class PrettyFormatter(logging.Formatter):
 
 
 def _pretty(event: dict[str, Any]) -> str:
-    parts = [_MARKS[event["event"]], f"{on_one_line(event['task']) or event['topic']:<24}", event["id"]]
+    parts = [
+        _MARKS[event["event"]],
+        f"{on_one_line(event['task']) or event['topic']:<24}",
+        event["id"],
+    ]
     if event["key"]:
         parts.append(on_one_line(event["key"]))
     if event["event"] == "acked":
-        parts.append(f"late {in_words(event['late_ms'] / 1000)}  ran {in_words(event['run_ms'] / 1000)}")
+        parts.append(
+            f"late {in_words(event['late_ms'] / 1000)}  ran {in_words(event['run_ms'] / 1000)}"
+        )
     else:
         name, error = _spoken(event["event"]), event["error"]
         parts.append(f"{name}, attempt {event['attempt']}: {on_one_line(error)}" if error else name)
@@ -183,10 +209,17 @@ class FieldFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        at = (
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z"
+        )
         fields = {"at": at, "level": record.levelname.lower()}
         event = getattr(record, "delayq", None)
-        fields |= {k: v for k, v in event.items() if v is not None} if event else {"message": record.getMessage()}
+        fields |= (
+            {k: v for k, v in event.items() if v is not None}
+            if event
+            else {"message": record.getMessage()}
+        )
         if record.exc_info:
             fields["exception"] = _traceback(self, record)
         if self._as_json:
@@ -214,5 +247,7 @@ def configure_logging(style: str, verbosity: int) -> None:
     if style == "auto":
         style = "pretty" if sys.stdout.isatty() else "logfmt"
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(PrettyFormatter() if style == "pretty" else FieldFormatter(style == "json"))
+    handler.setFormatter(
+        PrettyFormatter() if style == "pretty" else FieldFormatter(style == "json")
+    )
     root.addHandler(handler)

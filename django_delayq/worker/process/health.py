@@ -12,9 +12,16 @@ from ...core.exceptions import ConfigurationError
 
 
 class Health:
-    """/healthz: the process is able to work. /readyz: it claims messages. Bodies are JSON figures."""
+    """/healthz: the process is able to work. /readyz: it claims messages. Bodies are JSON
+    figures."""
 
-    def __init__(self, port: int, healthy: Callable[[], bool], ready: Callable[[], bool], figures: Callable[[], Any]):
+    def __init__(
+        self,
+        port: int,
+        healthy: Callable[[], bool],
+        ready: Callable[[], bool],
+        figures: Callable[[], Any],
+    ):
         checks = {"/healthz": healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,13 +41,17 @@ class Health:
         try:
             self._server = ThreadingHTTPServer(("", port), Handler)
         except OSError as error:
-            raise ConfigurationError(f"--health-port {port} cannot be used: {error.strerror}.") from error
+            raise ConfigurationError(
+                f"--health-port {port} cannot be used: {error.strerror}."
+            ) from error
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
 
     def start(self) -> None:
         """Answer from now on."""
-        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="delayq-health", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="delayq-health", daemon=True
+        ).start()
 
     def stop(self) -> None:
         """Close the port."""

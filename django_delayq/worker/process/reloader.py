@@ -18,7 +18,8 @@ logger = logging.getLogger("delayq.worker")
 
 #: What a new worker does first: import the settings, the models and the tasks.
 _IMPORTS = "import django; django.setup()"
-#: The project that could not be imported is tried again after so many seconds: what was missing may be a new file.
+#: The project that could not be imported is tried again after so many seconds: what was missing may
+#: be a new file.
 TRY_AGAIN = 5.0
 
 
@@ -61,7 +62,9 @@ class Reloader(Service):
         error = _compile_error(changed) or import_error()
         if error:
             if changed or error != self._error:
-                logger.error("%s has changed and cannot be imported; the old code goes on: %s", names, error)
+                logger.error(
+                    "%s has changed and cannot be imported; the old code goes on: %s", names, error
+                )
             self._broken_since, self._error = time.monotonic(), error
             return
         self._broken_since, self._error = 0.0, ""
@@ -85,10 +88,17 @@ def import_error() -> str:
     """
     if "DJANGO_SETTINGS_MODULE" not in os.environ:
         return ""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
     command = [sys.executable, "-c", _IMPORTS]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
     except subprocess.TimeoutExpired:
         return "the import takes longer than a minute"
-    return (done.stderr.strip() or f"it ends with code {done.returncode}") if done.returncode else ""
+    return (
+        (done.stderr.strip() or f"it ends with code {done.returncode}") if done.returncode else ""
+    )

@@ -25,10 +25,12 @@ from .supervisor import STOP_SIGNALS
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds after its drain in which a process may join threads, and in which it may then run its atexit handlers.
+#: Seconds after its drain in which a process may join threads, and in which it may then run its
+#: atexit handlers.
 JOIN_SECONDS = 1.0
 ATEXIT_SECONDS = 10.0
-#: Seconds within which two signals are one: a terminal, or systemd, tells the supervisor's children too.
+#: Seconds within which two signals are one: a terminal, or systemd, tells the supervisor's children
+#: too.
 SAME_SIGNAL = 0.5
 
 
@@ -46,13 +48,15 @@ class ExitCode(IntEnum):
     ABANDONED = 4
     """Some tasks outlived the shutdown timeout; their messages run again."""
     STUCK = 6
-    """Every thread, or every coroutine, ran a task beyond its max_runtime, or one coroutine blocked all others."""
+    """Every thread, or every coroutine, ran a task beyond its max_runtime, or one coroutine blocked
+    all others."""
     START_ANEW = -1
     """Not for the shell: the code has changed, and the command calls start_anew()."""
 
 
 def run(worker: Worker, health_port: int | None = None, reload: bool = False) -> int:
-    """Work until a signal, the end of --burst or --max-messages, or changed code; then drain. Returns the exit code."""
+    """Work until a signal, the end of --burst or --max-messages, or changed code; then drain.
+    Returns the exit code."""
     restart: list[bool] = []
     stop_requested: list[float] = []
 
@@ -76,7 +80,8 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
 
 
 def run_services(services: Sequence[Service], burst: bool, health_port: int | None = None) -> int:
-    """Host services without a worker until a signal, or with `burst` until they have no work. Returns the exit code."""
+    """Host services without a worker until a signal, or with `burst` until they have no work.
+    Returns the exit code."""
     stop_requested: list[float] = []
     progress = Sleeper()
 
@@ -88,7 +93,12 @@ def run_services(services: Sequence[Service], burst: bool, health_port: int | No
 
     with (
         _signals(lambda number: _request(stop_requested, number, progress)),
-        _health(health_port, lambda: True, ready, lambda: {service.name: service.figures for service in services}),
+        _health(
+            health_port,
+            lambda: True,
+            ready,
+            lambda: {service.name: service.figures for service in services},
+        ),
     ):
         for service in services:
             service.start()
@@ -113,13 +123,21 @@ def _request(requested: list[float], number: int, progress: Sleeper) -> None:
 
 def _drain(worker: Worker, console: Console) -> int:
     stuck, begun = worker.stuck, time.monotonic()
-    running, waiting = len(worker.pool.running) + len(worker.event_loop.running), worker.pool.buffered
+    running, waiting = (
+        len(worker.pool.running) + len(worker.event_loop.running),
+        worker.pool.buffered,
+    )
     if running or waiting:
         logger.info(
-            "draining: %d running, %d handed back (at most %.0f s)", running, waiting, worker.options.shutdown_timeout
+            "draining: %d running, %d handed back (at most %.0f s)",
+            running,
+            waiting,
+            worker.options.shutdown_timeout,
         )
     left = worker.stop()
-    logger.info("stopped in %.1f s · %s · %d abandoned", time.monotonic() - begun, console.totals(), left)
+    logger.info(
+        "stopped in %.1f s · %s · %d abandoned", time.monotonic() - begun, console.totals(), left
+    )
     if stuck:
         return ExitCode.STUCK
     return ExitCode.ABANDONED if left else ExitCode.OK
@@ -144,7 +162,10 @@ def _signals(request: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _health(
-    port: int | None, healthy: Callable[[], bool], ready: Callable[[], bool], figures: Callable[[], Any]
+    port: int | None,
+    healthy: Callable[[], bool],
+    ready: Callable[[], bool],
+    figures: Callable[[], Any],
 ) -> Iterator[None]:
     if port is None:
         yield
@@ -161,11 +182,14 @@ def _health(
 def make_sure_to_end(code: int) -> None:
     """From now on the process ends soon, whatever still runs in it.
 
-    Python joins every thread that is no daemon: those of sync_to_async and of a task's own ThreadPoolExecutor, busy
-    with what has outlived the shutdown timeout. A call that hangs would keep the process for ever.
+    Python joins every thread that is no daemon: those of sync_to_async and of a task's own
+    ThreadPoolExecutor, busy with what has outlived the shutdown timeout. A call that hangs would
+    keep the process for ever.
     """
     joined = threading.Event()
-    atexit.register(joined.set)  # the last one that is registered is called first, when all threads are joined
+    atexit.register(
+        joined.set
+    )  # the last one that is registered is called first, when all threads are joined
     threading.Thread(target=_end_late, args=(code, joined), name="delayq-end", daemon=True).start()
 
 

@@ -29,7 +29,8 @@ Say = Callable[[str], None]
 
 
 def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Topics and weights of `--topics`: `all`, `orders,mail`, `orders:3,mail:1`, or `-mail` for all but mail.
+    """Topics and weights of `--topics`: `all`, `orders,mail`, `orders:3,mail:1`, or `-mail` for all
+    but mail.
 
     Raises ConfigurationError for a topic that nobody declares.
     """
@@ -38,17 +39,23 @@ def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
     weights = {name.partition(":")[0]: _weight(name) for name in names if ":" in name}
     for name in weights:
         if name == "all" or name.startswith("-"):
-            raise ConfigurationError(f"--topics: {name!r} takes no weight: name the topics that are to have one.")
+            raise ConfigurationError(
+                f"--topics: {name!r} takes no weight: name the topics that are to have one."
+            )
     plain = [name.partition(":")[0] for name in names]
     for name in plain:
         if name != "all" and name.lstrip("-") not in known:
-            raise ConfigurationError(f"--topics: {name.lstrip('-')!r} is not declared. Known: {', '.join(known)}.")
+            raise ConfigurationError(
+                f"--topics: {name.lstrip('-')!r} is not declared. Known: {', '.join(known)}."
+            )
     excluded = {name[1:] for name in plain if name.startswith("-")}
     included = [name for name in plain if not name.startswith("-")]
     chosen = known if not included or "all" in included else included
     topics = tuple(name for name in dict.fromkeys(chosen) if name not in excluded)
     if not topics:
-        raise ConfigurationError(f"--topics: {wanted!r} leaves nothing to serve. Known: {', '.join(known)}.")
+        raise ConfigurationError(
+            f"--topics: {wanted!r} leaves nothing to serve. Known: {', '.join(known)}."
+        )
     return topics, weights
 
 
@@ -68,7 +75,10 @@ def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerRe
     while True:
         try:
             return inspect_server(store)
-        except (StoreUnavailable, OutcomeUnknown) as error:  # the second: a proxy in front of a Redis that is down
+        except (
+            StoreUnavailable,
+            OutcomeUnknown,
+        ) as error:  # the second: a proxy in front of a Redis that is down
             if time.monotonic() >= until:
                 raise StoreUnavailable(str(error)) from error
             if not told:
@@ -81,7 +91,8 @@ def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerRe
 
 
 def port_here(where: str) -> int | None:
-    """The port of this machine that DELAYQ["REDIS"] names, for a server to be started there; None: another place.
+    """The port of this machine that DELAYQ["REDIS"] names, for a server to be started there; None:
+    another place.
 
     Raises ConfigurationError when somebody listens there already.
     """
@@ -98,21 +109,34 @@ def port_here(where: str) -> int | None:
             probe.bind(("127.0.0.1", port))
         except OSError:
             raise ConfigurationError(
-                f"--embedded: somebody listens on port {port} already, where DELAYQ['REDIS'] points. Is it a Redis? "
+                f"--embedded: somebody listens on port {port} already, where DELAYQ['REDIS'] "
+                f"points. Is it a Redis? "
                 "Then leave --embedded out."
             ) from None
     return port
 
 
-def banner(store: RedisStore, reports: list[ServerReport], topics: tuple[str, ...], say: Say) -> None:
+def banner(
+    store: RedisStore, reports: list[ServerReport], topics: tuple[str, ...], say: Say
+) -> None:
     """Who works where on what, and what waits."""
     where = f"{socket.gethostname()}:{os.getpid()}"
     python = platform.python_version()
-    say(f"django-delayq {PACKAGE_VERSION} · Django {django.get_version()} · Python {python} · {where}")
+    say(
+        f"django-delayq {PACKAGE_VERSION} · Django {django.get_version()} · Python {python} · "
+        f"{where}"
+    )
     for report in reports:
         aof = f"AOF {report.fsync or 'on'} ✓" if report.aof else "AOF off"
-        eviction = "noeviction ✓" if report.eviction == "noeviction" else f"eviction {report.eviction or 'unknown'}"
-        say(f"  redis     {store.where}  {report.name} · {eviction} · {aof} · clock skew {report.skew_ms:.1f} ms")
+        eviction = (
+            "noeviction ✓"
+            if report.eviction == "noeviction"
+            else f"eviction {report.eviction or 'unknown'}"
+        )
+        say(
+            f"  redis     {store.where}  {report.name} · {eviction} · {aof} · clock skew "
+            f"{report.skew_ms:.1f} ms"
+        )
     settings = get_settings()
     partitions = {name: len(store.partitions.all(name)) for name in topics}
     names = [f"{name} ×{count}" if count > 1 else name for name, count in partitions.items()]
@@ -124,9 +148,21 @@ def banner(store: RedisStore, reports: list[ServerReport], topics: tuple[str, ..
             reason = f', "{why}"' if why else ""
             say(f"  paused    {stat.topic} (by {who or 'unknown'}{reason})")
     heads = [stat.next_due_at for stat in stats if stat.next_due_at is not None]
-    head = f" · next due in {in_words(max(0.0, min(heads).timestamp() - time.time()))}" if heads else ""
+    head = (
+        f" · next due in {in_words(max(0.0, min(heads).timestamp() - time.time()))}"
+        if heads
+        else ""
+    )
     waiting, due = sum(stat.delayed for stat in stats), sum(stat.backlog for stat in stats)
-    say(f"  backlog   {waiting:,} waiting · {due:,} due · {sum(stat.leased for stat in stats):,} running{head}")
-    alive = [beat for beat in store.heartbeats().values() if now_ms() - beat["at_ms"] < DEAD_AFTER * 1000]
-    say(f"  workers   {len(alive)} others alive · {len(registry.by_name)} tasks known · prefix {settings.prefix}")
+    say(
+        f"  backlog   {waiting:,} waiting · {due:,} due · {sum(stat.leased for stat in stats):,} "
+        f"running{head}"
+    )
+    alive = [
+        beat for beat in store.heartbeats().values() if now_ms() - beat["at_ms"] < DEAD_AFTER * 1000
+    ]
+    say(
+        f"  workers   {len(alive)} others alive · {len(registry.by_name)} tasks known · prefix "
+        f"{settings.prefix}"
+    )
     sys.stdout.flush()

@@ -18,7 +18,8 @@ from ...core.exceptions import DelayQError
 
 logger = logging.getLogger("delayq.worker")
 
-#: Wait before a process that died is replaced; doubles while it dies quickly, so that a bad deploy is no hot loop.
+#: Wait before a process that died is replaced; doubles while it dies quickly, so that a bad deploy
+#: is no hot loop.
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 QUICK_DEATH = 10.0
@@ -28,10 +29,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Supervisor:
-    """Forks `count` workers, replaces those that end, passes signals on. Must start before any thread.
+    """Forks `count` workers, replaces those that end, passes signals on. Must start before any
+    thread.
 
-    Workers that come to an end of their own (`finite`: --burst, --max-messages) are done with code 0. All others are
-    replaced whatever their code is: one that somebody has told to stop ends with 0 too.
+    Workers that come to an end of their own (`finite`: --burst, --max-messages) are done with code
+    0. All others are replaced whatever their code is: one that somebody has told to stop ends with
+    0 too.
     """
 
     def __init__(self, count: int, run_worker: Callable[[int], int], finite: bool = False) -> None:
@@ -55,8 +58,9 @@ class Supervisor:
         for number in STOP_SIGNALS:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGUSR2, self._ask)
-        # A signal, also that of a child that has ended, leaves a byte: one that comes a moment before we sleep in
-        # the kernel ends that sleep too. (In waitpid() it would be unheard until the next worker ends.)
+        # A signal, also that of a child that has ended, leaves a byte: one that comes a moment
+        # before we sleep in the kernel ends that sleep too. (In waitpid() it would be unheard until
+        # the next worker ends.)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
         self._due = dict.fromkeys(range(self._count), 0.0)
@@ -82,8 +86,8 @@ class Supervisor:
 
     def _start_due(self) -> None:
         """Start the workers whose time has come; none after a signal to stop."""
-        # A signal must not find a child that is not yet in the list, nor reach it before it has handlers of its own:
-        # the worker unblocks them once it has (runner.py).
+        # A signal must not find a child that is not yet in the list, nor reach it before it has
+        # handlers of its own: the worker unblocks them once it has (runner.py).
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if self._signals:
             self._due.clear()
@@ -97,8 +101,14 @@ class Supervisor:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError as error:  # no memory, or too many processes: those that work must not end for it
-            logger.error("no worker process can be started: %s; again in %.1f s", error, self._plan(index, 0.0))
+        except (
+            OSError
+        ) as error:  # no memory, or too many processes: those that work must not end for it
+            logger.error(
+                "no worker process can be started: %s; again in %.1f s",
+                error,
+                self._plan(index, 0.0),
+            )
             return
         if pid == 0:
             code = 1
@@ -121,8 +131,8 @@ class Supervisor:
     def _ended(self, pid: int, code: int) -> None:
         index = self._children.pop(pid, None)
         if index is None:
-            # As process 1 of a container we inherit orphans: what a task had started, when its worker was killed.
-            # They have to be waited for, and are none of our workers.
+            # As process 1 of a container we inherit orphans: what a task had started, when its
+            # worker was killed. They have to be waited for, and are none of our workers.
             return
         if (code == 0 and self._finite) or self._signals:
             self._codes.append(code if code >= 0 else 128 - code)
@@ -133,11 +143,22 @@ class Supervisor:
         if code == 0:
             how = "has stopped (by a signal to it alone?)"
         level = logging.ERROR if code else logging.WARNING
-        logger.log(level, "worker process %d %s after %.1f s; a new one starts in %.1f s", pid, how, lived, pause)
+        logger.log(
+            level,
+            "worker process %d %s after %.1f s; a new one starts in %.1f s",
+            pid,
+            how,
+            lived,
+            pause,
+        )
 
     def _plan(self, index: int, lived: float) -> float:
         """Start the worker after a pause, which is returned."""
-        pause = FIRST_PAUSE if lived > QUICK_DEATH else min(LONGEST_PAUSE, 2 * self._pauses.get(index, FIRST_PAUSE / 2))
+        pause = (
+            FIRST_PAUSE
+            if lived > QUICK_DEATH
+            else min(LONGEST_PAUSE, 2 * self._pauses.get(index, FIRST_PAUSE / 2))
+        )
         self._pauses[index] = pause
         self._due[index] = time.monotonic() + pause
         return pause

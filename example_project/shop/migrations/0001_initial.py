@@ -16,7 +16,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Coupon",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("code", models.CharField(max_length=20, unique=True)),
                 ("percent", models.PositiveSmallIntegerField(default=10)),
                 ("valid_until", models.DateTimeField()),
@@ -26,7 +31,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Product",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("name", models.CharField(max_length=60)),
                 ("slug", models.SlugField(unique=True)),
                 ("blurb", models.CharField(max_length=120)),
@@ -37,7 +47,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Order",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "state",
                     models.CharField(
@@ -47,25 +62,43 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("window", models.PositiveIntegerField(default=30, help_text="Seconds to pay.")),
-                ("message_id", models.CharField(blank=True, help_text="Of the message that closes it.", max_length=32)),
+                (
+                    "message_id",
+                    models.CharField(
+                        blank=True, help_text="Of the message that closes it.", max_length=32
+                    ),
+                ),
                 ("created_at", models.DateTimeField(default=django.utils.timezone.now)),
                 (
                     "due_at",
-                    models.DateTimeField(blank=True, help_text="When that message is due, by Redis' clock.", null=True),
+                    models.DateTimeField(
+                        blank=True,
+                        help_text="When that message is due, by Redis' clock.",
+                        null=True,
+                    ),
                 ),
                 ("reminded_at", models.DateTimeField(blank=True, null=True)),
                 ("paid_at", models.DateTimeField(blank=True, null=True)),
                 (
                     "fired_at",
-                    models.DateTimeField(blank=True, help_text="When the message ran, whoever had won.", null=True),
+                    models.DateTimeField(
+                        blank=True, help_text="When the message ran, whoever had won.", null=True
+                    ),
                 ),
                 ("closed_at", models.DateTimeField(blank=True, null=True)),
                 (
                     "race_offset_ms",
-                    models.SmallIntegerField(blank=True, help_text="Payment minus deadline, in a race.", null=True),
+                    models.SmallIntegerField(
+                        blank=True, help_text="Payment minus deadline, in a race.", null=True
+                    ),
                 ),
                 ("stars", models.PositiveSmallIntegerField(blank=True, null=True)),
-                ("product", models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to="shop.product")),
+                (
+                    "product",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, to="shop.product"
+                    ),
+                ),
             ],
             options={
                 "ordering": ["-pk"],

@@ -1,4 +1,5 @@
-"""Compares ours with a peer, interleaved A B A B: `python -m tests.benchmarks.peers burst bullmq [--runs N]`."""
+"""Compares ours with a peer, interleaved A B A B: `python -m tests.benchmarks.peers burst bullmq
+[--runs N]`."""
 
 from __future__ import annotations
 

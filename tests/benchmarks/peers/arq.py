@@ -37,4 +37,6 @@ async def opened() -> None:
 
 async def enqueue(index: int, due: float, padding: str) -> None:
     """One message."""
-    await _pool[0].enqueue_job("noop", index, padding, _defer_until=datetime.fromtimestamp(due, tz=timezone.utc))
+    await _pool[0].enqueue_job(
+        "noop", index, padding, _defer_until=datetime.fromtimestamp(due, tz=timezone.utc)
+    )

@@ -21,7 +21,8 @@ class Peer(NamedTuple):
     settings: str
     """For people: what differs from its defaults."""
     rate: int = 2_000
-    """Messages per second that it certainly enqueues with its worker running: for the head start of a burst."""
+    """Messages per second that it certainly enqueues with its worker running: for the head start of
+    a burst."""
     bulk: bool = False
     """Whether it can enqueue delayed messages in bulk."""
 
@@ -38,11 +39,17 @@ class Peer(NamedTuple):
     def command(self, line: str, url: str) -> list[str]:
         """The words of a command line."""
         programs = Path(sys.executable).parent if self.name == OURS.name else self.folder / "bin"
-        return line.format(bin=programs, url=url, app=f"{PACKAGE}.{self.name}", here=Path(__file__).parent).split()
+        return line.format(
+            bin=programs, url=url, app=f"{PACKAGE}.{self.name}", here=Path(__file__).parent
+        ).split()
 
     def producer(self, *arguments: object) -> list[str]:
         """The command of its producer."""
-        line = "node {here}/bullmq.mjs produce" if self.node else f"{{bin}}/python -m {PACKAGE}.produce {self.name}"
+        line = (
+            "node {here}/bullmq.mjs produce"
+            if self.node
+            else f"{{bin}}/python -m {PACKAGE}.produce {self.name}"
+        )
         return [*self.command(line, ""), *map(str, arguments)]
 
 
@@ -63,10 +70,16 @@ _ALL = (
             "{bin}/celery -A {app} worker -P threads -c 8 --prefetch-multiplier 1 --loglevel ERROR"
             " --without-gossip --without-mingle --without-heartbeat",
         ),
-        "8 threads, acks_late, reject_on_worker_lost, prefetch_multiplier 1, no gossip, mingle, heartbeat",
+        "8 threads, acks_late, reject_on_worker_lost, prefetch_multiplier 1, no gossip, mingle, "
+        "heartbeat",
         rate=1_000,
     ),
-    Peer("dramatiq", ("dramatiq", "redis", "hiredis"), ("{bin}/dramatiq {app}",), "defaults: 2 processes, 8 threads"),
+    Peer(
+        "dramatiq",
+        ("dramatiq", "redis", "hiredis"),
+        ("{bin}/dramatiq {app}",),
+        "defaults: 2 processes, 8 threads",
+    ),
     Peer(
         "huey",
         ("huey", "redis", "hiredis"),

@@ -16,7 +16,8 @@ from tests.benchmarks.tasks import noop  # noqa: E402  (after setup)
 
 @lru_cache(maxsize=1)
 def at(due: float) -> Any:
-    """The task with this due time: a program whose messages have one due time makes this copy once."""
+    """The task with this due time: a program whose messages have one due time makes this copy
+    once."""
     return noop.using(due_at=datetime.fromtimestamp(due, tz=timezone.utc))
 
 

@@ -23,4 +23,6 @@ def noop(index: int, padding: str) -> None:
 
 def enqueue(index: int, due: float, padding: str) -> None:
     """One message. Upwards, for dramatiq adds whole milliseconds to a clock that it rounds down."""
-    noop.send_with_options(args=(index, padding), delay=max(0, math.ceil((due - time.time()) * 1000) + 1))
+    noop.send_with_options(
+        args=(index, padding), delay=max(0, math.ceil((due - time.time()) * 1000) + 1)
+    )

@@ -53,7 +53,9 @@ def _run(command: list[str], folder: Path) -> None:
 def version(peer: Peer) -> str:
     """What is installed, for the report."""
     if peer.node:
-        package = json.loads((peer.folder / "node_modules" / peer.name / "package.json").read_text())
+        package = json.loads(
+            (peer.folder / "node_modules" / peer.name / "package.json").read_text()
+        )
         return f"{peer.name} {package['version']}"
     python = sys.executable if not peer.requirements else str(peer.folder / "bin" / "python")
     name = "django-delayq" if not peer.requirements else peer.name

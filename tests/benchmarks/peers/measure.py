@@ -1,4 +1,5 @@
-"""The workloads that all peers run: each returns its figure first, then what else is worth knowing."""
+"""The workloads that all peers run: each returns its figure first, then what else is worth
+knowing."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ BULK = 20_000
 BYTES = 20_000
 RATE = 200
 SECONDS = 30
-#: Peers round to whole milliseconds, some downwards: only what is earlier than that counts as early.
+#: Peers round to whole milliseconds, some downwards: only what is earlier than that counts as
+#: early.
 TOLERANCE = 0.001
 #: Messages per second below which a peer is given up.
 SLOWEST = 100
@@ -53,7 +55,10 @@ def burst(peer: Peer, scale: float) -> Figures:
         raise PeerFailedError("nothing ran")
     early = sum(at < due - TOLERANCE for at, _ in starts)
     rate = len(starts) / max(1e-9, max(at for at, _ in starts) - due)
-    more = {"ran_twice": sum(number > 1 for _, number in starts), "worker_cpu_us": 1e6 * cpu / len(starts)}
+    more = {
+        "ran_twice": sum(number > 1 for _, number in starts),
+        "worker_cpu_us": 1e6 * cpu / len(starts),
+    }
     return Figures(rate, early, count - len(starts), more)
 
 
@@ -125,4 +130,8 @@ def details(runs: list[Figures]) -> dict[str, Any]:
     """Medians of the details, sums of what went wrong."""
     names = runs[0].details
     medians = {name: common.median([run.details[name] for run in runs]) for name in names}
-    return {**medians, "early": sum(run.early for run in runs), "missing": sum(run.missing for run in runs)}
+    return {
+        **medians,
+        "early": sum(run.early for run in runs),
+        "missing": sum(run.missing for run in runs),
+    }

@@ -1,4 +1,5 @@
-"""Enqueues through an adapter and prints one line of JSON. Runs in the peer's own environment: only Python here.
+"""Enqueues through an adapter and prints one line of JSON. Runs in the peer's own environment: only
+Python here.
 
 produce NAME burst COUNT FIRST DUE | paced COUNT FIRST RATE | enqueue COUNT | bulk COUNT
 """
@@ -77,12 +78,17 @@ def main(arguments: list[str]) -> None:
     name, what, *numbers = arguments
     adapter = importlib.import_module(f"tests.benchmarks.peers.{name}")
     everything = run(adapter, what, [float(number) for number in numbers])
-    answer = asyncio.run(everything) if inspect.iscoroutinefunction(adapter.enqueue) else without_a_loop(everything)
+    answer = (
+        asyncio.run(everything)
+        if inspect.iscoroutinefunction(adapter.enqueue)
+        else without_a_loop(everything)
+    )
     print(json.dumps(answer), flush=True)
 
 
 def without_a_loop(everything: Coroutine[None, None, dict[str, Any]]) -> dict[str, Any]:
-    """Run what never waits: beneath a loop, a plain queue would be slower than it is for those who use it."""
+    """Run what never waits: beneath a loop, a plain queue would be slower than it is for those who
+    use it."""
     try:
         everything.send(None)
     except StopIteration as end:

@@ -20,4 +20,6 @@ def noop(index: int, padding: str) -> None:
 
 def enqueue(index: int, due: float, padding: str) -> None:
     """One message."""
-    queue.enqueue_at(datetime.fromtimestamp(due, tz=timezone.utc), noop, index, padding, result_ttl=0)
+    queue.enqueue_at(
+        datetime.fromtimestamp(due, tz=timezone.utc), noop, index, padding, result_ttl=0
+    )

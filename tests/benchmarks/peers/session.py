@@ -40,7 +40,9 @@ class Session:
         with self._stack as stack:
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=common.MEMORY)))
             self.server = stack.enter_context(launcher("redis7"))
-            self.journal: mmap.mmap = stack.enter_context(journal.opened(str(self._folder / "journal")))
+            self.journal: mmap.mmap = stack.enter_context(
+                journal.opened(str(self._folder / "journal"))
+            )
             self._environment = {
                 **os.environ,
                 "DELAYQ_BENCH_REDIS": self.server.url,
@@ -56,7 +58,10 @@ class Session:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stack.close()
 
@@ -64,10 +69,18 @@ class Session:
         """Run the producer; its answer."""
         command = self.peer.producer(*arguments)
         done = subprocess.run(
-            command, env=self._environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+            command,
+            env=self._environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
         if done.returncode:
-            raise PeerFailedError(f"its producer failed: {(done.stderr.strip() or '?').splitlines()[-1]}")
+            raise PeerFailedError(
+                f"its producer failed: {(done.stderr.strip() or '?').splitlines()[-1]}"
+            )
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
 
@@ -96,7 +109,12 @@ class Session:
                 self._processes.append(
                     # A group of its own, for its processes end with it.
                     subprocess.Popen(
-                        command, env=self._environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+                        command,
+                        env=self._environment,
+                        cwd=ROOT,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
                     )
                 )
         self.produce("burst", WARM_UP, journal.WARM_UP, round(time.time() + 1.5, 3))

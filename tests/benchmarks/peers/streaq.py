@@ -32,4 +32,6 @@ async def enqueue(index: int, due: float, padding: str) -> None:
 async def enqueue_bulk(indexes: Sequence[int], due: float, padding: str) -> None:
     """One call for many."""
     at = datetime.fromtimestamp(due, tz=timezone.utc)
-    await worker.enqueue_many([noop.enqueue(index, padding).start(schedule=at) for index in indexes])
+    await worker.enqueue_many(
+        [noop.enqueue(index, padding).start(schedule=at) for index in indexes]
+    )

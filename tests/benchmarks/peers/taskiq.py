@@ -30,4 +30,6 @@ async def opened() -> None:
 
 async def enqueue(index: int, due: float, padding: str) -> None:
     """One message."""
-    await noop.schedule_by_time(source, datetime.fromtimestamp(due, tz=timezone.utc), index, padding)
+    await noop.schedule_by_time(
+        source, datetime.fromtimestamp(due, tz=timezone.utc), index, padding
+    )

@@ -1,5 +1,6 @@
-"""The question: per hour (UTC), topic and task the counts by state, attempts, sums, maxima, and percentiles of lateness
-and run time. And what each program prints in the end. Plain Python: it also runs where our package is not installed."""
+"""The question: per hour (UTC), topic and task the counts by state, attempts, sums, maxima, and
+percentiles of lateness and run time. And what each program prints in the end. Plain Python: it also
+runs where our package is not installed."""
 
 from __future__ import annotations
 
@@ -19,13 +20,22 @@ def paths() -> list[str]:
     return list(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
 
 
-def give(rows: Iterable[tuple[int, int, Sequence[float | None], Sequence[float | None]]], **more: Any) -> None:
-    """Print what can be compared, of rows (messages, attempts, percentiles of lateness, percentiles of run time)."""
+def give(
+    rows: Iterable[tuple[int, int, Sequence[float | None], Sequence[float | None]]], **more: Any
+) -> None:
+    """Print what can be compared, of rows (messages, attempts, percentiles of lateness, percentiles
+    of run time)."""
     groups = messages = attempts = 0
     lateness, run = [0.0] * len(SHARES), [0.0] * len(SHARES)
     for count, tries, late, ran in rows:
         groups, messages, attempts = groups + 1, messages + int(count), attempts + int(tries)
         lateness = [total + (value or 0) for total, value in zip(lateness, late, strict=True)]
         run = [total + (value or 0) for total, value in zip(run, ran, strict=True)]
-    said = {"groups": groups, "messages": messages, "attempts": attempts, "lateness": lateness, "run": run}
+    said = {
+        "groups": groups,
+        "messages": messages,
+        "attempts": attempts,
+        "lateness": lateness,
+        "run": run,
+    }
     print(json.dumps({**said, **more}), flush=True)

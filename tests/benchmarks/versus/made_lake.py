@@ -1,6 +1,8 @@
-"""Makes a lake of any size, quickly: the same rows each time, with commits as the export leaves them.
+"""Makes a lake of any size, quickly: the same rows each time, with commits as the export leaves
+them.
 
-Its times are two lognormal ones, so that their percentiles lie far apart. Nothing reads the signatures of its commits.
+Its times are two lognormal ones, so that their percentiles lie far apart. Nothing reads the
+signatures of its commits.
 """
 
 from __future__ import annotations
@@ -47,14 +49,21 @@ def repeat(source: Lake, root: Path, times: int) -> Lake:
         one = commits[at]
         lo, hi = one.lo + turn * step, one.hi + turn * step
         attempt = lake.attempt(lo, hi)
-        written = [(_linked(source.root / file.path, attempt / f"dt={file.dt}"), file.rows) for file in one.files]
+        written = [
+            (_linked(source.root / file.path, attempt / f"dt={file.dt}"), file.rows)
+            for file in one.files
+        ]
         _commit(lake, seq + 1, (lo, hi), lake.found_in(attempt, written))
     return lake
 
 
 def _commit(lake: Lake, seq: int, ids: tuple[int, int], files: list[Any]) -> None:
     rows = sum(file.rows for file in files)
-    lake.commit(Commit(seq=seq, kind="append", lo=ids[0], hi=ids[1], rows=rows, signature="made", files=files))
+    lake.commit(
+        Commit(
+            seq=seq, kind="append", lo=ids[0], hi=ids[1], rows=rows, signature="made", files=files
+        )
+    )
 
 
 def _linked(file: Path, folder: Path) -> Path:
@@ -82,7 +91,10 @@ def _by_day(table: pa.Table) -> Any:
 def _table(dice: np.random.Generator, lo: int, hi: int, rows: int) -> pa.Table:
     count, ids = hi - lo, np.arange(lo + 1, hi + 1)
     weights = np.array(WEIGHTS) / sum(WEIGHTS)
-    task, state = dice.choice(len(TASKS), count, p=weights), dice.choice(len(STATES), count, p=SHARES)
+    task, state = (
+        dice.choice(len(TASKS), count, p=weights),
+        dice.choice(len(STATES), count, p=SHARES),
+    )
     step = DAYS * 86_400_000_000 / rows
     early = dice.integers(0, 2_000_000, count)
     finished = BEGIN + np.maximum((ids - 1) * step - early, 0).astype("timedelta64[us]")
@@ -103,10 +115,14 @@ def _table(dice: np.random.Generator, lo: int, hi: int, rows: int) -> pa.Table:
         "lateness_ms": pa.array(late, mask=~ran),
         "run_ms": pa.array(run, mask=~ran),
         "error_class": _named([*ERRORS, ""], np.where(dead, ids % len(ERRORS), len(ERRORS))),
-        "body": _named([f'{{"args":[{n}],"kwargs":{{"reason":"unpaid"}}}}' for n in range(1000)], ids % 1000),
+        "body": _named(
+            [f'{{"args":[{n}],"kwargs":{{"reason":"unpaid"}}}}' for n in range(1000)], ids % 1000
+        ),
         "ttr_ms": np.full(count, 60_000),
     }
-    return pa.table([_column(field, known.get(field.name), count) for field in schemas.ARCHIVE], schemas.ARCHIVE)
+    return pa.table(
+        [_column(field, known.get(field.name), count) for field in schemas.ARCHIVE], schemas.ARCHIVE
+    )
 
 
 def _column(field: pa.Field, values: Any, count: int) -> pa.Array:
@@ -121,7 +137,9 @@ def _column(field: pa.Field, values: Any, count: int) -> pa.Array:
 
 
 def _named(names: Any, codes: Any) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names))).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names))).cast(
+        pa.string()
+    )
 
 
 def _digits(dice: np.random.Generator, count: int) -> pa.Array:

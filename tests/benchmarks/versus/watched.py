@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-#: A program is killed that takes more of the machine's memory, or longer, than this: others work here too.
+#: A program is killed that takes more of the machine's memory, or longer, than this: others work
+#: here too.
 SHARE, SECONDS = 0.85, 1800.0
 EVERY = 0.05
 
@@ -22,7 +23,8 @@ class Outcome(NamedTuple):
 
     seconds: float
     peak: int
-    """Bytes: the highest sum of the resident memory of its processes. Pages that they share count once for each."""
+    """Bytes: the highest sum of the resident memory of its processes. Pages that they share count
+    once for each."""
     answer: Mapping[str, Any]
     """What it printed; empty when it failed."""
     failure: str = ""
@@ -34,7 +36,11 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complaints:
         begun, peak, failure = time.perf_counter(), 0, ""
         process = psutil.Popen(
-            command, stdout=said, stderr=complaints, env={**os.environ, **(environment or {})}, start_new_session=True
+            command,
+            stdout=said,
+            stderr=complaints,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
         )
         try:
             while process.poll() is None and not failure:

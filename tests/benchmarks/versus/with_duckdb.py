@@ -32,18 +32,27 @@ def main(way: str, limit: str) -> None:
     connection.execute("SET TimeZone = 'UTC'")
     if limit:
         connection.execute(f"SET memory_limit = '{limit}'")
-    made = {"exact": "quantile_disc({0}, [0.5, 0.95, 0.99])", "histogram": "histogram(bucket({0}))"}[way]
+    made = {
+        "exact": "quantile_disc({0}, [0.5, 0.95, 0.99])",
+        "histogram": "histogram(bucket({0}))",
+    }[way]
     connection.execute("CREATE MACRO wide(n) AS (floor(log2(greatest(n, 16)))::INT - 4)")
     connection.execute("CREATE MACRO placed(n) AS (CASE WHEN n < 16 THEN greatest(n, 0) "
                        "ELSE 16 * wide(n) + (n >> wide(n)) END)")  # fmt: skip
     connection.execute("CREATE MACRO bucket(ms) AS (placed(floor(ms * 1000 + 0.5)::BIGINT))")
-    query = QUERY.format(figures=FIGURES, lateness=made.format("lateness_ms"), run=made.format("run_ms"))
+    query = QUERY.format(
+        figures=FIGURES, lateness=made.format("lateness_ms"), run=made.format("run_ms")
+    )
     rows = connection.execute(query, [paths()]).fetchall()
     if way == "histogram":
         percentile = _histogram().percentile
-        rows = [(*row[:2], *([percentile(one or {}, share) for share in SHARES] for one in row[2:])) for row in rows]
+        rows = [
+            (*row[:2], *([percentile(one or {}, share) for share in SHARES] for one in row[2:]))
+            for row in rows
+        ]
     give(
-        ((*row[:2], *(values or (0,) * len(SHARES) for values in row[2:])) for row in rows), version=duckdb.__version__
+        ((*row[:2], *(values or (0,) * len(SHARES) for values in row[2:])) for row in rows),
+        version=duckdb.__version__,
     )
 
 

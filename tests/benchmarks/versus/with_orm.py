@@ -1,4 +1,5 @@
-"""Django's ORM on PostgreSQL: fill LAKE, or rows (they come to Python), or database (the database sorts them)."""
+"""Django's ORM on PostgreSQL: fill LAKE, or rows (they come to Python), or database (the database
+sorts them)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ PAGE = 10_000
 
 
 def fill(lake: Path) -> None:
-    """Put the rows of a lake into an empty archive without indexes: they would not serve this question."""
+    """Put the rows of a lake into an empty archive without indexes: they would not serve this
+    question."""
     from pyarrow import csv, parquet
 
     from django_delayq.models import ArchivedMessage
@@ -128,7 +130,10 @@ def database() -> None:
         def convert_value(self, value: Any, *_: Any) -> Any:
             return value
 
-    states = {state: Count("id", filter=Q(state=state)) for state in ("acked", "dead", "cancelled", "expired")}
+    states = {
+        state: Count("id", filter=Q(state=state))
+        for state in ("acked", "dead", "cancelled", "expired")
+    }
     found = (
         ArchivedMessage.objects.values("topic", "task", hour=TruncHour("finished_at"))
         .order_by()

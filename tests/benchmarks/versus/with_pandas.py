@@ -12,7 +12,9 @@ STATES = ("acked", "dead", "cancelled", "expired")
 def main() -> None:
     """Exact percentiles. Names are categories: as text they would take several times as much."""
     names = ["topic", "task", "state"]
-    table = parquet.read_table(paths(), columns=list(COLUMNS), read_dictionary=names, partitioning=None)
+    table = parquet.read_table(
+        paths(), columns=list(COLUMNS), read_dictionary=names, partitioning=None
+    )
     frame = table.to_pandas(self_destruct=True)
     del table
     frame["hour"] = frame["finished_at"].dt.floor("h")
@@ -27,10 +29,16 @@ def main() -> None:
         run_sum=("run_ms", "sum"), run_max=("run_ms", "max"),
     )  # fmt: skip
     late, run = (
-        groups[name].quantile(list(SHARES), interpolation="higher").unstack().fillna(0.0).reindex(figures.index)
+        groups[name]
+        .quantile(list(SHARES), interpolation="higher")
+        .unstack()
+        .fillna(0.0)
+        .reindex(figures.index)
         for name in ("lateness_ms", "run_ms")
     )
-    rows = zip(figures["messages"], figures["attempts"], late.to_numpy(), run.to_numpy(), strict=True)
+    rows = zip(
+        figures["messages"], figures["attempts"], late.to_numpy(), run.to_numpy(), strict=True
+    )
     give(rows, version=pd.__version__)
 
 

@@ -21,9 +21,18 @@ def main() -> None:
     frame = pl.scan_parquet(paths(), hive_partitioning=False).group_by(
         pl.col("finished_at").dt.truncate("1h").alias("hour"), "topic", "task"
     )
-    result = frame.agg(pl.len().alias("messages"), *counts, *sums, *extremes, *shares).collect(engine="streaming")
-    names = ["messages", "attempts", *(f"{name}_{share}" for name in ("lateness_ms", "run_ms") for share in SHARES)]
-    give(((row[0], row[1], row[2:5], row[5:]) for row in result.select(names).iter_rows()), version=pl.__version__)
+    result = frame.agg(pl.len().alias("messages"), *counts, *sums, *extremes, *shares).collect(
+        engine="streaming"
+    )
+    names = [
+        "messages",
+        "attempts",
+        *(f"{name}_{share}" for name in ("lateness_ms", "run_ms") for share in SHARES),
+    ]
+    give(
+        ((row[0], row[1], row[2:5], row[5:]) for row in result.select(names).iter_rows()),
+        version=pl.__version__,
+    )
 
 
 if __name__ == "__main__":

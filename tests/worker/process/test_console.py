@@ -12,7 +12,12 @@ import pytest
 from django_delayq.core import signals
 from django_delayq.core.signals import Event
 from django_delayq.worker.process import console as module
-from django_delayq.worker.process.console import Console, FieldFormatter, PrettyFormatter, configure_logging
+from django_delayq.worker.process.console import (
+    Console,
+    FieldFormatter,
+    PrettyFormatter,
+    configure_logging,
+)
 
 ID = "01938f2e7a5c7d3e8f00aa11bb22cc33"
 NASTY = "bad\x1b[31m\r\nfake=1 \x07 \x7f \x9b31m \u2028 \ud800"
@@ -46,7 +51,9 @@ def line(caplog: pytest.LogCaptureFixture, formatter: logging.Formatter) -> str:
     return formatter.format(caplog.records[-1])
 
 
-def test_success_tells_lateness_and_run_time(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+def test_success_tells_lateness_and_run_time(
+    console: Console, caplog: pytest.LogCaptureFixture
+) -> None:
     tell("acked", event(key="order:5", lateness_ms=2.4, run_ms=2400))
     assert caplog.messages == ["shop.close_order acked, late 2 ms, ran 2.4 s"]
     said = line(caplog, PrettyFormatter()).split(" ", 1)[1]
@@ -68,7 +75,12 @@ def test_success_tells_lateness_and_run_time(console: Console, caplog: pytest.Lo
     ],
 )  # fmt: skip
 def test_every_end_has_a_line(
-    console: Console, caplog: pytest.LogCaptureFixture, name: str, fields: Any, text: str, level: int
+    console: Console,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    fields: Any,
+    text: str,
+    level: int,
 ) -> None:
     tell(name, event(**fields))
     said = line(caplog, PrettyFormatter()).split()[1:]
@@ -79,7 +91,9 @@ def test_every_end_has_a_line(
     assert console.counts == {name: 1}
 
 
-def test_failed_attempt_has_its_traceback_in_one_record(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_attempt_has_its_traceback_in_one_record(
+    console: Console, caplog: pytest.LogCaptureFixture
+) -> None:
     tell("retried", event(reason="ValueError: order 5", delay_ms=7000, error=raised("order 5")))
     tell("dead", event(reason="ValueError: order 5", error=raised("order 5")))
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
@@ -88,7 +102,9 @@ def test_failed_attempt_has_its_traceback_in_one_record(console: Console, caplog
         assert "ValueError: order 5" in line(caplog, formatter)
 
 
-@pytest.mark.parametrize("formatter", [PrettyFormatter(), FieldFormatter(False), FieldFormatter(True)])
+@pytest.mark.parametrize(
+    "formatter", [PrettyFormatter(), FieldFormatter(False), FieldFormatter(True)]
+)
 def test_whatever_was_raised_has_its_line(
     console: Console, caplog: pytest.LogCaptureFixture, formatter: logging.Formatter
 ) -> None:
@@ -100,13 +116,18 @@ def test_whatever_was_raised_has_its_line(
     assert "its traceback cannot be shown (TypeError)" in told
 
 
-def test_records_of_one_kind_of_failure_have_one_text(console: Console, caplog: pytest.LogCaptureFixture) -> None:
-    """So that what collects errors sees one group; ids, keys and what differs from message to message are beside it."""
+def test_records_of_one_kind_of_failure_have_one_text(
+    console: Console, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that what collects errors sees one group; ids, keys and what differs from message to
+    message are beside it."""
     for number in range(3):
         key, reason = f"order:{number}", f"ValueError: order {number}"
         tell("dead", event(id=f"{number:032x}", key=key, reason=reason, attempt=number))
     assert {record.msg for record in caplog.records} == {"shop.close_order dead, attempt %d: %s"}
-    assert [record.delayq["id"] for record in caplog.records] == [f"{number:032x}" for number in range(3)]  # type: ignore[attr-defined]
+    assert [record.delayq["id"] for record in caplog.records] == [
+        f"{number:032x}" for number in range(3)
+    ]  # type: ignore[attr-defined]
 
 
 def test_percent_sign_is_no_placeholder(console: Console, caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +148,9 @@ def test_crowd_that_is_put_off_is_one_warning_a_minute(
     assert console.counts["put_off"] == 102
 
 
-def test_topic_stands_for_a_task_that_is_unknown(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+def test_topic_stands_for_a_task_that_is_unknown(
+    console: Console, caplog: pytest.LogCaptureFixture
+) -> None:
     tell("expired", event(task=""))
     assert "orders" in caplog.messages[0]
 
@@ -195,7 +218,8 @@ def test_logfmt_line(console: Console, caplog: pytest.LogCaptureFixture) -> None
     said = line(caplog, FieldFormatter(False))
     assert said.startswith("at=20")
     assert said.split(" ", 1)[1] == (
-        f"level=warning event=retried topic=orders task=shop.close_order id={ID} attempt=1 late_ms=0.0 run_ms=3.1 "
+        f"level=warning event=retried topic=orders task=shop.close_order id={ID} attempt=1 "
+        f"late_ms=0.0 run_ms=3.1 "
         'delay_ms=7000 error="ValueError: \\"x\\""'
     )
 
@@ -210,19 +234,25 @@ def test_json_line(console: Console, caplog: pytest.LogCaptureFixture) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("formatter", [PrettyFormatter(), FieldFormatter(False), FieldFormatter(True)])
+@pytest.mark.parametrize(
+    "formatter", [PrettyFormatter(), FieldFormatter(False), FieldFormatter(True)]
+)
 def test_other_records_are_written_too(formatter: logging.Formatter) -> None:
     try:
         raise ValueError("x")
     except ValueError as error:
         exc_info = (ValueError, error, error.__traceback__)
-    said = formatter.format(logging.LogRecord("delayq", 30, __file__, 1, "Redis is %s", ("back",), exc_info))
+    said = formatter.format(
+        logging.LogRecord("delayq", 30, __file__, 1, "Redis is %s", ("back",), exc_info)
+    )
     said = said.replace("\\n", "\n")
     assert "Redis is back" in said
     assert "ValueError: x" in said
 
 
-@pytest.mark.parametrize("formatter", [PrettyFormatter(), FieldFormatter(False), FieldFormatter(True)])
+@pytest.mark.parametrize(
+    "formatter", [PrettyFormatter(), FieldFormatter(False), FieldFormatter(True)]
+)
 @pytest.mark.parametrize("field", ["reason", "key", "task"])
 def test_messages_cannot_write_lines_or_colours_of_their_own(
     console: Console, caplog: pytest.LogCaptureFixture, formatter: logging.Formatter, field: str
@@ -233,7 +263,9 @@ def test_messages_cannot_write_lines_or_colours_of_their_own(
     assert said.encode()
 
 
-def test_traceback_cannot_look_like_lines_of_ours(console: Console, caplog: pytest.LogCaptureFixture) -> None:
+def test_traceback_cannot_look_like_lines_of_ours(
+    console: Console, caplog: pytest.LogCaptureFixture
+) -> None:
     tell("dead", event(reason="x", error=raised("a\r\n12:00:00.000 ✓ fake \x1b[2J")))
     _, *below = line(caplog, PrettyFormatter()).split("\n")
     assert all(one.startswith("    ") and one.isprintable() for one in below)
@@ -254,7 +286,8 @@ Configure = Callable[..., logging.Logger]
 
 @pytest.fixture
 def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
-    """Configures logging as in a project that says nothing about it, but for the handlers that are given."""
+    """Configures logging as in a project that says nothing about it, but for the handlers that are
+    given."""
     logger = logging.getLogger("delayq")
     level = logger.level
 
@@ -268,7 +301,9 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
     logger.setLevel(level)
 
 
-@pytest.mark.parametrize(("style", "pretty"), [("pretty", True), ("logfmt", False), ("json", False), ("auto", False)])
+@pytest.mark.parametrize(
+    ("style", "pretty"), [("pretty", True), ("logfmt", False), ("json", False), ("auto", False)]
+)
 def test_style_chooses_the_format(configure: Configure, style: str, pretty: bool) -> None:
     (handler,) = configure(style, 1).handlers
     assert isinstance(handler.formatter, PrettyFormatter if pretty else FieldFormatter)

@@ -21,7 +21,9 @@ def answers() -> Answers:
 
 @pytest.fixture
 def port(answers: Answers) -> Iterator[int]:
-    health = Health(0, lambda: answers["healthy"], lambda: answers["ready"], lambda: {"in_flight": 3})
+    health = Health(
+        0, lambda: answers["healthy"], lambda: answers["ready"], lambda: {"in_flight": 3}
+    )
     health.start()
     yield health.port
     health.stop()

@@ -17,7 +17,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "module.py"
     path.write_text("x = 1\n")
     os.utime(path, (1, 1))
-    monkeypatch.setattr(module, "iter_all_python_module_files", lambda: [path, tmp_path / "gone.py"])
+    monkeypatch.setattr(
+        module, "iter_all_python_module_files", lambda: [path, tmp_path / "gone.py"]
+    )
     monkeypatch.setattr(module, "_IMPORTS", "import module")
     monkeypatch.syspath_prepend(tmp_path)
     return path
@@ -49,7 +51,11 @@ def test_change_is_noticed_once(reloader: Reloader, files: Path, changes: list[b
 
 @pytest.mark.parametrize("code", ["def broken(:", "\0"])
 def test_code_that_cannot_be_compiled_changes_nothing(
-    reloader: Reloader, files: Path, changes: list[bool], caplog: pytest.LogCaptureFixture, code: str
+    reloader: Reloader,
+    files: Path,
+    changes: list[bool],
+    caplog: pytest.LogCaptureFixture,
+    code: str,
 ) -> None:
     files.write_text(code)
     reloader.run_once()
@@ -61,7 +67,9 @@ def test_code_that_cannot_be_compiled_changes_nothing(
     assert changes == [True]
 
 
-def test_file_that_vanishes_and_comes_back(reloader: Reloader, files: Path, changes: list[bool]) -> None:
+def test_file_that_vanishes_and_comes_back(
+    reloader: Reloader, files: Path, changes: list[bool]
+) -> None:
     """Editors replace files: the moment in between is no change."""
     moved = files.rename(files.with_suffix(".bak"))
     reloader.run_once()
@@ -74,7 +82,11 @@ def test_file_that_vanishes_and_comes_back(reloader: Reloader, files: Path, chan
 
 @pytest.mark.parametrize("code", ["import no_such_module", "1 / 0", "raise SystemExit(3)"])
 def test_code_that_cannot_be_imported_changes_nothing(
-    reloader: Reloader, files: Path, changes: list[bool], caplog: pytest.LogCaptureFixture, code: str
+    reloader: Reloader,
+    files: Path,
+    changes: list[bool],
+    caplog: pytest.LogCaptureFixture,
+    code: str,
 ) -> None:
     files.write_text(code)
     reloader.run_once()
@@ -102,7 +114,10 @@ def test_new_module_that_was_missing_is_noticed(
 
 
 def test_code_that_stays_broken_is_told_once(
-    reloader: Reloader, files: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    reloader: Reloader,
+    files: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "TRY_AGAIN", -1.0)
     files.write_text("import no_such_module")

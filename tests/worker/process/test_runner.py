@@ -82,13 +82,18 @@ def test_max_messages_ends_with_0(worker: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_drains(worker: Any, later: Any, number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_signal_drains(
+    worker: Any, later: Any, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "delayq")
     wait.enqueue()
     later(entered.is_set, lambda: (send(number)(), gate.set()))
     assert run(worker()) == 0
     assert counters("waits")["acked"] == 1
-    assert "stopped in 0.0 s · 1 acked · 0 abandoned" in caplog.text or "1 acked · 0 abandoned" in caplog.text
+    assert (
+        "stopped in 0.0 s · 1 acked · 0 abandoned" in caplog.text
+        or "1 acked · 0 abandoned" in caplog.text
+    )
 
 
 def test_handlers_are_those_of_before_again(worker: Any) -> None:
@@ -97,7 +102,9 @@ def test_handlers_are_those_of_before_again(worker: Any) -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_tasks_that_are_abandoned_end_with_4(worker: Any, later: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_tasks_that_are_abandoned_end_with_4(
+    worker: Any, later: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "delayq")
     wait.enqueue()
     later(entered.is_set, send(signal.SIGTERM))
@@ -126,10 +133,17 @@ def test_second_signal_ends_at_once(worker: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_signal_in_the_middle_of_anything_holds_up_nothing(worker: Any) -> None:
-    """A handler runs between two lines of the main thread, perhaps those of the very wait that it is to end."""
-    made, requested, main = worker().progress, [time.monotonic() + 3600], threading.main_thread().ident
+    """A handler runs between two lines of the main thread, perhaps those of the very wait that it
+    is to end."""
+    made, requested, main = (
+        worker().progress,
+        [time.monotonic() + 3600],
+        threading.main_thread().ident,
+    )
     assert main is not None
-    old = signal.signal(signal.SIGUSR1, lambda number, frame: runner._request(requested, number, made))
+    old = signal.signal(
+        signal.SIGUSR1, lambda number, frame: runner._request(requested, number, made)
+    )
     told = threading.Event()
 
     def tell() -> None:
@@ -147,7 +161,9 @@ def test_signal_in_the_middle_of_anything_holds_up_nothing(worker: Any) -> None:
         signal.signal(signal.SIGUSR1, old)
 
 
-def test_changed_code_drains_and_asks_to_start_anew(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_drains_and_asks_to_start_anew(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Changed:
         def __init__(self, on_change: Callable[[], None]) -> None:
             self.start = on_change
@@ -157,14 +173,18 @@ def test_changed_code_drains_and_asks_to_start_anew(worker: Any, monkeypatch: py
     assert run(worker(burst=True)) == ExitCode.OK
 
 
-def test_start_anew_is_the_same_command_in_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_anew_is_the_same_command_in_the_same_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun: list[list[str]] = []
     monkeypatch.setattr(runner.os, "execv", lambda path, arguments: begun.append(arguments))
     runner.start_anew()
     assert begun == [[sys.executable, *sys.orig_argv[1:]]]
 
 
-def test_health_port_answers_while_it_works(worker: Any, later: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_port_answers_while_it_works(
+    worker: Any, later: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ports: list[int] = []
     real = runner.Health
 
@@ -191,5 +211,8 @@ def test_health_port_answers_while_it_works(worker: Any, later: Any, monkeypatch
 
 
 def test_port_that_is_taken_is_an_error_of_the_configuration(worker: Any) -> None:
-    with socket.create_server(("", 0)) as taken, pytest.raises(ConfigurationError, match="health-port"):
+    with (
+        socket.create_server(("", 0)) as taken,
+        pytest.raises(ConfigurationError, match="health-port"),
+    ):
         run(worker(burst=True), taken.getsockname()[1])

@@ -99,10 +99,15 @@ def test_absent_redis_is_said_once_without_its_password(said: list[str]) -> None
     (text,) = said
     assert "redis://:***@127.0.0.1:1/0" in text
     assert "secret" not in text
-    assert "set DELAYQ['REDIS'], or try the embedded one: python manage.py run_delayq --embedded" in text
+    assert (
+        "set DELAYQ['REDIS'], or try the embedded one: python manage.py run_delayq --embedded"
+        in text
+    )
 
 
-def test_redis_may_come_while_we_wait(delayq: RedisStore, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_may_come_while_we_wait(
+    delayq: RedisStore, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = [StoreUnavailable("away"), StoreUnavailable("away"), [REPORT]]
 
     def inspect(store: RedisStore) -> Any:

@@ -1,4 +1,5 @@
-"""Several processes. Each test is a small program: a fork of the test process would take its threads' locks along."""
+"""Several processes. Each test is a small program: a fork of the test process would take its
+threads' locks along."""
 
 from __future__ import annotations
 
@@ -67,7 +68,11 @@ def program(tmp_path: Path) -> Iterator[Callable[[str], Program]]:
         output = tmp_path / "output"
         with output.open("w") as stream:
             command = [sys.executable, "-c", HEAD + textwrap.dedent(body)]
-            options: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT, "start_new_session": True}
+            options: dict[str, Any] = {
+                "stdout": stream,
+                "stderr": subprocess.STDOUT,
+                "start_new_session": True,
+            }
             running.append(subprocess.Popen(command, text=True, **options))
         return Program(running[-1], output)
 
@@ -82,11 +87,16 @@ def test_starts_so_many_workers_and_passes_signals_on(program: Callable[[str], P
     eventually(lambda: len(made.pids()) == 3)
     made.process.send_signal(signal.SIGTERM)
     assert made.code() == 0
-    assert sorted(line for line in made.lines if line.startswith("down")) == [f"down {n} SIGTERM" for n in range(3)]
+    assert sorted(line for line in made.lines if line.startswith("down")) == [
+        f"down {n} SIGTERM" for n in range(3)
+    ]
 
 
-def test_question_what_every_thread_does_goes_to_the_workers(program: Callable[[str], Program], tmp_path: Path) -> None:
-    # A file for each: the stacks are written word by word, and those of two processes would mix in one.
+def test_question_what_every_thread_does_goes_to_the_workers(
+    program: Callable[[str], Program], tmp_path: Path
+) -> None:
+    # A file for each: the stacks are written word by word, and those of two processes would mix in
+    # one.
     stacks = [tmp_path / f"stacks-{index}" for index in range(2)]
     made = program(f"""
         import faulthandler
@@ -138,7 +148,9 @@ def test_worker_that_dies_again_and_again_is_replaced_more_and_more_slowly(
     assert pauses[:5] == ["0.0", "0.0", "0.1", "0.1", "0.1"]
 
 
-def test_others_are_looked_after_while_a_replacement_waits(program: Callable[[str], Program]) -> None:
+def test_others_are_looked_after_while_a_replacement_waits(
+    program: Callable[[str], Program],
+) -> None:
     made = program("""
         module.FIRST_PAUSE = module.LONGEST_PAUSE = 60
         sys.exit(Supervisor(2, until_signal).run())
@@ -163,19 +175,27 @@ def test_worker_that_is_done_is_not_replaced(program: Callable[[str], Program]) 
 
 
 def test_worker_that_was_told_alone_to_stop_is_replaced(program: Callable[[str], Program]) -> None:
-    """By an operator, or by something that watches memory: it ends with code 0, and its work is not done."""
+    """By an operator, or by something that watches memory: it ends with code 0, and its work is not
+    done."""
     made = program("sys.exit(Supervisor(2, until_signal).run())")
     eventually(lambda: len(made.pids()) == 2)
     os.kill(made.pids()[0], signal.SIGTERM)
     eventually(lambda: len(made.pids()) == 3)
-    assert any(f"worker process {made.pids()[0]} has stopped (by a signal to it alone?)" in line for line in made.lines)
+    assert any(
+        f"worker process {made.pids()[0]} has stopped (by a signal to it alone?)" in line
+        for line in made.lines
+    )
     made.process.send_signal(signal.SIGTERM)
     assert made.code() == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers, which inherit orphans like process 1")
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="only Linux has subreapers, which inherit orphans like process 1",
+)
 def test_orphan_that_ends_does_not_end_the_supervisor(program: Callable[[str], Program]) -> None:
-    """As process 1 of a container: what a task had started outlives its worker, comes to us and ends."""
+    """As process 1 of a container: what a task had started outlives its worker, comes to us and
+    ends."""
     made = program("""
         import ctypes, subprocess
         assert ctypes.CDLL(None).prctl(36, 1) == 0  # PR_SET_CHILD_SUBREAPER
@@ -229,7 +249,8 @@ def test_worker_that_fails_says_why(program: Callable[[str], Program]) -> None:
 
 
 def test_signal_to_the_whole_group_is_no_second_signal(program: Callable[[str], Program]) -> None:
-    """Ctrl-C in a terminal, and systemd, tell the children too; the supervisor then tells them again."""
+    """Ctrl-C in a terminal, and systemd, tell the children too; the supervisor then tells them
+    again."""
     made = program("""
         from django_delayq.worker import runner, service as worker_service
         runner.SAME_SIGNAL = 5  # a loaded machine takes its time
