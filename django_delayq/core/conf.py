@@ -157,7 +157,9 @@ def parse_settings(raw: Any) -> Settings:
         )
     values["topics"] = {name: _topic(name, options) for name, options in topics.items()}
     if "{" in str(values.get("prefix", "")) or not NAME.match(str(values.get("prefix", "delayq"))):
-        raise ConfigurationError(f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.__doc__}')
+        raise ConfigurationError(
+            f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
+        )
     return Settings(**values)
 
 
@@ -215,7 +217,7 @@ def _in_range(name: str, value: Any, where: str) -> Any:
 def check_name(name: Any, what: str, error: type[Exception] = InvalidName) -> str:
     """The name itself. Raises `error` when it may not be part of a Redis key."""
     if not isinstance(name, str) or not NAME.match(name):
-        raise error(f"{name!r} cannot name {what}. {InvalidName.__doc__}")
+        raise error(f"{name!r} cannot name {what}. {InvalidName.meaning()}")
     return name
 
 

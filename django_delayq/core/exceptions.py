@@ -16,7 +16,12 @@ class DelayQError(Exception):
     """Handles of the messages that the same enqueue_many had already sent."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(message or (type(self).__doc__ or "").strip())
+        super().__init__(message or self.meaning())
+
+    @classmethod
+    def meaning(cls) -> str:
+        """What the error says by default: its docstring, on one line."""
+        return " ".join((cls.__doc__ or "").split())
 
 
 # Configuration

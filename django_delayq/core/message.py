@@ -327,7 +327,7 @@ def check_json(value: Any, depth: int = 0) -> None:
     elif kind is not list and kind is not tuple:
         raise UnserialisableArguments(
             f"An argument is {_shown(value)}of type {kind.__name__}. "
-            f"{UnserialisableArguments.__doc__} "
+            f"{UnserialisableArguments.meaning()} "
             "Pass a primary key or an ISO string and load the rest in the task."
         )
     for item in value:

@@ -73,10 +73,7 @@ def translate(error: Exception, where: str) -> DelayQError:
         )  # a call broke, then the search for the nodes: what counts is whether it was sent
     text = str(error).rstrip(".")
     if refusal := _refusal(error, text):
-        return refusal(
-            f"{(refusal.__doc__ or '').strip()} Redis at {where} said: "
-            f"{text or type(error).__name__}"
-        )
+        return refusal(f"{refusal.meaning()} Redis at {where} said: {text or type(error).__name__}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         if any(word in text for word in _NOT_SENT):
             return StoreUnavailable(

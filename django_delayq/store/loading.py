@@ -84,7 +84,7 @@ class Loading(Looking):
         def read() -> Loaded:
             word, *rest = answer()
             if word == b"CHANGED":
-                raise FenceChanged(f"{FenceChanged.__doc__} ({load.job}: {rest[0].decode()})")
+                raise FenceChanged(f"{FenceChanged.meaning()} ({load.job}: {rest[0].decode()})")
             self._renew(fence)
             return Loaded(*map(int, rest))
 

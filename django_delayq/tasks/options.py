@@ -233,7 +233,7 @@ def check_key(value: Any) -> str | None:
     if value is not None and (
         not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_storable(value)
     ):
-        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.__doc__}")
+        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
     return value
 
 

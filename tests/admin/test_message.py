@@ -17,7 +17,7 @@ from django_delayq.client import topics
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.stats import overview
 from django_delayq.store.keys import Partition, partition_keys
-from django_delayq.tasks import task
+from django_delayq.tasks import registry, task
 from django_delayq.tasks.handle import Handle
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
@@ -164,7 +164,7 @@ def test_a_message_of_a_removed_task_is_shown_and_not_edited(
     def gone(number: int) -> None: ...
 
     handle = gone.using(delay=DAY).enqueue(1)
-    declared.by_code.pop(gone.definition.code), declared.pop("t.gone")
+    registry.by_code.pop(gone.definition.code), declared.pop("t.gone")
     html = html_of(operator, handle)
     assert "t.gone" in html and "not declared here" in html
     assert path(handle, "message_edit") not in html

@@ -29,11 +29,12 @@ KILLS = 3
 JOB = """
 import sys
 from pathlib import Path
-from django_delayq.pipeline import project, session
+from django_delayq.pipeline import session
+from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.params import Params
 params = Params.decode(Path(sys.argv[1]).read_bytes())
-project.set_up(params)
-from django_delayq.pipeline.jobs import stream
+params_from_django.set_up(params)
+from django_delayq.pipeline.export import stream
 report = stream.run(session.build_session("local[2]", "1g"), params, lambda line: print(line, file=sys.stderr))
 print(report.figures)
 """

@@ -16,6 +16,7 @@ from django_delayq.core.message import COMPRESSED, DURABLE, HEADER_END, Message,
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
+from django_delayq.tasks import registry
 from django_delayq.tasks.handle import Handle
 from tests.app.tasks import close_order, crowd, noop, record
 from tests.sending import LONG_AGO, ack, claim, with_transactions
@@ -205,7 +206,7 @@ def test_a_task_that_is_not_declared_here_is_refused(
 ) -> None:
 
     handle = noop.using(delay=60).enqueue(5)
-    monkeypatch.setattr(declared, "by_code", {})
+    monkeypatch.setattr(registry, "by_code", {})
     refused(delayq, handle, exceptions.InvalidMessage, "not declared here", [6], {})
 
 

@@ -23,14 +23,15 @@ from django_delayq.pipeline.session import check_java
 #: Runs jobs one after another in one session: CONFIGURATION (JSON), then NAME FILE for each job.
 JOBS = """
 import json, sys, traceback
-from django_delayq.pipeline import project, rendering, session
+from django_delayq.pipeline import rendering, session
+from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.params import Params
 
 def main(start, *jobs):
     start = json.loads(start)
     every = [(name, Params.decode(open(path, "rb").read())) for name, path in zip(jobs[::2], jobs[1::2])]
-    project.set_up(every[0][1])
+    params_from_django.set_up(every[0][1])
     spark = session.build_session(start["master"], "512m", start["conf"])
     for path in start["files"]:
         spark.sparkContext.addPyFile(path)

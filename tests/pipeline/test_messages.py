@@ -441,5 +441,5 @@ def test_a_task_that_does_not_exist_is_refused_with_its_neighbours() -> None:
     name = declared.record.name
     with pytest.raises(Refused, match=rf"no task '{name}x'\. Did you mean .*{name}"):
         task_specs.spec_of(f"{name}x")
-    with pytest.raises(Refused, match=r"Declared are: .*tests\.tasks\.record"):
+    with pytest.raises(Refused, match=r"Declared are: .*tests\.app\.tasks\.record"):
         task_specs.spec_of("zzz")

@@ -113,7 +113,7 @@ def test_duplicate_task_is_an_error_of_the_configuration() -> None:
 
 def test_tasks_of_installed_apps_are_found() -> None:
     """tests/app/tasks.py: "tests" is an installed app."""
-    assert apps.is_installed("tests")
+    assert apps.is_installed("tests.app")
     assert registry.by_name["tests.app.tasks.noop"] is noop
 
 
@@ -242,7 +242,7 @@ def test_two_functions_of_one_factory_are_not_taken_for_one(declared: dict[str, 
 
     for mail, sms in (("mail", "sms"), (Channel("mail"), Channel("sms")), (["mail"], ["sms"])):
         declared.pop("tests.notify", None)
-        declared.by_code.pop(task_code("tests.notify"), None)
+        registry.by_code.pop(task_code("tests.notify"), None)
         notifier(mail)
         with pytest.raises(exceptions.DuplicateTask):
             notifier(sms)
@@ -298,7 +298,7 @@ def test_an_async_def_behind_a_decorator_that_says_so_is_async(declared: dict[st
     for func in (markcoroutinefunction(traced(fetch)), functools.wraps(fetch)(awaited)):
         assert delayed_task(name="tests.fetch")(func).definition.is_async
         del declared["tests.fetch"]
-        del declared.by_code[task_code("tests.fetch")]
+        del registry.by_code[task_code("tests.fetch")]
 
 
 # What a call takes
@@ -479,7 +479,7 @@ def test_refusal_names_the_task_and_the_parameter() -> None:
         close_order.enqueue(1, reason=object())  # type: ignore[arg-type]
     with pytest.raises(
         exceptions.UnserialisableArguments,
-        match=r"tests\.tasks\.noop, args: An argument is of type object",
+        match=r"tests\.app\.tasks\.noop, args: An argument is of type object",
     ):
         noop.enqueue(1, [{"deep": object()}])
 
@@ -670,7 +670,7 @@ def outcome_of_import() -> Iterator[str]:
         import django_delayq
         assert not [name for name in sys.modules if name == "redis" and threading.active_count() > 1]
         django.setup()
-        from django_delayq import tasks
+        from django_delayq.tasks import registry
         print(sorted(registry.by_name)[0], threading.active_count())
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]

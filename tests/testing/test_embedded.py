@@ -29,7 +29,7 @@ linux_only = pytest.mark.skipif(
 
 SCRIPT = """
 import os, sys, signal
-from django_delayq.embedded import EmbeddedServer
+from django_delayq.testing.embedded import EmbeddedServer
 server = EmbeddedServer()
 server.start()
 print(server.pid, server.run_dir, flush=True)

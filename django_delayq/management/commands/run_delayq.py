@@ -37,8 +37,10 @@ logger = logging.getLogger("delayq.worker")
 
 
 class Command(BaseCommand):
-    """The worker. Exit codes: 0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6
-    stuck."""
+    """The worker.
+
+    Exit codes: 0 drained, 1 error, 2 configuration, 3 no Redis, 4 tasks abandoned, 6 stuck.
+    """
 
     help = "Runs messages when they are due. Ctrl-C finishes running tasks; twice stops at once."
     requires_system_checks = []

@@ -21,8 +21,8 @@ HEAD = """
 import logging, os, signal, sys, time
 from django.conf import settings
 settings.configure()
-from django_delayq.worker import supervisor as module
-from django_delayq.worker.supervisor import STOP_SIGNALS, Supervisor
+from django_delayq.worker.process import supervisor as module
+from django_delayq.worker.process.supervisor import STOP_SIGNALS, Supervisor
 logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stdout)
 module.FIRST_PAUSE, module.LONGEST_PAUSE = 0.02, 0.1
 
@@ -252,7 +252,8 @@ def test_signal_to_the_whole_group_is_no_second_signal(program: Callable[[str], 
     """Ctrl-C in a terminal, and systemd, tell the children too; the supervisor then tells them
     again."""
     made = program("""
-        from django_delayq.worker import runner, service as worker_service
+        from django_delayq.worker.process import runner
+        from django_delayq.core import service as worker_service
         runner.SAME_SIGNAL = 5  # a loaded machine takes its time
         progress = worker_service.Sleeper()
         def work(index):
