@@ -21,7 +21,6 @@ from tests.faults import unreachable
 from tests.operators.test_replay import dead, origins
 
 pytestmark = [
-    pytest.mark.databases,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("delayq"),
 ]

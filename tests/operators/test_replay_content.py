@@ -25,7 +25,6 @@ from tests.faults import unreachable
 from tests.operators.test_replay import bodies, dead, origins
 
 pytestmark = [
-    pytest.mark.databases,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("delayq"),
 ]

@@ -14,7 +14,6 @@ from django_delayq.operators.replay import Replayed, discard, preview, replay
 from tests.operators.test_replay import dead, origins
 
 pytestmark = [
-    pytest.mark.databases,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("delayq"),
 ]

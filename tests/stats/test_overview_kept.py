@@ -31,8 +31,6 @@ from tests.faults import scripts_run, unreachable
 from tests.hands import DAY, DEFAULT, Hands, lose_redis, make_due, stored_record
 from tests.stats.overview import archived, beat, now, ran, sample, topic
 
-pytestmark = pytest.mark.databases
-
 HOUR = timedelta(hours=1)
 durable = record.using(durable=True)
 

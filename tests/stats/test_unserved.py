@@ -32,8 +32,6 @@ from tests.faults import unreachable
 from tests.hands import DAY, Hands, lose_redis, messages_in
 from tests.undeclared import declared, leave
 
-pytestmark = pytest.mark.databases
-
 JOBS = Partition("jobs", 0)
 
 
