@@ -562,7 +562,8 @@ def test_a_replacement_beyond_the_horizon_replaces_too(
     place(hands)
     with unreachable() if is_away else suppress(ZeroDivisionError):
         far.using(key="k", on_duplicate="replace").enqueue("second")
-    back(hands)
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    hands.relay()  # what is to be sent by now, and no more
     message = record.get(key="k")
     assert message is not None and message.args == ["second"]
     end_all(hands)
