@@ -481,11 +481,11 @@ def test_purged_topic_is_quiet(dispatcher: Dispatcher, pool: Takes) -> None:
     handle = record.using(delay=0.3).enqueue(1)
     settle_down(dispatcher)
     purge_topic("default")
-    dispatcher.agenda.look(DEFAULT, 0)
+    dispatcher.agenda.expect(DEFAULT, 0)
     settle_down(dispatcher)
     assert handle.get() is None
     assert pool.fed == []
-    assert dispatcher.agenda.turns[DEFAULT].due_ms is None
+    assert dispatcher.agenda.visits[DEFAULT].due_ms is None
 
 
 def test_unknown_task_goes_to_the_threads(
@@ -560,7 +560,9 @@ def test_later_end_of_a_second_pause_counts(
     pause_topic("default", until=later)
     dispatcher._sweep_at = 0
     settle_down(dispatcher)
-    assert dispatcher.agenda.turns[DEFAULT].due_ms == -(-int(later.timestamp() * 1_000_000) // 1000)
+    assert dispatcher.agenda.visits[DEFAULT].due_ms == -(
+        -int(later.timestamp() * 1_000_000) // 1000
+    )
 
 
 # Told to claim nothing

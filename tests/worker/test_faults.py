@@ -436,7 +436,7 @@ def test_memory_stays_flat_over_very_many_claims_while_something_is_due_tomorrow
 
     def claims(count: int) -> int:
         for now in range(count):
-            agenda.look(one, now)  # a hint
+            agenda.expect(one, now)  # a hint
             for turn in agenda.due(now):
                 agenda.charge(turn.partition.topic, 1)
                 agenda.plan(turn, tomorrow)

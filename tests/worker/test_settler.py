@@ -439,7 +439,9 @@ def test_results_are_given_up_when_the_lease_has_ended(
     lease = claim(noop)
     settler.put(outcome(lease))
     for error in (StoreUnavailable("away"), OutcomeUnknown("away")):
-        settler._settle = lambda partition, outcomes, error=error: settler._keep(outcomes, error)  # type: ignore
+        settler._settle_chunk = lambda call, partition, chunk, error=error: settler._keep(
+            chunk, error
+        )  # type: ignore
         settler.run_once()
         assert (shared.held, settled) == ({lease}, [])
     pass_time(lease, 61)
