@@ -20,6 +20,7 @@ from ..core.conf import get_settings
 from ..core.exceptions import MessageNotFound, MessageRunning, StoreError
 from ..core.message import HEADER_END, STAMP
 from ..core.signals import Event
+from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from . import outbox
@@ -36,7 +37,7 @@ CLOCK_ERROR_US = 100_000
 CLOCK_UNKNOWN_US = 2_000_000
 #: In place of the instant of a cancel: Redis has obeyed, so that nothing was enqueued before it any
 #: more.
-OBEYED = 0
+APPLIED = 0
 #: Milliseconds after which the relay tries again what Redis did not take.
 AGAIN_MS = 500
 
@@ -45,29 +46,29 @@ AGAIN_MS = 500
 
 #: What this process has kept and Redis has perhaps not heard yet: an enqueue of the same key must
 #: not overtake it. And whether it is a cancel.
-unsaid: dict[tuple[str, bytes], bool] = {}
-MOST_UNSAID = 10_000
+pending: dict[tuple[str, bytes], bool] = {}
+MOST_PENDING = 10_000
 
 
 def remember(topic: str, identity: bytes, *, cancels: bool) -> None:
     """Something was kept."""
-    if len(unsaid) >= MOST_UNSAID:
-        unsaid.clear()
-    unsaid[topic, identity] = cancels
+    if len(pending) >= MOST_PENDING:
+        pending.clear()
+    pending[topic, identity] = cancels
 
 
 def catch_up(places: Iterable[tuple[str, bytes]]) -> None:
     """Before an enqueue: tell Redis what this process has kept for these ids, unless it was
     told."""
-    for topic, identity in unsaid.keys() & places:
-        unsaid.pop((topic, identity), None)
+    for topic, identity in pending.keys() & places:
+        pending.pop((topic, identity), None)
         if get_store().breaker.open:
             continue  # then the enqueue takes the row over
         try:
             with transaction.atomic(using=get_settings().database):
                 row = lock(topic, identity)
                 if row is not None and row.status in (OutboxStatus.CANCELLED, OutboxStatus.MOVED):
-                    _say(row)
+                    _apply(row)
         except (StoreError, Error) as error:
             logger.warning(
                 "the relay tells Redis what was kept for message %s: %s", identity.hex(), error
@@ -94,7 +95,7 @@ def keep_cancel(
             row.save(using=row._state.db, update_fields=["on_duplicate", "told"])
             return True
         if row.status == OutboxStatus.CANCELLED:
-            may_be_live = has_obeyed(row)
+            may_be_live = is_applied(row)
             mark(row, OutboxStatus.CANCELLED, row.reason)  # also for what has been enqueued since
             if may_be_live:
                 remember(topic, identity, cancels=True)
@@ -109,7 +110,7 @@ def keep_cancel(
 
 
 def keep_move(
-    topic: str, identity: bytes, key: str | None, when: str, stamp_us: int | None = None
+    topic: str, identity: bytes, key: str | None, when: When, stamp_us: int | None = None
 ) -> int | None:
     """Reschedule without Redis, which hears of it later. Returns the new due time in ms; None: it
     is cancelled.
@@ -120,7 +121,7 @@ def keep_move(
         row = _row(topic, identity, key)
         if row.record and stamp_us not in (None, row.enqueued_at_us):
             return row.due_at_ms
-        if row.status == OutboxStatus.CANCELLED and has_obeyed(
+        if row.status == OutboxStatus.CANCELLED and is_applied(
             row
         ):  # what has been enqueued since is meant
             end([row])
@@ -180,11 +181,11 @@ def cancel(topic: str, identity: bytes, stamp_us: int | None = None) -> str:
             return "OK"
         if row.status != OutboxStatus.CANCELLED:
             mark(row, OutboxStatus.CANCELLED, "cancelled")
-        return say_cancel(row)
+        return apply_cancel(row)
 
 
 def reschedule(
-    topic: str, identity: bytes, when: str, stamp_us: int | None = None
+    topic: str, identity: bytes, when: When, stamp_us: int | None = None
 ) -> tuple[str, int]:
     """Move what SQL has a row of, wherever it is; with `stamp_us` only that life.
 
@@ -199,7 +200,7 @@ def reschedule(
             return "NOT_FOUND", 0
         move(row, due_ms_of(when))
         mark(row, OutboxStatus.MOVED)
-        return say_move(row), row.due_at_ms
+        return apply_move(row), row.due_at_ms
 
 
 def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None) -> None:
@@ -215,7 +216,7 @@ def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None)
             end([row])
         else:
             row.status, row.reason = OutboxStatus.CANCELLED, row.reason or "cancelled"
-            _obeyed(row)
+            _mark_applied(row)
 
 
 def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
@@ -229,7 +230,7 @@ def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
     )
 
 
-def hurry(topic: str, identity: bytes) -> None:
+def relay_soon(topic: str, identity: bytes) -> None:
     """The commit could not tell Redis: the relay does it as soon as it can."""
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
     rows.filter(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]).update(
@@ -237,7 +238,7 @@ def hurry(topic: str, identity: bytes) -> None:
     )
 
 
-def say_all() -> bool:
+def apply_all() -> bool:
     """Tell Redis what it has yet to hear, one batch. Returns whether there may be more. Raises
     StoreError."""
     connection = connections[get_settings().database]
@@ -254,7 +255,7 @@ def say_all() -> bool:
         found = list(rows.order_by("relay_at_ms")[:BATCH])
         for row in found:
             try:
-                _say(row)
+                _apply(row)
             except StoreError as error:
                 errors.append(error)
                 OutboxMessage.objects.filter(pk=row.pk).update(
@@ -266,10 +267,10 @@ def say_all() -> bool:
     return len(found) == BATCH
 
 
-def _say(row: OutboxMessage) -> None:
-    action, signal, said = "cancel", signals.cancelled, say_cancel
+def _apply(row: OutboxMessage) -> None:
+    action, signal, said = "cancel", signals.cancelled, apply_cancel
     if row.status == OutboxStatus.MOVED:
-        action, signal, said = "reschedule", signals.rescheduled, say_move
+        action, signal, said = "reschedule", signals.rescheduled, apply_move
     event = Event(row.message_id.hex, row.task, row.key or None)
     word = said(row)
     if word == "OK":
@@ -277,10 +278,10 @@ def _say(row: OutboxMessage) -> None:
     elif word == "RUNNING" or (
         not row.record and row.told
     ):  # of the others the archive tells how they have ended
-        tell_refused(action, row.topic, event, word)
+        report_refused(action, row.topic, event, word)
 
 
-def tell_refused(action: str, topic: str, event: Event, word: str) -> None:
+def report_refused(action: str, topic: str, event: Event, word: str) -> None:
     """What was promised when nobody could know."""
     why = {"RUNNING": "running", "NOT_FOUND": "not found"}.get(word, word)
     level = logging.WARNING if word != "NOT_FOUND" else logging.INFO
@@ -296,7 +297,7 @@ def tell_refused(action: str, topic: str, event: Event, word: str) -> None:
     signals.report(signals.refused, topic, [event._replace(reason=why)], action=action)
 
 
-def say_cancel(row: OutboxMessage) -> str:
+def apply_cancel(row: OutboxMessage) -> str:
     """Cancel in Redis what a row says is cancelled. In a transaction that holds the row.
 
     Returns OK, RUNNING (it goes on, and so does its row) or NOT_FOUND. The archiver removes what
@@ -335,11 +336,11 @@ def say_cancel(row: OutboxMessage) -> str:
             partition, identity, outbox.record_of(row), row.reason or "cancelled", row.due_at_ms
         )
         answer = answer if running else "OK"
-    _obeyed(row)
+    _mark_applied(row)
     return answer
 
 
-def say_move(row: OutboxMessage) -> str:
+def apply_move(row: OutboxMessage) -> str:
     """Move in Redis what a row says is moved. In a transaction that holds the row. Returns OK,
     RUNNING or NOT_FOUND."""
     answer = _move_in_redis(row, row.due_at_ms)
@@ -374,7 +375,7 @@ def _move_in_redis(row: OutboxMessage, due_ms: int) -> str:
     for partition in outbox.candidates(row):
         try:
             get_store().reschedule(
-                partition, row.message_id.bytes, str(due_ms), _meant_before_us(row)
+                partition, row.message_id.bytes, When.at(due_ms), _meant_before_us(row)
             )
             words.add("OK")
         except MessageRunning:
@@ -392,20 +393,20 @@ def _live_again(row: OutboxMessage) -> None:
     row.save(using=row._state.db)
 
 
-def _obeyed(row: OutboxMessage) -> None:
+def _mark_applied(row: OutboxMessage) -> None:
     """Redis has cancelled what was meant. From now on that is the row's own life, should somebody
     send it late: what is enqueued right after the cancel is never meant, however long the archiver
     takes to close the row."""
-    row.changed_at_us, row.relay_at_ms = OBEYED, outbox.now_ms() + patience_ms()
+    row.changed_at_us, row.relay_at_ms = APPLIED, outbox.now_ms() + patience_ms()
     row.save(
         using=row._state.db, update_fields=["status", "reason", "changed_at_us", "relay_at_ms"]
     )
 
 
-def has_obeyed(row: OutboxMessage) -> bool:
+def is_applied(row: OutboxMessage) -> bool:
     """Whether Redis is known to have heard of the cancel: what it has now under that id is another
     life."""
-    return row.changed_at_us == OBEYED
+    return row.changed_at_us == APPLIED
 
 
 def _is_same(record: bytes, row: OutboxMessage) -> bool:
@@ -414,7 +415,7 @@ def _is_same(record: bytes, row: OutboxMessage) -> bool:
 
 
 def _meant_before_us(row: OutboxMessage) -> int:
-    if has_obeyed(row):
+    if is_applied(row):
         return row.enqueued_at_us
     error_us = CLOCK_ERROR_US if get_store().clock.known else CLOCK_UNKNOWN_US
     return row.changed_at_us + error_us
