@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from operator import attrgetter
 
@@ -24,34 +24,37 @@ from . import on_commit
 from .on_commit import Place
 from .sender import Sender, refuse
 
-#: Calls with one destination are sent together: same topic, same database, same moment of sending,
-#: durable or not.
-_destination = attrgetter(
-    *(f"task.options.{name}" for name in ("topic", "database", "after_commit", "durable"))
-)
 
-
-def enqueue(calls: Iterable[Call]) -> list[Receipt]:
+def enqueue(chunks: Iterable[Sequence[Call]]) -> list[Receipt]:
     """Check, encode and store one message per call; inside a transaction when it commits. Returns
-    their receipts.
+    their receipts. The calls of a chunk have one destination.
 
     An error that stops it half-way carries the receipts of what was sent before as `enqueued`.
     """
     receipts: list[Receipt] = []
     sender = Sender()
     try:
-        with sender:
-            for _, group in groupby(calls, _destination):
-                while chunk := list(islice(group, BATCH)):
-                    items = build(chunk)
-                    receipts += [item.receipt for item in items]
-                    _send(sender, items, chunk[0].task.options)
-    except DelayQError as error:
-        error.enqueued = tuple(receipt for receipt in receipts if receipt.outcome)
+        for calls in chunks:
+            items = build(calls)
+            receipts += [item.receipt for item in items]
+            _send(sender, items, calls[0].task.options)
+        sender.finish()
+    except BaseException as error:
+        sender.give_up()
+        if isinstance(error, DelayQError):
+            error.enqueued = tuple(receipt for receipt in receipts if receipt.outcome)
         raise
     if sender.duplicates:
         refuse(sender.duplicates)
     return receipts
+
+
+def in_chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
+    """Up to 500 calls of one destination each: same topic, same database, same moment of sending,
+    durable or not."""
+    for _, group in groupby(calls, attrgetter("task.destination")):
+        while chunk := list(islice(group, BATCH)):
+            yield chunk
 
 
 def _send(sender: Sender, items: list[Item], options: Options) -> None:

@@ -4,7 +4,7 @@ the outbox."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -50,18 +50,6 @@ class Sender:
         """What neither Redis nor the outbox has, and why."""
         self._on_its_way: dict[Partition, tuple[Answer, list[Item]]] = {}
 
-    def __enter__(self) -> Sender:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            # The answers must be read, and complete the receipts; the error that is on its way is
-            # the one to tell.
-            with suppress(DelayQError):
-                self.finish()
-
     def accept(self, items: list[Item]) -> list[Item]:
         """Write durable items into the outbox. Returns what is to be sent now, or at the commit."""
         to_send, refused = outbox.accept(items)
@@ -73,8 +61,7 @@ class Sender:
         chunk before."""
         if self._on_its_way:
             self.finish()
-        if any(item.template.durable for item in items):
-            items = _still_open(items)
+        items = _still_open(items)
         breaker = get_store().breaker
         if breaker.opened_in and breaker.open:
             items = self._spill(items, StoreUnavailable())
@@ -106,6 +93,12 @@ class Sender:
                 _announce(batch)
         if errors:
             raise errors[0]
+
+    def give_up(self) -> None:
+        """Read the answers that are still to come, and complete their receipts: the caller has an
+        error to raise."""
+        with suppress(DelayQError):
+            self.finish()
 
     def _failed(self, batch: list[Item], error: DelayQError) -> list[DelayQError]:
         """Leave a batch to the outbox. Returns what to raise once all answers are read."""
@@ -148,9 +141,10 @@ def store_committed(items: list[Item]) -> None:
     and the log: an error that a commit hook raises makes Django drop the hooks of others."""
     sender = Sender()
     try:
-        with sender:
-            sender.store(items)
+        sender.store(items)
+        sender.finish()
     except DelayQError as caught:
+        sender.give_up()
         known = {id(item) for _, left in sender.failed for item in left}
         sender.failed.append(
             (caught, [item for item in items if not item.receipt.outcome and id(item) not in known])
@@ -226,6 +220,11 @@ def _may_spill(item: Item) -> bool:
 def _still_open(items: list[Item]) -> list[Item]:
     """outbox.still_open(). When the database does not answer, the durable ones are left to the
     reconciler."""
+    for item in items:  # not any(): half the time for a lone message
+        if item.template.durable:
+            break
+    else:
+        return items
     try:
         return outbox.still_open(items)
     except Error as error:
@@ -243,32 +242,33 @@ def _announce(items: Sequence[Item]) -> None:
     signals.report(signals.enqueued, items[0].template.topic, events)
 
 
-def _batches(items: list[Item]) -> Iterator[tuple[Partition, list[Item]]]:
+def _batches(items: list[Item]) -> list[tuple[Partition, list[Item]]]:
     """Group by partition; a repeated id starts a new batch, so that order decides between the
     two."""
     partitions = get_store().partitions
-    open_batches: dict[Partition, dict[bytes, Item]] = {}
-    single = {topic: partitions.single(topic) for topic in {item.template.topic for item in items}}
+    closed: list[tuple[Partition, list[Item]]] = []
+    batches: dict[Partition, dict[bytes, Item]] = {}
+    topic, single = "", None
     for item in items:
         template, identity = item.template, item.message.id
-        partition = single[template.topic] or partitions.place(
-            template.topic, identity, template.fixed
-        )
-        batch = open_batches.get(partition)
+        if template.topic != topic:
+            topic, single = template.topic, partitions.single(template.topic)
+        partition = single or partitions.place(topic, identity, template.fixed)
+        batch = batches.get(partition)
+        if len(items) == 1:
+            return [(partition, items)]
         if batch is None:
-            batch = open_batches[partition] = {}
+            batches[partition] = {identity: item}
         elif identity in batch or len(batch) == BATCH:
-            yield partition, list(batch.values())
-            batch = open_batches[partition] = {}
-        batch[identity] = item
-    for partition, batch in open_batches.items():
-        yield partition, list(batch.values())
+            closed.append((partition, [*batch.values()]))
+            batches[partition] = {identity: item}
+        else:
+            batch[identity] = item
+    return closed + [(partition, [*batch.values()]) for partition, batch in batches.items()]
 
 
 def _begin(partition: Partition, batch: list[Item]) -> Answer:
-    names: dict[bytes, str] = {}
-    for template in {item.template for item in batch}:
-        names |= template.names
+    names = dict([item.template.code_and_name for item in batch])
     try:
         return get_store().begin_enqueue(partition, names, [item.message for item in batch])
     except OutcomeUnknown as error:
@@ -289,9 +289,10 @@ def _complete(answer: Answer, batch: list[Item]) -> list[Receipt]:
         when = message.when
         receipt.outcome = "stored"
         receipt.due_ms = now_ms + when.ms if when.is_delay else when.ms
-    duplicates = [
-        batch[index].receipt for index, word in words.items() if _is_refused(batch[index], word)
-    ]
+    duplicates: list[Receipt] = []
+    for index, word in words.items():
+        if _is_refused(batch[index], word):
+            duplicates.append(batch[index].receipt)
     if short:
         _secure(
             [

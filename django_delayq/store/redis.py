@@ -13,7 +13,7 @@ from ..core.conf import Settings
 from ..core.exceptions import MessageNotFound, MessageRunning, NotReplicated
 from ..core.times import When
 from .connection import Client
-from .keys import Partition, lone_keys, partition_keys
+from .keys import Partition, partition_keys
 from .lease import Lease
 from .link import BATCH
 from .loading import Loading
@@ -104,7 +104,10 @@ class RedisStore(Loading, Mending):
         # trip.
         if mode != "raise" or when.stamp_us:
             return self._begin_words(partition, {}, messages)
-        script_keys = lone_keys(self.prefix, partition, record)
+        all_keys = partition_keys(self.prefix, partition)
+        # As lane_of() in shared/partition.lua, but that the record has no stamp yet.
+        lane = record[0] % 4
+        script_keys = all_keys[lane if lane < 3 else 1], all_keys[4], all_keys[8]
         begin = self.begin if not self._waits else self.begin_replicated
         answer = begin("enqueue_one", script_keys, (message_id, when, expires, record))
 

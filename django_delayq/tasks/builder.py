@@ -48,9 +48,9 @@ class Template:
     enqueue_many."""
 
     __slots__ = (
-        "durable", "expires", "extra", "fixed", "flags", "header", "identity", "key", "may_exist",
-        "mode", "name", "names", "positional", "settings", "spills", "task", "topic", "ttr_ms",
-        "when",
+        "code_and_name", "durable", "expires", "extra", "fixed", "flags", "header", "identity",
+        "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
+        "topic", "ttr_ms", "when",
     )  # fmt: skip
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
@@ -60,7 +60,7 @@ class Template:
         self.task = task
         self.topic = check_topic(options.topic)
         self.name = task.name
-        self.names = {task.definition.code: task.name}
+        self.code_and_name = task.definition.code, task.name
         self.positional = task.definition.positional
         self.key = options.key
         self.identity = options.id or (key_id(options.topic, options.key) if options.key else None)
@@ -84,15 +84,6 @@ class Template:
         extra.replay_of = options.replay_of
         self.extra = extra if extra != Body() else None
         """What stands beside the arguments in the body; None lets the body be a plain array."""
-
-    @classmethod
-    def of(cls, task: Task[..., Any], settings: Settings) -> Template:
-        """That of this copy of a task, which keeps it until the settings change. Raises
-        InvalidMessage and its subclasses."""
-        kept: Template | None = task.template
-        if kept is None or kept.settings is not settings:
-            kept = task.template = cls(task, settings)
-        return kept
 
     def item(self, call: Call, fresh_id: bytes) -> Item:
         """The message of one call. Raises InvalidMessage and its subclasses."""
@@ -157,10 +148,13 @@ def _check_options(options: Options, settings: Settings) -> None:
 def build(calls: Sequence[Call]) -> list[Item]:
     """One item per call. Raises InvalidMessage and its subclasses; then nothing was sent."""
     settings = get_settings()
-    return [
-        Template.of(call.task, settings).item(call, fresh_id)
-        for call, fresh_id in zip(calls, new_ids(len(calls)), strict=True)
-    ]
+    items: list[Item] = []
+    for call, fresh_id in zip(calls, new_ids(len(calls)), strict=True):
+        template: Template | None = call.task.template
+        if template is None or template.settings is not settings:
+            template = call.task.template = Template(call.task, settings)
+        items.append(template.item(call, fresh_id))
+    return items
 
 
 def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

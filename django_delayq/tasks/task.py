@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,11 +48,15 @@ class Definition:
     def positional(self) -> range:
         """How many purely positional arguments fit: the quick check of most calls (0.1 us instead
         of 4 us). Empty when only signature.bind() can tell."""
-        parameters = list(self.signature.parameters.values())
-        plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        if len(plain) < len(parameters):
-            return range(0)
-        return range(sum(p.default is p.empty for p in plain), len(plain) + 1)
+        needed, most = 0, 0
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                most = sys.maxsize
+            elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                needed, most = needed + (parameter.default is parameter.empty), most + 1
+            elif parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+                return range(0)
+        return range(needed, min(most, sys.maxsize - 1) + 1)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise InvalidArguments unless the function can be called with these."""
@@ -118,6 +123,8 @@ class Task(Generic[P, R]):
     def __init__(self, definition: Definition, options: Options) -> None:
         self.definition = definition
         self.options = options
+        self.destination = options.topic, options.database, options.after_commit, options.durable
+        """Messages with the same one are sent together."""
         self.template: Any = None
         """The Template of this copy: the builder makes it and keeps it here."""
         func = definition.func
