@@ -17,8 +17,7 @@ from django_delayq.archive import exactly_once
 from django_delayq.archive.archiver import Archiver
 from django_delayq.client.handle import Handle
 from django_delayq.core.conf import get_settings
-from django_delayq.core.ids import new_id, task_code
-from django_delayq.core.message import HEADER, STAMP
+from django_delayq.core.message import HEADER, STAMP, new_id, task_code
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.outbox.reconciler import Reconciler
 from django_delayq.outbox.relay import Relay

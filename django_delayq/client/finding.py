@@ -12,8 +12,7 @@ from ..core.exceptions import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from ..core.ids import key_id, parse_id
-from ..core.message import Message
+from ..core.message import Message, key_id, parse_id
 from ..core.present import view
 from ..core.signals import Event
 from ..outbox import lookup

@@ -25,7 +25,6 @@ from ..core.exceptions import (
     MessageRunning,
     UndecodableMessage,
 )
-from ..core.ids import key_id
 from ..core.message import (
     DURABLE,
     EXPIRES_WITH_DUE,
@@ -35,6 +34,7 @@ from ..core.message import (
     Record,
     State,
     decode_body,
+    key_id,
 )
 from ..core.text import counted
 from ..core.times import When

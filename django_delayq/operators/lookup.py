@@ -13,8 +13,7 @@ from django.db.models import Q, Subquery
 from ..client import finding
 from ..core.conf import get_settings
 from ..core.exceptions import UndecodableMessage
-from ..core.ids import key_id, parse_id
-from ..core.message import Message, State
+from ..core.message import Message, State, key_id, parse_id
 from ..core.present import bare
 from ..core.times import shown_instant
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus

@@ -22,7 +22,7 @@ from ..client.moving import Moved
 from ..client.task import DelayedTask
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage, MessageNotFound, NotPermitted, OutcomeUnknown
-from ..core.ids import parse_id
+from ..core.message import parse_id
 from ..core.times import When
 from ..models import ArchivedMessage, OperatorAction, UnarchivableEntry
 from ..store import get_store

@@ -19,8 +19,7 @@ from django.utils import timezone
 
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage
-from ..core.ids import key_id, new_id
-from ..core.message import Priority
+from ..core.message import Priority, key_id, new_id
 from ..core.times import When
 from ..models import ArchivedMessage, Final, OutboxMessage, OutboxStatus
 from ..outbox import outbox

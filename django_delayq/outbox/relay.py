@@ -16,7 +16,7 @@ from ..core import signals
 from ..core.conf import get_settings
 from ..core.database import reached, write_first
 from ..core.exceptions import StoreError
-from ..core.ids import task_code
+from ..core.message import task_code
 from ..core.service import Service, Sleeper
 from ..core.signals import Event
 from ..models import OutboxMessage, OutboxStatus

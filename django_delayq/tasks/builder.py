@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from ..core.conf import Settings, get_settings
 from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArguments
-from ..core.ids import key_id, new_ids
 from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
@@ -21,6 +20,8 @@ from ..core.message import (
     decode_body,
     encode_body,
     encode_record,
+    key_id,
+    new_ids,
 )
 from ..store.redis import Outgoing
 from . import registry

@@ -12,8 +12,7 @@ from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
 from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.ids import parse_id
-from ..core.message import Priority
+from ..core.message import Priority, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, as_backoff, exponential
 

@@ -13,7 +13,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidArguments
-from ..core.ids import task_code
+from ..core.message import task_code
 from .declaration import signature_of
 from .options import CallOptions, Options
 

@@ -23,8 +23,7 @@ from django_delayq import (
 from django_delayq.client import moving
 from django_delayq.client.handle import Handle
 from django_delayq.client.moving import Moved
-from django_delayq.core.ids import key_id
-from django_delayq.core.message import State
+from django_delayq.core.message import State, key_id
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition

@@ -8,7 +8,7 @@ from types import FrameType
 
 import django_delayq
 from django_delayq.store.redis import RedisStore
-from tests.app.tasks import close_order, noop
+from tests.app.tasks import noop
 from tests.sending import with_transactions
 
 PACKAGE = Path(django_delayq.__file__).parent
@@ -17,7 +17,8 @@ PACKAGE = Path(django_delayq.__file__).parent
 @with_transactions
 def test_a_lone_enqueue_passes_at_most_eight_files(delayq: RedisStore) -> None:
     later = noop.using(delay=60)
-    later.enqueue(1)
+    for _ in range(2):  # the first tells Redis the name of the task
+        later.enqueue(1)
     files: dict[str, None] = {}
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -31,4 +32,4 @@ def test_a_lone_enqueue_passes_at_most_eight_files(delayq: RedisStore) -> None:
     finally:
         sys.setprofile(None)
     assert handle.outcome == "stored"
-    assert len(files) <= 8, list(files)
+    assert len(files) <= 8, " ".join(sorted(files))

@@ -23,8 +23,7 @@ from ...core.exceptions import (
     StoreError,
     StoreUnavailable,
 )
-from ...core.ids import key_id, new_id, parse_id
-from ...core.message import Priority
+from ...core.message import Priority, key_id, new_id, parse_id
 from ...operators import lookup, operations
 from ...store import get_store, keys
 from ...tasks import registry
