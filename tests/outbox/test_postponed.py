@@ -475,6 +475,23 @@ def test_a_message_enqueued_by_others_after_the_cancel_is_not_meant(
     assert (message.args, statuses()) == (["new"], [])
 
 
+def test_a_move_of_what_is_to_follow_another_life_sends_it_and_not_only_the_reconciler(
+    hands: Hands,
+) -> None:
+    keyed.using(delay=0).enqueue("runs")
+    (lease,) = hands.claim()
+    with unreachable():
+        handle = keyed.using(on_duplicate="replace").enqueue("follows")
+        due_at = keyed.reschedule(key="k", delay=800)
+    back(hands)
+    hands.relay()
+    hands.run(lease)
+    assert messages_in(hands.store) == {handle.identity}
+    message = keyed.get(key="k")
+    assert message is not None
+    assert (message.args, message.due_at, statuses()) == (["follows"], due_at, ["sent"])
+
+
 def test_what_was_not_there_after_all_is_told_by_a_signal(hands: Hands) -> None:
     heard: list[tuple[str, str]] = []
 
@@ -698,7 +715,7 @@ def test_a_missing_table_is_said_with_what_to_do(
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["at once", "in a transaction"])
-def test_what_follows_a_cancel_that_redis_is_applied_is_not_meant_by_its_row(
+def test_what_follows_a_cancel_that_redis_has_applied_is_not_meant_by_its_row(
     hands: Hands, inside: bool
 ) -> None:
     with unreachable():
