@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..core import signals
 from ..core.exceptions import InvalidDelay, InvalidMessage
-from ..core.ids import parse_id
-from ..core.message import Found, Message, Priority, State
+from ..core.message import Found, Message, Priority, State, parse_id
 from ..core.page import Page
 from ..core.times import instant_ms, now_ms, shown_instant
 from ..outbox.existing import check_existing

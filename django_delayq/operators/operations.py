@@ -16,20 +16,21 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from ..archive import unarchivable
-from ..client import client, moving, topics
+from ..client import changes, moving, topics
+from ..client.handle import ChangeOptions, Handle
 from ..client.moving import Moved
+from ..client.task import DelayedTask
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage, MessageNotFound, NotPermitted, OutcomeUnknown
-from ..core.ids import parse_id
+from ..core.message import parse_id
+from ..core.times import When
 from ..models import ArchivedMessage, OperatorAction, UnarchivableEntry
 from ..store import get_store
 from ..tasks import registry
-from ..tasks.handle import Handle, Manner
-from ..tasks.options import when
 from . import replay
 
 #: Operators see at once what has become of what they do, also where each request is a transaction.
-_AT_ONCE = Manner(after_commit=False, on_redis_error="raise")
+_AT_ONCE = ChangeOptions(after_commit=False, on_redis_error="raise")
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -100,7 +101,7 @@ def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None
     require(user, "cancel_message")
     message_id = parse_id(message_id).hex()
     with recorded(user, "cancel", f"message {message_id} of {topic}", reason):
-        client.cancel(topic, None, message_id, _AT_ONCE)
+        changes.cancel(topic, None, message_id, _AT_ONCE)
 
 
 def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
@@ -108,7 +109,7 @@ def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> Non
     require(user, "cancel_message")
     message_id = parse_id(message_id).hex()
     with recorded(user, "run now", f"message {message_id} of {topic}", reason):
-        client.reschedule(topic, None, message_id, "+0", _AT_ONCE)
+        changes.reschedule(topic, None, message_id, When.after(0), _AT_ONCE)
 
 
 def reschedule(
@@ -120,7 +121,8 @@ def reschedule(
     message_id = parse_id(message_id).hex()
     words = f"message {message_id} of {topic} to {due_at.isoformat(' ', 'seconds')}"
     with recorded(user, "reschedule", words, reason):
-        return client.reschedule(topic, None, message_id, when(None, due_at), _AT_ONCE) or due_at
+        when = When.given(None, due_at)
+        return changes.reschedule(topic, None, message_id, when, _AT_ONCE) or due_at
 
 
 def edit(
@@ -131,18 +133,20 @@ def edit(
     require(user, "edit_message", "view_payload")
     message_id = parse_id(message_id).hex()
     with recorded(user, "edit", f"message {message_id} of {topic}", reason):
-        client.edit(topic, message_id, *arguments)
+        changes.edit(topic, message_id, *arguments)
 
 
 def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Handle:
     """Enqueue a message; `options` are those of using(). Raises InvalidMessage, DuplicateMessage
     and what enqueue raises."""
     require(user, "edit_message", "view_payload")
-    if task not in registry.by_name:
+    declared = registry.by_name.get(task)
+    if declared is None:
         raise InvalidMessage(f"No task is named {task!r}.")
     args, kwargs = arguments
     with recorded(user, "schedule", f"task {task}") as action:
-        handle = registry.by_name[task].using(**options).enqueue(*args, **kwargs)
+        delayed = DelayedTask[..., Any](declared.definition, declared.options)
+        handle = delayed.using(**options).enqueue(*args, **kwargs)
         kept = handle.outcome == "kept"
         action.count = 0 if kept else 1
         action.selection = f"message {handle.id} of {handle.topic}, task {task}" + (

@@ -19,15 +19,15 @@ from django.utils import timezone
 
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage
-from ..core.ids import key_id, new_id
-from ..core.message import Priority
+from ..core.message import Priority, key_id, new_id
+from ..core.times import When
 from ..models import ArchivedMessage, Final, OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..store import get_store
 from ..store.keys import Partition
 from ..tasks import registry
 from ..tasks.builder import Item, Template
-from ..tasks.task import Call, DelayedTask
+from ..tasks.task import Call, Task
 from .replay_walk import Walk
 
 #: Characters of arguments in memory at a time, and in one INSERT: MariaDB takes 16 MiB by default.
@@ -141,19 +141,19 @@ class Sender:
             if row.max_attempts is None
             else row.max_attempts,
             priority=Priority(row.priority),
-            expires="",
+            expires=When(),
             on_duplicate="keep",  # one that comes in between is newer
             key=row.key or None,
             headers=headers,
             durable=True,
             replay_of=row.pk,
         )
-        return Template(DelayedTask(task.definition, options), self._settings)
+        return Template(Task(task.definition, options), self._settings)
 
-    def _when(self, number: int) -> str:
+    def _when(self, number: int) -> When:
         if self._rate is None:
-            return f"+{self._delay_ms}"
-        return str(
+            return When.after(self._delay_ms)
+        return When.at(
             self.began_ms
             + self._delay_ms
             + math.ceil((self.sent_before + number) * 1000 / self._rate)

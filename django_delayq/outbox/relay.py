@@ -16,7 +16,7 @@ from ..core import signals
 from ..core.conf import get_settings
 from ..core.database import reached, write_first
 from ..core.exceptions import StoreError
-from ..core.ids import task_code
+from ..core.message import task_code
 from ..core.service import Service, Sleeper
 from ..core.signals import Event
 from ..models import OutboxMessage, OutboxStatus
@@ -66,7 +66,7 @@ class Relay(Service):
             return min(self.interval, 0.1)
         try:
             with reached():
-                more = postponed.say_all()
+                more = postponed.apply_all()
                 found = self._send_batch()
         except StoreError:
             # so that the next try does not hold rows while it waits for a connection
@@ -104,7 +104,7 @@ class Relay(Service):
         until, pace = time.monotonic() + seconds, Sleeper()
         with reached():
             while self._unheard().exists() and time.monotonic() < until:
-                if not postponed.say_all() and not self._send_batch(told=True):
+                if not postponed.apply_all() and not self._send_batch(told=True):
                     pace.wait(0.02)
 
     def _unheard(self) -> QuerySet[OutboxMessage]:

@@ -34,7 +34,7 @@ from ..store.keys import Partition
 from ..store.lease import Lease
 from ..tasks import registry
 from ..tasks.context import running
-from ..tasks.task import DelayedTask
+from ..tasks.task import Task
 from .outcome import Outcome, Result
 from .shared import Shared
 
@@ -78,7 +78,7 @@ _ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
 class Resolved(NamedTuple):
     """A message whose task is known and can be called."""
 
-    task: DelayedTask[..., Any]
+    task: Task[..., Any]
     body: Body
 
 

@@ -13,8 +13,7 @@ from django.test import Client
 from django_delayq import delayed_task
 from django_delayq.client import topics
 from django_delayq.core import exceptions
-from django_delayq.core.ids import key_id
-from django_delayq.core.message import Message, Priority
+from django_delayq.core.message import Message, Priority, key_id
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.store.redis import RedisStore
 from django_delayq.tasks import registry

@@ -21,15 +21,14 @@ from django_delayq import (
     topic_stats,
 )
 from django_delayq.client import moving
+from django_delayq.client.handle import Handle
 from django_delayq.client.moving import Moved
-from django_delayq.core.ids import key_id
-from django_delayq.core.message import State
+from django_delayq.core.message import State, key_id
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
 from django_delayq.store.registry import Registry
-from django_delayq.tasks.handle import Handle
 from tests.app.tasks import record, seen
 from tests.faults import unreachable
 from tests.hands import DAY, Hands, lose_redis, messages_in, outbox, statuses

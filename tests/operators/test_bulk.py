@@ -10,7 +10,7 @@ import pytest
 
 from django_delayq.archive.selection import Selection
 from django_delayq.core.exceptions import InvalidMessage, NotPermitted, UnknownTopic
-from django_delayq.core.ids import key_id
+from django_delayq.core.message import key_id
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage
 from django_delayq.operators import bulk
 from django_delayq.operators.bulk_runner import BulkRunner

@@ -11,8 +11,7 @@ import msgspec
 from django.db import models
 
 from django_delayq.archive.archiver import store_entries
-from django_delayq.core.ids import new_id, task_code
-from django_delayq.core.message import ATTEMPTS, HEADER, STAMP
+from django_delayq.core.message import ATTEMPTS, HEADER, STAMP, new_id, task_code
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit.finding_kinds import Kind
 from django_delayq.store import keys

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_delayq.core.ids import new_id
+from django_delayq.core.message import new_id
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.audit.confirm import SecondLook

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from django_delayq.client.task import DelayedTask
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit, audit_lake
 from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
@@ -23,7 +24,6 @@ from django_delayq.pipeline.sources.lake_files import read_lake
 from django_delayq.store.keys import Partition
 from django_delayq.store.mending import Look
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks.task import DelayedTask
 from tests.app.tasks import record
 from tests.pipeline import damage
 from tests.pipeline.damage import CROWD, DEFAULT, FAR, World, altered_batch, plant_all

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from django.utils import timezone as django_timezone
 
-from django_delayq.core.ids import key_id, new_id, task_code
-from django_delayq.core.message import Record, decode_body
+from django_delayq.core.message import Record, decode_body, key_id, new_id, task_code
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.pipeline.bulk_load import replay, replay_marks
 from django_delayq.pipeline.errors import Refused

@@ -25,8 +25,7 @@ from django_delayq.core.exceptions import (
     FenceChanged,
     StoreUnavailable,
 )
-from django_delayq.core.ids import key_id
-from django_delayq.core.message import Record, decode_body
+from django_delayq.core.message import Record, decode_body, key_id
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline.bulk_load import loads, messages
 from django_delayq.pipeline.bulk_load.messages import Sum

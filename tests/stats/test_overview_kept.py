@@ -15,8 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import pause_topic
 from django_delayq.core.exceptions import StoreUnavailable
-from django_delayq.core.ids import new_id
-from django_delayq.core.message import STAMP
+from django_delayq.core.message import STAMP, new_id
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox.outbox import now_ms
 from django_delayq.stats import overview as figures

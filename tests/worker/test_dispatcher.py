@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from django_delayq import pause_topic, purge_topic, resume_topic, topic_stats
+from django_delayq.client.handle import Handle
 from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks.task import Handle
 from django_delayq.worker import dispatcher as module
 from django_delayq.worker.dispatcher import Dispatcher
 from django_delayq.worker.shared import Shared

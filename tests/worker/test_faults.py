@@ -22,10 +22,10 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection, connections
 
 from django_delayq import constant, current_message, delayed_task
+from django_delayq.client.handle import Handle
 from django_delayq.core import signals
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks.task import Handle
 from django_delayq.worker import quarantine
 from django_delayq.worker.agenda import Agenda
 from django_delayq.worker.outcome import Result
