@@ -12,7 +12,7 @@ from typing import Any
 from django.utils import timezone as zones
 
 from ..pipeline.runner import OPTIONS
-from .commands.delayq_replay import duration, instant, operator
+from .cli import add_by, duration, instant
 
 #: Arguments whose options are in milliseconds.
 _MILLISECONDS = {"delay": "delay_ms"}
@@ -73,7 +73,7 @@ def add_export(parser: ArgumentParser) -> None:
     )
     _add_switch(parser, "--compact", "rewrite the small files of days that are over")
     _add_duration(parser, "--grace", "keep files that no commit names for so long (default: 1d)")
-    _add_by(parser)
+    add_by(parser)
 
 
 def add_stats(parser: ArgumentParser) -> None:
@@ -104,7 +104,7 @@ def add_audit(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--most", type=_whole, help="differences of a kind to look at again (default: 10,000)"
     )
-    _add_by(parser)
+    add_by(parser)
 
 
 def add_schedule(parser: ArgumentParser) -> None:
@@ -150,7 +150,7 @@ def add_replay(parser: ArgumentParser) -> None:
     _add_pairs(parser, "--edit", "edits", "ARGUMENT=EXPRESSION", "in SQL, over the same columns")
     _add_duration(parser, "--delay", "wait so long before they run")
     parser.add_argument("--reason", default="", help="why, for the record")
-    _add_by(parser)
+    add_by(parser)
     _add_load(parser)
 
 
@@ -195,8 +195,6 @@ def job_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         option = _MILLISECONDS.get(argument, argument) if isinstance(value, timedelta) else argument
         if option in fields and value is not None:
             job[option] = _plain(value, option)
-    if "by" in fields:
-        job["by"] = operator(given.get("by"))
     if name in ("schedule", "replay"):
         job |= _tasks(name, given)
     return job
@@ -227,12 +225,6 @@ def _plain(value: Any, option: str) -> Any:
             round(value.total_seconds() * 1000) if option.endswith("_ms") else value.total_seconds()
         )
     return dict(value) if option in ("columns", "edits") else value
-
-
-def _add_by(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--by", help="who, for the record (default: the user of the operating system)"
-    )
 
 
 def _add_load(parser: ArgumentParser) -> None:

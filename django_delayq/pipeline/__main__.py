@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         "job", choices=JOBS, help="; ".join(f"{name}: {what}" for name, what in JOBS.items())
     )
     parser.add_argument(
-        "--params", required=True, help="file that delayq_pipeline --write-params made; - for stdin"
+        "--params",
+        required=True,
+        help="file that `delayq pipeline JOB --write-params` made; - for stdin",
     )
     parser.add_argument("--json", action="store_true", help="the report for programs")
     parser.add_argument("--traceback", action="store_true", help="show all of an error")

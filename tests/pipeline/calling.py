@@ -23,7 +23,7 @@ class Call:
     def __call__(self, *arguments: str) -> None:
         out, err = StringIO(), StringIO()
         try:
-            call_command("delayq_pipeline", *arguments, stdout=out, stderr=err)
+            call_command("delayq", "pipeline", *arguments, stdout=out, stderr=err)
         finally:
             self.out, self.err = out.getvalue(), err.getvalue()
 

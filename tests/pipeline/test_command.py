@@ -1,4 +1,4 @@
-"""manage.py delayq_pipeline: what it takes, and what it prints."""
+"""manage.py delayq pipeline: what it takes, and what it prints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from django_delayq.management.commands import delayq_pipeline
-from django_delayq.management.pipeline_arguments import ARGUMENTS, job_options
+from django_delayq.management.pipeline_arguments import ARGUMENTS
+from django_delayq.management.verbs import pipeline
 from django_delayq.pipeline.errors import Code, Refused
 from django_delayq.pipeline.jobs import JOBS
 from django_delayq.pipeline.params import Report
@@ -127,10 +127,14 @@ def test_replay_knows_every_declared_task(command: Call) -> None:
     assert command.params.job["edits"] == {"value": "value + 1"}
 
 
-def test_who_does_it_is_the_user_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_is_the_user_of_the_machine_unless_named(
+    command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOGNAME", "beth")
-    assert job_options("audit", {}) == {"by": "beth"}
-    assert job_options("audit", {"by": "ann"}) == {"by": "ann"}
+    command("audit")
+    assert command.params.job == {"by": "beth"}
+    command("audit", "--by", "ann")
+    assert command.params.job == {"by": "ann"}
 
 
 def test_a_period_is_passed_in_utc_and_a_lake_as_an_absolute_path(command: Call) -> None:
@@ -247,9 +251,9 @@ def test_what_cannot_be_meant_is_refused_before_spark_starts(
 
 def test_the_commands_of_the_docs_are_accepted(command: Call) -> None:
     text = (ROOT / "docs" / "pipeline.md").read_text().replace("\\\n", " ")
-    lines = re.findall(r"^ *(?:python )?manage\.py delayq_pipeline (.+)$", text, re.MULTILINE)
+    lines = re.findall(r"^ *(?:python )?manage\.py delayq pipeline (.+)$", text, re.MULTILINE)
     assert len(lines) > 10
-    parser = delayq_pipeline.Command().create_parser("manage.py", "delayq_pipeline")
+    parser = pipeline.Command().create_parser("manage.py", "delayq pipeline")
     for line in lines:
         parser.parse_args(shlex.split(line.partition(" > ")[0], comments=True))
 

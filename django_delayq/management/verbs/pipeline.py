@@ -1,4 +1,13 @@
-"""manage.py delayq_pipeline: the jobs over the archive, the queue and the lake, on Spark."""
+"""Run a job of the data pipeline on Spark, in this process.
+
+Needs the extra `spark` and Java 17. Ctrl-C ends a job safely: run it again to go on. `delayq
+pipeline JOB --help` says what a job does and takes.
+
+  python manage.py delayq pipeline export --lake /data/lake
+  python manage.py delayq pipeline stats --lake /data/lake --since 7d
+
+Exit codes: 0 done, 1 failed, 2 refused, 3 the audit found differences, 130 Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from ...pipeline import params_from_django, rendering
 from ...pipeline.error_messages import cause, code_of
@@ -23,19 +32,12 @@ from ...pipeline.jobs import JOBS
 from ...pipeline.params import Report
 from ...pipeline.runner import Start, configuration_of, interruption, run_job
 from ...pipeline.session import log
+from ..cli import INTERRUPTED, Reporter, Verb
 from ..pipeline_arguments import ARGUMENTS, add_common, iso, job_options
-from .delayq_replay import Reporter, interrupted
 
 
-class Command(BaseCommand):
-    """Runs a job on Spark. Exit codes: 0 done, 1 failed, 2 refused, 3 the audit found differences,
-    130 Ctrl-C."""
-
-    help = (
-        "Runs a job of the data pipeline on Spark, in this process. Ctrl-C ends it safely; run it "
-        "again to go on."
-    )
-    requires_system_checks = []
+class Command(Verb):
+    """Runs a job on Spark."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """A sub-command for each job."""
@@ -56,7 +58,8 @@ class Command(BaseCommand):
                 report = self._run(name, options, said)
         except KeyboardInterrupt:
             said.clear()
-            interrupted(self, interruption(name))
+            self.stderr.write(f"Interrupted: {interruption(name)}", style_func=str)
+            sys.exit(INTERRUPTED)
         except Exception as error:
             said.clear()
             self._fail(name, error, options)
