@@ -97,16 +97,20 @@ def add_record(parser: ArgumentParser, *, reason: bool = False) -> None:
 
 def add_by(parser: ArgumentParser) -> None:
     """--by, for the record of operator actions."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container without an entry for the user
-        user = ""
     parser.add_argument(
         "--by",
-        default=user,
+        default=user_of_shell(),
         metavar="NAME",
         help="who, for the record (default: the user of the operating system)",
     )
+
+
+def user_of_shell() -> str:
+    """The user of the operating system; empty in a container that has no entry for the user."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""
 
 
 def committed_count(action: OperatorAction, reported: int) -> int:

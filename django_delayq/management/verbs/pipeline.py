@@ -11,15 +11,14 @@ Exit codes: 0 done, 1 failed, 2 refused, 3 the audit found differences, 130 Ctrl
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import sys
 import threading
 import traceback
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import getdoc
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,12 +27,12 @@ from django.core.management.base import CommandError
 from ...pipeline import params_from_django, rendering
 from ...pipeline.error_messages import cause, code_of
 from ...pipeline.errors import Refused
-from ...pipeline.jobs import JOBS
+from ...pipeline.jobs import JOBS, Job
 from ...pipeline.params import Report
-from ...pipeline.runner import Start, configuration_of, interruption, run_job
+from ...pipeline.runner import Start, add_start_arguments, interruption, run_job, start_of
 from ...pipeline.session import log
-from ..cli import INTERRUPTED, Reporter, Verb
-from ..pipeline_arguments import ARGUMENTS, add_common, iso, job_options
+from ..cli import INTERRUPTED, HelpFormatter, Reporter, Verb
+from ..pipeline_arguments import add_job_arguments, params_of
 
 
 class Command(Verb):
@@ -41,46 +40,54 @@ class Command(Verb):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """A sub-command for each job."""
-        jobs = parser.add_subparsers(dest="which", required=True, metavar="JOB")
-        for name, what in JOBS.items():
-            job = jobs.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-            ARGUMENTS[name](job)
-            add_common(job)
+        jobs = parser.add_subparsers(dest="job_name", required=True, metavar="JOB")
+        for job in JOBS.values():
+            options = jobs.add_parser(
+                job.name,
+                help=job.help,
+                description=getdoc(job.options),
+                formatter_class=HelpFormatter,
+            )
+            add_job_arguments(options, job)
+            _add_common(options)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the job and print its report, or write its parameters."""
-        name, said = options["which"], Reporter(self.stderr)
+        job, self.reporter = JOBS[options["job_name"]], Reporter(self.stderr)
         try:
             with _ends_on_sigterm():
                 if options["write_params"]:
-                    self._write_params(name, options)
+                    self._write_params(job, options)
                     return
-                report = self._run(name, options, said)
+                report = self._run_job(job, options, start_of(options))
         except KeyboardInterrupt:
-            said.clear()
-            self.stderr.write(f"Interrupted: {interruption(name)}", style_func=str)
+            self.reporter.clear()
+            self.stderr.write(f"Interrupted: {interruption(job.name)}", style_func=str)
             sys.exit(INTERRUPTED)
         except Exception as error:
-            said.clear()
-            self._fail(name, error, options)
-        said.clear()
+            self.reporter.clear()
+            self._fail(job, error, options)
+        self.reporter.clear()
         self.stdout.write((rendering.as_json if options["json"] else rendering.as_text)(report))
         if report.code:
             sys.exit(int(report.code))
 
-    def _run(self, name: str, options: dict[str, Any], said: Reporter) -> Report:
-        start = Start(
-            master=options["master"],
-            driver_memory=options["driver_memory"],
-            configuration=configuration_of(options["conf"]),
-        )
+    def _run_job(self, job: Job, options: dict[str, Any], start: Start) -> Report:
         with params_from_django.parameters(
-            **_given(name, options), elsewhere=start.elsewhere
+            database_secret=options["database_secret"],
+            redis_secret=options["redis_secret"],
+            elsewhere=start.elsewhere,
+            **params_of(job, options),
         ) as params:
-            return run_job(name, params, start, said.show)
+            return run_job(job.name, params, start, self.reporter.show)
 
-    def _write_params(self, name: str, options: dict[str, Any]) -> None:
-        with params_from_django.parameters(**_given(name, options), elsewhere=True) as params:
+    def _write_params(self, job: Job, options: dict[str, Any]) -> None:
+        with params_from_django.parameters(
+            database_secret=options["database_secret"],
+            redis_secret=options["redis_secret"],
+            elsewhere=True,
+            **params_of(job, options),
+        ) as params:
             raw, path = params.encode(), options["write_params"]
         if path == "-":
             self.stdout.write(raw.decode())
@@ -89,14 +96,17 @@ class Command(Verb):
             Path(path).write_bytes(raw + b"\n")
         except OSError as error:
             raise Refused(f"{path} cannot be written: {error.strerror}.") from error
-        self.stderr.write(f"wrote {path}: spark-submit ... {name} --params {path}", style_func=str)
+        self.stderr.write(
+            f"wrote {path}: spark-submit ... {job.name} --params {path}", style_func=str
+        )
 
-    def _fail(self, name: str, error: Exception, options: dict[str, Any]) -> NoReturn:
+    def _fail(self, job: Job, error: Exception, options: dict[str, Any]) -> NoReturn:
         """In a sentence; with --json also as a report, with --traceback all of it."""
         found = cause(error)
         code = code_of(found)
         if options["json"]:
-            self.stdout.write(rendering.as_json(Report(job=name, code=code, problems=[str(found)])))
+            report = Report(job=job.name, code=code, problems=[str(found)])
+            self.stdout.write(rendering.as_json(report))
         if options["traceback"]:
             self.stderr.write("".join(traceback.format_exception(error)) + log(), style_func=str)
             self.stderr.write(str(found))
@@ -104,44 +114,31 @@ class Command(Verb):
         raise CommandError(str(found), returncode=int(code)) from error
 
 
-def _given(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """For project.parameters()."""
-    job = job_options(name, options)
-    _check(name, options)
-    paths = ["rejects", "checkpoint"] + (
-        ["source"] if options.get("format") in ("parquet", "csv", "json") else []
+def _add_common(parser: ArgumentParser) -> None:
+    """What every job takes."""
+    parser.add_argument("--json", action="store_true", help="The report as one JSON document.")
+    add_start_arguments(parser)
+    reference = "env:NAME or file:/path, as executors on other machines find it"
+    parser.add_argument(
+        "--database-secret",
+        default="",
+        metavar="REF",
+        help=f"Password of the database: {reference}.",
     )
-    job |= {path: _absolute(job[path]) for path in paths if job.get(path)}
-    return {
-        "database_secret": options["database_secret"],
-        "redis_secret": options["redis_secret"],
-        "lake": os.path.abspath(options["lake"]) if options["lake"] else "",
-        "since": iso(options["since"]),
-        "until": iso(options["until"]),
-        "topic": options["topic"],
-        "dry_run": options["dry_run"],
-        "job": job,
-    }
-
-
-def _absolute(path: str) -> str:
-    """For Spark, wherever it runs. One with a scheme is as it is."""
-    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path) else os.path.abspath(path)
-
-
-def _check(name: str, options: dict[str, Any]) -> None:
-    """What the job itself could only say after Java has started."""
-    source = options.get("source")
-    wanted = name in ("export", "stream") or (name == "stats" and source != "archive")
-    if (wanted or (name == "replay" and source == "lake")) and not options["lake"]:
-        raise Refused(f"{name} needs a lake: --lake DIRECTORY, or DELAYQ_LAKE in the environment.")
-    if options["since"] and options["until"] and options["since"] >= options["until"]:
-        raise Refused(
-            f"Nothing finished between {iso(options['since'])} and {iso(options['until'])}: turn "
-            f"them round."
-        )
-    if options["dry_run"] and options.get("repair"):
-        raise Refused("--dry-run and --repair contradict each other.")
+    parser.add_argument(
+        "--redis-secret", default="", metavar="REF", help=f"URL of Redis: {reference}."
+    )
+    parser.add_argument(
+        "--write-params",
+        metavar="FILE",
+        help="Do not run: write the parameters for spark-submit. - is the standard output.",
+    )
+    # Django's, which its parser of the verb has: people write them behind the job.
+    for name in ("--settings", "--pythonpath"):
+        parser.add_argument(name, default=SUPPRESS, help=SUPPRESS)
+    parser.add_argument(
+        "--traceback", action="store_true", default=SUPPRESS, help="Show all of an error."
+    )
 
 
 @contextmanager
