@@ -424,7 +424,7 @@ def test_the_page_of_a_topic_that_no_code_declares_shows_what_waits_and_what_to_
     handle, _ = leave("jobs", 1, 2, key=None)
     html = page("jobs")
     assert handle.id in shown_ids(html) and len(shown_ids(html)) == 2
-    assert 'id="delayq-undeclared"' in html and "python manage.py delayq_move jobs --to" in html
+    assert 'id="delayq-undeclared"' in html and "python manage.py delayq move jobs --to" in html
     assert "No worker serves this topic" in html
     assert "delayq-undeclared" not in page(ORDERS)
     overview = as_user("view_dashboard").get(address("changelist")).content.decode()
@@ -469,7 +469,9 @@ def test_a_topic_of_which_nothing_is_left_leaves_the_overview(
 
 def test_a_move_is_among_what_was_done_to_the_topic(page: Callable[..., str], hands: Hands) -> None:
     leave("jobs", 1)
-    call_command("delayq_move", "jobs", "--to", ORDERS, "--by", "the-operator", stdout=StringIO())
+    call_command(
+        "delayq", "move", "jobs", "--to", ORDERS, "--by", "the-operator", stdout=StringIO()
+    )
     assert "the-operator" in page("jobs")
 
 

@@ -409,12 +409,12 @@ def test_the_command_moves_and_keeps_a_record(
     leave("jobs", 1, 2)
     record.using(topic="orders", key="k", delay=60).enqueue("there")
     leave("jobs", "here", key="k")
-    call_command("delayq_move", "jobs", "--to", "orders", "--dry-run")
+    call_command("delayq", "move", "jobs", "--to", "orders", "--dry-run")
     assert (
         capsys.readouterr().out
         == "3 messages wait in Redis, 0 in the outbox; 0 run. Nothing was changed\n"
     )
-    call_command("delayq_move", "jobs", "--to", "orders", "--by", "ops", "--reason", "renamed")
+    call_command("delayq", "move", "jobs", "--to", "orders", "--by", "ops", "--reason", "renamed")
     assert capsys.readouterr().out == "moved 2 messages; 1 stay, their keys are live there: k\n"
     (action,) = OperatorAction.objects.all()
     assert (action.action, action.operator, action.reason, action.count) == (
@@ -433,6 +433,6 @@ def test_the_command_moves_and_keeps_a_record(
 def test_the_command_refuses_what_makes_no_sense(hands: Hands, topic: str, to: str) -> None:
     leave("jobs", 1)
     with pytest.raises(CommandError) as caught:
-        call_command("delayq_move", topic, "--to", to)
+        call_command("delayq", "move", topic, "--to", to)
     assert caught.value.returncode == 2
     assert OperatorAction.objects.count() == 0

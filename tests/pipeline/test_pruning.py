@@ -73,7 +73,7 @@ def test_open_dead_letters_stay_until_somebody_deals_with_them(export_now: Expor
     ArchivedMessage.objects.filter(pk=dead[1]).update(discarded_at=AGO)
     assert export_now(prune=DAY).figures["pruned"] == 1
     assert left() == dead[2:]
-    ArchivedMessage.objects.all().delete()  # as delayq_prune --state dead
+    ArchivedMessage.objects.all().delete()  # as delayq prune --state dead
     assert export_now(prune=DAY).problems == []
 
 

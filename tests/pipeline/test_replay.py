@@ -287,7 +287,6 @@ def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> No
         ),
         ({"edits": {"amount": "args[0]"}}, "variant.*variant_get"),
         ({"edits": {"amount": "nothing"}}, "edit amount='nothing' does not fit"),
-        ({"source": "lake"}, "Say which lake"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_the_start(

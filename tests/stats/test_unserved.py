@@ -190,7 +190,7 @@ def test_check_deploy_says_it(hands: Hands) -> None:
         str(one.id): one for one in run_checks(tags=["delayq"], include_deployment_checks=True)
     }
     assert "Topic jobs: 1 waiting" in found["delayq.W021"].msg
-    assert "delayq_move jobs --to another-topic" in str(found["delayq.W021"].hint)
+    assert "delayq move jobs --to another-topic" in str(found["delayq.W021"].hint)
     assert (
         "Topic orders: 1 waiting, 0 of them due; no worker serves it." in found["delayq.W022"].msg
     )

@@ -123,9 +123,8 @@ def _difference(batch: LakeBatch) -> str:
         return ""
     return (
         f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: SQL has {found:,} "
-        f"of its rows, and "
-        f"should have {expected:,} by the lake. Run the audit (delayq_prune may have deleted some "
-        f"of them)."
+        f"of its rows, but "
+        f"the lake has {expected:,}. Run the audit (`delayq prune` may have deleted some of them)."
     )
 
 
