@@ -17,6 +17,7 @@ from django.db import Error, connections, transaction
 from ..archive import archive_rows
 from ..core import signals
 from ..core.conf import get_settings
+from ..core.database import locked
 from ..core.exceptions import MessageNotFound, MessageRunning, StoreError
 from ..core.message import HEADER_END, STAMP
 from ..core.signals import Event
@@ -245,9 +246,7 @@ def apply_all() -> bool:
     if not rows.exists():
         return False
     with transaction.atomic(using=connection.alias):
-        if connection.features.has_select_for_update_skip_locked:
-            rows = rows.select_for_update(skip_locked=True)
-        found = list(rows.order_by("relay_at_ms")[:BATCH])
+        found = list(locked(rows).order_by("relay_at_ms")[:BATCH])
         for row in found:
             try:
                 _apply(row)

@@ -204,7 +204,7 @@ def service_calls(module: ModuleType) -> set[str]:
         f"{prefix}.{name}"
         for name, function in functions
         if function.__module__ == module.__name__
-        and name not in ("require", "recorded")
+        and name not in ("require", "_recorded")
         and next(iter(inspect.signature(function).parameters), "") == "user"
     }
 

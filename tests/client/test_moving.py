@@ -423,7 +423,7 @@ def test_the_command_moves_and_keeps_a_record(
         "renamed",
         2,
     )
-    assert action.selection == "topic jobs, to topic orders"
+    assert (action.topic, action.selection) == ("jobs", "to topic orders")
     assert action.finished_at is not None
 
 

@@ -233,7 +233,7 @@ def test_an_order_is_stored_with_one_record(runner: BulkRunner) -> None:
     action = OperatorAction.objects.get()
     assert operation.action == action
     assert (action.action, action.operator, action.reason) == ("replay", "olga", "it works again")
-    assert action.selection == "topic default, error ValueError"
+    assert (action.topic, action.selection) == ("default", "error ValueError")
     assert (action.count, action.finished_at) == (0, None)
     assert (operation.status, operation.total, json.loads(operation.options)) == (
         "waiting",

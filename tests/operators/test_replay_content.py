@@ -15,7 +15,7 @@ from django_delayq.core.conf import get_settings
 from django_delayq.core.exceptions import InvalidMessage, StoreUnavailable
 from django_delayq.core.message import key_id
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
-from django_delayq.operators import replay_sender as module
+from django_delayq.operators import replayer as module
 from django_delayq.operators.replay import discard, replay
 from django_delayq.outbox.relay import Relay
 from django_delayq.store import get_store

@@ -17,6 +17,7 @@ from django.db.models import Max
 from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
+from ..archive.selection import Rows
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage
 from ..core.message import Priority, key_id, new_id
@@ -28,7 +29,7 @@ from ..store.keys import Partition
 from ..tasks import registry
 from ..tasks.builder import Item, Template
 from ..tasks.task import Call, Task
-from .replay_walk import Walk
+from .walk import Walk
 
 #: Characters of arguments in memory at a time, and in one INSERT: MariaDB takes 16 MiB by default.
 CHUNK = 2_000_000
@@ -50,7 +51,7 @@ _decode_arguments = msgspec.json.Decoder(_Arguments).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
-class Sender:
+class Replayer:
     """Makes outbox rows of locked archive rows."""
 
     def __init__(self, walk: Walk, delay_ms: int, rate: float | None, edit: Edit | None) -> None:
@@ -68,7 +69,7 @@ class Sender:
         known = registry.known_topics()
         rows = [row for row in locked if not self._walk.skip(_undeclared(row, known))]
         count = 0
-        for pks in _chunks(self._without_keys_in_use(rows)):
+        for pks in _chunks_of_bodies(self._without_keys_in_use(rows)):
             content = self._walk.table.filter(pk__in=pks).order_by("pk")
             if self._edit is None:
                 content = content.only(*_CONTENT)
@@ -186,20 +187,23 @@ class Sender:
         return ids - set(ours)
 
     def _mark(self, replayed: Mapping[int, UUID]) -> int:
-        """Write into the origins which message replays them. Returns how many."""
-        if not replayed:
-            return 0
-        # Case and When take Django longer than everything else that a replay does.
-        field: Any = ArchivedMessage._meta.get_field("replayed_by")
-        connection = connections[self._walk.alias]
-        values = [
-            (pk, field.get_db_prep_value(message_id, connection))
-            for pk, message_id in replayed.items()
-        ]
-        cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
-        by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
-        self._walk.table.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
-        return len(replayed)
+        return mark_replayed(self._walk.table, replayed)
+
+
+def mark_replayed(rows: Rows, replayed: Mapping[int, UUID]) -> int:
+    """Write into the rows of these ids which message replays each. Returns how many."""
+    if not replayed:
+        return 0
+    # One statement for all, and not Case and When, which take Django longer than the rest.
+    field: Any = ArchivedMessage._meta.get_field("replayed_by")
+    connection = connections[rows.db]
+    values = [
+        (pk, field.get_db_prep_value(message_id, connection)) for pk, message_id in replayed.items()
+    ]
+    cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
+    by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
+    marked: int = rows.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
+    return marked
 
 
 def _undeclared(row: Any, topics: set[str]) -> str:
@@ -227,7 +231,7 @@ def _live(rows: Sequence[Any]) -> set[bytes]:
     }
 
 
-def _chunks(rows: Sequence[Any]) -> Iterator[list[int]]:
+def _chunks_of_bodies(rows: Sequence[Any]) -> Iterator[list[int]]:
     """Ids of rows whose bodies fit into memory together."""
     pks: list[int] = []
     size = 0
