@@ -49,14 +49,15 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise Refused(
                 f"until ({params.until}) is not after since ({params.since}): exchange them."
             )
+        if self.needs_lake() and not params.lake:
+            raise Refused(
+                "This job needs a lake, a directory that this machine and all executors see: give "
+                "--lake DIRECTORY, or set DELAYQ_LAKE in the environment."
+            )
 
-
-def _check_lake(params: Params) -> None:
-    if not params.lake:
-        raise Refused(
-            "This job needs a lake, a directory that this machine and all executors see: give "
-            "--lake DIRECTORY, or set DELAYQ_LAKE in the environment."
-        )
+    def needs_lake(self) -> bool:
+        """Whether the job reads or writes the lake."""
+        return False
 
 
 class ExportOptions(Options):
@@ -84,10 +85,9 @@ class ExportOptions(Options):
     grace: Seconds = 86_400.0
     """Keep files that no commit names for this long: somebody may be reading or writing them."""
 
-    def check(self, params: Params) -> None:
-        """A lake is needed."""
-        super().check(params)
-        _check_lake(params)
+    def needs_lake(self) -> bool:
+        """It writes the lake."""
+        return True
 
 
 class StatsOptions(Options):
@@ -108,11 +108,9 @@ class StatsOptions(Options):
     fewer: bool = False
     """Also replace figures that count more messages than the source has."""
 
-    def check(self, params: Params) -> None:
-        """A lake is needed, unless the archive is read."""
-        super().check(params)
-        if self.source == "lake":
-            _check_lake(params)
+    def needs_lake(self) -> bool:
+        """Unless it reads the archive."""
+        return self.source == "lake"
 
 
 class ForecastOptions(Options):
@@ -262,11 +260,9 @@ class ReplayOptions(Options):
     splits: Splits = 4
     """Parts of each partition that are written side by side. Keep it when you repeat a job."""
 
-    def check(self, params: Params) -> None:
-        """A lake is needed to read it."""
-        super().check(params)
-        if self.source == "lake":
-            _check_lake(params)
+    def needs_lake(self) -> bool:
+        """Unless it reads the archive."""
+        return self.source == "lake"
 
 
 class StreamOptions(Options):
@@ -286,7 +282,6 @@ class StreamOptions(Options):
     settle: Seconds = 60.0
     """Rows that the database got more recently than this wait for the next batch."""
 
-    def check(self, params: Params) -> None:
-        """A lake is needed."""
-        super().check(params)
-        _check_lake(params)
+    def needs_lake(self) -> bool:
+        """It writes the lake."""
+        return True
