@@ -34,8 +34,7 @@ from ..core.exceptions import (
     StoreUnavailable,
 )
 from ..models import Dashboard
-from ..stats import sql_figures
-from ..stats.overview import problem_of
+from ..stats import overview_sql
 
 logger = logging.getLogger("delayq")
 
@@ -202,7 +201,7 @@ def _guarded(one: Page, site: AdminSite) -> View:
                 "away.html",
                 title,
                 status=503,
-                problem=sql_figures.problem_of(error),
+                problem=overview_sql.problem_of(error),
                 database=True,
             )
 
@@ -216,4 +215,4 @@ def _redis_is_away(request: HttpRequest, error: StoreError) -> HttpResponse:
         if away
         else gettext("Redis gave an answer that nobody expected")
     )
-    return show(request, "away.html", title, status=503, problem=problem_of(error))
+    return show(request, "away.html", title, status=503, problem=error.problem)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
-
-from django.utils import timezone as zones
+from datetime import datetime
 
 from ..core.exceptions import InvalidMessage
-from .archive_rows import instant_of
+from ..core.times import epoch_us, stored_ms
 
 Edge = tuple[datetime | None, int]
 """Where a page begins, itself not included: finished_at (in lists that are in its order) and the id
 of a row."""
 
 LAST_ID = 2**62
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def stepped(edge: Edge | None, by: int) -> Edge | None:
@@ -31,8 +27,7 @@ def text_of(edge: Edge | None) -> str | None:
     when, pk = edge
     if when is None:
         return str(pk)
-    when = zones.make_aware(when, zones.get_default_timezone()) if zones.is_naive(when) else when
-    return f"{(when - _EPOCH) // timedelta(microseconds=1)}.{pk}"
+    return f"{epoch_us(when)}.{pk}"
 
 
 def edge_of(text: str | None, timed: bool) -> Edge | None:
@@ -44,7 +39,7 @@ def edge_of(text: str | None, timed: bool) -> Edge | None:
     try:
         if bool(when) != timed or not -1 <= int(pk) <= LAST_ID + 1:
             raise ValueError
-        return (instant_of(int(when) / 1000) if timed else None, int(pk))
+        return (stored_ms(int(when) / 1000) if timed else None, int(pk))
     except (ValueError, OverflowError, OSError):
         raise InvalidMessage(
             f"{text!r:.60} is not a place in this list: begin at its top."

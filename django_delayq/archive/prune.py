@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from datetime import timezone as zones
 from typing import Any
 
 from django.db import transaction
@@ -16,7 +15,7 @@ from django.utils import timezone
 
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage, StoreError
-from ..core.times import Duration, duration_ms, in_words
+from ..core.times import Duration, duration_ms, epoch_us, in_words
 from ..models import ArchivedMessage, Final, OperatorAction, UnarchivableEntry
 from ..store import get_store
 from ..store.keys import Partition
@@ -193,7 +192,7 @@ def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
     for pk, topic, number, message_id, enqueued_at in rows.filter(task__in=once).values_list(
         *columns
     ):
-        lives[Partition(topic, number)].append((pk, (message_id.bytes, _microseconds(enqueued_at))))
+        lives[Partition(topic, number)].append((pk, (message_id.bytes, epoch_us(enqueued_at))))
     needed: set[int] = set()
     for partition, those in lives.items():
         for at in range(0, len(those), BATCH):
@@ -204,9 +203,3 @@ def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
                 words = ["LIVE"] * len(some)
             needed |= {pk for (pk, _), word in zip(some, words, strict=True) if word == "LIVE"}
     return needed
-
-
-def _microseconds(when: datetime) -> int:
-    """Since 1970: the stamp of a life."""
-    aware = timezone.make_aware(when) if timezone.is_naive(when) else when
-    return (aware - datetime(1970, 1, 1, tzinfo=zones.utc)) // timedelta(microseconds=1)

@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.utils import timezone as zones
-
+from ..core.times import utc
 from ..pipeline.runner import OPTIONS
 from .commands.delayq_replay import duration, instant, operator
 
@@ -206,8 +205,7 @@ def iso(when: datetime | None) -> str:
     """As Params has it; empty for None. A naive one is by TIME_ZONE."""
     if when is None:
         return ""
-    aware = zones.make_aware(when, zones.get_default_timezone()) if zones.is_naive(when) else when
-    return aware.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+    return utc(when).isoformat().replace("+00:00", "Z")
 
 
 def _tasks(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

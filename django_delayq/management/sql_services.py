@@ -16,7 +16,7 @@ from ..core.service import Service
 from ..operators.bulk_runner import BulkRunner
 from ..outbox.reconciler import Reconciler
 from ..outbox.relay import Relay
-from ..stats.stats_service import Statistician
+from ..stats.stats_service import StatsService
 from ..stats.unserved import UnservedWatch
 from ..store.redis import RedisStore
 from ..worker.worker import Worker
@@ -35,9 +35,9 @@ def beside(worker: Worker) -> Sequence[Service]:
         return bool(worker.shared.held)
 
     bulk = BulkRunner(store, name, tasks_run=tasks_run)
-    statistician = Statistician(store, tasks_run=tasks_run)
+    stats_service = StatsService(store, tasks_run=tasks_run)
     archiver = Archiver(store, name, tasks_run=tasks_run)
-    return archiver, Relay(store), Reconciler(store), bulk, statistician, UnservedWatch(store)
+    return archiver, Relay(store), Reconciler(store), bulk, stats_service, UnservedWatch(store)
 
 
 def alone(store: RedisStore, name: str) -> Sequence[Service]:
@@ -47,7 +47,7 @@ def alone(store: RedisStore, name: str) -> Sequence[Service]:
         Relay(store),
         Reconciler(store),
         BulkRunner(store, name),
-        Statistician(store),
+        StatsService(store),
         UnservedWatch(store),
     )
 

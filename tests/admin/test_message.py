@@ -206,10 +206,10 @@ def test_that_no_worker_serves_its_topic_is_said_paused_or_not(
     words = "No worker serves this topic"
     assert words in html_of(operator, waiting)
     topics.pause_topic("orders", by="ada", reason="x")
-    overview.forget()
+    overview.reader_of.cache_clear()
     assert words in html_of(operator, waiting)
     heartbeat(hands.store)
-    overview.forget()
+    overview.reader_of.cache_clear()
     assert words not in html_of(operator, waiting)
 
 

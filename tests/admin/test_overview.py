@@ -70,7 +70,7 @@ def test_rows_lead_to_their_topic_and_its_dead_letters(viewer: Client, shown: Ca
 def test_the_tiles_are_the_sums(viewer: Client, shown: Callable[..., None]):
     other = by_hand.topic(
         "mail",
-        ready=5,
+        backlog=5,
         lag=9.0,
         dead_letters=0,
         outbox=3,
@@ -226,7 +226,7 @@ def test_the_cost_does_not_grow_with_the_queue(
 
 
 def queries_of(viewer: Client) -> int:
-    overview.forget()
+    overview.reader_of.cache_clear()
     with CaptureQueriesContext(connection) as queries:
         viewer.get(address("live"))
     return len(queries)

@@ -17,7 +17,7 @@ from django.utils.timezone import make_naive
 
 from django_delayq.models import Forecast, ForecastCount
 from django_delayq.stats import overview
-from django_delayq.stats.forecasts import DAYS, KeptForecast, newest_forecast
+from django_delayq.stats.history import FORECAST_DAYS, KeptForecast, newest_forecast
 from django_delayq.store.redis import RedisStore
 from tests.admin import by_hand
 from tests.admin.test_overview import page, text_of
@@ -140,7 +140,7 @@ def test_the_newest_is_read_with_its_next_days(delayq: RedisStore):
     found = newest_forecast()
     assert found is not None
     assert (found.taken_at, found.waiting, found.work, found.later) == (by_hand.AT, 24, 0.5, 10)
-    assert len(found.days) == DAYS
+    assert len(found.days) == FORECAST_DAYS
     assert {at: messages for at, messages in found.days if messages} == {
         TODAY: 6,
         TODAY + 13 * DAY: 8,
@@ -167,7 +167,7 @@ def test_it_costs_two_queries_and_reaches_the_page(viewer: Client, delayq: Redis
     with CaptureQueriesContext(connection) as queries:
         newest_forecast()
     assert len(queries) == 2
-    overview.forget()
+    overview.reader_of.cache_clear()
     assert "3 waited in Redis and in the outbox, 1 of them overdue." in text_of(
         section(page(viewer))
     )

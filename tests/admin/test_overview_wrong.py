@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from django_delayq.models import ArchivedMessage
 from django_delayq.operators import operations
 from django_delayq.stats import overview
 from django_delayq.store.redis import RedisStore
+from django_delayq.store.topic_stats import Pause
 from tests.admin import by_hand
 from tests.admin.browser import address
 from tests.admin.test_overview import HOSTILE, page, text_of
@@ -95,7 +97,7 @@ def test_a_topic_that_nobody_serves(viewer: Client, shown: Callable[..., None]):
 
 
 def test_a_topic_that_only_quiet_workers_serve(viewer: Client, shown: Callable[..., None]):
-    quiet = by_hand.worker("two", told_quiet=True)
+    quiet = by_hand.worker("two", quiet_requested=True)
     topics = [by_hand.topic(workers=0, quiet_workers=1), by_hand.topic("mail", quiet_workers=1)]
     shown(by_hand.overview(topics=topics, workers=[by_hand.worker("one"), quiet]))
     html = page(viewer)
@@ -106,7 +108,7 @@ def test_a_topic_that_only_quiet_workers_serve(viewer: Client, shown: Callable[.
 
 
 def test_nothing_waits_for_a_worker_that_is_not_there(viewer: Client, shown: Callable[..., None]):
-    shown(by_hand.overview(topics=[by_hand.topic(workers=0, ready=0, delayed=0, leased=0)]))
+    shown(by_hand.overview(topics=[by_hand.topic(workers=0, backlog=0, delayed=0, leased=0)]))
     html = page(viewer)
     assert "delayq-unserved" not in html and "delayq-held" not in html
     assert html.count("delayq-badge-err") == 0
@@ -130,9 +132,9 @@ def test_a_paused_topic_is_a_warning_that_says_who_and_why(
 
 
 def test_a_pause_that_ends_by_itself_says_when(viewer: Client, shown: Callable[..., None]):
-    at_ms = by_hand.AT.timestamp() * 1000
-    note = {"by": "", "reason": "", "at": at_ms - 60_000, "until": at_ms + 600_000}
-    shown(by_hand.overview(topics=[by_hand.topic(paused=note, workers=0)]))
+    minute = timedelta(minutes=1)
+    pause = Pause(by="", reason="", since=by_hand.AT - minute, until=by_hand.AT + 10 * minute)
+    shown(by_hand.overview(topics=[by_hand.topic(paused=pause, workers=0)]))
     html = page(viewer)
     assert "until 2026-11-20 10:30:11 , in 10 min" in text_of(html)
     assert "Counted here too, although nothing of it fires for now: orders (paused)" in text_of(

@@ -25,7 +25,7 @@ def test_redis_away_is_read_out_once_and_its_figures_are_called_old(
     numbers = count(1)
 
     def read() -> overview.Overview:
-        topics = [by_hand.topic(ready=100 + next(numbers))]
+        topics = [by_hand.topic(backlog=100 + next(numbers))]
         return by_hand.overview(topics=topics, problem="Connection refused", stale=True)
 
     monkeypatch.setattr(overview, "overview", read)

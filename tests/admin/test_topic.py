@@ -194,9 +194,10 @@ def test_pause_holds_the_topic_and_says_who_when_and_why(as_user: AsUser, hands:
     client = as_user("view_dashboard", "pause_topic")
     response = post(client, "topic_pause", reason="the bank <is> down")
     assert response.status_code == 302 and response.url == address("topic", topic=ORDERS)
-    pause = topics.topic_stats(ORDERS).paused or {}
+    pause = topics.topic_stats(ORDERS).paused
+    assert pause is not None
     action = OperatorAction.objects.get()
-    assert (pause["reason"], pause["by"], pause["until"]) == (
+    assert (pause.reason, pause.by, pause.until) == (
         "the bank <is> down",
         action.operator,
         None,
@@ -211,8 +212,8 @@ def test_pause_holds_the_topic_and_says_who_when_and_why(as_user: AsUser, hands:
 def test_a_pause_may_end_by_itself(as_user: AsUser, hands: Hands, hold: str, seconds: int) -> None:
     client = as_user("view_dashboard", "pause_topic")
     post(client, "topic_pause", reason="a while", hold=hold)
-    until_ms = (topics.topic_stats(ORDERS).paused or {})["until"]
-    assert abs(until_ms / 1000 - datetime.now(tz=timezone.utc).timestamp() - seconds) < 10
+    until = topics.topic_stats(ORDERS).paused.until
+    assert abs((until - datetime.now(tz=timezone.utc)).total_seconds() - seconds) < 10
     assert re.search(r"until\s+<time", client.get(address("topic", topic=ORDERS)).content.decode())
 
 
@@ -224,7 +225,7 @@ def test_a_pause_may_end_at_an_instant_in_the_projects_time_zone(
     client = as_user("view_dashboard", "pause_topic")
     assert "Time zone Asia/Tokyo" in client.get(address("topic", topic=ORDERS)).content.decode()
     post(client, "topic_pause", reason="a while", hold=hold, at="2030-01-01T09:00")
-    assert (topics.topic_stats(ORDERS).paused or {})["until"] == 1_893_456_000_000
+    assert topics.topic_stats(ORDERS).paused.until == datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def test_who_may_not_pause_changes_nothing_and_sees_no_button(
     topics.pause_topic(ORDERS, by="somebody", reason="lunch")
     client = as_user("view_dashboard", "view_payload", "cancel_message")
     assert post(client, name, reason="x").status_code == 403
-    assert (topics.topic_stats(ORDERS).paused or {})["reason"] == "lunch"
+    assert topics.topic_stats(ORDERS).paused.reason == "lunch"
     html = client.get(address("topic", topic=ORDERS)).content.decode()
     assert address(name, topic=ORDERS) not in html and "lunch" in html
 
@@ -358,8 +359,9 @@ def test_a_pause_can_be_changed_while_it_lasts(as_user: AsUser, hands: Hands) ->
     html = client.get(address("topic", topic=ORDERS)).content.decode()
     assert "Change the pause" in html and 'value="the bank is down"' in html
     post(client, "topic_pause", reason="the bank is still down", hold="900")
-    pause = topics.topic_stats(ORDERS).paused or {}
-    assert pause["reason"] == "the bank is still down" and pause["until"]
+    pause = topics.topic_stats(ORDERS).paused
+    assert pause is not None
+    assert pause.reason == "the bank is still down" and pause.until
 
 
 def test_another_reason_alone_does_not_move_the_end_of_a_pause(
@@ -374,8 +376,9 @@ def test_another_reason_alone_does_not_move_the_end_of_a_pause(
     assert 'value="2030-01-01T09:00:00"' in str(form["at"])
     data = {"hold": form["hold"].value(), "at": form["at"].value().strftime("%Y-%m-%dT%H:%M:%S")}
     post(client, "topic_pause", reason="y", **data)
-    pause = topics.topic_stats(ORDERS).paused or {}
-    assert (pause["reason"], pause["until"]) == ("y", 1_893_456_000_000)
+    pause = topics.topic_stats(ORDERS).paused
+    assert pause is not None
+    assert (pause.reason, pause.until) == ("y", datetime(2030, 1, 1, tzinfo=timezone.utc))
 
 
 def test_the_page_tells_what_operators_did_to_this_topic(page: Callable[..., str]) -> None:
@@ -463,7 +466,7 @@ def test_a_topic_of_which_nothing_is_left_leaves_the_overview(
     client = as_user("view_dashboard")
     assert address("topic", topic="jobs") in client.get(address("changelist")).content.decode()
     topics.move_topic("jobs", ORDERS)
-    figures.forget()
+    figures.reader_of.cache_clear()
     assert address("topic", topic="jobs") not in client.get(address("changelist")).content.decode()
 
 

@@ -16,7 +16,7 @@ from ...core.message import State
 from ...core.times import from_ms, in_words
 from ...operators import lookup, operations, recent_actions
 from ...operators.lookup import Live
-from ...stats.obstacles import obstacles
+from ...stats.overview import obstacles
 from ...store import get_store
 from ...tasks import registry
 from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm

@@ -12,10 +12,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...core.times import from_ms
-from ...stats import overview as figures
-from ...stats import sql_figures
-from ...stats.figure_types import Bucket, Overview, Sample, TopicFigures
-from ...stats.obstacles import pause_of
+from ...stats import overview as stats
+from ...stats import overview_sql
+from ...stats.overview import Bucket, Overview, Sample, TopicOverview
 from ...store.topic_stats import COUNTERS
 from ...templatetags.delayq import amount, next_due, seconds
 from .. import charts
@@ -29,11 +28,12 @@ MINUTES_IN_A_ROW = 10
 class Totals:
     """All topics together."""
 
-    ready: int
+    backlog: int
     delayed: int
     leased: int
     outbox: int
-    unarchived: int
+    finished: int
+    """Not archived yet."""
     lag: float
     """Of the topic with the greatest."""
     per_second: float | None
@@ -50,7 +50,7 @@ class Totals:
 @page("", "changelist")
 def overview(request: HttpRequest) -> HttpResponse:
     """All topics."""
-    return show(request, "overview.html", _("Delay queue"), **context_of(figures.overview()))
+    return show(request, "overview.html", _("Delay queue"), **context_of(stats.overview()))
 
 
 def context_of(now: Overview) -> dict[str, Any]:
@@ -60,13 +60,13 @@ def context_of(now: Overview) -> dict[str, Any]:
         "overview": now,
         "totals": totals,
         "topics": now.topics,
-        "paused": [(topic.topic, pause_of(topic.paused)) for topic in now.topics if topic.paused],
+        "paused": [topic for topic in now.topics if topic.paused],
         "unserved": [topic for topic in now.topics if topic.unserved],
         "can_be_served": any(topic.unserved and topic.declared for topic in now.topics),
         "held": [
             topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)
         ],
-        "runs_of_each": sql_figures.RUNS,
+        "runs_of_each": overview_sql.RUNS,
         "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),
         "counters": [
             (topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics
@@ -86,26 +86,26 @@ def totals_of(now: Overview) -> Totals:
     due = [(topic.next_due_at, topic.topic) for topic in now.topics if topic.next_due_at]
     next_due_at, next_topic = min(due, default=(None, ""))
     return Totals(
-        ready=_sum(now.topics, "ready"),
+        backlog=_sum(now.topics, "backlog"),
         delayed=_sum(now.topics, "delayed"),
         leased=_sum(now.topics, "leased"),
         outbox=_sum(now.topics, "outbox"),
-        unarchived=_sum(now.topics, "unarchived"),
+        finished=_sum(now.topics, "finished"),
         lag=max((topic.lag for topic in now.topics), default=0.0),
         per_second=sum(rates) if rates else None,
         dead_letters=_sum(now.topics, "dead_letters"),
         workers=sum(worker.alive for worker in now.workers),
-        quiet_workers=sum(worker.alive and worker.told_quiet for worker in now.workers),
+        quiet_workers=sum(worker.alive and worker.quiet_requested for worker in now.workers),
         next_due_at=next_due_at,
         next_topic=next_topic,
     )
 
 
-def _is_used(topic: TopicFigures) -> bool:
+def _is_used(topic: TopicOverview) -> bool:
     return bool(topic.waiting or topic.counters.get("enqueued"))
 
 
-def _sum(topics: Sequence[TopicFigures], name: str) -> int:
+def _sum(topics: Sequence[TopicOverview], name: str) -> int:
     return sum(getattr(topic, name) for topic in topics)
 
 
@@ -118,7 +118,7 @@ def _summary(now: Overview, totals: Totals) -> str:
     )
     workers = ngettext("%(number)s worker", "%(number)s workers", totals.workers)
     return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s, %(workers)s.") % {
-        "ready": amount(totals.ready),
+        "ready": amount(totals.backlog),
         "lag": seconds(totals.lag),
         "next": next_due(totals.next_due_at, now.at),
         "dead": dead % {"number": amount(totals.dead_letters)},

@@ -13,7 +13,7 @@ from ...core.page import Page
 from ...operators import operations, recent_actions
 from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview
-from ...stats.obstacles import Pause, pause_of
+from ...store.topic_stats import Pause
 from ...tasks import registry
 from ...tasks.arguments import in_one_line
 from ..forms.message_forms import PauseForm
@@ -62,7 +62,6 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
     in_database = request.GET.get("in") == "database"
     listing, problem = _listing(topic, request.GET.get("after"), in_database)
     may_see = request.user.has_perm("django_delayq.view_payload")
-    pause = pause_of(stats.paused)
     return show(
         request,
         "topic.html",
@@ -70,7 +69,7 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         stats=stats,
         declared=topic in registry.known_topics(),
         now=timezone.now(),
-        pause=pause,
+        pause=stats.paused,
         figures=next((one for one in overview.overview().topics if one.topic == topic), None),
         outbox=count_outbox(topic),
         outbox_cap=CAP,
@@ -82,7 +81,7 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         after=request.GET.get("after", ""),
         further=listing.cursor,
         problem=problem,
-        pause_form=form or _pause_form(pause),
+        pause_form=form or _pause_form(stats.paused),
         running=topics.list_running(topic, limit=MOST_RUNNING) if stats.leased else [],
         actions=recent_actions.of_topic(topic),
         purge=f"{url(request, 'bulk_new')}?kind=purge&topic={topic}",

@@ -52,7 +52,7 @@ def worker_unquiet(request: HttpRequest) -> HttpResponse:
     return back(request, "workers")
 
 
-def _services(worker: overview.WorkerFigures) -> list[tuple[str, str]]:
+def _services(worker: overview.WorkerStatus) -> list[tuple[str, str]]:
     """Each service's name and, in words, what it says of itself; what is no is left out."""
     return [
         (
@@ -67,7 +67,7 @@ def _services(worker: overview.WorkerFigures) -> list[tuple[str, str]]:
     ]
 
 
-def _unserved(workers: Sequence[overview.WorkerFigures]) -> list[str]:
+def _unserved(workers: Sequence[overview.WorkerStatus]) -> list[str]:
     """Topics in use that no living worker claims from, but for those that somebody has paused.
     Counted anew: the overview's own answer may be older than the click that has just brought us
     here."""

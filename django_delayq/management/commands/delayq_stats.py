@@ -13,9 +13,8 @@ from django.db import Error
 
 from ...core.exceptions import DelayQError, StoreUnavailable
 from ...core.times import in_words
-from ...stats import overview as figures
-from ...stats.figure_types import TopicFigures
-from ...stats.history import PERIODS, Figures, History, history
+from ...stats.history import PERIODS, History, PeriodFigures, history
+from ...stats.overview import TopicOverview, overview
 from ...store import get_store
 from ...worker.process.runner import ExitCode
 
@@ -83,18 +82,18 @@ class Command(BaseCommand):
 
     def _now(self, topic: str, as_json: bool) -> None:
         get_store().clock_ms()  # without Redis there is no present
-        overview = figures.overview()
-        if overview.problem:
-            self.stderr.write(overview.problem)
-        topics = [one for one in overview.topics if not topic or one.topic == topic]
+        now = overview()
+        if now.problem:
+            self.stderr.write(now.problem)
+        topics = [one for one in now.topics if not topic or one.topic == topic]
         if as_json:
-            self._print_json({"at": overview.at, "topics": [asdict(one) for one in topics]})
+            self._print_json({"at": now.at, "topics": [asdict(one) for one in topics]})
         else:
-            self._print_table(_NOW, ([*_present(one, overview.at)] for one in topics))
+            self._print_table(_NOW, ([*_present(one, now.at)] for one in topics))
 
     def _past(self, found: History, as_json: bool) -> None:
         if as_json:
-            spans = [{"at": span.at, **asdict(span.figures)} for span in found.spans]
+            spans = [{"at": span.at, **asdict(span.figures)} for span in found.steps]
             self._print_json(
                 {
                     "spans": spans,
@@ -106,7 +105,7 @@ class Command(BaseCommand):
         shown = "%Y-%m-%d %H:%M" if found.step.days == 0 else "%Y-%m-%d"
         lines = [
             [f"{span.at:{shown}}", *_figures(span.figures)]
-            for span in found.spans
+            for span in found.steps
             if span.figures.messages
         ]
         self._print_table(_PAST, [*lines, ["all", *_figures(found.total)]])
@@ -122,7 +121,7 @@ class Command(BaseCommand):
             self.stdout.write("  ".join([row[0].ljust(widths[0]), *others]).rstrip())
 
 
-def _present(one: TopicFigures, now: Any) -> Iterable[str]:
+def _present(one: TopicOverview, now: Any) -> Iterable[str]:
     left = None if one.next_due_at is None else (one.next_due_at - now).total_seconds()
     until = "-" if left is None else in_words(left) if left > 0 else "now"
     counts = (one.delayed, one.leased, one.outbox, one.dead_letters)
@@ -130,7 +129,7 @@ def _present(one: TopicFigures, now: Any) -> Iterable[str]:
     name = f"{one.topic} (paused)" if one.paused else one.topic
     return (
         name,
-        f"{one.ready:,}",
+        f"{one.backlog:,}",
         in_words(one.lag),
         until,
         *(f"{n:,}" for n in counts),
@@ -139,7 +138,7 @@ def _present(one: TopicFigures, now: Any) -> Iterable[str]:
     )
 
 
-def _figures(one: Figures) -> Iterable[str]:
+def _figures(one: PeriodFigures) -> Iterable[str]:
     counts = (one.messages, *one.states.values(), one.retried)
     times = (one.late_p50_ms, one.late_p99_ms, one.run_p50_ms, one.run_p99_ms)
     return *(f"{n:,}" for n in counts), *map(_time, times)

@@ -15,12 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...archive.prune import MIN_AGE
 from ...core.conf import get_settings
+from ...core.times import aware
 from ...models import OperatorAction
 from ..errors import LakeError
 from ..lake import batches
@@ -135,10 +135,8 @@ def _limit(selection: str, started_at: datetime) -> datetime:
     """Whoever prunes says it in the record of it."""
     if said := _BEFORE.search(selection):
         when = datetime.fromisoformat(f"{said[1]}T{said[2]}".replace("Z", "+00:00"))
-        return when if when.tzinfo else make_aware(when, get_default_timezone())
-    return (
-        started_at if started_at.tzinfo else make_aware(started_at, get_default_timezone())
-    ) - MIN_AGE
+        return aware(when)
+    return aware(started_at) - MIN_AGE
 
 
 class LakeRepair:
