@@ -13,8 +13,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ..core.present import amount
 from ..stats.overview import Bucket
-from ..templatetags.delayq import amount
 
 #: Pixels: of the bars, of what stands above them (the number of the peak) and below them (the
 #: labels).

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from ..archive.search import every_row
 from ..archive.selection import Selection
+from ..core.times import local
 from ..models import ArchivedMessage
 
 COLUMNS = (
@@ -68,7 +69,7 @@ def cell(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, datetime):
-        return (value if timezone.is_naive(value) else timezone.localtime(value)).isoformat()
+        return local(value).isoformat()
     if isinstance(value, UUID):
         return value.hex
     return _FORMULA.sub("'", str(value))

@@ -8,7 +8,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from django.conf import settings
-from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
+from django.utils.timezone import (
+    get_default_timezone,
+    is_naive,
+    localtime,
+    make_aware,
+    make_naive,
+)
 
 from .exceptions import InvalidDelay, NaiveDatetime
 
@@ -77,6 +83,11 @@ def epoch_us(when: datetime) -> int:
 def aware(when: datetime) -> datetime:
     """The datetime with a time zone. Naive ones, without USE_TZ, are in the project's time zone."""
     return make_aware(when, get_default_timezone()) if is_naive(when) else when
+
+
+def local(when: datetime) -> datetime:
+    """The datetime in the current time zone; naive ones, without USE_TZ, already are."""
+    return when if is_naive(when) else localtime(when)
 
 
 def utc(when: datetime) -> datetime:

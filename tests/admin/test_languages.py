@@ -13,8 +13,8 @@ from django.utils import translation
 from django_delayq.admin import site
 from django_delayq.admin.pages.operator_actions_page import ACTIONS
 from django_delayq.core.message import State
+from django_delayq.core.present import word
 from django_delayq.models import BulkKind, BulkStatus, Final
-from django_delayq.templatetags.delayq import word
 from django_delayq.worker.outcome import Result
 from tests.admin.browser import address
 from tests.admin.catalogues import (

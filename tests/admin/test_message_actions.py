@@ -119,7 +119,7 @@ def test_reschedule_moves_it_to_an_instant_of_the_projects_time_zone(
         ({"delay": "4000", "delay_unit": "86400"}, "more than ten years"),
         ({"at": "2020-01-01T00:00"}, "That has passed already"),
         ({"at": "2050-01-01T00:00"}, "more than ten years ahead"),
-        ({"at": "tomorrow"}, "Enter a valid date/time"),
+        ({"at": "tomorrow"}, "Write a date and a time"),
     ],
 )
 def test_a_wrong_time_is_refused_at_its_field(

@@ -16,8 +16,8 @@ from django.db import connection
 from django.test import Client
 
 from django_delayq.admin import site
+from django_delayq.core.present import distance, next_due
 from django_delayq.models import ArchivedMessage
-from django_delayq.templatetags.delayq import distance, next_due
 from tests.admin.browser import address
 from tests.admin.test_overview import text_of
 from tests.admin.world import World

@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
+from django.forms.utils import from_current_timezone
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -15,7 +17,7 @@ from django.utils.translation import gettext_lazy
 from ...core.conf import get_settings
 from ...core.exceptions import InvalidMessage
 from ...core.message import Body, encode_body
-from ...core.times import MAX_DELAY_MS, duration_ms
+from ...core.times import MAX_DELAY_MS, aware, duration_ms, local
 from ...tasks import registry
 from ...tasks.arguments import Arguments, Layout, Parameter, WrongArgument, layout, write_json
 
@@ -169,29 +171,50 @@ _UNITS = (
 )
 
 
-class InstantField(forms.DateTimeField):
-    """An instant of the future, in the project's time zone unless it names another. Its value is
-    aware."""
+class InstantField(forms.CharField):
+    """An instant in ISO 8601, in the project's time zone unless it names another. Its value is an
+    aware datetime, or None. `future`: it has to lie ahead."""
 
-    def __init__(self, **options: Any) -> None:
-        widget = forms.DateTimeInput(
-            attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"
-        )
-        super().__init__(widget=widget, **options)
+    widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
+
+    def __init__(self, *, future: bool = False, **options: Any) -> None:
+        super().__init__(max_length=40, **options)
+        self.future = future
 
     def clean(self, value: Any) -> datetime | None:
         """Raises ValidationError."""
-        when: datetime | None = super().clean(value)
-        if when is None:
-            return None
-        if timezone.is_naive(when):  # USE_TZ is off
-            when = timezone.make_aware(when, timezone.get_default_timezone())
-        now = datetime.now(tz=timezone.get_default_timezone())
+        text = str(super().clean(value)).strip()
+        try:
+            when = parse_datetime(text) if text else None
+            if when is None:
+                if text:
+                    raise ValueError
+                return None
+            if self.future:
+                return self._ahead(from_current_timezone(when))
+            when = timezone.make_aware(when) if timezone.is_naive(when) else when
+            when.astimezone(timezone.get_default_timezone())  # no zone has all of the year 1
+        except (ValueError, OverflowError):
+            raise forms.ValidationError(
+                _("Write a date and a time, such as 2026-11-20 09:00.")
+            ) from None
+        return when
+
+    def _ahead(self, when: datetime) -> datetime:
+        when, now = aware(when), datetime.now(tz=timezone.get_default_timezone())
         if when <= now:
             raise forms.ValidationError(_("That has passed already."))
         if when > now + timedelta(milliseconds=MAX_DELAY_MS):
             raise forms.ValidationError(_("That is more than ten years ahead."))
         return when
+
+    def prepare_value(self, value: Any) -> Any:
+        """As the browser's own field wants it: in the project's zone, to the second."""
+        try:
+            when = parse_datetime(value) if isinstance(value, str) else value
+            return f"{local(aware(when)):%Y-%m-%dT%H:%M:%S}" if when else value
+        except (ValueError, OverflowError):
+            return value
 
 
 class DurationField(forms.MultiValueField):
@@ -246,7 +269,7 @@ class WhenForm(forms.Form):
     """A delay or an instant: exactly one. Use seconds or due_at after is_valid()."""
 
     delay = DurationField(label=gettext_lazy("In, from now"))
-    at = InstantField(label=gettext_lazy("Or at"), required=False)
+    at = InstantField(label=gettext_lazy("Or at"), required=False, future=True)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -275,7 +298,7 @@ class PauseForm(forms.Form):
         ),
         required=False,
     )
-    at = InstantField(label=gettext_lazy("Time"), required=False)
+    at = InstantField(label=gettext_lazy("Time"), required=False, future=True)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

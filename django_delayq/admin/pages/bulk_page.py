@@ -12,13 +12,13 @@ from django.utils.translation import gettext as _
 
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage, NotPermitted, StoreError
+from ...core.present import word
 from ...models import BulkKind, BulkOperation, BulkStatus
 from ...operators import bulk as service
 from ...operators.bulk_check import check
 from ...operators.bulk_progress import progress
 from ...operators.operations import require
 from ...stats import overview
-from ...templatetags.delayq import word
 from ..forms.archive_form import query_of
 from ..forms.bulk_form import BulkForm, asked
 from ..keyset import newest_first

@@ -12,7 +12,7 @@ from ...core.exceptions import InvalidMessage, OutcomeUnknown, StoreUnavailable
 from ...core.ids import parse_id
 from ...operators import lookup
 from ...operators.lookup import Hit
-from ..forms.archive_form import sought
+from ..forms.archive_form import search_parts
 from ..site import page, show, url
 
 _KEY = "key:"
@@ -67,7 +67,7 @@ def _is_argument(query: str) -> bool:
     """Whether it asks for an argument, `args.order_id:1042`. A key that looks so is found behind
     `key:`."""
     try:
-        return "argument" in sought(query)
+        return "argument" in search_parts(query)
     except InvalidMessage:
         return False
 

@@ -11,12 +11,12 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...core.present import amount, next_due, seconds
 from ...core.times import from_ms
 from ...stats import overview as stats
 from ...stats import overview_sql
 from ...stats.overview import Bucket, Overview, Sample, TopicOverview
 from ...store.topic_stats import COUNTERS
-from ...templatetags.delayq import amount, next_due, seconds
 from .. import charts
 from ..site import page, show
 

@@ -105,5 +105,5 @@ def _pause_form(pause: Pause | None) -> PauseForm:
     """To change a pause begins with what it is now: another reason alone does not move its end."""
     if pause is None:
         return PauseForm()
-    end = {"hold": "at", "at": timezone.localtime(pause.until)} if pause.until else {}
+    end = {"hold": "at", "at": pause.until} if pause.until else {}
     return PauseForm(initial={"reason": pause.reason, **end})

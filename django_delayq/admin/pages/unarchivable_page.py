@@ -11,9 +11,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...archive import unarchivable
+from ...core.present import amount
 from ...models import UnarchivableEntry
 from ...operators import operations
-from ...templatetags.delayq import amount
 from ..keyset import newest_first
 from ..site import action, back, page, show
 

@@ -9,9 +9,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ...core.present import visible
 from ...operators import operations
 from ...stats import overview
-from ...templatetags.delayq import visible
 from ..site import action, back, page, show
 
 
