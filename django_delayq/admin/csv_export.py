@@ -52,7 +52,7 @@ def response(request: HttpRequest, selection: Selection, payload: bool) -> Strea
 
 
 def written(rows: Iterable[ArchivedMessage], columns: Sequence[str]) -> Iterator[bytes]:
-    """The file in parts: first its head, which needs no database, then some rows each."""
+    """The file in parts: first its head, which needs no database, then ROWS rows each."""
     yield f"{_BYTE_ORDER_MARK}{','.join(columns)}\r\n".encode()
     remaining = iter(rows)
     while (first := next(remaining, None)) is not None:
@@ -64,8 +64,8 @@ def written(rows: Iterable[ArchivedMessage], columns: Sequence[str]) -> Iterator
 
 
 def cell(value: Any) -> Any:
-    """As it stands in the file. An apostrophe stands before what a spreadsheet would take for a
-    formula."""
+    """The value as the file has it. An apostrophe is put before text that a spreadsheet would take
+    for a formula."""
     if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, datetime):

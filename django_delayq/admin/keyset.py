@@ -12,12 +12,14 @@ SIZE = 50
 
 
 def newest_first(request: HttpRequest, rows: QuerySet[Any]) -> tuple[Sequence[Any], dict[str, str]]:
-    """The page that `before` in the address says, and the query strings of those around it:
+    """The page that the parameter `before` selects, and the query strings of the pages around it:
     `older`, `newest`.
 
-    Other parameters stay. One query; the cost does not grow with the depth.
+    Other parameters are kept. One query; the cost does not grow with the depth.
     """
-    before = _before(request)
+    text = request.GET.get("before", "")
+    is_id = text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63
+    before = int(text) if is_id else None
     if before is not None:
         rows = rows.filter(pk__lt=before)
     found = list(rows.order_by("-pk")[: SIZE + 1])
@@ -30,12 +32,3 @@ def newest_first(request: HttpRequest, rows: QuerySet[Any]) -> tuple[Sequence[An
         query["before"] = str(found[SIZE - 1].pk)
         links["older"] = f"?{query.urlencode()}"
     return found[:SIZE], links
-
-
-def _before(request: HttpRequest) -> int | None:
-    text = request.GET.get("before", "")
-    return (
-        int(text)
-        if text.isascii() and text.isdecimal() and int(text[:19]) < 2**63 and len(text) < 20
-        else None
-    )

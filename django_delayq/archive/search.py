@@ -95,7 +95,7 @@ def page_of(
     for an argument without a period.
     """
     if selection.argument and not (selection.since or selection.until):
-        raise InvalidMessage("An argument can only be searched for inside a period: choose one.")
+        raise InvalidMessage("A search for an argument needs a period. Choose one.")
     kind = _kind(selection)
     edge = edge_of(before or after, kind is _Times)
     found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)

@@ -130,7 +130,7 @@ def kind_of(kind: str) -> BulkKind:
 def check(kind: str, selection: Selection, reason: str, delay: float, rate: float | None) -> None:
     """Raise InvalidMessage for an order that makes no sense."""
     if not reason.strip():
-        raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
+        raise InvalidMessage("Write a reason for those who look at it later.")
     if selection.argument:
         raise InvalidMessage(
             "A search for an argument cannot be a bulk operation: narrow it down by other filters."

@@ -272,7 +272,7 @@ def clean(text: str) -> str:
 
 def _required(reason: str) -> None:
     if not reason.strip():
-        raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
+        raise InvalidMessage("Write a reason for those who look at it later.")
 
 
 @contextmanager

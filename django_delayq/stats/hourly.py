@@ -18,7 +18,7 @@ from django.utils import timezone as django_timezone
 from ..core.conf import get_settings
 from ..core.times import stored, utc
 from ..models import ArchivedMessage, Final, TaskDay, TopicHour
-from .histogram import Histogram, bucket, decode, encode, microseconds
+from .histogram import bucket, decode, encode, microseconds
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 #: Rows that are read in one query.
@@ -253,7 +253,7 @@ def _outcome(old: Sequence[Any], rows: Sequence[Any], fewer: bool) -> Replacemen
         _figures(known[key]) == _figures(new[key]) for key in new
     ):
         return Replacement.SAME
-    is_whole = all(key in new and _has_all(row, new[key]) for key, row in known.items())
+    is_whole = all(key in new and _counts_all(new[key], row) for key, row in known.items())
     return Replacement.REPLACED if fewer or is_whole else Replacement.KEPT
 
 
@@ -265,12 +265,10 @@ def _figures(row: Any) -> Mapping[str, Any]:
     }
 
 
-def _has_all(old: Any, new: Any) -> bool:
+def _counts_all(new: Any, old: Any) -> bool:
     """Whether the new figures count all that the stored ones count."""
-    return all(getattr(new, name) >= getattr(old, name) for name in COUNTS) and all(
-        _covers(decode(getattr(new, name)), decode(getattr(old, name))) for name in HISTOGRAMS
-    )
-
-
-def _covers(new: Histogram, old: Histogram) -> bool:
-    return all(new.get(bucket, 0) >= count for bucket, count in old.items())
+    for name in HISTOGRAMS:
+        counts = decode(getattr(new, name))
+        if any(counts.get(at, 0) < count for at, count in decode(getattr(old, name)).items()):
+            return False
+    return all(getattr(new, name) >= getattr(old, name) for name in COUNTS)

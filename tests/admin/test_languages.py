@@ -140,7 +140,7 @@ def english_on(html: str, language: str) -> list[str]:
     return [text for text in read(html) if text in ours - theirs - data]
 
 
-def seen_on(client: Client, page: site.Page, world: World) -> str:
+def seen_on(client: Client, page: site.PageRoute, world: World) -> str:
     answer = client.get(address(page.name, **world.fill(page)), follow=True)
     assert answer.status_code == 200, page.name
     return answer.content.decode()

@@ -72,7 +72,7 @@ def test_every_page_is_there_and_its_times_are_local(
     assert all("ago" in said[name] for name in ("archived", "message", "workers"))
 
 
-def looked_at() -> list[site.Page]:
+def looked_at() -> list[site.PageRoute]:
     return [one for one in site._pages if "GET" in one.methods and one.name != "archive_csv"]
 
 

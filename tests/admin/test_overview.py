@@ -97,7 +97,7 @@ def test_a_topic_without_figures_yet_shows_dashes(viewer: Client, shown: Callabl
     shown(by_hand.overview(topics=[new], samples=()))
     html = page(viewer)
     assert text_of(html).count("–") >= 4
-    assert "The first samples come after a minute" in html
+    assert "The first samples appear when a worker has run for a minute" in html
 
 
 def test_the_three_pictures_and_the_chart_are_there(viewer: Client, shown: Callable[..., None]):
@@ -142,9 +142,8 @@ def test_the_first_bar_says_that_it_has_what_is_overdue(viewer: Client, shown: C
 
 def test_it_is_said_which_runs_the_lateness_is_of(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview())
-    assert (
-        "Of each topic the newest 200 acked runs, as far as they ended within the last 24 hours."
-        in page(viewer)
+    assert "The newest 200 acked runs of each topic that ended within the last 24 hours." in page(
+        viewer
     )
 
 

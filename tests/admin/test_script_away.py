@@ -51,7 +51,7 @@ def test_redis_is_away_from_the_start(opened: Callable[..., Any], monkeypatch: p
         overview, "overview", lambda: by_hand.empty(problem="Connection refused", stale=True)
     )
     page.reload()
-    expect(page.locator("[data-delayq-alert]")).to_contain_text("There are no figures to show")
+    expect(page.locator("[data-delayq-alert]")).to_contain_text("No figures are known yet")
     expect(page.locator("[data-delayq-status]")).to_be_empty()
 
 

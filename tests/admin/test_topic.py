@@ -160,7 +160,7 @@ def test_a_row_that_cannot_be_decoded_is_listed_all_the_same(page: Callable[...,
 @pytest.mark.parametrize("place", ["", "database"])
 @pytest.mark.parametrize("cursor", ["nonsense", "1:2:3", "-1:-1", "9" * 30 + ":1", "\x00"])
 def test_a_wrong_cursor_is_said_in_words(page: Callable[..., str], place: str, cursor: str) -> None:
-    assert "is no place in this list" in page(**{"in": place, "after": cursor})
+    assert "is not a position in this list" in page(**{"in": place, "after": cursor})
 
 
 @pytest.mark.parametrize("cursor", ["", ":", "a:b", "1:-2", f"{2**63}:1"])
@@ -234,8 +234,8 @@ def test_a_pause_may_end_at_an_instant_in_the_projects_time_zone(
         ({"reason": " "}, "This field is required"),
         ({"reason": "x", "hold": "at"}, "Write the time."),
         ({"reason": "x", "hold": "900", "at": "2030-01-01T00:00"}, "Choose “the time below”"),
-        ({"reason": "x", "hold": "at", "at": "2020-01-01T00:00"}, "That has passed already"),
-        ({"reason": "x", "hold": "at", "at": "0001-01-01T00:00"}, "That has passed already"),
+        ({"reason": "x", "hold": "at", "at": "2020-01-01T00:00"}, "This time is in the past"),
+        ({"reason": "x", "hold": "at", "at": "0001-01-01T00:00"}, "This time is in the past"),
         ({"reason": "x", "hold": "at", "at": "9999-12-31T23:59"}, "more than ten years ahead"),
         ({"reason": "x", "hold": "at", "at": "soon"}, "Write a date and a time"),
         ({"reason": "x", "hold": "7"}, "Select a valid choice"),
@@ -350,7 +350,7 @@ def test_the_page_says_how_many_leased_messages_it_does_not_show(
     assert "50 of 60, those whose leases end first." in page()
 
 
-# What operators did
+# Operator actions
 
 
 def test_a_pause_can_be_changed_while_it_lasts(as_user: AsUser, hands: Hands) -> None:
@@ -433,7 +433,7 @@ def test_the_page_of_a_topic_that_no_code_declares_shows_what_waits_and_what_to_
     overview = as_user("view_dashboard").get(address("changelist")).content.decode()
     assert f'href="{address("topic", topic="jobs")}"' in overview
     assert overview.count("not declared") == 2
-    assert "(2 waiting, not declared)" in overview and "Start one with" not in overview, (
+    assert "(2 waiting, not declared)" in overview and "Start a worker with" not in overview, (
         "none would serve it"
     )
 

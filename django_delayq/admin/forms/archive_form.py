@@ -101,7 +101,7 @@ class ArchiveForm(forms.Form):
             for name in ("state", "open", "topic", "task", "error", "since", "until")
         }
         if any("\0" in str(value) for value in plain.values()):
-            raise InvalidMessage(_("The character 0 is in no name."))
+            raise InvalidMessage(_("A name cannot contain the character 0."))
         if given["period"] and not (given["since"] or given["until"]):
             plain["since"] = timezone.now() - PERIODS[given["period"]]
         return {**plain, **search_parts(given["q"].strip()), "ids": _ids(self.query)}
@@ -123,9 +123,9 @@ def search_parts(text: str) -> dict[str, str]:
     except ValueError:
         raise InvalidMessage(
             _(
-                "%(text)s is nothing to search for. Write a message id (32 hexadecimal digits), "
-                "key:order:1042 for a "
-                "key, or args.order_id:1042 for an argument inside a period."
+                "%(text)s cannot be searched for. Write a message id (32 hexadecimal "
+                "digits), key:order:1042 for a key, or args.order_id:1042 for an argument"
+                " inside a period."
             )
             % {"text": ascii(text[:80])}
         ) from None
@@ -179,5 +179,5 @@ def _ids(query: QueryDict) -> tuple[int, ...]:
     except ValueError:
         ids = (0,)
     if any(not 0 < pk < 2**63 for pk in ids):
-        raise InvalidMessage(_("ids are numbers of rows, with commas between them."))
+        raise InvalidMessage(_("ids must be row numbers, separated by commas."))
     return ids

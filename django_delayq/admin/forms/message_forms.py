@@ -21,7 +21,7 @@ from ...core.times import MAX_DELAY_MS, aware, duration_ms, local
 from ...tasks import registry
 from ...tasks.arguments import Arguments, Layout, Parameter, WrongArgument, layout, write_json
 
-#: A parameter that gets its default.
+#: The value of a parameter that gets its default.
 NOT_GIVEN = object()
 
 _PREFIX = "argument_"
@@ -29,7 +29,7 @@ _SHAPE = "argument-shape"
 
 
 class ArgumentField(forms.CharField):
-    """One parameter. Its value is what the text means, or NOT_GIVEN."""
+    """One parameter. Its value is the parsed text, or NOT_GIVEN."""
 
     def __init__(self, parameter: Parameter, text: str) -> None:
         rows = min(20, max(1, text.count("\n") + 1, len(text) // 80))
@@ -50,15 +50,23 @@ class ArgumentField(forms.CharField):
     def clean(self, value: Any) -> Any:
         """Raises ValidationError."""
         text = super().clean(value)
-        one = self.parameter
+        parameter = self.parameter
         if not text.strip():
-            if one.required:
-                raise forms.ValidationError(_empty(one))
+            if parameter.required:
+                raise forms.ValidationError(
+                    _('Write a value; for an empty text "".')
+                    if parameter.is_text
+                    else _("Write a value.")
+                )
             return NOT_GIVEN
         try:
-            read = one.read(text)
+            read = parameter.read(text)
             content = (
-                Body(read) if one.is_array else Body(kwargs=read) if one.is_object else Body([read])
+                Body(read)
+                if parameter.is_array
+                else Body(kwargs=read)
+                if parameter.is_object
+                else Body([read])
             )
             encode_body(content, get_settings().body_limit)
         except InvalidMessage as error:
@@ -67,8 +75,8 @@ class ArgumentField(forms.CharField):
 
 
 class ArgumentsForm(forms.Form):
-    """What a task is called with: one field per parameter. Two raw ones when the task is unknown or
-    refuses `initial`.
+    """The arguments of a task: one field per parameter. Two raw fields when the task is unknown or
+    its signature refuses `given`.
 
     Positional arguments of `given` stay positional. Use arguments() after is_valid().
     """
@@ -79,11 +87,13 @@ class ArgumentsForm(forms.Form):
         super().__init__(data)
         self.task = task
         self.layout: Layout = layout(task, given)
-        for one in self.layout.parameters:
-            value = self.layout.given.get(one.name, NOT_GIVEN)
-            nothing = value is NOT_GIVEN or ((one.is_array or one.is_object) and not value)
-            self.fields[_PREFIX + one.name] = ArgumentField(
-                one, "" if nothing else one.write(value)
+        for parameter in self.layout.parameters:
+            value = self.layout.given.get(parameter.name, NOT_GIVEN)
+            nothing = value is NOT_GIVEN or (
+                (parameter.is_array or parameter.is_object) and not value
+            )
+            self.fields[_PREFIX + parameter.name] = ArgumentField(
+                parameter, "" if nothing else parameter.write(value)
             )
         self.fields[_SHAPE] = forms.CharField(
             widget=forms.HiddenInput, required=False, initial=self._shape
@@ -91,7 +101,7 @@ class ArgumentsForm(forms.Form):
 
     @property
     def is_raw(self) -> bool:
-        """Whether it is the two fields that fit everything."""
+        """Whether it has the two raw fields."""
         return self.layout.is_raw
 
     @property
@@ -100,21 +110,24 @@ class ArgumentsForm(forms.Form):
         return self.task in registry.by_name
 
     def arguments(self) -> Arguments:
-        """What is_valid() has accepted."""
+        """The arguments, after is_valid()."""
         accepted: Arguments = self.cleaned_data["arguments"]
         return accepted
 
     def clean(self) -> dict[str, Any]:
-        """The whole call: fits the signature and the limit of a body."""
+        """Check all arguments together: the signature of the task and the size limit of a body."""
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get(_SHAPE) != self._shape:
             self.add_error(
                 None,
-                _("The task or its arguments have changed since this page was opened. Look again."),
+                _(
+                    "The task or its arguments have changed since this page was opened. Check"
+                    " them and send the form again."
+                ),
             )
         if self.errors:
             return cleaned
-        names = [one.name for one in self.layout.parameters]
+        names = [parameter.name for parameter in self.layout.parameters]
         values = {
             name: cleaned[_PREFIX + name]
             for name in names
@@ -133,32 +146,31 @@ class ArgumentsForm(forms.Form):
 
     @cached_property
     def _shape(self) -> str:
-        """Names the fields and what they showed: a form of before a deploy or of before another
-        edit is refused."""
-        shown = [(one.name, str(one.kind), one.is_text) for one in self.layout.parameters]
+        """A hash of the fields and their first values. It refuses a form from before a deploy or
+        another edit."""
+        shown = [
+            (parameter.name, str(parameter.kind), parameter.is_text)
+            for parameter in self.layout.parameters
+        ]
         content = write_json([shown, self.layout.by_position, self.layout.given])
         return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
 
-def _help(one: Parameter) -> str:
-    """What to write, in one line."""
-    if one.is_array:
+def _help(parameter: Parameter) -> str:
+    """The help of a field, in one line."""
+    if parameter.is_array:
         return _('Further positional arguments as a JSON array, such as [1, "two"].')
-    if one.is_object:
+    if parameter.is_object:
         return _('Further named arguments as a JSON object, such as {"name": 1}.')
     kind = (
-        _("Text as it is; in double quotes it is read as JSON.")
-        if one.is_text
-        else _("JSON; text in double quotes.")
+        _("Plain text. Text in double quotes is read as JSON.")
+        if parameter.is_text
+        else _("JSON. Write text in double quotes.")
     )
-    words = [f"{one.annotation}.", kind] if one.annotation else [kind]
-    if one.default is not None:
-        words.append(_("Left empty: %(default)s.") % {"default": one.default})
+    words = [f"{parameter.annotation}.", kind] if parameter.annotation else [kind]
+    if parameter.default is not None:
+        words.append(_("If empty: %(default)s.") % {"default": parameter.default})
     return " ".join(words)
-
-
-def _empty(one: Parameter) -> str:
-    return _('Write a value; for an empty text "".') if one.is_text else _("Write a value.")
 
 
 # Times
@@ -203,9 +215,9 @@ class InstantField(forms.CharField):
     def _ahead(self, when: datetime) -> datetime:
         when, now = aware(when), datetime.now(tz=timezone.get_default_timezone())
         if when <= now:
-            raise forms.ValidationError(_("That has passed already."))
+            raise forms.ValidationError(_("This time is in the past."))
         if when > now + timedelta(milliseconds=MAX_DELAY_MS):
-            raise forms.ValidationError(_("That is more than ten years ahead."))
+            raise forms.ValidationError(_("This time is more than ten years ahead."))
         return when
 
     def prepare_value(self, value: Any) -> Any:
@@ -268,8 +280,8 @@ class _DurationInput(forms.MultiWidget):
 class WhenForm(forms.Form):
     """A delay or an instant: exactly one. Use seconds or due_at after is_valid()."""
 
-    delay = DurationField(label=gettext_lazy("In, from now"))
-    at = InstantField(label=gettext_lazy("Or at"), required=False, future=True)
+    delay = DurationField(label=gettext_lazy("Delay from now"))
+    at = InstantField(label=gettext_lazy("Or due at"), required=False, future=True)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -279,7 +291,7 @@ class WhenForm(forms.Form):
         """Exactly one of the two."""
         cleaned = super().clean() or self.cleaned_data
         if not self.errors and (cleaned.get("delay") is None) == (cleaned.get("at") is None):
-            self.add_error("delay", _("Give one of the two: how long from now, or at what time."))
+            self.add_error("delay", _("Fill in one of the two: a delay or a time."))
         return cleaned
 
 
@@ -305,7 +317,8 @@ class PauseForm(forms.Form):
         self.fields["at"].help_text = clock_in_words()
 
     def clean(self) -> dict[str, Any]:
-        """A time that is written counts without being chosen, but not beside another choice."""
+        """A written time counts without the choice “the time below”, but not beside another
+        choice."""
         cleaned = super().clean() or self.cleaned_data
         hold, at = cleaned.get("hold"), cleaned.get("at")
         if not self.errors and hold == "at" and at is None:
@@ -330,9 +343,9 @@ class CancelForm(forms.Form):
 
 
 def clock_in_words() -> str:
-    """In which time zone people write, and how late it is there."""
+    """The time zone of the form, and the time there."""
     zone = timezone.get_current_timezone()
-    return _("Time zone %(zone)s, where it is now %(now)s.") % {
+    return _("Time zone %(zone)s. The time there is now %(now)s.") % {
         "zone": str(zone),
         "now": datetime.now(tz=zone).strftime("%Y-%m-%d %H:%M:%S"),
     }

@@ -1,13 +1,18 @@
-"""The first page: what waits, what will fire, how late it fired."""
+"""The first page: what waits, what is due next, how late recent runs were. Also the part of it that
+the script fetches again and again."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.utils.cache import get_conditional_response
+from django.utils.http import quote_etag
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -53,6 +58,17 @@ def overview(request: HttpRequest) -> HttpResponse:
     return show(request, "overview.html", _("Delay queue"), **context_of(stats.overview()))
 
 
+@page("live/", "live")
+def live(request: HttpRequest) -> HttpResponseBase:
+    """The changing part of the page, with an ETag: nothing is sent when it has not changed."""
+    response = render(request, "django_delayq/_overview.html", context_of(stats.overview()))
+    response["ETag"] = etag = quote_etag(
+        hashlib.blake2b(response.content, digest_size=12).hexdigest()
+    )
+    response["Cache-Control"] = "no-store"
+    return get_conditional_response(request, etag=etag, response=response) or response
+
+
 def context_of(now: Overview) -> dict[str, Any]:
     """What _overview.html shows."""
     totals = totals_of(now)
@@ -67,7 +83,8 @@ def context_of(now: Overview) -> dict[str, Any]:
             topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)
         ],
         "runs_of_each": overview_sql.RUNS,
-        "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),
+        "unused": not now.problem
+        and not any(topic.waiting or topic.counters.get("enqueued") for topic in now.topics),
         "counters": [
             (topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics
         ],
@@ -101,10 +118,6 @@ def totals_of(now: Overview) -> Totals:
     )
 
 
-def _is_used(topic: TopicOverview) -> bool:
-    return bool(topic.waiting or topic.counters.get("enqueued"))
-
-
 def _sum(topics: Sequence[TopicOverview], name: str) -> int:
     return sum(getattr(topic, name) for topic in topics)
 
@@ -112,7 +125,7 @@ def _sum(topics: Sequence[TopicOverview], name: str) -> int:
 def _summary(now: Overview, totals: Totals) -> str:
     """For those who listen to the page: it is read out once a minute."""
     if now.problem:
-        return _("Not everything could be read. The figures are old.")
+        return _("Redis or the database could not be read. The figures are old.")
     dead = ngettext(
         "%(number)s open dead letter", "%(number)s open dead letters", totals.dead_letters
     )

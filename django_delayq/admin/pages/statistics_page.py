@@ -1,4 +1,4 @@
-"""What happened: how much finished, how late it was and what died, by hour or by day."""
+"""The past by hour or by day: how many messages finished and died, and how late they were."""
 
 from __future__ import annotations
 

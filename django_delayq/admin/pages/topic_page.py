@@ -1,4 +1,4 @@
-"""One topic: its figures, pause and resume, and what waits in it."""
+"""One topic: its figures, pause and resume, and its waiting messages."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ MOST_RUNNING = 50
 
 @page("topics/<str:topic>/", "topic")
 def topic(request: HttpRequest, topic: str) -> HttpResponse:
-    """Its page."""
+    """The page of a topic."""
     return _page(request, topic, None)
 
 
 @action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
 def pause(request: HttpRequest, topic: str) -> HttpResponse:
-    """Hold it."""
+    """Pause the topic, or change its pause."""
     form = PauseForm(request.POST)
     if not form.is_valid():
         return _page(request, topic, form)
     operations.pause(request.user, topic, reason=form.cleaned_data["reason"], until=form.until())
     messages.success(
         request,
-        _("The topic %(topic)s is paused: what runs goes on, nothing more starts.")
+        _("The topic %(topic)s is paused. Running messages go on; no other message starts.")
         % {"topic": topic},
     )
     return back(request, "topic", topic=topic)
@@ -48,7 +48,7 @@ def pause(request: HttpRequest, topic: str) -> HttpResponse:
 
 @action("topics/<str:topic>/resume/", "topic_resume", "pause_topic")
 def resume(request: HttpRequest, topic: str) -> HttpResponse:
-    """Let it go on."""
+    """Resume the topic."""
     operations.resume(request.user, topic, reason=request.POST.get("reason", "")[:500])
     messages.success(request, _("The topic %(topic)s goes on.") % {"topic": topic})
     return back(request, "topic", topic=topic)
@@ -70,7 +70,7 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         declared=topic in registry.known_topics(),
         now=timezone.now(),
         pause=stats.paused,
-        figures=next((one for one in overview.overview().topics if one.topic == topic), None),
+        figures=next((row for row in overview.overview().topics if row.topic == topic), None),
         outbox=count_outbox(topic),
         outbox_cap=CAP,
         in_database=in_database,
@@ -89,20 +89,19 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
 
 
 def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[Page, str]:
-    """The page after a cursor, and what is wrong with it: the topic is known, so only the cursor
-    can be."""
+    """The page after a cursor, and an error text when the cursor is invalid."""
     listed = list_outbox if in_database else topics.list_messages
     try:
         return listed(topic, cursor=cursor or None, limit=LIMIT), ""
     except InvalidMessage:
-        words = _("%(cursor)s is no place in this list: begin at its start.") % {
+        words = _("%(cursor)s is not a position in this list. Go back to its start.") % {
             "cursor": f"{cursor!r:.80}"
         }
         return Page(messages=[], cursor=None), words
 
 
 def _pause_form(pause: Pause | None) -> PauseForm:
-    """To change a pause begins with what it is now: another reason alone does not move its end."""
+    """The form shows the present pause: to write another reason does not move its end."""
     if pause is None:
         return PauseForm()
     end = {"hold": "at", "at": pause.until} if pause.until else {}
