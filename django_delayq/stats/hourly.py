@@ -99,18 +99,20 @@ def compute_hour(hour: datetime, pause: Callable[[], object] | None = None) -> i
     `pause()` is called after each page of rows.
     """
     sums: dict[str, Sums] = defaultdict(Sums)
-    for topic, _, state, attempts, late, ran, error, reason in _rows(hour, hour + HOUR, pause):
+    for topic, _, state, attempts, late, ran, error, reason in _finished(hour, hour + HOUR, pause):
         sums[topic].add(state, attempts, late, ran, error or reason)
     at = stored(hour)
     rows = [TopicHour(hour=at, topic=topic, **sums[topic].fields()) for topic in sorted(sums)]
-    return _store(TopicHour, at, rows)
+    return _save(TopicHour, at, rows)
 
 
 def compute_day(day: date, pause: Callable[[], object] | None = None) -> int:
     """Store the figures of the day (UTC). Otherwise as compute_hour()."""
     begin = beginning_of(day)
     sums: dict[tuple[str, str], Sums] = defaultdict(Sums)
-    for topic, task, state, attempts, late, ran, error, reason in _rows(begin, begin + DAY, pause):
+    for topic, task, state, attempts, late, ran, error, reason in _finished(
+        begin, begin + DAY, pause
+    ):
         sums[topic, task].add(state, attempts, late, ran, error or reason)
     rows = [
         TaskDay(
@@ -122,7 +124,7 @@ def compute_day(day: date, pause: Callable[[], object] | None = None) -> int:
         )
         for topic, task in sorted(sums)
     ]
-    return _store(TaskDay, day, rows)
+    return _save(TaskDay, day, rows)
 
 
 def hour_of(when: datetime) -> datetime:
@@ -150,7 +152,7 @@ def most_frequent(counts: Mapping[str, int], limit: int) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
 
 
-def _rows(
+def _finished(
     begin: datetime, end: datetime, pause: Callable[[], object] | None
 ) -> Iterator[Sequence[Any]]:
     """Messages that finished in between, along the index of finished_at, a page at a time."""
@@ -172,10 +174,10 @@ def _rows(
         page = list(further[:PAGE])
 
 
-def _store(model: type[Any], at: Any, rows: Sequence[Any]) -> int:
+def _save(model: type[Any], at: Any, rows: Sequence[Any]) -> int:
     if replace_each(model, {at: rows})[at] is not Replacement.REPLACED:
         # Else they would be due for ever.
-        _stored(model, [at]).update(computed_at=django_timezone.now())
+        _rows_of(model, [at]).update(computed_at=django_timezone.now())
     return sum(row.messages for row in rows)
 
 
@@ -206,7 +208,7 @@ def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict
         outcomes = compare_each(model, spans, fewer=fewer)
         replaced = [span for span, outcome in outcomes.items() if outcome is Replacement.REPLACED]
         if replaced:
-            _stored(model, replaced).delete()
+            _rows_of(model, replaced).delete()
             # Another process may have computed the same at the same moment; MariaDB takes Orders
             # and orders for one.
             model._default_manager.using(get_settings().database).bulk_create(
@@ -218,7 +220,7 @@ def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict
 def compare_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict[Any, Replacement]:
     """What replace_each() would do, in the order of the spans. Inside a transaction it locks the
     stored rows."""
-    old = _stored(model, list(spans))
+    old = _rows_of(model, list(spans))
     if transaction.get_connection(get_settings().database).in_atomic_block:
         list(old.select_for_update().order_by("pk").values_list("pk", flat=True))
     rows = defaultdict(list)
@@ -239,7 +241,7 @@ def stored_as(span: date) -> Any:
     return connections[get_settings().database].ops.adapt_datetimefield_value(span)
 
 
-def _stored(model: type[Any], spans: Sequence[Any]) -> QuerySet[Any]:
+def _rows_of(model: type[Any], spans: Sequence[Any]) -> QuerySet[Any]:
     rows = model._default_manager.using(get_settings().database)
     of_spans: QuerySet[Any] = rows.filter(**{f"{_SPAN[model]}__in": spans})
     return of_spans
