@@ -191,8 +191,8 @@ def test_a_form_says_what_is_wrong_in_the_language(
     there = address("message_reschedule", topic="orders", message_id=world.waiting.id)
     html = as_user(superuser=True).post(there, nothing).content.decode()
     said = {
-        "de": "Eines von beiden angeben: in welcher Zeit von jetzt an oder zu welchem Zeitpunkt.",
-        "zh-hans": "请填写其中一项：从现在起多久，或具体时间。",
+        "de": "Eines von beiden ausfüllen: eine Verzögerung oder einen Zeitpunkt.",
+        "zh-hans": "请填写其中一项：延时或时间。",
     }
     assert said[language] in html
     assert english_on(html, language) == []
