@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 
 from ...archive.prune import MIN_AGE, delete_counted, still_needed
 from ...core.conf import get_settings
+from ...core.times import stored
 from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
 from .. import schemas, transforms
@@ -24,7 +25,7 @@ from ..errors import LakeError, Refused
 from ..sources.lake_files import read_files
 from . import batches
 from .lake import LakeFile
-from .ledger import COMMITTED, PRUNED, Ledger, stored
+from .ledger import COMMITTED, PRUNED, Ledger
 
 #: Ids that one transaction looks at.
 CHUNK = 5_000
