@@ -93,7 +93,7 @@ def reschedule(
     alias = awaited(how.database, how.after_commit)
     due_ms, counts = _move_pending(target, when)
     try:
-        if not counts:  # what is live already is what counts
+        if not counts:  # the message that is live already counts
             if alias is not None:
                 due_ms = _reschedule_later(alias, target, when, how, due_ms)
             else:
@@ -203,8 +203,8 @@ def _reschedule_now(
 
 
 def _unless_cancelled(row: OutboxMessage | None) -> OutboxMessage | None:
-    """A cancel that Redis may not have heard of is said first. Then only what has come since can be
-    meant."""
+    """None for a cancelled row, whose cancel is applied first: Redis may not have it yet. Then the
+    caller can only mean what was enqueued since."""
     if row is None or row.status != OutboxStatus.CANCELLED:
         return row
     postponed.cancel(row.topic, row.message_id.bytes, row.enqueued_at_us)
@@ -212,13 +212,13 @@ def _unless_cancelled(row: OutboxMessage | None) -> OutboxMessage | None:
 
 
 def _refuse_to_wait(how: ChangeOptions) -> None:
-    """While Redis is known to be away nobody waits for a timeout, if what is said can be kept."""
+    """While Redis is known to be away nobody waits for a timeout, if the outbox may keep it."""
     if get_store().breaker.open and _may_keep(how):
         raise StoreUnavailable("Redis is away.")
 
 
 def _may_keep(how: ChangeOptions) -> bool:
-    """Whether the outbox may keep what Redis cannot be told. Inside a transaction a rollback would
+    """Whether the outbox may keep what cannot reach Redis. Inside a transaction a rollback would
     take it away."""
     settings = get_settings()
     wanted = how.on_redis_error or settings.on_redis_error
@@ -226,8 +226,7 @@ def _may_keep(how: ChangeOptions) -> bool:
 
 
 def _keep(error: DelayQError, target: Target, how: ChangeOptions, keep: Callable[[], T]) -> T:
-    """Let the outbox keep what Redis could not be told. Raises `error` when it may not, or
-    cannot."""
+    """Let the outbox keep what could not reach Redis. Raises `error` when it may not, or cannot."""
     if not _may_keep(how):
         # What only the outbox has needs no Redis.
         if not _is_only_here(_row(target)):
@@ -241,9 +240,7 @@ def _keep(error: DelayQError, target: Target, how: ChangeOptions, keep: Callable
     except (Error, SynchronousOnlyOperation, ConfigurationError) as failed:
         raise outbox_failed_too(error, failed) from failed
     if is_first:
-        logger.warning(
-            "what cancel and reschedule say is kept in the outbox until Redis is back: %s", error
-        )
+        logger.warning("the outbox keeps cancels and reschedules until Redis is back: %s", error)
     return kept
 
 
@@ -482,8 +479,8 @@ def _move_pending(target: Target, when: When) -> tuple[int | None, bool]:
 
 
 def _cancel_in_redis(target: Target) -> str:
-    """Wherever it can be: two processes with different numbers of partitions may both have accepted
-    a key."""
+    """In each partition where it can be: two processes with different numbers of partitions may
+    both have accepted a key."""
     store = get_store()
     places = store.partitions.candidates(*target.place)
     words = {store.cancel(partition, [target.identity])[0] for partition in places}
@@ -536,7 +533,7 @@ def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:
         else:
             row = lookup.find(*target.place)
     except (Error, SynchronousOnlyOperation) as error:
-        logger.warning("the outbox could not be looked at: %s", error)
+        logger.warning("the outbox could not be read: %s", error)
     return row if row is not None and stamp_us in (None, row.enqueued_at_us) else None
 
 
@@ -549,9 +546,9 @@ def _savepoint(alias: str) -> Iterator[None]:
 
 
 def _update_outbox(change: Callable[[], object]) -> None:
-    """Do the same to what the outbox holds. Redis has obeyed already, so nothing that goes wrong
-    here is an error."""
+    """Do the same in the outbox. Redis has done it already, so nothing that goes wrong here is an
+    error."""
     try:
         change()
     except (Error, SynchronousOnlyOperation) as error:
-        logger.warning("Redis has obeyed, but the outbox could not be looked at: %s", error)
+        logger.warning("Redis has done it, but the outbox could not be read: %s", error)
