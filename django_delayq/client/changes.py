@@ -254,13 +254,13 @@ def _cancel_later(alias: str, target: Target, how: ChangeOptions, withdrawn: boo
     seen = "" if on_commit.is_cancelled(*target.place) else _state_in_redis(target, how, withdrawn)
     if seen in ("runs", "follows") and not how.missing_ok:
         raise target.running("cancelled")
-    in_row, stamp_us = _cancel_row(alias, target, seen)
+    in_row, stamp_us = _change_row(alias, target, seen)
     if in_row == "marked":
         marked = partial(_cancel_marked, target, stamp_us)
         act = partial(_in_redis_or_row, cancelled, target, marked)
         step = partial(_at_commit, "cancel", target, act, how.missing_ok)
         on_commit.add_change(alias, target.place, step, cancels=True)
-    elif in_row == "elsewhere" or (seen and in_row != "ended"):
+    elif in_row == "elsewhere" or (seen and in_row != "done"):
 
         def now() -> str:
             return "OK" if _cancel_now(target, how, stamp_us) else "NOT_FOUND"
@@ -280,7 +280,7 @@ def _reschedule_later(
     if seen == "runs" and not is_pending:
         raise target.running("moved")
     then = lookup.due_ms_of(when)
-    in_row, stamp_us = ("", None) if is_pending else _move_row(alias, target, then, seen)
+    in_row, stamp_us = ("", None) if is_pending else _change_row(alias, target, seen, then)
     if in_row == "marked":
         # What SQL holds has an instant; what only Redis has counts a delay from the commit, as an
         # enqueue does.
@@ -288,7 +288,7 @@ def _reschedule_later(
         act = partial(_in_redis_or_row, rescheduled, target, marked)
         step = partial(_at_commit, "reschedule", target, act, False)
         on_commit.add_change(alias, target.place, step, cancels=False)
-    elif in_row == "elsewhere" or (seen not in ("", "runs") and in_row != "moved"):
+    elif in_row == "elsewhere" or (seen not in ("", "runs") and in_row != "done"):
 
         def now() -> str:
             moved = _reschedule_now(target, when, how, stamp_us)
@@ -379,41 +379,37 @@ def _state_in_redis(target: Target, how: ChangeOptions, found: bool) -> str:
         return "unknown"
 
 
-def _cancel_row(alias: str, target: Target, seen: str) -> tuple[str, int]:
-    """Cancel, in the open transaction, what SQL holds: ended (it was only there), marked (Redis may
-    have it), elsewhere (the row is not of that transaction) or "". And the stamp of the row."""
+def _change_row(
+    alias: str, target: Target, seen: str, due_ms: int | None = None
+) -> tuple[str, int]:
+    """Cancel what SQL holds, or move it to `due_ms`, in the open transaction.
+
+    Returns done (it was only there), marked (Redis may have it), elsewhere (the row is not of that
+    transaction) or "", and the stamp of the row.
+    """
     row = _row_for(alias, target)
     stamp_us = NO_ROW if row is None else row.enqueued_at_us
+    is_live = _is_live_row(row, seen)
     if alias != get_settings().database:
-        return "elsewhere" if _is_live_row(row, seen) else "", stamp_us
-    if row is not None and row.status == OutboxStatus.CANCELLED and seen in ("waits", "unknown"):
-        # It was to replace a live one and was taken back, or something has been enqueued since.
-        lookup.mark(row, OutboxStatus.CANCELLED, "cancelled", in_ms=postponed.patience_ms())
+        return "elsewhere" if is_live else "", stamp_us
+    # A cancelled row beside a live message: the row was to replace it and was taken back, or
+    # somebody has enqueued again.
+    is_again = row is not None and row.status == OutboxStatus.CANCELLED and due_ms is None
+    if row is None or not (is_live or (is_again and seen in ("waits", "unknown"))):
+        return "", stamp_us
+    if due_ms is not None:
+        lookup.move(row, due_ms)
+    if not _is_only_here(row):
+        status = OutboxStatus.CANCELLED if due_ms is None else OutboxStatus.MOVED
+        reason = "cancelled" if due_ms is None else ""
+        lookup.mark(row, status, reason, in_ms=postponed.patience_ms())
         return "marked", stamp_us
-    if row is None or not _is_live_row(row, seen):
-        return "", stamp_us
-    if _is_only_here(row):
+    if due_ms is None:
         lookup.end([row])
-        return "ended", stamp_us
-    lookup.mark(row, OutboxStatus.CANCELLED, "cancelled", in_ms=postponed.patience_ms())
-    return "marked", stamp_us
-
-
-def _move_row(alias: str, target: Target, due_ms: int, seen: str) -> tuple[str, int]:
-    """The same for a new due time: moved (it was only there), marked, elsewhere or ""."""
-    row = _row_for(alias, target)
-    stamp_us = NO_ROW if row is None else row.enqueued_at_us
-    if alias != get_settings().database:
-        return "elsewhere" if _is_live_row(row, seen) else "", stamp_us
-    if row is None or not _is_live_row(row, seen):
-        return "", stamp_us
-    lookup.move(row, due_ms)
-    if _is_only_here(row):
+    else:
         row.relay_at_ms = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
         row.save(using=row._state.db)
-        return "moved", stamp_us
-    lookup.mark(row, OutboxStatus.MOVED, in_ms=postponed.patience_ms())
-    return "marked", stamp_us
+    return "done", stamp_us
 
 
 def _row_for(alias: str, target: Target) -> OutboxMessage | None:
