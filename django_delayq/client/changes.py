@@ -119,7 +119,7 @@ def edit(
     What an open transaction has yet to send is refused too.
     """
     target = Target.of(topic, None, message_id)
-    if on_commit.find(*target.place):
+    if on_commit.find(*target.address):
         raise InvalidMessage(
             "This message is sent when the open transaction commits: edit it after that."
         )
@@ -132,9 +132,9 @@ def edit(
         if row is not None and lookup.is_unsettled(row):
             get_store().clock_ms()  # raises while Redis is away
             raise MessageChanged  # until the relay has brought both together
-        found = _edit_in_redis(target, change) or lookup.edit(*target.place, change)
+        found = _edit_in_redis(target, change) or lookup.edit(*target.address, change)
     except _AWAY:
-        if not lookup.edit(*target.place, change, only_waiting=True):
+        if not lookup.edit(*target.address, change, only_waiting=True):
             raise
         found = True
     except MessageRunning:
@@ -157,13 +157,13 @@ def _cancel_now(target: Target, how: ChangeOptions, stamp_us: int | None = None)
         _refuse_to_wait(how)
         row = _unless_cancelled(_row(target, stamp_us))
         if row is not None and lookup.is_unsettled(row):
-            word = postponed.cancel(*target.place, stamp_us)
+            word = postponed.cancel(*target.address, stamp_us)
         else:
             word = _cancel_in_redis(target)
             if word == "OK" and row is not None:
-                _update_outbox(partial(postponed.cancelled_in_redis, *target.place, stamp_us))
+                _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
             elif word == "NOT_FOUND" and row is not None:
-                word = postponed.cancel(*target.place, stamp_us)
+                word = postponed.cancel(*target.address, stamp_us)
     except _AWAY as error:
         unknown = isinstance(error, OutcomeUnknown)
         keep = partial(postponed.keep_cancel, *target, unknown=unknown, stamp_us=stamp_us)
@@ -183,16 +183,16 @@ def _reschedule_now(
         _refuse_to_wait(how)
         row = _unless_cancelled(_row(target, stamp_us))
         if row is not None and lookup.is_unsettled(row):
-            word, moved_ms = postponed.reschedule(*target.place, when, stamp_us)
+            word, moved_ms = postponed.reschedule(*target.address, when, stamp_us)
             if word == "RUNNING":
                 raise MessageRunning
             due_ms = moved_ms if word == "OK" else None
         else:
             due_ms = _reschedule_in_redis(target, when)
             if due_ms is not None:
-                _update_outbox(partial(lookup.follow, *target.place, due_ms, stamp_us))
+                _update_outbox(partial(lookup.follow, *target.address, due_ms, stamp_us))
             elif row is not None and _row(target, row.enqueued_at_us) is not None:
-                due_ms = lookup.reschedule(*target.place, when)
+                due_ms = lookup.reschedule(*target.address, when)
     except MessageRunning:
         raise target.running("moved") from None
     except _AWAY as error:
@@ -251,7 +251,9 @@ def _cancel_later(alias: str, target: Target, how: ChangeOptions, withdrawn: boo
     """Cancel at the commit. Raises what can be known now."""
     # What is live now may be cancelled by this transaction already; what it has enqueued since may
     # be a row only.
-    seen = "" if on_commit.is_cancelled(*target.place) else _state_in_redis(target, how, withdrawn)
+    seen = (
+        "" if on_commit.is_cancelled(*target.address) else _state_in_redis(target, how, withdrawn)
+    )
     if seen in ("runs", "follows") and not how.missing_ok:
         raise target.running("cancelled")
     in_row, stamp_us = _change_row(alias, target, seen)
@@ -259,14 +261,14 @@ def _cancel_later(alias: str, target: Target, how: ChangeOptions, withdrawn: boo
         marked = partial(_cancel_marked, target, stamp_us)
         act = partial(_in_redis_or_row, cancelled, target, marked)
         step = partial(_at_commit, "cancel", target, act, how.missing_ok)
-        on_commit.add_change(alias, target.place, step, cancels=True)
+        on_commit.add_change(alias, target.address, step, cancels=True)
     elif in_row == "elsewhere" or (seen and in_row != "done"):
 
         def now() -> str:
             return "OK" if _cancel_now(target, how, stamp_us) else "NOT_FOUND"
 
         step = partial(_at_commit, "cancel", target, now, how.missing_ok or withdrawn)
-        on_commit.add_change(alias, target.place, step, cancels=True)
+        on_commit.add_change(alias, target.address, step, cancels=True)
     return withdrawn or seen in ("waits", "unknown") or in_row != ""
 
 
@@ -276,7 +278,9 @@ def _reschedule_later(
     """Move at the commit. Returns the new due time in ms as far as it is known. Raises what can be
     known now."""
     is_pending = due_ms is not None
-    seen = "" if on_commit.is_cancelled(*target.place) else _state_in_redis(target, how, is_pending)
+    seen = (
+        "" if on_commit.is_cancelled(*target.address) else _state_in_redis(target, how, is_pending)
+    )
     if seen == "runs" and not is_pending:
         raise target.running("moved")
     then = lookup.due_ms_of(when)
@@ -287,7 +291,7 @@ def _reschedule_later(
         marked = partial(_move_marked, target, stamp_us, When.at(then))
         act = partial(_in_redis_or_row, rescheduled, target, marked)
         step = partial(_at_commit, "reschedule", target, act, False)
-        on_commit.add_change(alias, target.place, step, cancels=False)
+        on_commit.add_change(alias, target.address, step, cancels=False)
     elif in_row == "elsewhere" or (seen not in ("", "runs") and in_row != "done"):
 
         def now() -> str:
@@ -295,7 +299,7 @@ def _reschedule_later(
             return "NOT_FOUND" if moved is None else "OK"
 
         step = partial(_at_commit, "reschedule", target, now, is_pending)
-        on_commit.add_change(alias, target.place, step, cancels=False)
+        on_commit.add_change(alias, target.address, step, cancels=False)
     elif not in_row:
         return due_ms
     return due_ms or then
@@ -322,7 +326,7 @@ def _in_redis_or_row(signal: Signal, target: Target, act: Callable[[], str]) -> 
         word = act()
     except _AWAY:
         get_store().breaker.trip()
-        _update_outbox(partial(postponed.relay_soon, *target.place))
+        _update_outbox(partial(postponed.relay_soon, *target.address))
         return "OK"
     if word == "OK":
         report(signal, target.topic, [target.event()])
@@ -334,8 +338,8 @@ def _cancel_marked(target: Target, stamp_us: int) -> str:
     same transaction may have enqueued another one since."""
     word = _cancel_in_redis(target)
     if word != "OK":
-        return postponed.cancel(*target.place, stamp_us)
-    _update_outbox(partial(postponed.cancelled_in_redis, *target.place, stamp_us))
+        return postponed.cancel(*target.address, stamp_us)
+    _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
     return word
 
 
@@ -346,8 +350,8 @@ def _move_marked(target: Target, stamp_us: int | None, when: When) -> str:
     except MessageRunning:
         moved = None
     if moved is None:
-        return postponed.reschedule(*target.place, when, stamp_us)[0]
-    _update_outbox(partial(postponed.moved_in_redis, *target.place, moved))
+        return postponed.reschedule(*target.address, when, stamp_us)[0]
+    _update_outbox(partial(postponed.moved_in_redis, *target.address, moved))
     return "OK"
 
 
@@ -361,13 +365,13 @@ def _state_in_redis(target: Target, how: ChangeOptions, found: bool) -> str:
             return "unknown"
         states = [
             live.state
-            for partition in store.partitions.candidates(*target.place)
+            for partition in store.partitions.candidates(*target.address)
             if (live := store.find(partition, [target.identity])[0]) is not None
         ]
         runs = bool(states) and all(state == "leased" for state in states)
         if runs and any(
             store.has_follower(p, target.identity)
-            for p in store.partitions.candidates(*target.place)
+            for p in store.partitions.candidates(*target.address)
         ):
             return "follows"
         return "runs" if runs else "waits" if states else ""
@@ -417,7 +421,7 @@ def _row_for(alias: str, target: Target) -> OutboxMessage | None:
     if alias != get_settings().database:
         return _row(target)
     with _savepoint(alias):
-        return lookup.lock(*target.place)
+        return lookup.lock(*target.address)
     return None  # type: ignore[unreachable]  # the database did not answer: the error ends in the savepoint
 
 
@@ -445,11 +449,11 @@ def _withdraw(target: Target) -> tuple[bool, bool]:
     Returns whether there was something, and whether something else under its id may be live.
     """
     found, may_be_live = False, True
-    while place := on_commit.find(*target.place):
-        database, item = place
+    while pending := on_commit.find(*target.address):
+        database, item = pending
         on_commit.replace(database, item, None)
         if item.template.durable:
-            lookup.withdraw(*target.place)
+            lookup.withdraw(*target.address)
         found, may_be_live = True, item.template.fixed
     return found, may_be_live
 
@@ -459,12 +463,12 @@ def _move_pending(target: Target, when: When) -> tuple[int | None, bool]:
 
     Returns it, and whether that message is the one that counts then, whatever is live now.
     """
-    place = on_commit.find(*target.place)
-    if place is None:
+    pending = on_commit.find(*target.address)
+    if pending is None:
         return None, False
-    database, item = place
+    database, item = pending
     if item.template.durable:
-        moved = lookup.reschedule_unsent(*target.place, when)
+        moved = lookup.reschedule_unsent(*target.address, when)
         if moved is None:
             return None, False
         on_commit.replace(database, item, item._replace(message=moved[1]) if moved[1] else None)
@@ -478,7 +482,7 @@ def _cancel_in_redis(target: Target) -> str:
     """In each partition where it can be: two processes with different numbers of partitions may
     both have accepted a key."""
     store = get_store()
-    places = store.partitions.candidates(*target.place)
+    places = store.partitions.candidates(*target.address)
     words = {store.cancel(partition, [target.identity])[0] for partition in places}
     return next((word for word in ("RUNNING", "OK") if word in words), "NOT_FOUND")
 
@@ -486,7 +490,7 @@ def _cancel_in_redis(target: Target) -> str:
 def _reschedule_in_redis(target: Target, when: When) -> int | None:
     """The new due time in ms, None when there is nothing. Raises MessageRunning."""
     store, due_ms, running = get_store(), None, False
-    for partition in store.partitions.candidates(*target.place):
+    for partition in store.partitions.candidates(*target.address):
         try:
             due_ms = store.reschedule(partition, target.identity, when)
         except MessageNotFound:
@@ -500,7 +504,7 @@ def _reschedule_in_redis(target: Target, when: When) -> int | None:
 
 def _edit_in_redis(target: Target, change: Callable[[bytes], bytes]) -> bool:
     store = get_store()
-    for partition in store.partitions.candidates(*target.place):
+    for partition in store.partitions.candidates(*target.address):
         found = store.find(partition, [target.identity])[0]
         if found is None:
             continue
@@ -511,7 +515,7 @@ def _edit_in_redis(target: Target, change: Callable[[bytes], bytes]) -> bool:
         if word == "CHANGED":
             raise MessageChanged
         if word == "OK":
-            _update_outbox(partial(lookup.follow_edit, *target.place, after))
+            _update_outbox(partial(lookup.follow_edit, *target.address, after))
             return True
     return False
 
@@ -525,9 +529,9 @@ def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:
     try:
         if connections[alias].in_atomic_block:
             with _savepoint(alias):
-                row = lookup.find(*target.place)
+                row = lookup.find(*target.address)
         else:
-            row = lookup.find(*target.place)
+            row = lookup.find(*target.address)
     except (Error, SynchronousOnlyOperation) as error:
         logger.warning("the outbox could not be read: %s", error)
     return row if row is not None and stamp_us in (None, row.enqueued_at_us) else None

@@ -20,7 +20,7 @@ from .sender import store_committed
 
 logger = logging.getLogger("delayq")
 
-Place = tuple[str, bytes]
+Address = tuple[str, bytes]
 """Topic and id."""
 
 
@@ -31,11 +31,11 @@ def add(database: str, items: list[Item]) -> None:
     batch.hook(_Add(batch, items))
 
 
-def add_change(database: str, place: Place, act: Callable[[], None], *, cancels: bool) -> None:
+def add_change(database: str, address: Address, act: Callable[[], None], *, cancels: bool) -> None:
     """Do something to a message when the open transaction commits, before what it has enqueued is
     sent."""
     batch = _Batch.of(database)
-    batch.hook(_Change(batch, place, act, cancels))
+    batch.hook(_Change(batch, address, act, cancels))
 
 
 def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
@@ -69,10 +69,10 @@ def give_way(items: Iterable[Item]) -> None:
     would then be the older ones in Redis."""
     for item in items:
         if item.message.mode == "replace":
-            while place := find(*item.place):
-                if place[1].template.durable:
+            while pending := find(*item.address):
+                if pending[1].template.durable:
                     break  # the rows decide
-                replace(*place, None)
+                replace(*pending, None)
 
 
 def _open_batches() -> Iterator[_Batch]:
@@ -96,17 +96,17 @@ class _Plan:
     """By slot, in the order of sending."""
     slots: dict[int, int] = field(default_factory=dict)
     """Of each item, by its identity in memory."""
-    by_place: dict[Place, list[int]] = field(default_factory=dict)
+    by_address: dict[Address, list[int]] = field(default_factory=dict)
     """The slots of each message."""
-    cancelled: set[Place] = field(default_factory=set)
+    cancelled: set[Address] = field(default_factory=set)
     """Messages that are live now and cancelled at the commit."""
 
     def put(self, slot: int, item: Item) -> None:
         self.items[slot] = item
         self.slots[id(item)] = slot
 
-    def at(self, place: Place) -> list[Item]:
-        return [self.items[s] for s in self.by_place.get(place, ()) if s in self.items]
+    def at(self, address: Address) -> list[Item]:
+        return [self.items[s] for s in self.by_address.get(address, ()) if s in self.items]
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +171,7 @@ class _Batch:
         items = list(plan.items.values())
         try:
             if postponed.pending:
-                postponed.catch_up(item.place for item in items)
+                postponed.catch_up(item.address for item in items)
             store_committed(items)
         except Exception:
             logger.exception(
@@ -203,7 +203,7 @@ class _Add(_Step):
     def apply(self, plan: _Plan) -> None:
         for item in self.items:
             plan.put(id(item), item)
-            plan.by_place.setdefault(item.place, []).append(id(item))
+            plan.by_address.setdefault(item.address, []).append(id(item))
 
 
 @dataclass(slots=True, eq=False)
@@ -225,20 +225,20 @@ class _Replace(_Step):
 class _Change(_Step):
     """Changes a message that is not of this batch."""
 
-    place: Place
+    address: Address
     act: Callable[[], None]
     cancels: bool
 
     def apply(self, plan: _Plan) -> None:
         if self.cancels:
-            plan.cancelled.add(self.place)
+            plan.cancelled.add(self.address)
 
     def act_safely(self) -> None:
         try:
             self.act()
         except Exception:
             logger.exception(
-                "the commit stands, but message %s could not be changed", self.place[1].hex()
+                "the commit stands, but message %s could not be changed", self.address[1].hex()
             )
 
 

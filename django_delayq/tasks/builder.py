@@ -39,7 +39,7 @@ class Item(NamedTuple):
     template: Template
 
     @property
-    def place(self) -> tuple[str, bytes]:
+    def address(self) -> tuple[str, bytes]:
         """Topic and id."""
         return self.template.topic, self.message.id
 
