@@ -93,7 +93,7 @@ def reschedule(
     alias = awaited(how.database, how.after_commit)
     due_ms, counts = _move_pending(target, when)
     try:
-        if not counts:  # what is live already is what counts
+        if not counts:  # the message that is live already counts
             if alias is not None:
                 due_ms = _reschedule_later(alias, target, when, how, due_ms)
             else:
@@ -119,7 +119,7 @@ def edit(
     What an open transaction has yet to send is refused too.
     """
     target = Target.of(topic, None, message_id)
-    if on_commit.find(*target.place):
+    if on_commit.find(*target.address):
         raise InvalidMessage(
             "This message is sent when the open transaction commits: edit it after that."
         )
@@ -132,9 +132,9 @@ def edit(
         if row is not None and lookup.is_unsettled(row):
             get_store().clock_ms()  # raises while Redis is away
             raise MessageChanged  # until the relay has brought both together
-        found = _edit_in_redis(target, change) or lookup.edit(*target.place, change)
+        found = _edit_in_redis(target, change) or lookup.edit(*target.address, change)
     except _AWAY:
-        if not lookup.edit(*target.place, change, only_waiting=True):
+        if not lookup.edit(*target.address, change, only_waiting=True):
             raise
         found = True
     except MessageRunning:
@@ -157,13 +157,13 @@ def _cancel_now(target: Target, how: ChangeOptions, stamp_us: int | None = None)
         _refuse_to_wait(how)
         row = _unless_cancelled(_row(target, stamp_us))
         if row is not None and lookup.is_unsettled(row):
-            word = postponed.cancel(*target.place, stamp_us)
+            word = postponed.cancel(*target.address, stamp_us)
         else:
             word = _cancel_in_redis(target)
             if word == "OK" and row is not None:
-                _update_outbox(partial(postponed.cancelled_in_redis, *target.place, stamp_us))
+                _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
             elif word == "NOT_FOUND" and row is not None:
-                word = postponed.cancel(*target.place, stamp_us)
+                word = postponed.cancel(*target.address, stamp_us)
     except _AWAY as error:
         unknown = isinstance(error, OutcomeUnknown)
         keep = partial(postponed.keep_cancel, *target, unknown=unknown, stamp_us=stamp_us)
@@ -183,16 +183,16 @@ def _reschedule_now(
         _refuse_to_wait(how)
         row = _unless_cancelled(_row(target, stamp_us))
         if row is not None and lookup.is_unsettled(row):
-            word, moved_ms = postponed.reschedule(*target.place, when, stamp_us)
+            word, moved_ms = postponed.reschedule(*target.address, when, stamp_us)
             if word == "RUNNING":
                 raise MessageRunning
             due_ms = moved_ms if word == "OK" else None
         else:
             due_ms = _reschedule_in_redis(target, when)
             if due_ms is not None:
-                _update_outbox(partial(lookup.follow, *target.place, due_ms, stamp_us))
+                _update_outbox(partial(lookup.follow, *target.address, due_ms, stamp_us))
             elif row is not None and _row(target, row.enqueued_at_us) is not None:
-                due_ms = lookup.reschedule(*target.place, when)
+                due_ms = lookup.reschedule(*target.address, when)
     except MessageRunning:
         raise target.running("moved") from None
     except _AWAY as error:
@@ -203,8 +203,8 @@ def _reschedule_now(
 
 
 def _unless_cancelled(row: OutboxMessage | None) -> OutboxMessage | None:
-    """A cancel that Redis may not have heard of is said first. Then only what has come since can be
-    meant."""
+    """None for a cancelled row, whose cancel is applied first: Redis may not have it yet. Then the
+    caller can only mean what was enqueued since."""
     if row is None or row.status != OutboxStatus.CANCELLED:
         return row
     postponed.cancel(row.topic, row.message_id.bytes, row.enqueued_at_us)
@@ -212,13 +212,13 @@ def _unless_cancelled(row: OutboxMessage | None) -> OutboxMessage | None:
 
 
 def _refuse_to_wait(how: ChangeOptions) -> None:
-    """While Redis is known to be away nobody waits for a timeout, if what is said can be kept."""
+    """While Redis is known to be away nobody waits for a timeout, if the outbox may keep it."""
     if get_store().breaker.open and _may_keep(how):
         raise StoreUnavailable("Redis is away.")
 
 
 def _may_keep(how: ChangeOptions) -> bool:
-    """Whether the outbox may keep what Redis cannot be told. Inside a transaction a rollback would
+    """Whether the outbox may keep what cannot reach Redis. Inside a transaction a rollback would
     take it away."""
     settings = get_settings()
     wanted = how.on_redis_error or settings.on_redis_error
@@ -226,8 +226,7 @@ def _may_keep(how: ChangeOptions) -> bool:
 
 
 def _keep(error: DelayQError, target: Target, how: ChangeOptions, keep: Callable[[], T]) -> T:
-    """Let the outbox keep what Redis could not be told. Raises `error` when it may not, or
-    cannot."""
+    """Let the outbox keep what could not reach Redis. Raises `error` when it may not, or cannot."""
     if not _may_keep(how):
         # What only the outbox has needs no Redis.
         if not _is_only_here(_row(target)):
@@ -241,9 +240,7 @@ def _keep(error: DelayQError, target: Target, how: ChangeOptions, keep: Callable
     except (Error, SynchronousOnlyOperation, ConfigurationError) as failed:
         raise outbox_failed_too(error, failed) from failed
     if is_first:
-        logger.warning(
-            "what cancel and reschedule say is kept in the outbox until Redis is back: %s", error
-        )
+        logger.warning("the outbox keeps cancels and reschedules until Redis is back: %s", error)
     return kept
 
 
@@ -254,22 +251,24 @@ def _cancel_later(alias: str, target: Target, how: ChangeOptions, withdrawn: boo
     """Cancel at the commit. Raises what can be known now."""
     # What is live now may be cancelled by this transaction already; what it has enqueued since may
     # be a row only.
-    seen = "" if on_commit.is_cancelled(*target.place) else _state_in_redis(target, how, withdrawn)
+    seen = (
+        "" if on_commit.is_cancelled(*target.address) else _state_in_redis(target, how, withdrawn)
+    )
     if seen in ("runs", "follows") and not how.missing_ok:
         raise target.running("cancelled")
-    in_row, stamp_us = _cancel_row(alias, target, seen)
+    in_row, stamp_us = _change_row(alias, target, seen)
     if in_row == "marked":
         marked = partial(_cancel_marked, target, stamp_us)
         act = partial(_in_redis_or_row, cancelled, target, marked)
         step = partial(_at_commit, "cancel", target, act, how.missing_ok)
-        on_commit.add_change(alias, target.place, step, cancels=True)
-    elif in_row == "elsewhere" or (seen and in_row != "ended"):
+        on_commit.add_change(alias, target.address, step, cancels=True)
+    elif in_row == "elsewhere" or (seen and in_row != "done"):
 
         def now() -> str:
             return "OK" if _cancel_now(target, how, stamp_us) else "NOT_FOUND"
 
         step = partial(_at_commit, "cancel", target, now, how.missing_ok or withdrawn)
-        on_commit.add_change(alias, target.place, step, cancels=True)
+        on_commit.add_change(alias, target.address, step, cancels=True)
     return withdrawn or seen in ("waits", "unknown") or in_row != ""
 
 
@@ -279,26 +278,28 @@ def _reschedule_later(
     """Move at the commit. Returns the new due time in ms as far as it is known. Raises what can be
     known now."""
     is_pending = due_ms is not None
-    seen = "" if on_commit.is_cancelled(*target.place) else _state_in_redis(target, how, is_pending)
+    seen = (
+        "" if on_commit.is_cancelled(*target.address) else _state_in_redis(target, how, is_pending)
+    )
     if seen == "runs" and not is_pending:
         raise target.running("moved")
     then = lookup.due_ms_of(when)
-    in_row, stamp_us = ("", None) if is_pending else _move_row(alias, target, then, seen)
+    in_row, stamp_us = ("", None) if is_pending else _change_row(alias, target, seen, then)
     if in_row == "marked":
         # What SQL holds has an instant; what only Redis has counts a delay from the commit, as an
         # enqueue does.
         marked = partial(_move_marked, target, stamp_us, When.at(then))
         act = partial(_in_redis_or_row, rescheduled, target, marked)
         step = partial(_at_commit, "reschedule", target, act, False)
-        on_commit.add_change(alias, target.place, step, cancels=False)
-    elif in_row == "elsewhere" or (seen not in ("", "runs") and in_row != "moved"):
+        on_commit.add_change(alias, target.address, step, cancels=False)
+    elif in_row == "elsewhere" or (seen not in ("", "runs") and in_row != "done"):
 
         def now() -> str:
             moved = _reschedule_now(target, when, how, stamp_us)
             return "NOT_FOUND" if moved is None else "OK"
 
         step = partial(_at_commit, "reschedule", target, now, is_pending)
-        on_commit.add_change(alias, target.place, step, cancels=False)
+        on_commit.add_change(alias, target.address, step, cancels=False)
     elif not in_row:
         return due_ms
     return due_ms or then
@@ -325,7 +326,7 @@ def _in_redis_or_row(signal: Signal, target: Target, act: Callable[[], str]) -> 
         word = act()
     except _AWAY:
         get_store().breaker.trip()
-        _update_outbox(partial(postponed.relay_soon, *target.place))
+        _update_outbox(partial(postponed.relay_soon, *target.address))
         return "OK"
     if word == "OK":
         report(signal, target.topic, [target.event()])
@@ -337,8 +338,8 @@ def _cancel_marked(target: Target, stamp_us: int) -> str:
     same transaction may have enqueued another one since."""
     word = _cancel_in_redis(target)
     if word != "OK":
-        return postponed.cancel(*target.place, stamp_us)
-    _update_outbox(partial(postponed.cancelled_in_redis, *target.place, stamp_us))
+        return postponed.cancel(*target.address, stamp_us)
+    _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
     return word
 
 
@@ -349,8 +350,8 @@ def _move_marked(target: Target, stamp_us: int | None, when: When) -> str:
     except MessageRunning:
         moved = None
     if moved is None:
-        return postponed.reschedule(*target.place, when, stamp_us)[0]
-    _update_outbox(partial(postponed.moved_in_redis, *target.place, moved))
+        return postponed.reschedule(*target.address, when, stamp_us)[0]
+    _update_outbox(partial(postponed.moved_in_redis, *target.address, moved))
     return "OK"
 
 
@@ -364,13 +365,13 @@ def _state_in_redis(target: Target, how: ChangeOptions, found: bool) -> str:
             return "unknown"
         states = [
             live.state
-            for partition in store.partitions.candidates(*target.place)
+            for partition in store.partitions.candidates(*target.address)
             if (live := store.find(partition, [target.identity])[0]) is not None
         ]
         runs = bool(states) and all(state == "leased" for state in states)
         if runs and any(
             store.has_follower(p, target.identity)
-            for p in store.partitions.candidates(*target.place)
+            for p in store.partitions.candidates(*target.address)
         ):
             return "follows"
         return "runs" if runs else "waits" if states else ""
@@ -382,41 +383,37 @@ def _state_in_redis(target: Target, how: ChangeOptions, found: bool) -> str:
         return "unknown"
 
 
-def _cancel_row(alias: str, target: Target, seen: str) -> tuple[str, int]:
-    """Cancel, in the open transaction, what SQL holds: ended (it was only there), marked (Redis may
-    have it), elsewhere (the row is not of that transaction) or "". And the stamp of the row."""
+def _change_row(
+    alias: str, target: Target, seen: str, due_ms: int | None = None
+) -> tuple[str, int]:
+    """Cancel what SQL holds, or move it to `due_ms`, in the open transaction.
+
+    Returns done (it was only there), marked (Redis may have it), elsewhere (the row is not of that
+    transaction) or "", and the stamp of the row.
+    """
     row = _row_for(alias, target)
     stamp_us = NO_ROW if row is None else row.enqueued_at_us
+    is_live = _is_live_row(row, seen)
     if alias != get_settings().database:
-        return "elsewhere" if _is_live_row(row, seen) else "", stamp_us
-    if row is not None and row.status == OutboxStatus.CANCELLED and seen in ("waits", "unknown"):
-        # It was to replace a live one and was taken back, or something has been enqueued since.
-        lookup.mark(row, OutboxStatus.CANCELLED, "cancelled", in_ms=postponed.patience_ms())
+        return "elsewhere" if is_live else "", stamp_us
+    # A cancelled row beside a live message: the row was to replace it and was taken back, or
+    # somebody has enqueued again.
+    is_again = row is not None and row.status == OutboxStatus.CANCELLED and due_ms is None
+    if row is None or not (is_live or (is_again and seen in ("waits", "unknown"))):
+        return "", stamp_us
+    if due_ms is not None:
+        lookup.move(row, due_ms)
+    if not _is_only_here(row):
+        status = OutboxStatus.CANCELLED if due_ms is None else OutboxStatus.MOVED
+        reason = "cancelled" if due_ms is None else ""
+        lookup.mark(row, status, reason, in_ms=postponed.patience_ms())
         return "marked", stamp_us
-    if row is None or not _is_live_row(row, seen):
-        return "", stamp_us
-    if _is_only_here(row):
+    if due_ms is None:
         lookup.end([row])
-        return "ended", stamp_us
-    lookup.mark(row, OutboxStatus.CANCELLED, "cancelled", in_ms=postponed.patience_ms())
-    return "marked", stamp_us
-
-
-def _move_row(alias: str, target: Target, due_ms: int, seen: str) -> tuple[str, int]:
-    """The same for a new due time: moved (it was only there), marked, elsewhere or ""."""
-    row = _row_for(alias, target)
-    stamp_us = NO_ROW if row is None else row.enqueued_at_us
-    if alias != get_settings().database:
-        return "elsewhere" if _is_live_row(row, seen) else "", stamp_us
-    if row is None or not _is_live_row(row, seen):
-        return "", stamp_us
-    lookup.move(row, due_ms)
-    if _is_only_here(row):
+    else:
         row.relay_at_ms = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
         row.save(using=row._state.db)
-        return "moved", stamp_us
-    lookup.mark(row, OutboxStatus.MOVED, in_ms=postponed.patience_ms())
-    return "marked", stamp_us
+    return "done", stamp_us
 
 
 def _row_for(alias: str, target: Target) -> OutboxMessage | None:
@@ -424,7 +421,7 @@ def _row_for(alias: str, target: Target) -> OutboxMessage | None:
     if alias != get_settings().database:
         return _row(target)
     with _savepoint(alias):
-        return lookup.lock(*target.place)
+        return lookup.lock(*target.address)
     return None  # type: ignore[unreachable]  # the database did not answer: the error ends in the savepoint
 
 
@@ -452,11 +449,11 @@ def _withdraw(target: Target) -> tuple[bool, bool]:
     Returns whether there was something, and whether something else under its id may be live.
     """
     found, may_be_live = False, True
-    while place := on_commit.find(*target.place):
-        database, item = place
+    while pending := on_commit.find(*target.address):
+        database, item = pending
         on_commit.replace(database, item, None)
         if item.template.durable:
-            lookup.withdraw(*target.place)
+            lookup.withdraw(*target.address)
         found, may_be_live = True, item.template.fixed
     return found, may_be_live
 
@@ -466,12 +463,12 @@ def _move_pending(target: Target, when: When) -> tuple[int | None, bool]:
 
     Returns it, and whether that message is the one that counts then, whatever is live now.
     """
-    place = on_commit.find(*target.place)
-    if place is None:
+    pending = on_commit.find(*target.address)
+    if pending is None:
         return None, False
-    database, item = place
+    database, item = pending
     if item.template.durable:
-        moved = lookup.reschedule_unsent(*target.place, when)
+        moved = lookup.reschedule_unsent(*target.address, when)
         if moved is None:
             return None, False
         on_commit.replace(database, item, item._replace(message=moved[1]) if moved[1] else None)
@@ -482,10 +479,10 @@ def _move_pending(target: Target, when: When) -> tuple[int | None, bool]:
 
 
 def _cancel_in_redis(target: Target) -> str:
-    """Wherever it can be: two processes with different numbers of partitions may both have accepted
-    a key."""
+    """In each partition where it can be: two processes with different numbers of partitions may
+    both have accepted a key."""
     store = get_store()
-    places = store.partitions.candidates(*target.place)
+    places = store.partitions.candidates(*target.address)
     words = {store.cancel(partition, [target.identity])[0] for partition in places}
     return next((word for word in ("RUNNING", "OK") if word in words), "NOT_FOUND")
 
@@ -493,7 +490,7 @@ def _cancel_in_redis(target: Target) -> str:
 def _reschedule_in_redis(target: Target, when: When) -> int | None:
     """The new due time in ms, None when there is nothing. Raises MessageRunning."""
     store, due_ms, running = get_store(), None, False
-    for partition in store.partitions.candidates(*target.place):
+    for partition in store.partitions.candidates(*target.address):
         try:
             due_ms = store.reschedule(partition, target.identity, when)
         except MessageNotFound:
@@ -507,7 +504,7 @@ def _reschedule_in_redis(target: Target, when: When) -> int | None:
 
 def _edit_in_redis(target: Target, change: Callable[[bytes], bytes]) -> bool:
     store = get_store()
-    for partition in store.partitions.candidates(*target.place):
+    for partition in store.partitions.candidates(*target.address):
         found = store.find(partition, [target.identity])[0]
         if found is None:
             continue
@@ -518,7 +515,7 @@ def _edit_in_redis(target: Target, change: Callable[[bytes], bytes]) -> bool:
         if word == "CHANGED":
             raise MessageChanged
         if word == "OK":
-            _update_outbox(partial(lookup.follow_edit, *target.place, after))
+            _update_outbox(partial(lookup.follow_edit, *target.address, after))
             return True
     return False
 
@@ -532,11 +529,11 @@ def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:
     try:
         if connections[alias].in_atomic_block:
             with _savepoint(alias):
-                row = lookup.find(*target.place)
+                row = lookup.find(*target.address)
         else:
-            row = lookup.find(*target.place)
+            row = lookup.find(*target.address)
     except (Error, SynchronousOnlyOperation) as error:
-        logger.warning("the outbox could not be looked at: %s", error)
+        logger.warning("the outbox could not be read: %s", error)
     return row if row is not None and stamp_us in (None, row.enqueued_at_us) else None
 
 
@@ -549,9 +546,9 @@ def _savepoint(alias: str) -> Iterator[None]:
 
 
 def _update_outbox(change: Callable[[], object]) -> None:
-    """Do the same to what the outbox holds. Redis has obeyed already, so nothing that goes wrong
-    here is an error."""
+    """Do the same in the outbox. Redis has done it already, so nothing that goes wrong here is an
+    error."""
     try:
         change()
     except (Error, SynchronousOnlyOperation) as error:
-        logger.warning("Redis has obeyed, but the outbox could not be looked at: %s", error)
+        logger.warning("Redis has done it, but the outbox could not be read: %s", error)

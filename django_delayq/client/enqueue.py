@@ -21,7 +21,7 @@ from ..tasks.builder import Item, build
 from ..tasks.options import Options
 from ..tasks.task import Call, Receipt
 from . import on_commit
-from .on_commit import Place
+from .on_commit import Address
 from .sender import Sender, refuse
 
 
@@ -74,7 +74,7 @@ def _send(sender: Sender, items: list[Item], options: Options) -> None:
         on_commit.add(alias, items)
     elif items:
         if postponed.pending:
-            postponed.catch_up(item.place for item in items)
+            postponed.catch_up(item.address for item in items)
         sender.store(items)
 
 
@@ -167,24 +167,24 @@ def _split_live(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
         [
             item
             for item in checked
-            if not postponed.pending.get(item.place) and not on_commit.is_cancelled(*item.place)
+            if not postponed.pending.get(item.address) and not on_commit.is_cancelled(*item.address)
         ]
     )
     accepted: list[Item] = []
     refused: list[Receipt] = []
     for item in items:
-        place, record = item.place, item.message.record
+        address, record = item.address, item.message.record
         other = None
         if _is_checked(item):
-            standing = on_commit.find(*place)
-            other = standing[1].message.record if standing else taken.get(place)
+            standing = on_commit.find(*address)
+            other = standing[1].message.record if standing else taken.get(address)
         # But for the flags, as in enqueue.lua: one of them tells whether SQL has it.
         if other is not None and not (item.template.may_exist and other[1:] == record[1:]):
             refused.append(item.receipt)
             continue
         accepted.append(item)
         if item.template.fixed:
-            taken[place] = record
+            taken[address] = record
     return accepted, refused
 
 
@@ -192,15 +192,15 @@ def _is_checked(item: Item) -> bool:
     return item.template.fixed and item.message.mode == "raise" and not item.template.durable
 
 
-def _live_records(items: Sequence[Item]) -> dict[Place, bytes]:
+def _live_records(items: Sequence[Item]) -> dict[Address, bytes]:
     """The live records, without their stamps, under the ids of these items."""
     store = get_store()
-    live: dict[Place, bytes] = {}
+    live: dict[Address, bytes] = {}
     if not items or store.breaker.open:
         return live
     places: dict[Partition, list[bytes]] = defaultdict(list)
     try:
-        for topic, identity in dict.fromkeys(item.place for item in items):
+        for topic, identity in dict.fromkeys(item.address for item in items):
             for partition in store.partitions.candidates(topic, identity):
                 places[partition].append(identity)
         for partition, ids in places.items():

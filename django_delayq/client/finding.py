@@ -42,7 +42,7 @@ class Target(NamedTuple):
         return cls(topic, identity, key)
 
     @property
-    def place(self) -> tuple[str, bytes]:
+    def address(self) -> tuple[str, bytes]:
         """Topic and id."""
         return self.topic, self.identity
 

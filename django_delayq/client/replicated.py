@@ -59,21 +59,22 @@ def _adopt(partition: Partition, rows: Sequence[OutboxMessage]) -> Sequence[Outb
     try:
         _, words = get_store().enqueue(partition, {}, copies)
     except StoreError as error:
-        logger.warning("whether %d of them are live could not be asked: %s", len(rows), error)
+        logger.warning(
+            "Redis did not say whether %d of them are live, so they may run twice: %s",
+            len(rows),
+            error,
+        )
         return []
     ended = []
-    with transaction.atomic(
-        using=get_settings().database
-    ):  # hundreds of statements of a bulk, and one commit
+    # Hundreds of statements of a bulk, and one commit.
+    with transaction.atomic(using=get_settings().database):
         for index, row in enumerate(rows):
             word = words.get(index, "")
-            of_this_life = OutboxMessage.objects.filter(
-                pk=row.pk, enqueued_at_us=row.enqueued_at_us
-            )
+            life = OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us)
             if word.startswith("ADOPTED"):
-                of_this_life.update(enqueued_at_us=outbox.stamp_of(word), status=OutboxStatus.SENT)
+                life.update(enqueued_at_us=outbox.stamp_of(word), status=OutboxStatus.SENT)
             elif word == "GONE" or (word == "DUPLICATE" and row.on_duplicate != "replace"):
-                of_this_life.delete()
+                life.delete()
                 ended.append(row)
     return ended
 

@@ -268,9 +268,13 @@ def _batches(items: list[Item]) -> list[tuple[Partition, list[Item]]]:
 
 
 def _begin(partition: Partition, batch: list[Item]) -> Answer:
-    names = dict([item.template.code_and_name for item in batch])
+    names: dict[bytes, str] = {}
+    messages = []
+    for _, message, template in batch:
+        names[template.code] = template.name
+        messages.append(message)
     try:
-        return get_store().begin_enqueue(partition, names, [item.message for item in batch])
+        return get_store().begin_enqueue(partition, names, messages)
     except OutcomeUnknown as error:
         raise _unknown(batch, error) from error
 

@@ -236,7 +236,7 @@ class DelayedTask(Task[P, R]):
             return Call(self, (), element)
         if isinstance(element, str | bytes) or not isinstance(element, Sequence):
             raise InvalidArguments(
-                f"enqueue_many takes tuples of arguments, mappings or prepare(...), not "
+                "enqueue_many takes tuples of arguments, mappings or prepare(...), not "
                 f"{element!r}."
             )
         return Call(self, element, {})

@@ -39,9 +39,13 @@ class Item(NamedTuple):
     template: Template
 
     @property
-    def place(self) -> tuple[str, bytes]:
+    def address(self) -> tuple[str, bytes]:
         """Topic and id."""
         return self.template.topic, self.message.id
+
+
+#: Makes a NamedTuple in a third of the time of its own call. Each message of a bulk needs two.
+_named = tuple.__new__
 
 
 class Template:
@@ -49,7 +53,7 @@ class Template:
     enqueue_many."""
 
     __slots__ = (
-        "code_and_name", "durable", "expires", "extra", "fixed", "flags", "header", "identity",
+        "code", "durable", "expires", "extra", "fixed", "flags", "header", "identity",
         "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
         "topic", "ttr_ms", "when",
     )  # fmt: skip
@@ -61,7 +65,7 @@ class Template:
         self.task = task
         self.topic = check_topic(options.topic)
         self.name = task.name
-        self.code_and_name = task.definition.code, task.name
+        self.code = task.definition.code
         self.positional = task.definition.positional
         self.key = options.key
         self.identity = options.id or (key_id(options.topic, options.key) if options.key else None)
@@ -78,7 +82,7 @@ class Template:
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
         self.flags = options.priority | moves | VERSION << 4
         self.ttr_ms = task.ttr_ms
-        self.header = HEADER.pack(self.flags, self.ttr_ms, task.definition.code)
+        self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
         extra = Body(
             key=options.key, headers=dict(options.headers), max_attempts=task.max_attempts_of_call
         )
@@ -106,13 +110,11 @@ class Template:
         if len(body) <= self.settings.compress_above:
             record = self.header + body
         else:
-            record = compress(self.flags, self.ttr_ms, self.task.definition.code, body)
+            record = compress(self.flags, self.ttr_ms, self.code, body)
         identity = self.identity or fresh_id
-        return Item(
-            self.task.receipt(identity, self.topic, self.name, self.key),
-            Outgoing(identity, self.mode, self.when, self.expires, record),
-            self,
-        )
+        receipt = self.task.receipt(identity, self.topic, self.name, self.key)
+        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
+        return _named(Item, (receipt, message, self))
 
     def _with_parameter(
         self, call: Call, error: UnserialisableArguments

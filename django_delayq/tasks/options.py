@@ -205,10 +205,14 @@ def _expires(value: Any) -> When:
     return When.after(duration_ms(value, "expires"))
 
 
-def _on_duplicate(value: Any) -> Any:
-    if value not in ("raise", "keep", "replace"):
-        raise InvalidMessage(f'on_duplicate is {value!r}: use "raise", "keep" or "replace".')
-    return value
+def _choice(name: str, *choices: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value not in choices:
+            *first, last = [f'"{choice}"' for choice in choices]
+            raise InvalidMessage(f"{name} is {value!r}: use {', '.join(first)} or {last}.")
+        return value
+
+    return check
 
 
 def _boolean(name: str) -> Callable[[Any], bool]:
@@ -218,12 +222,6 @@ def _boolean(name: str) -> Callable[[Any], bool]:
         return value
 
     return check
-
-
-def _on_redis_error(value: Any) -> Any:
-    if value not in ("spill", "raise"):
-        raise InvalidMessage(f'on_redis_error is {value!r}: use "spill" or "raise".')
-    return value
 
 
 def check_key(value: Any) -> str | None:
@@ -282,13 +280,13 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "retry_for": ("retry_for", _retry_for),
     "priority": ("priority", Priority.parse),
     "expires": ("expires", _expires),
-    "on_duplicate": ("on_duplicate", _on_duplicate),
+    "on_duplicate": ("on_duplicate", _choice("on_duplicate", "raise", "keep", "replace")),
     "key": ("key", check_key),
     "id": ("id", parse_id),
     "headers": ("headers", _headers),
     "database": ("database", str),
     "after_commit": ("after_commit", _boolean("after_commit")),
     "durable": ("durable", _boolean("durable")),
-    "on_redis_error": ("on_redis_error", _on_redis_error),
+    "on_redis_error": ("on_redis_error", _choice("on_redis_error", "spill", "raise")),
     "exactly_once": ("exactly_once", _boolean("exactly_once")),
 }

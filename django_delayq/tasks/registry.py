@@ -24,8 +24,8 @@ def register(task: Task[Any, Any]) -> None:
     if known is not None and fingerprint(known.definition.func) != fingerprint(new.func):
         raise DuplicateTask(
             f"Two tasks are named {new.name!r} (or share its code): "
-            f"{place_of(known.definition.func)} and "
-            f"{place_of(new.func)}. Give one of them another name: @delayed_task(name=...)."
+            f"{place_of(known.definition.func)} and {place_of(new.func)}. Give one of them another "
+            "name: @delayed_task(name=...)."
         )
     by_name[new.name] = by_code[new.code] = task
 

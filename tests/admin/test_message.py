@@ -11,14 +11,14 @@ from unittest import mock
 import pytest
 from django.test import Client
 
-from django_delayq import delayed_task
+from django_delayq import DelayedTask, delayed_task
 from django_delayq.admin.forms.message_forms import ArgumentsForm
 from django_delayq.client import topics
 from django_delayq.client.handle import Handle
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.stats import overview
 from django_delayq.store.keys import Partition, partition_keys
-from django_delayq.tasks import registry, task
+from django_delayq.tasks import registry
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
 from tests.admin.world import heartbeat
@@ -179,7 +179,7 @@ def test_a_message_of_a_removed_task_is_shown_and_not_edited(
 
 def test_looking_at_a_message_does_not_run_its_task(operator: Client, hands: Hands) -> None:
     handle = act.using(delay=DAY).enqueue("fail")
-    with mock.patch.object(task.DelayedTask, "__call__") as called:
+    with mock.patch.object(DelayedTask, "__call__") as called:
         html_of(operator, handle)
     assert not called.called
 

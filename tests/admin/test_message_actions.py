@@ -170,7 +170,7 @@ def test_wrong_arguments_are_refused_at_their_field(operator: Client, waiting: H
 
 def test_what_the_service_refuses_is_said_at_the_form(operator: Client, waiting: Handle) -> None:
     with mock.patch.object(
-        operations.client, "edit", side_effect=exceptions.BodyTooLarge("too large by far")
+        operations.changes, "edit", side_effect=exceptions.BodyTooLarge("too large by far")
     ):
         response = edited(operator, waiting, order_id="7")
     assert response.status_code == 200 and "too large by far" in response.content.decode()

@@ -49,8 +49,10 @@ def raw_drain(count: int) -> float:
     called."""
     from django_delayq.core.conf import get_settings
     from django_delayq.core.message import encode_record, new_ids, task_code
+    from django_delayq.core.times import When
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
+    from django_delayq.store.redis import Outgoing
 
     store, partition, code = get_store(), Partition("raw", 0), task_code("raw")
     record = encode_record(
@@ -58,7 +60,8 @@ def raw_drain(count: int) -> float:
     )
     for at in range(0, count, 500):
         messages = [
-            (identity, "raise", "+0", "", record) for identity in new_ids(min(500, count - at))
+            Outgoing(identity, "raise", When.after(0), When(), record)
+            for identity in new_ids(min(500, count - at))
         ]
         store.enqueue(partition, {code: "raw"}, messages)
     done, begun = 0, time.perf_counter()

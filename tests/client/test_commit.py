@@ -250,6 +250,12 @@ def test_twins_for_async_code_take_the_same(delayq: RedisStore) -> None:
         handle = await keyed.aenqueue("x")
         assert await keyed.areschedule(key="k", due_at=DUE) == DUE
         assert await handle.areschedule(due_at=DUE, missing_ok=True) == DUE
+        assert [
+            found.args for found in (await handle.aget(), await keyed.aget(key="k")) if found
+        ] == [
+            ["x"],
+            ["x"],
+        ]
         assert await handle.acancel() is True
         assert await keyed.acancel(key="k", missing_ok=True) is False
         assert await keyed.aget(key="k") is None

@@ -125,7 +125,7 @@ def test_an_outbox_that_cannot_be_reached_is_no_error(
     with without_table(OutboxMessage):
         edit("default", handle.id, [2], {})
     assert args_of(handle) == [2]
-    assert "Redis has obeyed, but the outbox could not be looked at" in caplog.text
+    assert "Redis has done it, but the outbox could not be read" in caplog.text
 
 
 def test_a_running_one_is_refused_and_so_is_its_row(hands: Hands) -> None:

@@ -631,10 +631,19 @@ def test_types_of_arguments_are_checked(tmp_path: Path) -> None:
         close.prepare(5, 6)
         close.using(delya=5)
         close.using(key=5)
+        async def twins() -> None:
+            handle = await close.aenqueue(5)
+            moved = await close.areschedule(key="k", delay=5)
+            moved.isoformat()
+            if await handle.acancel(missing_ok=True) and (found := await handle.aget()):
+                found.due_at.isoformat()
+            await close.aenqueue("5")
+            (await close.areschedule(key="k", delay=5, missing_ok=True)).isoformat()
+            (await handle.areschedule(delay=5, missing_ok=True)).isoformat()
         """,
     )
     lines = [line.split(":")[1] for line in said.splitlines() if ": error:" in line]
-    assert lines == ["8", "9", "10", "11", "12"]
+    assert lines == ["8", "9", "10", "11", "12", "19", "20", "21"]
 
 
 def test_types_take_every_form_of_an_option(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import pause_topic
 from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.core.message import STAMP, new_id
+from django_delayq.core.times import When
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox.outbox import now_ms
 from django_delayq.stats import overview as figures
 from django_delayq.stats import overview_sql
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.redis import Outgoing, RedisStore
 from django_delayq.worker.sampler import Sampler
 from tests.app.tasks import record
 from tests.database_faults import database_away, without_table
@@ -217,7 +218,9 @@ def test_what_is_kept_can_be_forgotten(hands: Hands, clock: Clock) -> None:
 def test_topic_used_for_the_first_time_is_shown_soon(hands: Hands, clock: Clock) -> None:
     figures.overview()
     get_store().register_topic("gone", 1)  # in another process, that knows it
-    message = (new_id(), "raise", "+60000", "", stored_record(0, b"[]")[STAMP.size :])
+    message = Outgoing(
+        new_id(), "raise", When.after(60_000), When(), stored_record(0, b"[]")[STAMP.size :]
+    )
     get_store().enqueue(Partition("gone", 0), {}, [message])
     clock.pass_time(1.1)
     figures.overview()

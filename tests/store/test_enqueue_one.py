@@ -100,7 +100,7 @@ def test_it_leaves_what_the_full_script_leaves(
     twin = RedisStore(store.client, replace(store.settings, prefix=f"{store.prefix}-twin"))
     send(twin, first)
     message = outgoing(when=when, expires=expires, priority=priority)
-    assert send(store, message) == send(twin, (message[0], "keep", *message[2:])) == {}
+    assert send(store, message) == send(twin, message._replace(mode="keep")) == {}
     ours, theirs = dump(store), dump(twin)
     for content in (ours, theirs):
         content["messages"] = {i: record[8:] for i, record in content["messages"].items()}
