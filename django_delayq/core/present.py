@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from django.utils import formats, timezone
@@ -97,32 +98,38 @@ def visible(text: Any) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in str(text))
 
 
-_WORDS = {
-    # States, and how a run ends.
-    gettext_noop("delayed"), gettext_noop("ready"), gettext_noop("leased"), gettext_noop("acked"),
-    gettext_noop("dead"), gettext_noop("cancelled"), gettext_noop("expired"),
-    gettext_noop("retried"),
-    gettext_noop("snoozed"), gettext_noop("put off"), gettext_noop("released"),
-    gettext_noop("crashed"),
-    # Kinds and statuses of bulk operations.
-    gettext_noop("replay"), gettext_noop("discard"), gettext_noop("purge"), gettext_noop("waiting"),
-    gettext_noop("running"), gettext_noop("done"), gettext_noop("failed"),
-    # What operators do.
-    gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"), gettext_noop("cancel"),
-    gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"),
-    gettext_noop("schedule"),
-    gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),
-    gettext_noop("move"),
-    gettext_noop("archive again"),
-    # Why a row is skipped.
-    gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
-    gettext_noop("locked or deleted"), gettext_noop("newer one with this key"),
-    gettext_noop("key live"),
-    gettext_noop("unknown task"), gettext_noop("unknown topic"), gettext_noop("undecodable"),
-    gettext_noop("redacted"), gettext_noop("arguments refused"),
-}  # fmt: skip
+@cache
+def _words() -> frozenset[str]:
+    # Not at import: gettext_noop() reads the settings, and workers of Spark have none.
+    return frozenset({
+        # States, and how a run ends.
+        gettext_noop("delayed"), gettext_noop("ready"), gettext_noop("leased"),
+        gettext_noop("acked"),
+        gettext_noop("dead"), gettext_noop("cancelled"), gettext_noop("expired"),
+        gettext_noop("retried"),
+        gettext_noop("snoozed"), gettext_noop("put off"), gettext_noop("released"),
+        gettext_noop("crashed"),
+        # Kinds and statuses of bulk operations.
+        gettext_noop("replay"), gettext_noop("discard"), gettext_noop("purge"),
+        gettext_noop("waiting"),
+        gettext_noop("running"), gettext_noop("done"), gettext_noop("failed"),
+        # What operators do.
+        gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"),
+        gettext_noop("cancel"),
+        gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"),
+        gettext_noop("schedule"),
+        gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),
+        gettext_noop("move"),
+        gettext_noop("archive again"),
+        # Why a row is skipped.
+        gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
+        gettext_noop("locked or deleted"), gettext_noop("newer one with this key"),
+        gettext_noop("key live"),
+        gettext_noop("unknown task"), gettext_noop("unknown topic"), gettext_noop("undecodable"),
+        gettext_noop("redacted"), gettext_noop("arguments refused"),
+    })  # fmt: skip
 
 
 def word(term: str) -> str:
     """A state, an outcome, an action or another of our words, in the reader's language."""
-    return _(term) if term in _WORDS else str(term)
+    return _(term) if term in _words() else str(term)

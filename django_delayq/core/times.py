@@ -147,12 +147,8 @@ def utc(when: datetime) -> datetime:
 
 
 def stored(when: datetime) -> datetime:
-    """An aware datetime as this project's models hold it: in UTC, or naive without USE_TZ."""
-    return (
-        when.astimezone(timezone.utc)
-        if settings.USE_TZ
-        else make_naive(when, get_default_timezone())
-    )
+    """The datetime as this project's models hold it: in UTC, or naive without USE_TZ."""
+    return utc(when) if settings.USE_TZ else make_naive(aware(when), get_default_timezone())
 
 
 def stored_ms(milliseconds: float) -> datetime:
