@@ -39,12 +39,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Delete, and say how many."""
-        said, dry = Reporter(self.stderr), options["dry_run"]
+        reporter, dry = Reporter(self.stderr), options["dry_run"]
         self._so_far: Pruned | None = None
 
         def progress(pruned: Pruned) -> None:
             self._so_far = pruned
-            said.show(_summary(pruned.count, dry))
+            reporter.show(_summary(pruned.count, dry))
 
         try:
             by = operator(options["by"])
@@ -52,14 +52,14 @@ class Command(BaseCommand):
                 options["older_than"], state=options["state"], dry_run=dry, by=by, progress=progress
             )
         except KeyboardInterrupt:
-            said.clear()
+            reporter.clear()
             interrupted(self, f"{self._counted()}. Run it again to go on.")
         except (DelayQError, Error) as error:
-            said.clear()
+            reporter.clear()
             raise failed(
                 error, _summary(self._so_far.count, dry) if self._so_far else ""
             ) from error
-        said.clear()
+        reporter.clear()
         kept = (
             f"; kept {end.kept:,} open dead letters (they go with --state dead)" if end.kept else ""
         )

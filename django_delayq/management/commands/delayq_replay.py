@@ -65,7 +65,7 @@ class SelectingCommand(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Change or show the selection, and say how many it was."""
-        said = Reporter(self.stderr)
+        reporter = Reporter(self.stderr)
         self._so_far: Replayed | None = None
         try:
             rows = selected(options)
@@ -75,20 +75,20 @@ class SelectingCommand(BaseCommand):
 
             def progress(replayed: Replayed) -> None:
                 self._so_far = replayed
-                said.show(self._summary(replayed.count, replayed.skipped))
+                reporter.show(self._summary(replayed.count, replayed.skipped))
 
             end = self.act(rows, {**options, "by": operator(options["by"])}, progress)
         except KeyboardInterrupt:
-            said.clear()
+            reporter.clear()
             interrupted(
                 self, f"{self._counted()}. Run it again to go on; nothing is {self.done} twice."
             )
         except (DelayQError, Error) as error:
-            said.clear()
+            reporter.clear()
             raise failed(
                 error, self._summary(self._so_far.count, {}) if self._so_far else ""
             ) from error
-        said.clear()
+        reporter.clear()
         self.stdout.write(self._summary(end.count, end.skipped))
 
     def act(
