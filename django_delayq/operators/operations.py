@@ -84,7 +84,7 @@ def move(
     progress: Callable[[Moved], object] = lambda so_far: None,
 ) -> Moved:
     """Move all that waits in a topic to another one. Raises UnknownTopic, or InvalidMessage while
-    somebody does it."""
+    another process moves it."""
     require(user, "bulk_operate", "cancel_message")
     with OperatorAction.recorded(
         "move", user.get_username(), clean(reason), topic=topic, selection=f"to topic {to}"

@@ -182,15 +182,15 @@ def test_a_prune_that_was_interrupted_goes_on(
     make_rows(20, finished_at=AGO)
     export_now()
     monkeypatch.setattr(pruning, "CHUNK", 5)
-    delete = pruning._Prune._delete
+    delete = pruning._delete
 
-    def once(work: Any, batch: Any, ids: Any, *, check: bool) -> bool:
+    def once(*args: Any, check: bool) -> bool:
         if not check:
             raise KeyboardInterrupt
-        return delete(work, batch, ids, check=check)
+        return delete(*args, check=check)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pruning._Prune, "_delete", once)
+        patch.setattr(pruning, "_delete", once)
         with pytest.raises(KeyboardInterrupt):
             export_now(prune=DAY)
     assert batch_states() == [("committed", 4)]

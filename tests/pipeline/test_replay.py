@@ -186,17 +186,17 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
 ) -> None:
     origins = {dead().pk for _ in range(7)}
     monkeypatch.setattr(replay_marks, "BATCH", 3)
-    real = replay_marks.Marks._marked
+    real = replay_marks.mark_replayed
     calls = []
 
-    def killed(self: Any, given: Any) -> int:
+    def killed(rows: Any, given: Any) -> int:
         calls.append(given)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return real(self, given)
+        return real(rows, given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay_marks.Marks, "_marked", killed)
+        patch.setattr(replay_marks, "mark_replayed", killed)
         with pytest.raises(KeyboardInterrupt):
             job()
     assert len(live(crowd)) == 7 and len(marks()) == 3

@@ -36,7 +36,7 @@ Archive = Callable[[tuple[int, int]], DataFrame]
 
 
 @dataclass
-class Pruned:
+class LakePruned:
     """What prune() has done."""
 
     action: OperatorAction | None = None
@@ -57,7 +57,7 @@ def prune(
     by: str = "",
     dry_run: bool = False,
     tell: Callable[[str], object] = bool,
-) -> Pruned:
+) -> LakePruned:
     """Delete the rows of every batch that is committed and finished as a whole longer ago than
     `older_than` (1 hour or more), if they are those that the lake has. Not of a day (UTC) that goes
     on, before its figures are computed. Interrupted, it goes on when it is called again. `by` is
@@ -70,7 +70,7 @@ def prune(
             "delivery."
         )
     now = datetime.now(tz=zones.utc)
-    done = Pruned()
+    done = LakePruned()
     some = list(_old(ledger, now, older_than))
     _check_files(ledger, some)
     some = [batch for batch in some if _is_whole(ledger, batch, archive, done, dry_run)]
@@ -105,7 +105,7 @@ def _old(ledger: Ledger, now: datetime, older_than: timedelta) -> Iterator[LakeB
 
 
 def _is_whole(
-    ledger: Ledger, batch: LakeBatch, archive: Archive, done: Pruned, dry_run: bool
+    ledger: Ledger, batch: LakeBatch, archive: Archive, done: LakePruned, dry_run: bool
 ) -> bool:
     """Whether SQL has the rows that the lake has. What others pruned of a batch that we pruned
     already is no problem."""
@@ -180,7 +180,7 @@ def _rows(batch: LakeBatch) -> Any:
     return ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi)
 
 
-def _prune(batch: LakeBatch, done: Pruned, action: OperatorAction) -> None:
+def _prune(batch: LakeBatch, done: LakePruned, action: OperatorAction) -> None:
     """One batch, in chunks."""
     at, first = batch.lo, True
     while at < batch.hi:
@@ -197,7 +197,7 @@ def _prune(batch: LakeBatch, done: Pruned, action: OperatorAction) -> None:
 
 
 def _delete(
-    batch: LakeBatch, goes: Any, done: Pruned, action: OperatorAction, *, check: bool
+    batch: LakeBatch, goes: Any, done: LakePruned, action: OperatorAction, *, check: bool
 ) -> bool:
     """One chunk, and how many rows it had, in one transaction. False: SQL does not have the rows
     that the lake has."""
