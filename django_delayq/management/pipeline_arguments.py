@@ -73,6 +73,11 @@ def add_export(parser: ArgumentParser) -> None:
     )
     _add_switch(parser, "--compact", "rewrite the small files of days that are over")
     _add_duration(parser, "--grace", "keep files that no commit names for so long (default: 1d)")
+    _add_duration(
+        parser,
+        "--interval",
+        "export again after this time, until SIGTERM (default: once)",
+    )
     _add_by(parser)
 
 
@@ -154,24 +159,6 @@ def add_replay(parser: ArgumentParser) -> None:
     _add_load(parser)
 
 
-def add_stream(parser: ArgumentParser) -> None:
-    """archive -> lake, continuously."""
-    parser.add_argument(
-        "--checkpoint", metavar="FOLDER", help="of Spark's offsets (default: _stream in the lake)"
-    )
-    _add_duration(
-        parser,
-        "--interval",
-        "look again after so long, until Ctrl-C (default: end when all is copied)",
-    )
-    parser.add_argument(
-        "--batch", type=_whole, help="ids of the archive per batch (default: 500,000)"
-    )
-    _add_duration(
-        parser, "--settle", "leave out what the database took later than so long ago (default: 60s)"
-    )
-
-
 ARGUMENTS: dict[str, Callable[[ArgumentParser], None]] = {
     "export": add_export,
     "stats": add_stats,
@@ -179,7 +166,6 @@ ARGUMENTS: dict[str, Callable[[ArgumentParser], None]] = {
     "audit": add_audit,
     "schedule": add_schedule,
     "replay": add_replay,
-    "stream": add_stream,
 }
 
 

@@ -11,13 +11,12 @@ from .session import check_session
 
 #: Name of a job -> what it does, in a line.
 JOBS = {
-    "export": "copy finished messages from the archive to the lake",
+    "export": "copy finished messages from the archive to the lake, now or at an interval",
     "stats": "compute counts and histograms per hour and day from the lake",
     "forecast": "count what will fall due, from Redis and the outbox",
     "audit": "compare Redis, outbox, archive and lake, and repair what differs",
     "schedule": "enqueue a message per row of a file, a table or a query",
     "replay": "enqueue dead letters again",
-    "stream": "copy finished messages to the lake continuously",
 }
 
 _MODULES = {
@@ -27,7 +26,6 @@ _MODULES = {
     "audit": ".audit.audit",
     "schedule": ".bulk_load.schedule",
     "replay": ".bulk_load.replay",
-    "stream": ".export.stream",
 }
 
 Tell = Callable[[str], object]

@@ -32,6 +32,8 @@ class ExportOptions(Options):
     """Who, for the OperatorAction of the pruning."""
     compact: bool = False
     """Rewrite the small files of days that are over as one batch."""
+    interval: Positive | None = None
+    """Seconds to wait before the next export, until SIGTERM or Ctrl-C; None: export once."""
     grace: NotNegative = 86_400.0
     """Seconds for which files stay that no commit names (any more): a reader, or a slow writer, may
     be at them."""
@@ -143,16 +145,3 @@ class ReplayOptions(Options):
     """Who, for the OperatorAction."""
     max_per_second: Positive | None = None
     splits: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-
-
-class StreamOptions(Options):
-    """archive -> lake, continuously."""
-
-    checkpoint: str = ""
-    """Directory of Spark's offsets; empty: `_stream` in the lake."""
-    interval: Positive | None = None
-    """Seconds between two looks; None: take what is there, then end."""
-    batch: Annotated[int, msgspec.Meta(ge=1)] = 500_000
-    """Rows of one batch of the lake at most."""
-    settle: NotNegative = 60.0
-    """As for the export."""

@@ -25,7 +25,6 @@ OPTIONS: dict[str, type[options.Options]] = {
     "audit": options.AuditOptions,
     "schedule": options.ScheduleOptions,
     "replay": options.ReplayOptions,
-    "stream": options.StreamOptions,
 }
 #: scheme://user:password@host
 _CREDENTIALS = re.compile(r"://[^/\s]*:[^/\s]*@")

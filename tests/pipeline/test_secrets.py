@@ -72,7 +72,6 @@ def jobs(folder: Path, **given: Any) -> list[str]:
     spec = msgspec.to_builtins(spec_of("tests.app.tasks.record"))
     options: dict[str, Any] = {
         "export": {"settle": 0.0},
-        "stream": {"settle": 0.0},
         "audit": {"pause": 0.1},
         "schedule": {
             "job": "canary",

@@ -105,7 +105,7 @@ def _given(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """For project.parameters()."""
     job = job_options(name, options)
     _check(name, options)
-    paths = ["rejects", "checkpoint"] + (
+    paths = ["rejects"] + (
         ["source"] if options.get("format") in ("parquet", "csv", "json") else []
     )
     job |= {path: _absolute(job[path]) for path in paths if job.get(path)}
@@ -129,7 +129,7 @@ def _absolute(path: str) -> str:
 def _check(name: str, options: dict[str, Any]) -> None:
     """What the job itself could only say after Java has started."""
     source = options.get("source")
-    wanted = name in ("export", "stream") or (name == "stats" and source != "archive")
+    wanted = name == "export" or (name == "stats" and source != "archive")
     if (wanted or (name == "replay" and source == "lake")) and not options["lake"]:
         raise Refused(f"{name} needs a lake: --lake DIRECTORY, or DELAYQ_LAKE in the environment.")
     if options["since"] and options["until"] and options["since"] >= options["until"]:
