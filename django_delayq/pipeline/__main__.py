@@ -9,13 +9,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-# In full: spark-submit runs a copy of this file as a script.
 from ..core.exceptions import DelayQError
 from . import params_from_django, rendering, session
 from .error_messages import code_of
 from .errors import Refused
-from .jobs import JOBS, Tell
-from .params import Params, Report
+from .jobs import JOBS
+from .params import Params, Report, Tell
 from .runner import Start, configuration_of, interruption, run_job
 from .session import submitted
 

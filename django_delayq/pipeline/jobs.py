@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .params import Params, Report
+from .params import Params, Report, Tell
 from .session import check_session
 
 #: Name of a job -> what it does, in a line.
@@ -28,11 +27,8 @@ _MODULES = {
     "replay": ".bulk_load.replay",
 }
 
-Tell = Callable[[str], object]
-"""Takes a line that says how far the job is."""
 
-
-def run(name: str, spark: Any, params: Params, tell: Tell = bool) -> Report:
+def run(name: str, spark: Any, params: Params, tell: Tell) -> Report:
     """Run one of JOBS in this session. Raises Refused and other DelayQErrors: then nothing is half
     done."""
     check_session(spark)

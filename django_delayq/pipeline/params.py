@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,8 @@ from ..core.exceptions import ConfigurationError
 from .errors import Code, Refused
 
 T = TypeVar("T")
+Tell = Callable[[str], object]
+"""Takes a line that says how far a job is."""
 
 #: Names of what nobody should see.
 SECRET_NAME = r"(?i)secret|password|passwd|token|access[.]?key|dsn"

@@ -13,8 +13,8 @@ import msgspec
 from . import options
 from .error_messages import cause
 from .errors import Refused
-from .jobs import Tell, run
-from .params import SECRET_NAME, Params, Report
+from .jobs import run
+from .params import SECRET_NAME, Params, Report, Tell
 from .session import build_session
 
 #: Job -> what its options are checked by.

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import threading
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ import pytest
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.errors import SparkMissing
 from django_delayq.pipeline.session import check_java
+
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Runs jobs one after another in one session: CONFIGURATION (JSON), then NAME FILE for each job.
 JOBS = """
@@ -132,6 +135,16 @@ def spark_home(folder: Path) -> Path:
         if path.name != "work":
             (home / path.name).symlink_to(path)
     return home
+
+
+def pack(folder: Path) -> Path:
+    """The package as its wheel has it, under the name that Spark wants."""
+    package = ROOT / "django_delayq"
+    with zipfile.ZipFile(folder / "django_delayq.zip", "w") as archive:
+        for path in package.rglob("*"):
+            if path.suffix in (".py", ".lua"):
+                archive.write(path, path.relative_to(ROOT))
+    return folder / "django_delayq.zip"
 
 
 def write_params(path: Path, **rest: Any) -> str:

@@ -17,9 +17,9 @@ from django_delayq.pipeline.errors import Code, LakeError
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.ledger import Ledger
+from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.pipeline.sources.archive import read_archive
-from django_delayq.pipeline.sources.lake_files import read_lake
 from django_delayq.store.keys import Partition
 from django_delayq.store.mending import Look
 from django_delayq.store.redis import RedisStore

@@ -13,7 +13,7 @@ from django_delayq.pipeline.errors import LakeConflict, LakeError
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake import batches, compaction
 from django_delayq.pipeline.lake.lake import Lake
-from django_delayq.pipeline.sources.lake_files import read_lake
+from django_delayq.pipeline.lake.reader import read_lake
 from tests.pipeline.rows import make_rows
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)

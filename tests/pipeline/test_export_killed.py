@@ -48,7 +48,7 @@ def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_
     from django_delayq.models import ArchivedMessage, LakeBatch
     from django_delayq.pipeline.export import export
     from django_delayq.pipeline.lake.lake import Lake
-    from django_delayq.pipeline.sources.lake_files import read_lake
+    from django_delayq.pipeline.lake.reader import read_lake
     from tests.pipeline.rows import make_rows
 
     ids = make_rows(ROWS, finished_at=lambda n: AGO + timedelta(minutes=n))
@@ -84,7 +84,7 @@ def test_killed_three_times_while_it_prunes_it_goes_on(
     from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
     from django_delayq.pipeline.export import export
     from django_delayq.pipeline.lake.lake import Lake
-    from django_delayq.pipeline.sources.lake_files import read_lake
+    from django_delayq.pipeline.lake.reader import read_lake
     from tests.pipeline.rows import make_rows
 
     dead = make_rows(1, finished_at=AGO, state="dead")

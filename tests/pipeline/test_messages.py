@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.core.ids import key_id, task_code
 from django_delayq.core.message import Record, decode_body
 from django_delayq.core.times import MAX_DELAY_MS
+from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import json_columns, messages, schedule_frames, task_specs
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.options import ParameterSpec, ScheduleOptions, TaskSpec
@@ -97,7 +97,7 @@ def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> No
     planned = schedule_frames.plan(options(), frame.schema)
     placed = messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3)
     arranged = messages.chosen(messages.arranged(placed, 4).where("copies = 1"))
-    tasks: list[list[Any]] = arranged.select(*messages.SPLIT, "id").rdd.glom().collect()
+    tasks: list[list[Any]] = arranged.select(*schemas.SPLIT, "id").rdd.glom().collect()
     seen = [{tuple(row[:3]) for row in rows} for rows in tasks]
     assert sum(map(len, seen)) == len(set().union(*seen)) == 12
     for rows in tasks:
@@ -112,14 +112,14 @@ def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
         messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4
     )
     chosen = messages.chosen(arranged)
-    assertSchemaEqual(chosen.schema, messages.COLUMNS, ignoreNullable=True)
-    assertDataFrameEqual(chosen, spark.createDataFrame([], messages.COLUMNS))
+    assertSchemaEqual(chosen.schema, schemas.spark_schema(schemas.MESSAGES), ignoreNullable=True)
+    assertDataFrameEqual(chosen, spark.createDataFrame([], schemas.spark_schema(schemas.MESSAGES)))
     assert tuple(arranged.agg(*messages.summed(arranged)).first()) == (0, 0, "0")
 
 
 def test_the_sum_is_of_the_rows_and_not_of_their_order(spark: Any) -> None:
     def summed(rows: list[Any]) -> Any:
-        frame = spark.createDataFrame(rows, messages.COLUMNS)
+        frame = spark.createDataFrame(rows, schemas.spark_schema(schemas.MESSAGES))
         return tuple(frame.agg(*messages.summed(frame)).first())
 
     one = ("mail", 0, 0, b"a" * 16, 5, "", b"h", "[1]")
@@ -207,8 +207,8 @@ def test_arguments_go_by_name_where_they_can(spark: Any) -> None:
 def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
     given = options(parameter("a"), spec={"priority": 2, "expires": "+5000"}, keyed=False)
     (row,) = made(spark, [("1", "x" * 150)], "k string, a string", given)
-    columns = {name: [row[name]] for name in messages.COLUMNS.names}
-    batch = pa.RecordBatch.from_pydict(columns, to_arrow_schema(messages.COLUMNS))
+    columns = {name: [row[name]] for name in schemas.MESSAGES.names}
+    batch = pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
     for above, compressed in ((100, True), (1000, False)):
         ((identity, when, expires, record),) = Records(above, 777).of(batch)
         found = Record.decode(bytes(14) + record)

@@ -15,8 +15,8 @@ from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake import pruning
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.ledger import Ledger
+from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.sources.lake_files import read_lake
 from tests.pipeline.rows import make_rows
 
 DAY = 86_400

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from django_delayq import topic_stats
@@ -28,6 +27,7 @@ from django_delayq.core.exceptions import (
 from django_delayq.core.ids import key_id
 from django_delayq.core.message import Record, decode_body
 from django_delayq.models import OutboxMessage
+from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import loads, messages
 from django_delayq.pipeline.bulk_load.messages import Sum
 from django_delayq.pipeline.errors import Refused
@@ -476,14 +476,14 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
         ("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]")
         for number in range(3)
     ]
-    columns = dict(zip(messages.COLUMNS.names, map(list, zip(*rows, strict=True)), strict=True))
-    batch = pa.RecordBatch.from_pydict(columns, to_arrow_schema(messages.COLUMNS))
+    columns = dict(zip(schemas.MESSAGES.names, map(list, zip(*rows, strict=True)), strict=True))
+    batch = pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
     done = Loader(store, spec()).run(iter([batch]))
     assert (done.new, len(broken) >= 3) == (3, True)
 
 
 def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None:
-    rows = {name: [None] for name in messages.COLUMNS.names}
+    rows = {name: [None] for name in schemas.MESSAGES.names}
     rows |= {
         "topic": ["crowd"],
         "partition": [7],
@@ -492,7 +492,7 @@ def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None
         "header": [b"h"],
         "body": ["[]"],
     }
-    batch = pa.RecordBatch.from_pydict(rows, to_arrow_schema(messages.COLUMNS))
+    batch = pa.RecordBatch.from_pydict(rows, schemas.MESSAGES)
     with pytest.raises(DelayQError, match=r"crowd.*7.*does not exist"):
         Loader(crowd, spec()).run(iter([batch]))
     assert live(crowd) == {}
@@ -503,7 +503,7 @@ def frame_of(spark: Any, count: int = 3) -> Any:
         ("crowd", 0, 0, bytes([number]) * 16, None, "", messages.header(TASK), f"[{number}]")
         for number in range(count)
     ]
-    return spark.createDataFrame(rows, messages.COLUMNS).coalesce(1)
+    return spark.createDataFrame(rows, schemas.spark_schema(schemas.MESSAGES)).coalesce(1)
 
 
 def spec(**rest: Any) -> LoadSpec:
@@ -541,14 +541,16 @@ def test_a_frame_of_messages_can_be_written_by_hand(
             {"redis": "{}", "load": "{}"},
             "no topic, partition, split.*job schedule",
         ),
-        (messages.COLUMNS.names, "overwrite", {"redis": "{}", "load": "{}"}, r"mode\('append'\)"),
-        (messages.COLUMNS.names, "append", {"redis": "{}"}, "needs the options load"),
+        (schemas.MESSAGES.names, "overwrite", {"redis": "{}", "load": "{}"}, r"mode\('append'\)"),
+        (schemas.MESSAGES.names, "append", {"redis": "{}"}, "needs the options load"),
     ],
 )
 def test_what_is_no_frame_of_messages_is_refused(
     columns: list[str], mode: str, given: Any, words: str
 ) -> None:
-    schema = StructType([field for field in messages.COLUMNS.fields if field.name in columns])
+    schema = StructType(
+        [field for field in schemas.spark_schema(schemas.MESSAGES) if field.name in columns]
+    )
     with pytest.raises(Refused, match=words):
         QueueSink(given).writer(schema, mode == "overwrite")
 

@@ -22,13 +22,12 @@ from ...models import ArchivedMessage
 from ...store import get_store
 from .. import schemas
 from ..errors import Code, LakeConflict, LakeError, Refused
-from ..jobs import Tell
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
+from ..lake.reader import read_lake
 from ..options import AuditOptions
-from ..params import Params, Report
+from ..params import Params, Report, Tell
 from ..sources.archive import read_archive
-from ..sources.lake_files import read_lake
 from ..sources.outbox import read_outbox
 from ..sources.queue import read_queue
 from . import audit_frames as frames

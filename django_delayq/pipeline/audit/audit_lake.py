@@ -26,9 +26,9 @@ from ..errors import LakeError
 from ..lake import batches
 from ..lake.lake import Commit, LakeFile
 from ..lake.ledger import PRUNED, Ledger
+from ..lake.reader import read_files
 from ..params import Database
 from ..sources.archive import read_archive
-from ..sources.lake_files import read_files
 from . import audit_frames as frames
 from .finding_kinds import Difference, Kind, difference_of
 from .restore import PutBack, chunks, stored_ids

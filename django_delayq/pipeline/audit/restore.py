@@ -21,7 +21,7 @@ from ...core.message import Record, decode_body
 from ...models import ArchivedMessage, Final, OutboxMessage
 from ...outbox.outbox import record_of
 from ..lake.lake import Lake
-from ..sources.lake_files import read_files
+from ..lake.reader import read_files
 
 Item = TypeVar("Item")
 #: Ids of one query.

@@ -14,25 +14,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
 
+from .. import schemas
 from ..options import TaskSpec
-
-#: Of a frame of messages. `due_ms` null: when the load says. `header`: bytes 14 to 22 of a record
-#: (message.py).
-COLUMNS = T.StructType(
-    [
-        T.StructField("topic", T.StringType()),
-        T.StructField("partition", T.IntegerType()),
-        T.StructField("split", T.IntegerType()),
-        T.StructField("id", T.BinaryType()),
-        T.StructField("due_ms", T.LongType()),
-        T.StructField("expires", T.StringType()),
-        T.StructField("header", T.BinaryType()),
-        T.StructField("body", T.StringType()),
-    ]
-)
-#: What names a split. One task of Spark writes it alone, in the order of the ids: this is what the
-#: fence relies on.
-SPLIT = ("topic", "partition", "split")
 
 
 class Sum(NamedTuple):
@@ -142,6 +125,5 @@ def summed(frame: DataFrame) -> list[Column]:
 
 def chosen(frame: DataFrame) -> DataFrame:
     """Only the columns of a frame of messages, in their order."""
-    return frame.select(
-        *[F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS.fields]
-    )
+    fields = schemas.spark_schema(schemas.MESSAGES)
+    return frame.select(*[F.col(one.name).cast(one.dataType).alias(one.name) for one in fields])

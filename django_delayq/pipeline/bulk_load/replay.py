@@ -16,15 +16,14 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from ...core.conf import DEFAULT_TOPIC, Settings
 from ...store.keys import Partition
 from ...store.redis import RedisStore
-from .. import schemas, transforms
+from .. import schemas
 from ..errors import Refused
-from ..jobs import Tell
 from ..lake.lake import Lake
+from ..lake.reader import read_lake
 from ..lake.watermark import last_settled_id
 from ..options import ReplayOptions
-from ..params import Params, Report
-from ..sources.archive import read_archive
-from ..sources.lake_files import read_lake
+from ..params import Params, Report, Tell
+from ..sources.archive import finished_between, read_archive
 from . import loads, messages, replay_frames, replay_marks
 from .messages import Sum
 from .replay_frames import OPEN, Declared
@@ -139,9 +138,7 @@ def _look(
     since, until = params.period()
     # A lake may have a row twice, until the audit has mended it.
     read = _read(spark, params, options, ids).dropDuplicates(["id"])
-    mine = replay_frames.selected(
-        transforms.settled(read, since, until, params.topic), options.where
-    )
+    mine = replay_frames.selected(finished_between(read, since, until, params.topic), options.where)
     chosen = mine.join(spark.createDataFrame(standing), "id", "left").fillna(
         replay_frames.GONE, ["standing"]
     )

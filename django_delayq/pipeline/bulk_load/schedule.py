@@ -13,9 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from ...store.keys import Partition
 from ...store.redis import RedisStore
 from ..errors import Refused
-from ..jobs import Tell
 from ..options import ScheduleOptions
-from ..params import Params, Report
+from ..params import Params, Report, Tell
 from . import loads, messages, rejects, schedule_frames
 from .messages import Sum
 from .schedule_source import read_source

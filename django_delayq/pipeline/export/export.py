@@ -20,13 +20,13 @@ from pyspark.sql import SparkSession
 
 from ...models import ArchivedMessage, OperatorAction
 from ..errors import Code, LakeConflict, LakeError, Refused
-from ..jobs import Tell
-from ..lake import batches, compaction, pruning, writer
+from ..lake import batches, compaction, pruning
 from ..lake.lake import Commit, Lake, last_id
 from ..lake.ledger import VERIFIED, WRITTEN, Ledger, stored
 from ..lake.watermark import last_settled_id, unseen_writers
 from ..options import ExportOptions
-from ..params import Database, Params, Report
+from ..params import Database, Params, Report, Tell
+from ..sinks import parquet_files
 from ..sources.archive import read_archive
 from ..sources.rows import Range
 
@@ -210,7 +210,7 @@ class _Export:
         refuse_restored(self.ledger.follow())
         self.report.code, self.report.problems = Code.DONE, unseen_writers()
         self._add(swept=self.lake.sweep(self.options.grace))
-        writer.tidy(self.lake.data, self.options.grace)
+        parquet_files.tidy(self.lake.data, self.options.grace)
         settled = last_settled_id(self.options.settle)
         while not self.ending.is_set() and (ids := self._next(settled)):
             self._export_batch(ids)

@@ -10,17 +10,17 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from .. import schemas, transforms
+from .. import schemas
 from ..errors import LakeError, Refused
 from ..params import Database
 from ..session import configured
 from ..sources.archive import read_archive
-from ..sources.lake_files import pattern_of, uri_of
 from ..sources.ranges import Range, parts_of
 from .lake import Lake, LakeFile
+from .reader import pattern_of, uri_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: Times as every reader of Parquet knows them, and not in the old 96 bits.
@@ -64,7 +64,30 @@ class Written(msgspec.Struct, frozen=True):
 
 def content_of(frame: DataFrame) -> Content:
     """In one pass over the rows."""
-    return _content(_hashed(frame).agg(*transforms.signature()).collect()[0].asDict())
+    return _content(hashed(frame).agg(*signature()).collect()[0].asDict())
+
+
+def hashed(frame: DataFrame) -> DataFrame:
+    """With a hash of the columns of the archive, in two halves, for signature(): apart from it, so
+    that the pass in which rows are written computes it in compiled code."""
+    whole = F.xxhash64(*schemas.ARCHIVE.names)
+    low = whole.bitwiseAND(F.lit(2**32 - 1))
+    return frame.withColumns({"hash_high": F.shiftright(whole, 32), "hash_low": low})
+
+
+def signature() -> list[Column]:
+    """Of a hashed() frame: rows, sums of the halves of their hashes, and the first and last id and
+    instant. Two sets of rows with equal ones are equal for all that can be told, in whatever order
+    and files they lie."""
+    return [
+        F.count(F.lit(1)).alias("rows"),
+        F.sum("hash_high").alias("high"),
+        F.sum("hash_low").alias("low"),
+        F.min("id").alias("lowest"),
+        F.max("id").alias("highest"),
+        F.date_format(F.min("finished_at"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'").alias("oldest"),
+        F.date_format(F.max("finished_at"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'").alias("newest"),
+    ]
 
 
 def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Content:
@@ -88,9 +111,8 @@ def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
     """
     check_columns(frame)
     seen = Observation()
-    rows = transforms.dates(
-        _hashed(frame).observe(seen, *transforms.signature()).select(*schemas.ARCHIVE.names)
-    )
+    date = F.date_format("finished_at", "yyyy-MM-dd").alias("dt")
+    rows = hashed(frame).observe(seen, *signature()).select(*schemas.ARCHIVE.names, date)
     with configured(spark, _MICROSECONDS):
         writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
         writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
@@ -158,13 +180,9 @@ def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, st
         "hour"
     )  # a number: a text per row costs seconds
     keys = (F.col("_metadata.file_path").alias("path"), hour)
-    for row in _hashed(frame).groupBy(*keys).agg(*transforms.signature()).collect():
+    for row in hashed(frame).groupBy(*keys).agg(*signature()).collect():
         text = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
         yield "/".join(unquote(row["path"]).split("/")[-2:]), text, _content(row.asDict())
-
-
-def _hashed(frame: DataFrame) -> DataFrame:
-    return transforms.hashed(frame, schemas.ARCHIVE.names)
 
 
 def _content(found: Mapping[str, Any]) -> Content:

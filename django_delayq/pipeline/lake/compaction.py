@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ..errors import LakeConflict, LakeError
-from ..sources.lake_files import read_files
 from . import batches
 from .lake import Commit, Lake, LakeFile
+from .reader import read_files
 
 #: Bytes: bigger files stay as they are.
 SMALL = 64 * 1024 * 1024

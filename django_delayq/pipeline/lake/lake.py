@@ -62,7 +62,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     rows: Count
     """Of its files."""
     signature: str
-    """Of the contents of its files: see transforms.signature."""
+    """Of the contents of its files: see batches.signature."""
     oldest: str = ""
     """When the first and the last of its rows finished (ISO 8601, UTC)."""
     newest: str = ""

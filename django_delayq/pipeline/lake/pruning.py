@@ -19,12 +19,11 @@ from ...archive.prune import MIN_AGE, still_needed
 from ...core.conf import get_settings
 from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
-from .. import schemas, transforms
 from ..errors import LakeError, Refused
-from ..sources.lake_files import read_files
 from . import batches
 from .lake import LakeFile
 from .ledger import COMMITTED, PRUNED, Ledger, stored
+from .reader import read_files
 
 #: Ids that one transaction looks at.
 CHUNK = 5_000
@@ -138,10 +137,8 @@ def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
         same = (content.rows, str(content.signature)) == (batch.rows, batch.signature or "0")
     else:
         files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
-        ours = transforms.hashed(archive(ids), schemas.ARCHIVE.names)
-        theirs = transforms.hashed(
-            read_files(ours.sparkSession, ledger.lake, files), schemas.ARCHIVE.names
-        )
+        ours = batches.hashed(archive(ids))
+        theirs = batches.hashed(read_files(ours.sparkSession, ledger.lake, files))
         same = ours.join(theirs, ["id", "hash_high", "hash_low"], "left_anti").isEmpty()
     if same:
         return ""

@@ -3,7 +3,7 @@ later."""
 
 from __future__ import annotations
 
-from .settling import last_settled, unseen
+from ..sources.settling import last_settled, unseen
 
 
 def last_settled_id(seconds: float) -> int:

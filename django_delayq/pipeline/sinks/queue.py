@@ -23,9 +23,9 @@ from pyspark.sql.types import StructType
 
 from ...core.exceptions import DelayQError
 from ...store.link import BATCH
-from ..bulk_load.messages import COLUMNS, SPLIT
 from ..errors import Refused
 from ..params import Redis
+from ..schemas import MESSAGES, SPLIT
 
 if TYPE_CHECKING:
     from ...store.loading import Loaded
@@ -81,7 +81,7 @@ class QueueSink(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Raises Refused for a frame that is none of messages."""
-        missing = [name for name in COLUMNS.names if name not in schema.names]
+        missing = [name for name in MESSAGES.names if name not in schema.names]
         if missing:
             raise Refused(
                 f"This frame has no {', '.join(missing)}: format('delayq') writes frames of "

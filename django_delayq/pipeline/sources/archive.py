@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -19,8 +21,8 @@ from pyspark.sql.types import StructType
 
 from ...core.exceptions import ConfigurationError
 from .. import schemas
-from ..lake.writer import copied
 from ..params import Database
+from ..sinks.parquet_files import copied
 from . import ranges, rows
 from .ranges import PARTS
 
@@ -46,6 +48,17 @@ def read_archive(
     lo, hi = ids
     reader = reader.options(database=encoded(database), lo=str(lo), hi=str(hi), parts=str(parts))
     return (reader if copy is None else reader.option("copy", str(copy))).load()
+
+
+def finished_between(
+    frame: DataFrame, since: datetime | None, until: datetime | None, topic: str = ""
+) -> DataFrame:
+    """Rows that finished in [since, until), of a topic if it is given."""
+    if since is not None:
+        frame = frame.where(F.col("finished_at") >= F.lit(since))
+    if until is not None:
+        frame = frame.where(F.col("finished_at") < F.lit(until))
+    return frame.where(F.col("topic") == topic) if topic else frame
 
 
 def encoded(database: Database) -> str:

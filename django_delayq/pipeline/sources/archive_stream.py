@@ -17,11 +17,11 @@ from pyspark.sql.types import StructType
 
 from ...core.exceptions import ConfigurationError
 from .. import schemas
-from ..lake.settling import last_settled
 from ..params import Database
 from . import ranges, rows
 from .archive import IdRange, checked, database_of, number_of
 from .connect import connected
+from .settling import last_settled
 
 #: Rows in one micro-batch, and seconds after which a row is settled, where the options do not say.
 BATCH, SETTLE = 500_000, 60.0

@@ -14,20 +14,19 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...models import BatchState, LakeBatch, TaskDay, TopicHour
 from ...stats.figure_rows import Outcome
-from ...stats.hourly import DAY, HOUR
+from ...stats.hourly import DAY, HOUR, MOST_ERRORS
 from ...stats.stats_service import SETTLE
-from .. import schemas, transforms
+from .. import schemas
 from ..errors import Refused
-from ..jobs import Tell
 from ..lake.lake import Commit, Lake
 from ..lake.ledger import Ledger, instant
+from ..lake.reader import mapped_files
 from ..lake.watermark import last_settled_id
 from ..options import StatsOptions
-from ..params import Params, Report
+from ..params import Params, Report, Tell
 from ..session import configured
-from ..sources.archive import read_archive
-from ..sources.lake_files import mapped_files
-from . import aggregates as cells
+from ..sources.archive import finished_between, read_archive
+from . import aggregates
 from .write_back import (
     Written,
     day_chunks,
@@ -69,8 +68,8 @@ class Span(NamedTuple):
 class Input(NamedTuple):
     """What one run computes."""
 
-    cells: DataFrame
-    """As transforms.counted()."""
+    aggregates: DataFrame
+    """As aggregates.counted()."""
     span: Span
     counted: Mapping[int, int | None] = {}
     """Batches of the lake of which every hour and day is computed: id -> commit."""
@@ -145,9 +144,9 @@ def _of_lake(
         for batch, of_batch in dirty.items()
         if all(dt in dates and _is_whole(span, dt) for dt in of_batch)
     }
-    part = partial(cells.of_span, since=span.since, until=span.until)
-    found = mapped_files(spark, lake, wanted, cells.READ, part, cells.CELLS)
-    return Input(transforms.added_up(found), span, counted, _hours(commits, dates))
+    part = partial(aggregates.of_span, since=span.since, until=span.until)
+    found = mapped_files(spark, lake, wanted, aggregates.READ, part, aggregates.AGGREGATES)
+    return Input(aggregates.added_up(found), span, counted, _hours(commits, dates))
 
 
 def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
@@ -155,7 +154,7 @@ def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
     tell(f"reading the archive up to id {highest:,}")
     frame = read_archive(spark, params.database, (0, highest), schemas.FIGURES.names)
     span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
-    return Input(transforms.counted(transforms.settled(frame, *span)), span)
+    return Input(aggregates.counted(finished_between(frame, *span)), span)
 
 
 def _dirty(ledger: Ledger, commits: Sequence[Commit]) -> dict[LakeBatch, set[str]]:
@@ -206,7 +205,7 @@ def _floor(when: datetime, length: timedelta) -> datetime:
 
 def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> Written:
     # Kept, so that the rows are read once: the cells are few.
-    found = _whole(given.cells, given.span.whole(DAY)).persist()
+    found = _whole(given.aggregates, given.span.whole(DAY)).persist()
     try:
         with configured(found.sparkSession, _BATCHES):
             number = found.where(F.col("error").isNull()).count()
@@ -219,11 +218,12 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
         tell(f"writing {number:,} rows")
 
         def chunks() -> Iterator[Any]:
-            of_hours = hour_chunks(_ordered(transforms.topic_hours(found), "hour", "topic"))
+            of_hours = hour_chunks(_ordered(aggregates.topic_hours(found), "hour", "topic"))
             yield from with_empty_hours(
                 of_hours, [at for at in given.hours if given.span.has(at, HOUR)]
             )
-            of_days = day_chunks(_ordered(transforms.task_days(found), "day", "topic", "task"))
+            days = aggregates.task_days(found, MOST_ERRORS)
+            of_days = day_chunks(_ordered(days, "day", "topic", "task"))
             begins = {_floor(at, DAY) for at in given.hours}
             yield from with_empty_days(
                 of_days, [at.date() for at in begins if given.span.has(at, DAY)]

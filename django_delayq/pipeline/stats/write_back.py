@@ -26,7 +26,7 @@ ROWS = 250
 
 Outcomes = Mapping[Any, Outcome]
 Rows = Iterable[Mapping[str, Any]]
-"""Of transforms.topic_hours() or task_days(), in the order of their hours or days."""
+"""Of aggregates.topic_hours() or task_days(), in the order of their hours or days."""
 
 
 class Chunk(NamedTuple):
@@ -147,14 +147,14 @@ def _spans(some: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
 
 
 def hour_chunks(rows: Rows) -> Iterator[Chunk]:
-    """Of transforms.topic_hours()."""
+    """Of aggregates.topic_hours()."""
     for at, group in groupby(rows, key=lambda row: row["hour"]):
         hour = instant_of(at / 1000)
         yield _hour(utc(hour), [TopicHour(hour=hour, **_fields(row, "hour")) for row in group])
 
 
 def day_chunks(rows: Rows) -> Iterator[Chunk]:
-    """Of transforms.task_days()."""
+    """Of aggregates.task_days()."""
     for at, group in groupby(rows, key=lambda row: row["day"]):
         day = utc(instant_of(at / 1000)).date()
         yield _day(
