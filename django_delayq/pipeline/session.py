@@ -90,11 +90,11 @@ def prepare(session: Any) -> Any:
     """Check a session that somebody else has made, in a notebook say, and register our sources.
     Raises Refused."""
     check_session(session)
-    register(session)
+    register_formats(session)
     return session
 
 
-def register(session: Any) -> None:
+def register_formats(session: Any) -> None:
     """Make our formats known to this session: those of sources/ to read, `delayq` to write. Again
     is no harm."""
     for name in _FORMATS:

@@ -38,7 +38,7 @@ def main(start, *jobs):
     spark = session.build_session(start["master"], "512m", start["conf"])
     for path in start["files"]:
         spark.sparkContext.addPyFile(path)
-    session.register(spark)  # the formats, too, come from there
+    session.register_formats(spark)  # the formats, too, come from there
     for name, params in every:
         try:
             report = run(name, spark, params, lambda line: print(line, file=sys.stderr))

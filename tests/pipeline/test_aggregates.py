@@ -108,7 +108,7 @@ def from_hypothesis(number: int) -> list[float]:
 def test_executors_have_the_bucket_of_the_service_for_every_double() -> None:
     values = [value for value in [*doubles(), *from_hypothesis(3_000)] if math.isfinite(value)]
     assert len(values) > 30_000
-    computed = aggregates.buckets(aggregates.microseconds(np.array(values))).tolist()
+    computed = aggregates.buckets(aggregates.microseconds_of(np.array(values))).tolist()
     differ = [
         one
         for one in zip(values, map(histogram.bucket, values), computed, strict=True)
@@ -127,11 +127,11 @@ def test_what_both_ways_share_is_equal() -> None:
 
 
 def topic_hours(rows: Any) -> Any:
-    return aggregates.topic_hours(aggregates.counted(rows))
+    return aggregates.topic_hours(aggregates.aggregate_frame(rows))
 
 
 def task_days(rows: Any) -> Any:
-    return aggregates.task_days(aggregates.counted(rows), statistics_module.MOST_ERRORS)
+    return aggregates.task_days(aggregates.aggregate_frame(rows), statistics_module.MOST_ERRORS)
 
 
 # Hours of topics

@@ -42,12 +42,12 @@ def days(lake: Lake) -> dict[str, list[int]]:
 
 def test_the_small_files_of_days_that_are_over_become_one(spark: Any, full: Lake) -> None:
     before = read_lake(spark, full)
-    rows, content = before.collect(), batches.content_of(before)
+    rows, content = before.collect(), batches.digest_of(before)
     assert days(full) == {"2026-11-18": [10, 10, 10], "2026-11-19": [10, 10]}
     figures = compaction.compact(spark, full, NOW)
     assert figures == {"compacted_files": 3, "compacted_into": 1}
     assert days(full) == {"2026-11-19": [10, 10], "2026-11-18": [30]}
-    assert batches.content_of(read_lake(spark, full)) == content
+    assert batches.digest_of(read_lake(spark, full)) == content
     assertDataFrameEqual(read_lake(spark, full).collect(), rows)
     last = full.commits()[-1]
     assert (last.kind, last.settled_at, last.hours) == (

@@ -284,7 +284,7 @@ def test_rows_of_other_columns_are_refused(spark: Any, parameters: Any, lake: st
     make_rows(1)
     frame = read_archive(spark, parameters().database, (0, 10)).withColumnRenamed("body", "content")
     with pytest.raises(Refused, match="Look at: body, content"):
-        batches.write(spark, frame, Lake(lake).attempt(0, 10))
+        batches.write_files(spark, frame, Lake(lake).attempt(0, 10))
 
 
 def test_a_session_in_another_zone_is_refused(spark: Any, export_now: Export, lake: str) -> None:

@@ -200,7 +200,7 @@ def prepare(step: str) -> None:
     if step == "planned":
         after(ledger.Ledger, "plan", 1)
     elif step == "pruned":
-        after(pruning._Prune, "_delete", 3 if _half_done() else 1)
+        after(pruning._Pruning, "_delete", 3 if _half_done() else 1)
     else:
         before(*targets[step])
     if step == "writing":

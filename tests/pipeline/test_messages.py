@@ -58,7 +58,9 @@ def options(
 def made(spark: Any, rows: list[Any], schema: str, given: ScheduleOptions) -> list[Any]:
     frame = spark.createDataFrame(rows, schema)
     planned = schedule_frames.plan(given, frame.schema)
-    placed = messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3)
+    placed = messages.placed(
+        schedule_frames.message_rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3
+    )
     arranged = schedule_frames.with_copies_refused(messages.arranged(placed, 4))
     found: list[Any] = arranged.orderBy("name").collect()
     return found
@@ -95,8 +97,10 @@ def test_ids_without_keys_are_as_certain_and_never_those_of_keys(spark: Any) -> 
 def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> None:
     frame = spark.range(2_000).selectExpr("cast(id AS string) AS k")
     planned = schedule_frames.plan(options(), frame.schema)
-    placed = messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3)
-    arranged = messages.chosen(messages.arranged(placed, 4).where("copies = 1"))
+    placed = messages.placed(
+        schedule_frames.message_rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3
+    )
+    arranged = messages.message_columns(messages.arranged(placed, 4).where("copies = 1"))
     tasks: list[list[Any]] = arranged.select(*schemas.SPLIT, "id").rdd.glom().collect()
     seen = [{tuple(row[:3]) for row in rows} for rows in tasks]
     assert sum(map(len, seen)) == len(set().union(*seen)) == 12
@@ -109,9 +113,9 @@ def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
     frame = spark.createDataFrame([], "k string")
     planned = schedule_frames.plan(options(), frame.schema)
     arranged = messages.arranged(
-        messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4
+        messages.placed(schedule_frames.message_rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4
     )
-    chosen = messages.chosen(arranged)
+    chosen = messages.message_columns(arranged)
     assertSchemaEqual(chosen.schema, schemas.spark_schema(schemas.MESSAGES), ignoreNullable=True)
     assertDataFrameEqual(chosen, spark.createDataFrame([], schemas.spark_schema(schemas.MESSAGES)))
     assert tuple(arranged.agg(*messages.summed(arranged)).first()) == (0, 0, "0")
@@ -161,7 +165,7 @@ def test_arguments_come_back_as_they_were(spark: Any) -> None:
     given = options(*(parameter(name) for name in names), spec={"max_attempts": 7})
     frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
     planned = schedule_frames.plan(given, frame.schema)
-    (row,) = schedule_frames.rows(frame, planned, NOW, 10_000).collect()
+    (row,) = schedule_frames.message_rows(frame, planned, NOW, 10_000).collect()
     body = decode_body(0, row["body"].encode())
     assert row["reason"] is None
     assert body.kwargs == {name: value for name, (value, _) in zip(names, VALUES, strict=True)}
@@ -177,7 +181,7 @@ def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
     frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
     for keyed in (True, False):
         given = options(*(parameter(name, kind="positional") for name in names), keyed=keyed)
-        (row,) = schedule_frames.rows(
+        (row,) = schedule_frames.message_rows(
             frame, schedule_frames.plan(given, frame.schema), NOW, 10_000
         ).collect()
         body = decode_body(0, row["body"].encode())
@@ -188,7 +192,7 @@ def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
 def test_a_float_is_the_number_that_it_is(spark: Any) -> None:
     given = options(parameter("a"), parameter("b", "float"))
     frame = spark.createDataFrame([("1", 0.1, 3)], "k string, a float, b int")
-    (row,) = schedule_frames.rows(
+    (row,) = schedule_frames.message_rows(
         frame, schedule_frames.plan(given, frame.schema), NOW, LIMIT
     ).collect()
     assert json.loads(row["body"])["kwargs"] == {"a": 0.10000000149011612, "b": 3.0}
@@ -315,7 +319,7 @@ def test_text_that_is_not_utf_8_is_refused(spark: Any) -> None:
     )
     for column in ("a", "b"):
         planned = schedule_frames.plan(options(parameter(column)), frame.schema)
-        (row,) = schedule_frames.rows(frame, planned, NOW, LIMIT).collect()
+        (row,) = schedule_frames.message_rows(frame, planned, NOW, LIMIT).collect()
         assert "not UTF-8" in row["reason"]
 
 

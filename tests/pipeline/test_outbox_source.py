@@ -119,7 +119,7 @@ def test_chosen_columns_come_alone_and_rows_in_parts(spark: Any, database: Datab
 def test_big_records_make_small_batches(database: Database) -> None:
     put(300, record=b"x" * 200_000)
     schema = schemas.chosen(schemas.OUTBOX, ["topic", "record"])
-    batches = list(rows.read(database, schema, (0, 2**62), table=database.outbox))
+    batches = list(rows.read_rows(database, schema, (0, 2**62), table=database.outbox))
     assert sum(batch.num_rows for batch in batches) == 300
     assert max(batch.nbytes for batch in batches) <= max(3 * rows.CHUNK, rows.FIRST * 200_100)
 

@@ -29,7 +29,7 @@ from django_delayq.core.message import Record, decode_body
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import loads, messages
-from django_delayq.pipeline.bulk_load.messages import Sum
+from django_delayq.pipeline.bulk_load.messages import FrameTotals
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
@@ -41,7 +41,7 @@ from django_delayq.pipeline.sinks.queue import (
     Pace,
     QueueSink,
     QueueWriter,
-    Written,
+    WrittenMessages,
 )
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
@@ -428,7 +428,7 @@ def test_a_load_that_redis_has_no_room_for_is_refused(
 def test_the_memory_is_that_of_the_server(crowd: RedisStore) -> None:
     ((used, most),) = loads._memory(crowd)
     assert used > 100_000 and most == 0
-    assert loads.check_memory(crowd, Sum(10, 100, ""), 10, 3) == ""
+    assert loads.check_memory(crowd, FrameTotals(10, 100, ""), 10, 3) == ""
 
 
 def test_a_redis_that_is_full_loses_nothing(
@@ -557,7 +557,10 @@ def test_what_is_no_frame_of_messages_is_refused(
 
 def test_a_split_in_two_tasks_is_an_error() -> None:
     writer = QueueWriter("{}", msgspec.json.encode(spec()).decode())
-    one, other = Written(splits=[("crowd", 0, 1)], new=1), Written(splits=[("crowd", 0, 2)], new=1)
+    one, other = (
+        WrittenMessages(splits=[("crowd", 0, 1)], new=1),
+        WrittenMessages(splits=[("crowd", 0, 2)], new=1),
+    )
     writer.commit([one, other, None])
     with pytest.raises(DelayQError, match="written by two tasks") as failed:
         writer.commit([one, other, one])

@@ -211,7 +211,7 @@ class LakeRepair:
         stored = read_archive(self._spark, self._database, (lo, hi))
         frame = before.where(~inside).unionByName(frames.merged(stored, stays))
         attempt = lake.attempt(lo, hi, self._ledger.archive)
-        source = batches.write(self._spark, frame, attempt)
+        source = batches.write_files(self._spark, frame, attempt)
         written = batches.verified(self._spark, lake, lambda: frame, attempt, source)
         own = self._own(batch, written, attempt, before.where(~inside), stays)
         hour = F.date_format("finished_at", "yyyy-MM-dd'T'HH:00:00'Z'").alias("hour")
@@ -223,17 +223,17 @@ class LakeRepair:
     def _own(
         self,
         batch: Batch,
-        written: batches.Written,
+        written: batches.WrittenFiles,
         attempt: Path,
         others: DataFrame,
         stays: DataFrame,
-    ) -> batches.Content:
+    ) -> batches.Digest:
         """What was written of the batch. Raises LakeError when rows of it are missing, or others
         are not as before."""
         now = read_files(self._spark, self._ledger.lake, written.files)
-        own = batches.content_of(now.where(_inside(batch)))
+        own = batches.digest_of(now.where(_inside(batch)))
         least = stays.select("id").distinct().count()
-        if own.rows < least or batches.content_of(now.where(~_inside(batch))) != batches.content_of(
+        if own.rows < least or batches.digest_of(now.where(~_inside(batch))) != batches.digest_of(
             others
         ):
             raise LakeError(
@@ -246,8 +246,8 @@ class LakeRepair:
     def _commit(
         self,
         batch: Batch,
-        written: batches.Written,
-        own: batches.Content,
+        written: batches.WrittenFiles,
+        own: batches.Digest,
         old: Sequence[LakeFile],
         hours: Sequence[str],
     ) -> Commit:

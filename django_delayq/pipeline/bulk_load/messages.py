@@ -18,7 +18,7 @@ from .. import schemas
 from ..options import TaskSpec
 
 
-class Sum(NamedTuple):
+class FrameTotals(NamedTuple):
     """What a frame of messages amounts to."""
 
     rows: int
@@ -113,7 +113,7 @@ def arranged(frame: DataFrame, tasks: int) -> DataFrame:
 
 
 def summed(frame: DataFrame) -> list[Column]:
-    """For agg(): what Sum needs."""
+    """For agg(): what FrameTotals needs."""
     body = F.octet_length("body").cast("long")
     mixed = F.xxhash64("id", "due_ms", "expires", "header", "body").cast("decimal(38,0)")
     return [
@@ -123,7 +123,7 @@ def summed(frame: DataFrame) -> list[Column]:
     ]
 
 
-def chosen(frame: DataFrame) -> DataFrame:
+def message_columns(frame: DataFrame) -> DataFrame:
     """Only the columns of a frame of messages, in their order."""
     fields = schemas.spark_schema(schemas.MESSAGES)
     return frame.select(*[F.col(one.name).cast(one.dataType).alias(one.name) for one in fields])

@@ -25,7 +25,7 @@ from ..options import ReplayOptions
 from ..params import Params, Report, Tell
 from ..sources.archive import finished_between, read_archive
 from . import loads, messages, replay_frames, replay_marks
-from .messages import Sum
+from .messages import FrameTotals
 from .replay_frames import OPEN, Declared
 
 #: Rows that SQL took later than so many seconds ago may still get a smaller id: they are for
@@ -37,10 +37,10 @@ class _Letters(NamedTuple):
     """The selection, looked at once."""
 
     made: DataFrame
-    fit: Sum
+    fit: FrameTotals
     """What a replay could take, whether SQL has it open, replayed or discarded: the same in each
     run of the job."""
-    good: Sum
+    good: FrameTotals
     """What of it is open."""
     skipped: Counter[str]
     topics: Sequence[str]
@@ -78,7 +78,7 @@ def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int
     begun = next(
         (
             one
-            for one in map(loads.decode, fences.fingerprints())
+            for one in map(loads.decode_fingerprint, fences.fingerprints())
             if {"first", "last"} <= one.keys()
         ),
         {},
@@ -138,7 +138,9 @@ def _look(
     since, until = params.period()
     # A lake may have a row twice, until the audit has mended it.
     read = _read(spark, params, options, ids).dropDuplicates(["id"])
-    mine = replay_frames.selected(finished_between(read, since, until, params.topic), options.where)
+    mine = replay_frames.selected_letters(
+        finished_between(read, since, until, params.topic), options.where
+    )
     chosen = mine.join(spark.createDataFrame(standing), "id", "left").fillna(
         replay_frames.GONE, ["standing"]
     )
@@ -158,8 +160,8 @@ def _look(
     return _Letters(made, whole, _total(good), skipped, sorted(row["topic"] for row in good))
 
 
-def _total(found: Sequence[Any]) -> Sum:
-    return Sum(
+def _total(found: Sequence[Any]) -> FrameTotals:
+    return FrameTotals(
         sum(row["rows"] for row in found), sum(row["body_bytes"] for row in found),
         str(sum(int(row["hash"]) for row in found)),
     )  # fmt: skip
@@ -225,13 +227,13 @@ def _write(
     rows: int,
 ) -> None:
     options = params.options(ReplayOptions)
-    spec = loads.spec_of(
+    spec = loads.load_spec(
         options.job, fingerprint, options.tasks, notes=True, rows=rows,
         due_ms=fences.open(fingerprint, notes=True) + options.delay_ms,
         per_second=loads.share(spark, options.max_per_second,
         len(fences.partitions) * options.splits),
     )  # fmt: skip
-    loads.write(spark, messages.chosen(good), params.redis, spec)
+    loads.write_messages(spark, messages.message_columns(good), params.redis, spec)
 
 
 def _links(good: DataFrame, kept: set[bytes]) -> Iterator[tuple[int, UUID | None]]:

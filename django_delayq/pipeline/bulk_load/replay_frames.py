@@ -29,12 +29,12 @@ class Declared(NamedTuple):
     body_limit: int
 
 
-class _Arguments(msgspec.Struct):
+class _LetterArguments(msgspec.Struct):
     args: list[msgspec.Raw] = []
     kwargs: dict[str, msgspec.Raw] = {}
 
 
-def selected(frame: DataFrame, where: str) -> DataFrame:
+def selected_letters(frame: DataFrame, where: str) -> DataFrame:
     """Dead letters that the condition is true of; with `args` and `kwargs`, as VARIANT, for it and
     the edits.
 
@@ -63,7 +63,7 @@ def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> Dat
     is left alone, and `fault`: the same, whatever SQL says of it. Rows without one are the same in
     each run of a job.
 
-    `frame`: of selected(), with `standing` (OPEN, REPLAYED, DISCARDED or GONE).
+    `frame`: of selected_letters(), with `standing` (OPEN, REPLAYED, DISCARDED or GONE).
     """
     edits = _edited(frame, options.edits, declared.tasks)
     keyed = F.col("key") != ""
@@ -214,7 +214,7 @@ def _merged(shape: _Shape | None, body: str | None, edits: str | None) -> str | 
     if shape is None or body is None or edits is None:
         return None
     try:
-        found = msgspec.json.decode(body, type=_Arguments)
+        found = msgspec.json.decode(body, type=_LetterArguments)
         changes = msgspec.json.decode(edits, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
         return None
@@ -227,7 +227,7 @@ def _merged(shape: _Shape | None, body: str | None, edits: str | None) -> str | 
     return msgspec.json.encode(found).decode() if _fits(shape, found) else None
 
 
-def _fits(shape: _Shape, found: _Arguments) -> bool:
+def _fits(shape: _Shape, found: _LetterArguments) -> bool:
     """Whether the task can be called with these; how many it takes by position is not known of one
     with `*args`."""
     given = set(shape.positional[: len(found.args)])

@@ -16,7 +16,7 @@ from ..errors import Refused
 from ..options import ScheduleOptions
 from ..params import Params, Report, Tell
 from . import loads, messages, rejects, schedule_frames
-from .messages import Sum
+from .messages import FrameTotals
 from .schedule_source import read_source
 
 #: Rows that a refusal names.
@@ -32,7 +32,7 @@ class _Rows(NamedTuple):
     limit: int
     made: DataFrame
     """Arranged, with reason, name and copies."""
-    good: Sum
+    good: FrameTotals
     bad: int
 
     @property
@@ -83,7 +83,7 @@ def _look(
     planned = schedule_frames.plan(options, source.schema)
     count = store.partitions.configured(options.task.topic)
     now, limit = datetime.now(tz=timezone.utc), store.settings.body_limit
-    made = schedule_frames.rows(source, planned, now, limit)
+    made = schedule_frames.message_rows(source, planned, now, limit)
     arranged = messages.arranged(
         messages.placed(made, {options.task.topic: count}, options.splits), count * options.splits
     )
@@ -91,9 +91,9 @@ def _look(
     found = (
         whole.groupBy(F.col("reason").isNull().alias("good")).agg(*messages.summed(whole)).collect()
     )
-    sums = {row["good"]: Sum(row["rows"], row["body_bytes"], row["hash"]) for row in found}
+    sums = {row["good"]: FrameTotals(row["rows"], row["body_bytes"], row["hash"]) for row in found}
     bad = sums[False].rows if False in sums else 0
-    return _Rows(source, planned, now, limit, whole, sums.get(True, Sum(0, 0, "0")), bad)
+    return _Rows(source, planned, now, limit, whole, sums.get(True, FrameTotals(0, 0, "0")), bad)
 
 
 def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, tell: Tell) -> Report:
@@ -137,16 +137,16 @@ def _write(
 ) -> None:
     options = rows.planned.options
     tasks = len(fences.partitions) * options.splits
-    spec = loads.spec_of(
+    spec = loads.load_spec(
         options.job, fingerprint, [options.task],
         due_ms=fences.open(fingerprint) + options.delay_ms,
         rows=rows.good.rows, per_second=loads.share(spark, options.max_per_second, tasks),
     )  # fmt: skip
     good = rows.made.where(F.col("reason").isNull())
-    loads.write(spark, messages.chosen(good), params.redis, spec)
+    loads.write_messages(spark, messages.message_columns(good), params.redis, spec)
 
 
-def _fingerprint(options: ScheduleOptions, good: Sum, count: int) -> dict[str, Any]:
+def _fingerprint(options: ScheduleOptions, good: FrameTotals, count: int) -> dict[str, Any]:
     """What may not differ between two runs of a job. The hash holds what is in the messages."""
     return {
         "rows": good.rows, "hash": good.hash, "topic": options.task.topic, "partitions": count,

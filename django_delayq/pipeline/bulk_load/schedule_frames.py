@@ -200,7 +200,7 @@ def _quoted(name: str) -> str:
 # Row by row
 
 
-def rows(
+def message_rows(
     frame: DataFrame, planned: Plan, now: datetime, limit: int, *, keep: bool = False
 ) -> DataFrame:
     """Messages, but for partition and split; with `reason` (why a row cannot be one, else null) and
@@ -243,7 +243,7 @@ def with_copies_refused(frame: DataFrame) -> DataFrame:
 
 def rejects(frame: DataFrame, planned: Plan, now: datetime, limit: int) -> DataFrame:
     """Each row that cannot be a message, and why."""
-    made = rows(frame, planned, now, limit, keep=True)
+    made = message_rows(frame, planned, now, limit, keep=True)
     counted = made.withColumn("copies", F.count(F.lit(1)).over(Window.partitionBy("id")))
     return with_copies_refused(counted).where(F.col("reason").isNotNull()).select("reason", "row")
 

@@ -94,7 +94,7 @@ def append(
         source = batches.copy(spark, database, ids, attempt)
         ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
         written = batches.verified(
-            spark, lake, lambda: batches.archived(spark, database, ids), attempt, source
+            spark, lake, lambda: batches.source_rows(spark, database, ids), attempt, source
         )
         content = written.content
         ledger.enter(
@@ -113,7 +113,7 @@ def append(
 
 
 def _commit(
-    ledger: Ledger, attempt: Path, written: batches.Written, ids: Range, settled_at: datetime
+    ledger: Ledger, attempt: Path, written: batches.WrittenFiles, ids: Range, settled_at: datetime
 ) -> Commit:
     content = written.content
     if content.rows and not ids[0] < content.lowest <= content.highest <= ids[1]:
@@ -285,7 +285,7 @@ class _Export:
             return
         age = timedelta(seconds=self.options.prune)
         archive = partial(read_archive, self.spark, self.params.database)
-        done = pruning.prune(
+        done = pruning.prune_batches(
             self.ledger, age, archive, by=self.options.by, dry_run=dry_run, tell=self.tell
         )
         self._add(pruned=done.count)

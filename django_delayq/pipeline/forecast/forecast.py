@@ -45,7 +45,7 @@ MINUTES = pa.schema(
 )
 
 
-class Span(NamedTuple):
+class DueCount(NamedTuple):
     """Messages of a topic that fall due in a minute, an hour or a day."""
 
     unit: str
@@ -55,11 +55,11 @@ class Span(NamedTuple):
     overdue: int
 
 
-class Found(NamedTuple):
+class Outlook(NamedTuple):
     """All of it."""
 
     now: datetime
-    spans: Sequence[Span]
+    spans: Sequence[DueCount]
     peak_at: datetime | None
     """The minute to come in which most fall due."""
     peak: int
@@ -74,7 +74,7 @@ class Found(NamedTuple):
             sums[span.topic] += getattr(span, name)
         return sums
 
-    def of(self, unit: str) -> list[Span]:
+    def of(self, unit: str) -> list[DueCount]:
         """The spans of this length."""
         return [span for span in self.spans if span.unit == unit]
 
@@ -98,7 +98,7 @@ def run(spark: Any, params: Params, tell: Callable[[str], object]) -> Report:
 
 def _find(
     spark: Any, params: Params, options: ForecastOptions, tell: Callable[[str], object]
-) -> Found:
+) -> Outlook:
     store = get_store()
     now_ms = int(store.clock_ms())
     now = from_ms(now_ms)
@@ -120,8 +120,8 @@ def _find(
         minutes.unpersist()
     peak_at, count = peak[0] if peak else (None, 0)
     rate = options.drain_rate or _measured_rate()
-    return Found(
-        now, [Span(*one) for one in spans], peak_at, count, rate, _paused(params.topic, now_ms)
+    return Outlook(
+        now, [DueCount(*one) for one in spans], peak_at, count, rate, _paused(params.topic, now_ms)
     )
 
 
@@ -171,7 +171,7 @@ def _paused(topic: str, now_ms: int) -> list[str]:
     )
 
 
-def _write(found: Found) -> None:
+def _write(found: Outlook) -> None:
     """In place of the forecasts before it, in one transaction."""
     taken_at = _stored(found.now)
     with transaction.atomic(using=get_settings().database):
@@ -206,7 +206,7 @@ def _stored(when: datetime) -> datetime:
 # The report
 
 
-def _report(found: Found, is_written: bool) -> Report:
+def _report(found: Outlook, is_written: bool) -> Report:
     overdue = found.by_topic("overdue").total()
     return Report(
         job="forecast",
@@ -226,7 +226,7 @@ def _report(found: Found, is_written: bool) -> Report:
     )
 
 
-def _sentences(found: Found, overdue: int) -> Iterator[str]:
+def _sentences(found: Outlook, overdue: int) -> Iterator[str]:
     """What somebody on call wants to hear: what is late, the worst minute of the next day, and the
     worst of all."""
     if not found.spans:
@@ -245,11 +245,11 @@ def _sentences(found: Found, overdue: int) -> Iterator[str]:
         yield f"Later, at {found.peak_at:%Y-%m-%d %H:%M} UTC {found.peak:,} fall due{work}."
 
 
-def _work(messages: int, found: Found) -> str:
+def _work(messages: int, found: Outlook) -> str:
     return f": {in_words(messages / found.drain_rate)} of work" if found.drain_rate else ""
 
 
-def _table(found: Found) -> list[dict[str, Any]]:
+def _table(found: Outlook) -> list[dict[str, Any]]:
     """A row for each topic: what falls due in each of the next hours (UTC), without what is
     overdue."""
     first = found.now.replace(minute=0, second=0, microsecond=0)
@@ -271,7 +271,7 @@ def _table(found: Found) -> list[dict[str, Any]]:
     return table
 
 
-def _problems(found: Found) -> Iterator[str]:
+def _problems(found: Outlook) -> Iterator[str]:
     waiting = found.by_topic("messages")
     for topic in found.paused:
         yield (

@@ -27,7 +27,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 
-class Content(msgspec.Struct, frozen=True):
+class Digest(msgspec.Struct, frozen=True):
     """What some rows hold: equal for equal rows, in whatever order and files they lie."""
 
     rows: int = 0
@@ -40,10 +40,10 @@ class Content(msgspec.Struct, frozen=True):
     """When they finished (ISO 8601, UTC); empty without rows."""
     newest: str = ""
 
-    def __add__(self, other: Content) -> Content:
+    def __add__(self, other: Digest) -> Digest:
         if not (self.rows and other.rows):
             return self if self.rows else other
-        return Content(
+        return Digest(
             self.rows + other.rows,
             self.signature + other.signature,
             min(self.lowest, other.lowest),
@@ -53,18 +53,18 @@ class Content(msgspec.Struct, frozen=True):
         )
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenFiles(msgspec.Struct, frozen=True):
     """What the files of an attempt hold."""
 
-    content: Content
+    content: Digest
     files: Sequence[LakeFile]
     hours: Sequence[str]
     """In which rows finished."""
 
 
-def content_of(frame: DataFrame) -> Content:
+def digest_of(frame: DataFrame) -> Digest:
     """In one pass over the rows."""
-    return _content(hashed(frame).agg(*signature()).collect()[0].asDict())
+    return _digest(hashed(frame).agg(*signature()).collect()[0].asDict())
 
 
 def hashed(frame: DataFrame) -> DataFrame:
@@ -90,20 +90,20 @@ def signature() -> list[Column]:
     ]
 
 
-def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Content:
+def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Digest:
     """Write the rows of the archive with lo < id <= hi as files by date, while they are read.
     Returns what SQL held."""
-    return content_of(archived(spark, database, ids, attempt))
+    return digest_of(source_rows(spark, database, ids, attempt))
 
 
-def archived(
+def source_rows(
     spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None
 ) -> DataFrame:
     """These rows, in parts as large as files should be where there are no gaps between the ids."""
     return read_archive(spark, database, ids, parts=parts_of(ids), copy=attempt)
 
 
-def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
+def write_files(spark: SparkSession, frame: DataFrame, attempt: Path) -> Digest:
     """Write rows with the columns of the archive as files by date, sorted within each. Returns what
     the source held.
 
@@ -116,33 +116,33 @@ def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
     with configured(spark, _MICROSECONDS):
         writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
         writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
-    return _content(seen.get)
+    return _digest(seen.get)
 
 
-def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> Written:
+def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
     """Read the files of an attempt. Raises LakeError when a row lies under another date than its
     own."""
     paths = {f"{path.parent.name}/{path.name}": path for path in attempt.glob("dt=*/*.parquet")}
-    held: dict[str, Content] = {}
+    held: dict[str, Digest] = {}
     hours: set[str] = set()
     for name, hour, content in _cells(spark, list(paths.values())):
         if name[3:13] != hour[:10]:
             raise LakeError(f"{paths[name]} has rows that finished in the hour {hour}.")
-        held[name] = held.get(name, Content()) + content
+        held[name] = held.get(name, Digest()) + content
         hours.add(hour)
     plain = lake.found_in(attempt, [(paths[name], content.rows) for name, content in held.items()])
-    files = [_with_content(file, held["/".join(file.path.split("/")[-2:])]) for file in plain]
-    return Written(total(held.values()), files, sorted(hours))
+    files = [_with_digest(file, held["/".join(file.path.split("/")[-2:])]) for file in plain]
+    return WrittenFiles(total(held.values()), files, sorted(hours))
 
 
 def verified(
-    spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Content
-) -> Written:
-    """Read back what was written, of which write() or copy() said what the source held. `frame()`
-    is the source, made only for a second look: Spark starts a process to plan one. Raises LakeError
-    when it differs."""
+    spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Digest
+) -> WrittenFiles:
+    """Read back what was written, and compare it with `source`, which write_files() or copy() gave.
+    `frame()` is the source once more, made only when they differ: Spark starts a process to plan
+    one. Raises LakeError when that differs, too."""
     written = read_back(spark, lake, attempt)
-    if written.content != source and written.content != (again := content_of(frame())):
+    if written.content != source and written.content != (again := digest_of(frame())):
         # The second look is at the source itself: what was counted while it was written counts
         # repeated tasks twice.
         raise LakeError(
@@ -151,9 +151,9 @@ def verified(
     return written
 
 
-def total(contents: Iterable[Content]) -> Content:
+def total(contents: Iterable[Digest]) -> Digest:
     """Of all of them."""
-    return sum(contents, Content())
+    return sum(contents, Digest())
 
 
 def check_columns(frame: DataFrame) -> None:
@@ -169,7 +169,7 @@ def check_columns(frame: DataFrame) -> None:
         )
 
 
-def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, str, Content]]:
+def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, str, Digest]]:
     """Per file and hour what is in it."""
     if not paths:
         return
@@ -182,19 +182,19 @@ def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, st
     keys = (F.col("_metadata.file_path").alias("path"), hour)
     for row in hashed(frame).groupBy(*keys).agg(*signature()).collect():
         text = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
-        yield "/".join(unquote(row["path"]).split("/")[-2:]), text, _content(row.asDict())
+        yield "/".join(unquote(row["path"]).split("/")[-2:]), text, _digest(row.asDict())
 
 
-def _content(found: Mapping[str, Any]) -> Content:
+def _digest(found: Mapping[str, Any]) -> Digest:
     if not found.get("rows"):
-        return Content()
+        return Digest()
     hashed = found["high"] * 2**32 + found["low"]
-    return Content(
+    return Digest(
         found["rows"], hashed, found["lowest"], found["highest"], found["oldest"], found["newest"]
     )
 
 
-def _with_content(file: LakeFile, content: Content) -> LakeFile:
+def _with_digest(file: LakeFile, content: Digest) -> LakeFile:
     known = {
         "lowest": content.lowest,
         "highest": content.highest,

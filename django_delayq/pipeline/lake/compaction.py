@@ -47,7 +47,7 @@ def compact(
     attempt = lake.attempt(min(file.lowest for file in files), max(file.highest for file in files))
     spread = frame.repartition(len({file.dt for file in files}), days)
     written = batches.verified(
-        spark, lake, lambda: frame, attempt, batches.write(spark, spread, attempt)
+        spark, lake, lambda: frame, attempt, batches.write_files(spark, spread, attempt)
     )
     _check_kept(files, written.content)
     lake.persist(attempt)
@@ -59,7 +59,7 @@ def compact(
     return {"compacted_files": len(files), "compacted_into": len(written.files)}
 
 
-def _check_kept(files: Sequence[LakeFile], content: batches.Content) -> None:
+def _check_kept(files: Sequence[LakeFile], content: batches.Digest) -> None:
     """What is read now is what was committed."""
     rows = sum(file.rows for file in files)
     known = all(file.signature for file in files)
@@ -73,7 +73,7 @@ def _check_kept(files: Sequence[LakeFile], content: batches.Content) -> None:
         )
 
 
-def _commit(lake: Lake, files: Sequence[LakeFile], written: batches.Written) -> Commit:
+def _commit(lake: Lake, files: Sequence[LakeFile], written: batches.WrittenFiles) -> Commit:
     appended = [commit for commit in lake.commits() if commit.kind == "append"][-1]
     content = written.content
     return Commit(

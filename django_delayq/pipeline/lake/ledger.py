@@ -107,8 +107,8 @@ class Ledger:
             fields |= {
                 "hi": commit.hi,
                 "state": COMMITTED,
-                "oldest_at": instant(commit.oldest),
-                "newest_at": instant(commit.newest),
+                "oldest_at": stored_instant(commit.oldest),
+                "newest_at": stored_instant(commit.newest),
             }
             if commit.files:
                 fields["attempt"] = commit.files[0].path.split("/")[1]
@@ -145,7 +145,7 @@ def archive_of(attempt: str) -> str:
     return attempt.rpartition(".")[2][:NAME_LENGTH]
 
 
-def instant(text: str) -> datetime | None:
+def stored_instant(text: str) -> datetime | None:
     """A commit's time as this project's models hold it."""
     return stored(datetime.fromisoformat(text.replace("Z", "+00:00"))) if text else None
 
@@ -191,8 +191,8 @@ def _is_foreign(commit: Commit, known: LakeBatch) -> bool:
     )
     wanted = {
         "rows": commit.rows,
-        "oldest": instant(commit.oldest),
-        "newest": instant(commit.newest),
+        "oldest": stored_instant(commit.oldest),
+        "newest": stored_instant(commit.newest),
     }
     return bool(held != wanted)
 

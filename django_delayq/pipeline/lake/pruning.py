@@ -34,8 +34,8 @@ Archive = Callable[[tuple[int, int]], DataFrame]
 
 
 @dataclass
-class Pruned:
-    """What prune() has done."""
+class PrunedBatches:
+    """What prune_batches() has done."""
 
     action: OperatorAction | None = None
     """The record of it; None when there was nothing to do, and in a dry run."""
@@ -47,7 +47,7 @@ class Pruned:
     """Batches that were left alone, and why."""
 
 
-def prune(
+def prune_batches(
     ledger: Ledger,
     older_than: timedelta,
     archive: Archive,
@@ -55,7 +55,7 @@ def prune(
     by: str = "",
     dry_run: bool = False,
     tell: Callable[[str], object] = bool,
-) -> Pruned:
+) -> PrunedBatches:
     """Delete the rows of every batch that is committed and finished as a whole longer ago than
     `older_than` (1 hour or more), if they are those that the lake has. Not of a day (UTC) that goes
     on, before its figures are computed. Interrupted, it goes on when it is called again. `by` is
@@ -68,7 +68,7 @@ def prune(
             "delivery."
         )
     now = datetime.now(tz=zones.utc)
-    done = Pruned()
+    done = PrunedBatches()
     some = list(_old(ledger, now, older_than))
     _check_files(ledger, some)
     some = [batch for batch in some if _is_whole(ledger, batch, archive, done, dry_run)]
@@ -79,7 +79,7 @@ def prune(
         return done
     if some:
         limit = f"{now - older_than:%Y-%m-%d %H:%M:%S}Z"
-        work = _Prune(done, by, f"what the lake {ledger.name} holds, finished before {limit}")
+        work = _Pruning(done, by, f"what the lake {ledger.name} holds, finished before {limit}")
         for batch in some:
             work.prune(batch)
             tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
@@ -100,7 +100,7 @@ def _old(ledger: Ledger, now: datetime, older_than: timedelta) -> Iterator[LakeB
 
 
 def _is_whole(
-    ledger: Ledger, batch: LakeBatch, archive: Archive, done: Pruned, dry_run: bool
+    ledger: Ledger, batch: LakeBatch, archive: Archive, done: PrunedBatches, dry_run: bool
 ) -> bool:
     """Whether SQL has the rows that the lake has. What others pruned of a batch that we pruned
     already is no problem."""
@@ -133,7 +133,7 @@ def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
     before the first one goes is what its commit says, and afterwards some of it."""
     ids = (batch.lo, batch.hi)
     if not batch.pruned:
-        content = batches.content_of(archive(ids))
+        content = batches.digest_of(archive(ids))
         same = (content.rows, str(content.signature)) == (batch.rows, batch.signature or "0")
     else:
         files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
@@ -174,10 +174,10 @@ def _rows(batch: LakeBatch) -> Any:
     return ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi)
 
 
-class _Prune:
-    """One call of prune()."""
+class _Pruning:
+    """One call of prune_batches()."""
 
-    def __init__(self, done: Pruned, by: str, selection: str) -> None:
+    def __init__(self, done: PrunedBatches, by: str, selection: str) -> None:
         self._done = done
         self._alias = get_settings().database
         self._action = OperatorAction(action="prune", operator=by[:150], selection=selection)

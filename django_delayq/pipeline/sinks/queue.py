@@ -56,7 +56,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class WrittenMessages(WriterCommitMessage):
     """What one task of Spark has done."""
 
     splits: Sequence[tuple[Any, ...]] = ()
@@ -119,7 +119,7 @@ class QueueWriter(DataSourceArrowWriter):
         """Check what the tasks say: each message went through one of them, and each split through
         one alone."""
         load = msgspec.json.decode(self._load, type=LoadSpec)
-        done = [one for one in messages if isinstance(one, Written)]
+        done = [one for one in messages if isinstance(one, WrittenMessages)]
         splits = [split for one in done for split in one.splits]
         if len(splits) != len(set(splits)):
             raise DelayQError(
@@ -150,9 +150,9 @@ class Loader:
         self._pending: Callable[[], Loaded] | None = None
         self._pace = Pace(spec.per_second)
         self._splits: dict[tuple[Any, ...], None] = {}
-        self._done = Written()
+        self._done = WrittenMessages()
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> WrittenMessages:
         """Write all. Raises DelayQErrors: what was applied stays."""
         try:
             for batch in batches:

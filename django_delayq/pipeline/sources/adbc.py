@@ -46,7 +46,7 @@ def _has_psycopg3() -> bool:
 def postgresql_batches(
     database: Database, table: str, schema: pa.Schema, ids: Range
 ) -> Iterator[pa.RecordBatch]:
-    """As rows.read(). Raises DatabaseUnavailable, and ADBC's errors."""
+    """As rows.read_rows(). Raises DatabaseUnavailable, and ADBC's errors."""
     django = connection_to(database)
     quote = django.ops.quote_name
     columns = ", ".join(_expression(quote(field.name), field.name) for field in schema)

@@ -13,8 +13,6 @@ import msgspec
 from ...core.exceptions import ConfigurationError, DatabaseUnavailable
 from ..params import Database
 
-Row = tuple[Any, ...]
-
 #: Seconds that a reader of SQLite waits for a writer, unless OPTIONS say more.
 PATIENCE = 60.0
 #: OPTIONS that are not for readers: a pool opens connections that nobody uses, and SERIALIZABLE
@@ -29,7 +27,7 @@ class Connected(NamedTuple):
 
     vendor: str
     """Of Django's backend: postgresql, mysql, sqlite, oracle or another one's."""
-    fetch: Callable[[str], Sequence[Row]]
+    fetch: Callable[[str], Sequence[tuple[Any, ...]]]
     """All rows of a statement without parameters."""
     quote: Callable[[str], str]
     limit: Callable[[int], str]
@@ -56,9 +54,9 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
         _connect(connection, database)
         with connection.cursor() as cursor:
 
-            def fetch(sql: str) -> Sequence[Row]:
+            def fetch(sql: str) -> Sequence[tuple[Any, ...]]:
                 cursor.execute(sql)
-                rows: Sequence[Row] = cursor.fetchall()
+                rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
                 return rows
 
             ops = connection.ops

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
-from .archive import RangeReader, checked, encoded
+from .archive import RangeReader, checked_columns, encoded
 
 
 def read_outbox(
@@ -45,7 +45,7 @@ class OutboxSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For the columns of this schema."""
-        return OutboxReader(checked(schema, schemas.OUTBOX), self.options)
+        return OutboxReader(checked_columns(schema, schemas.OUTBOX), self.options)
 
 
 class OutboxReader(RangeReader):

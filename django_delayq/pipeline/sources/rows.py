@@ -21,7 +21,7 @@ from .adbc import CHUNK
 from .connect import Connected, backend_of, connected
 from .ranges import Range, edges
 
-__all__ = ["READERS", "Range", "edges", "read"]
+__all__ = ["READERS", "Range", "edges", "read_rows"]
 
 #: Rows of a batch at most: 10,000 of the archive take some 5 MB.
 BATCH = 10_000
@@ -36,7 +36,7 @@ Fetch = Callable[[str], Sequence[Any]]
 """The columns of a statement, of values or as Arrow; perhaps none where it gives no rows."""
 
 
-def read(
+def read_rows(
     database: Database, schema: pa.Schema, ids: Range, *, table: str = "", reader: str = "auto"
 ) -> Iterator[pa.RecordBatch]:
     """The rows with lo < id <= hi in the order of their ids, with the columns of the schema; of the

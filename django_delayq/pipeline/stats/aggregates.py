@@ -146,7 +146,7 @@ def of_span(
     return aggregated(_within(batch, since, until) for batch in batches)
 
 
-def microseconds(milliseconds: Numbers) -> Numbers:
+def microseconds_of(milliseconds: Numbers) -> Numbers:
     """histogram.microseconds() of finite numbers. A whole number in a double, so what follows is
     exact."""
     with np.errstate(over="ignore"):  # infinite is beyond LARGEST, too
@@ -155,7 +155,7 @@ def microseconds(milliseconds: Numbers) -> Numbers:
 
 
 def buckets(n: Numbers) -> Numbers:
-    """histogram.bucket() of whole microseconds that microseconds() gave."""
+    """histogram.bucket() of whole microseconds that microseconds_of() gave."""
     # The upper bits of a double are its exponent and the four that tell the parts of a power of two
     # apart.
     upper = n.astype(np.float64).view(np.int64) >> 48
@@ -163,7 +163,7 @@ def buckets(n: Numbers) -> Numbers:
     return found
 
 
-def merged(histograms: pa.Array) -> pa.Array:
+def merged_histograms(histograms: pa.Array) -> pa.Array:
     """Of lists of histograms, each as text, the sum of each list as text."""
     return pa.array([_sum(texts) for texts in histograms.to_pylist()], pa.string())
 
@@ -230,7 +230,7 @@ def _times(metric: str, column: pa.ChunkedArray) -> tuple[dict[str, Any], Number
     buckets."""
     values = column.to_numpy()  # null is NaN here
     absent = ~np.isfinite(values)
-    exact = microseconds(np.where(absent, 0.0, values))
+    exact = microseconds_of(np.where(absent, 0.0, values))
     added = {
         f"{metric}_high": pa.array(exact >> 32, mask=absent),
         f"{metric}_low": pa.array(exact & (2**32 - 1), mask=absent),
@@ -343,7 +343,7 @@ def _as_aggregates(
 # By Spark
 
 
-def counted(frame: DataFrame) -> DataFrame:
+def aggregate_frame(frame: DataFrame) -> DataFrame:
     """Rows of the archive -> what topic_hours() and task_days() are made of, in one pass over the
     rows."""
     return added_up(frame.select(*READ).mapInArrow(aggregated, schemas.spark_schema(AGGREGATES)))
@@ -353,29 +353,30 @@ def added_up(found: DataFrame) -> DataFrame:
     """Cells of parts of the rows -> those of all rows: one for each of their keys and errors."""
     sums = [F.sum(name).alias(name) for name in ("n", *SUMS)]
     highest = [F.max(f"{metric}_max").alias(f"{metric}_max") for metric in METRICS]
-    merge = arrow_udf(merged, "string")  # type: ignore[call-overload]  # told the kind, it warns
+    merge = arrow_udf(merged_histograms, "string")  # type: ignore[call-overload]  # told the kind, it warns
     histograms = [merge(F.collect_list(metric)).alias(metric) for metric in METRICS]
     return found.groupBy(*KEYS, "error").agg(*sums, *highest, *histograms)
 
 
 def topic_hours(found: DataFrame) -> DataFrame:
-    """Of counted(): one row per hour (UTC, its beginning in microseconds since 1970) and topic,
-    with the columns of TopicHour; histograms are the JSON of histogram.encode(). Rows without
-    finished_at are in no hour."""
-    return figures_of(found, "hour").withColumnRenamed("at", "hour").drop("task")
+    """Of aggregate_frame(): one row per hour (UTC, its beginning in microseconds since 1970) and
+    topic, with the columns of TopicHour; histograms are the JSON of histogram.encode(). Rows
+    without finished_at are in no hour."""
+    return span_figures(found, "hour").withColumnRenamed("at", "hour").drop("task")
 
 
 def task_days(found: DataFrame, most_errors: int) -> DataFrame:
-    """Of counted(): one row per day (UTC, as the hour above), topic and task, with the columns of
-    TaskDay; `errors` is an array of (error, n), the most frequent ones, null when nothing died."""
+    """Of aggregate_frame(): one row per day (UTC, as the hour above), topic and task, with the
+    columns of TaskDay; `errors` is an array of (error, n), the most frequent ones, null when
+    nothing died."""
     dead = found.where((F.col("unit") == "day") & F.col("error").isNotNull())
     errors = _frequent_errors(dead, most_errors)
-    whole = figures_of(found, "day").join(errors, ["at", "topic", "task"], "left")
+    whole = span_figures(found, "day").join(errors, ["at", "topic", "task"], "left")
     return whole.withColumnRenamed("at", "day")
 
 
-def figures_of(found: DataFrame, unit: str) -> DataFrame:
-    """Of counted(): counts, sums and histograms per group."""
+def span_figures(found: DataFrame, unit: str) -> DataFrame:
+    """Of aggregate_frame(): counts, sums and histograms per group."""
     exact = [name for name in SUMS if not name.startswith(METRICS)]
     sums = [_milliseconds(metric).alias(f"{metric}_sum") for metric in METRICS]
     highest = [f"{metric}_max" for metric in METRICS]

@@ -19,7 +19,7 @@ from ...stats.stats_service import SETTLE
 from .. import schemas
 from ..errors import Refused
 from ..lake.lake import Commit, Lake
-from ..lake.ledger import Ledger, instant
+from ..lake.ledger import Ledger, stored_instant
 from ..lake.reader import mapped_files
 from ..lake.watermark import last_settled_id
 from ..options import StatsOptions
@@ -28,7 +28,7 @@ from ..session import configured
 from ..sources.archive import finished_between, read_archive
 from . import aggregates
 from .write_back import (
-    Written,
+    WriteBackResult,
     day_chunks,
     hour_chunks,
     with_empty_days,
@@ -45,20 +45,20 @@ _BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 NAMED = 5
 
 
-class Span(NamedTuple):
+class Period(NamedTuple):
     """From `since` to before `until`; None: from the beginning."""
 
     since: datetime | None
     until: datetime
 
-    def whole(self, length: timedelta) -> Span:
+    def whole(self, length: timedelta) -> Period:
         """The hours, or days, that lie in it as a whole."""
         begin = (
             None
             if self.since is None
             else _floor(self.since + length - timedelta(microseconds=1), length)
         )
-        return Span(begin, _floor(self.until, length))
+        return Period(begin, _floor(self.until, length))
 
     def has(self, at: datetime, length: timedelta) -> bool:
         """Whether the hour, or day, that begins then lies in it as a whole."""
@@ -69,8 +69,8 @@ class Input(NamedTuple):
     """What one run computes."""
 
     aggregates: DataFrame
-    """As aggregates.counted()."""
-    span: Span
+    """As aggregates.aggregate_frame()."""
+    span: Period
     counted: Mapping[int, int | None] = {}
     """Batches of the lake of which every hour and day is computed: id -> commit."""
     hours: Collection[datetime] = ()
@@ -126,7 +126,9 @@ def _of_lake(
     lake = Lake(params.lake)
     ledger = Ledger(lake)
     commits = ledger.check() if params.dry_run else ledger.follow()
-    settled_at = max((at for commit in commits if (at := instant(commit.settled_at))), default=None)
+    settled_at = max(
+        (at for commit in commits if (at := stored_instant(commit.settled_at))), default=None
+    )
     if settled_at is None:
         return None
     span = _span(params, settled_at)
@@ -154,7 +156,7 @@ def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
     tell(f"reading the archive up to id {highest:,}")
     frame = read_archive(spark, params.database, (0, highest), schemas.FIGURES.names)
     span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
-    return Input(aggregates.counted(finished_between(frame, *span)), span)
+    return Input(aggregates.aggregate_frame(finished_between(frame, *span)), span)
 
 
 def _dirty(ledger: Ledger, commits: Sequence[Commit]) -> dict[LakeBatch, set[str]]:
@@ -176,18 +178,18 @@ def _hours(commits: Sequence[Commit], dates: Collection[str]) -> set[datetime]:
     return {datetime.fromisoformat(text.replace("Z", "+00:00")) for text in texts}
 
 
-def _span(params: Params, settled_at: datetime) -> Span:
+def _span(params: Params, settled_at: datetime) -> Period:
     since, until = params.period()
     now = datetime.now(tz=timezone.utc)
-    return Span(since, min(settled_at, now, until or settled_at)).whole(HOUR)
+    return Period(since, min(settled_at, now, until or settled_at)).whole(HOUR)
 
 
-def _touches(span: Span, dt: str) -> bool:
+def _touches(span: Period, dt: str) -> bool:
     begin = _begin(dt)
     return begin < span.until and (span.since is None or begin + DAY > span.since)
 
 
-def _is_whole(span: Span, dt: str) -> bool:
+def _is_whole(span: Period, dt: str) -> bool:
     return span.has(_begin(dt), DAY)
 
 
@@ -203,7 +205,7 @@ def _floor(when: datetime, length: timedelta) -> datetime:
 # Computing and writing
 
 
-def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> Written:
+def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> WriteBackResult:
     # Kept, so that the rows are read once: the cells are few.
     found = _whole(given.aggregates, given.span.whole(DAY)).persist()
     try:
@@ -235,7 +237,7 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
         found.unpersist()
 
 
-def _whole(found: DataFrame, span: Span) -> DataFrame:
+def _whole(found: DataFrame, span: Period) -> DataFrame:
     """Of the days those that lie in the span as a whole."""
     is_inside = F.col("at") < F.lit(_microseconds(span.until))
     if span.since is not None:
@@ -267,7 +269,7 @@ def _marking(counted: Mapping[int, int | None]) -> Any:
 # What is said
 
 
-def _figures(written: Written) -> dict[str, Any]:
+def _figures(written: WriteBackResult) -> dict[str, Any]:
     return {
         "hours": written.spans[TopicHour],
         "days": written.spans[TaskDay],
@@ -276,7 +278,7 @@ def _figures(written: Written) -> dict[str, Any]:
     }
 
 
-def _problems(written: Written) -> list[str]:
+def _problems(written: WriteBackResult) -> list[str]:
     if not written.kept:
         return []
     named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in written.kept[:NAMED])

@@ -25,8 +25,6 @@ TRIES = 5
 ROWS = 250
 
 Outcomes = Mapping[Any, Outcome]
-Rows = Iterable[Mapping[str, Any]]
-"""Of aggregates.topic_hours() or task_days(), in the order of their hours or days."""
 
 
 class Chunk(NamedTuple):
@@ -42,7 +40,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass
-class Topic:
+class TopicTotals:
     """The figures of a topic in all hours that were computed."""
 
     messages: int = 0
@@ -75,7 +73,7 @@ class Topic:
 
 
 @dataclass
-class Written:
+class WriteBackResult:
     """What has become of the figures."""
 
     spans: Counter[type] = field(default_factory=Counter)
@@ -84,7 +82,7 @@ class Written:
     """Of hours and days together."""
     kept: list[datetime | date] = field(default_factory=list)
     """Hours and days of which more was known than was computed."""
-    topics: dict[str, Topic] = field(default_factory=dict)
+    topics: dict[str, TopicTotals] = field(default_factory=dict)
 
     def note(self, chunk: Chunk, outcome: Outcome) -> None:
         """One more."""
@@ -94,7 +92,7 @@ class Written:
             self.kept.append(chunk.span)
         for row in chunk.rows:
             if isinstance(row, TopicHour):
-                self.topics.setdefault(row.topic, Topic()).add(row)
+                self.topics.setdefault(row.topic, TopicTotals()).add(row)
 
 
 def write_back(
@@ -103,11 +101,11 @@ def write_back(
     *,
     fewer: bool = False,
     dry_run: bool = False,
-) -> Written:
+) -> WriteBackResult:
     """Replace the stored figures by these where they differ, some in a transaction: see
     figure_rows.replace_each(). `finish()` is called in the transaction of the last ones. `dry_run`:
     only say what would be done."""
-    written = Written()
+    written = WriteBackResult()
 
     def write(some: Sequence[Chunk], end: Callable[[], object] = bool) -> None:
         outcomes = _compared(some, fewer) if dry_run else _replaced(some, fewer, end)
@@ -146,15 +144,15 @@ def _spans(some: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
     return {chunk.at: chunk.rows for chunk in some}
 
 
-def hour_chunks(rows: Rows) -> Iterator[Chunk]:
-    """Of aggregates.topic_hours()."""
+def hour_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
+    """Of the rows of aggregates.topic_hours(), in the order of their hours."""
     for at, group in groupby(rows, key=lambda row: row["hour"]):
         hour = instant_of(at / 1000)
         yield _hour(utc(hour), [TopicHour(hour=hour, **_fields(row, "hour")) for row in group])
 
 
-def day_chunks(rows: Rows) -> Iterator[Chunk]:
-    """Of aggregates.task_days()."""
+def day_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
+    """Of the rows of aggregates.task_days(), in the order of their days."""
     for at, group in groupby(rows, key=lambda row: row["day"]):
         day = utc(instant_of(at / 1000)).date()
         yield _day(

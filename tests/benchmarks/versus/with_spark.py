@@ -33,7 +33,7 @@ def main(path: str, memory: str) -> None:
         mapped_files(spark, lake, lake.files(), READ, count, aggregates.AGGREGATES)
     )
     rows = (
-        aggregates.figures_of(found, "hour")
+        aggregates.span_figures(found, "hour")
         .select("messages", "attempts", "lateness", "run")
         .collect()
     )
