@@ -62,7 +62,6 @@ def build_session(
     driver_memory: str = "1g",
     extra: Mapping[str, str] | None = None,
     *,
-    app: str = "delayq",
     java_options: str = "",
 ) -> Any:
     """A SparkSession for the jobs, with our sources. Raises SparkMissing, Refused.
@@ -79,7 +78,7 @@ def build_session(
         check_java()
         _prepare_environment(master)
         configuration |= {"spark.master": master, **_defaults(master, driver_memory, java_options)}
-    configuration |= {"spark.app.name": app, **(extra or {})}
+    configuration |= {"spark.app.name": "delayq", **(extra or {})}
     builder = pyspark_sql.SparkSession.builder
     for name, value in configuration.items():
         builder = builder.config(name, value)

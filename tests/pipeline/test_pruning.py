@@ -104,7 +104,9 @@ def test_a_row_that_comes_after_the_first_look_stops_the_deletion(
     export_now()
     ArchivedMessage.objects.filter(pk=ids[5]).delete()
     monkeypatch.setattr(pruning, "_is_whole", lambda *arguments: True)
-    done = pruning.prune_batches(Ledger(Lake(lake)), timedelta(days=1), read_nothing)
+    done = pruning.prune_batches(
+        Ledger(Lake(lake)), timedelta(days=1), read_nothing, by="", dry_run=False, tell=print
+    )
     assert (done.count, len(done.problems), len(left())) == (0, 1, 9)
 
 
@@ -230,4 +232,11 @@ def test_less_than_an_hour_is_refused(export_now: Export, lake: str) -> None:
     with pytest.raises(Refused):
         export_now(prune=3599)
     with pytest.raises(Refused, match="1 hour"):
-        pruning.prune_batches(Ledger(Lake(lake)), timedelta(minutes=59), read_nothing)
+        pruning.prune_batches(
+            Ledger(Lake(lake)),
+            timedelta(minutes=59),
+            read_nothing,
+            by="",
+            dry_run=False,
+            tell=print,
+        )

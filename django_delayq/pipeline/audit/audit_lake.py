@@ -24,7 +24,7 @@ from ...core.conf import get_settings
 from ...models import OperatorAction
 from ..errors import LakeError
 from ..lake import batches
-from ..lake.lake import Commit, LakeFile
+from ..lake.lake import Commit, Digest, LakeFile, WrittenFiles
 from ..lake.ledger import PRUNED, Ledger
 from ..lake.reader import read_files
 from ..params import Database
@@ -223,11 +223,11 @@ class LakeRepair:
     def _own(
         self,
         batch: Batch,
-        written: batches.WrittenFiles,
+        written: WrittenFiles,
         attempt: Path,
         others: DataFrame,
         stays: DataFrame,
-    ) -> batches.Digest:
+    ) -> Digest:
         """What was written of the batch. Raises LakeError when rows of it are missing, or others
         are not as before."""
         now = read_files(self._spark, self._ledger.lake, written.files)
@@ -246,25 +246,20 @@ class LakeRepair:
     def _commit(
         self,
         batch: Batch,
-        written: batches.WrittenFiles,
-        own: batches.Digest,
+        written: WrittenFiles,
+        own: Digest,
         old: Sequence[LakeFile],
         hours: Sequence[str],
     ) -> Commit:
         ledger, lake = self._ledger, self._ledger.lake
         commit = lake.add(
-            Commit(
-                seq=0,
-                kind="repair",
+            Commit.of(
+                "repair",
+                written,
                 lo=batch.lo,
                 hi=batch.hi,
-                rows=written.content.rows,
-                signature=str(written.content.signature),
-                oldest=written.content.oldest,
-                newest=written.content.newest,
                 hours=sorted({*written.hours, *hours}),
                 settled_at=_settled_at(lake.commits()),
-                files=written.files,
                 removes=[one.path for one in old],
                 batch_rows=own.rows,
                 batch_signature=str(own.signature),

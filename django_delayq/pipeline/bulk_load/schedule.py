@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -15,12 +16,14 @@ from ...store.redis import RedisStore
 from ..errors import Refused
 from ..options import ScheduleOptions
 from ..params import Params, Report, Tell
-from . import loads, messages, rejects, schedule_frames
+from . import loads, messages, schedule_frames
 from .messages import FrameTotals
 from .schedule_source import read_source
 
 #: Rows that a refusal names.
 NAMED = 5
+#: What Spark writes: parts, their checksums, and that it has ended.
+_OF_SPARK = r"\.?part-.*|\.?_SUCCESS(\.crc)?|_temporary"
 
 
 class _Rows(NamedTuple):
@@ -48,7 +51,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     loads.check_job(options.job)
     _check(params, options)
     if options.rejects:
-        rejects.check_folder(spark, options)
+        _check_rejects_folder(spark, options)
     store = RedisStore(None, params.redis.settings())
     try:
         tell("looking at the source")
@@ -120,7 +123,8 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
         return report
     if rows.bad:
         refused = schedule_frames.rejects(rows.source, rows.planned, rows.now, rows.limit)
-        rejects.write(refused, options)
+        # JSON lines. Those of an earlier run of the job are replaced.
+        refused.coalesce(1).write.mode("overwrite").json(_rejects_folder(options))
     tell(f"writing {rows.good.rows:,} messages")
     with fences.reporting(before, rows.good.rows):
         _write(spark, params, rows, fences, fingerprint)
@@ -174,3 +178,44 @@ def _refusal(rows: _Rows) -> str:
         f"enqueued. {first}. "
         "Mend the source, or give a directory for rejects to enqueue the others."
     )
+
+
+# The folder for rows that are refused
+
+
+def _rejects_folder(options: ScheduleOptions) -> str:
+    """DIR/JOB.rejects; DIR may be a URI."""
+    return f"{options.rejects.rstrip('/')}/{options.job}.rejects"
+
+
+def _check_rejects_folder(spark: SparkSession, options: ScheduleOptions) -> None:
+    """Raise Refused for a folder that is to be replaced, but is the source's or has what is not
+    ours."""
+    system, path = _hadoop_path(spark, _rejects_folder(options))
+    if options.format in ("parquet", "csv", "json"):
+        source, target = (
+            str(_hadoop_path(spark, one)[1].toString())
+            for one in (options.source, _rejects_folder(options))
+        )
+        if f"{source}/".startswith(f"{target}/") or target.startswith(f"{source}/"):
+            raise Refused(
+                f"The rejects would go to {target}, and the source is {source}: give them another "
+                f"directory."
+            )
+    found = (
+        [str(one.getPath().getName()) for one in system.listStatus(path)]
+        if system.exists(path)
+        else []
+    )
+    if strange := [name for name in sorted(found) if not re.fullmatch(_OF_SPARK, name)]:
+        raise Refused(
+            f"The rejects replace what is in {_rejects_folder(options)}, but {strange[0]} is there, "
+            "which this job did not write: give another directory."
+        )
+
+
+def _hadoop_path(spark: Any, text: str) -> tuple[Any, Any]:
+    """The file system of a path, as Hadoop has it, and the path in full."""
+    path = spark._jvm.org.apache.hadoop.fs.Path(text)
+    system = path.getFileSystem(spark._jsc.hadoopConfiguration())
+    return system, system.makeQualified(path)

@@ -4,6 +4,7 @@ row by row."""
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -16,7 +17,7 @@ from pyspark.sql import types as T  # noqa: N812
 from ...core.times import MAX_DELAY_MS
 from ..errors import Refused
 from ..options import ParameterSpec, ScheduleOptions
-from . import json_columns, json_lines, messages
+from . import json_columns, messages
 
 #: Column in which a reader puts the text of a row that it cannot read.
 CORRUPT = "_corrupt_record"
@@ -34,6 +35,9 @@ _OFFSET = r"(?i)\d(Z|UTC|GMT|[+-]\d{2}:?\d{2})$"
 #: Without a date Spark takes that of today.
 _DATE = r"^[+-]?\d{4,}-"
 MOST_KEY = 256
+#: JSON of a value by the annotation of its parameter.
+_JSON_PATTERNS = {"str": '^"', "int": r"^-?\d+$", "float": r"^-?\d", "bool": "^(true|false)$"}
+_JSON_KEY = r'^(".*|-?\d+|null)$'
 
 
 class Argument(NamedTuple):
@@ -251,7 +255,7 @@ def rejects(frame: DataFrame, planned: Plan, now: datetime, limit: int) -> DataF
 def _text(options: ScheduleOptions, column: str) -> Column:
     """Of the column with the key or the due time."""
     value = F.col(_quoted(column))
-    return json_lines.plain(value) if options.format == "json" else value.cast("string")
+    return _json_text(value) if options.format == "json" else value.cast("string")
 
 
 def _kept(options: ScheduleOptions, column: str) -> Column:
@@ -266,7 +270,7 @@ def _kept(options: ScheduleOptions, column: str) -> Column:
 
 def _key_reasons(options: ScheduleOptions, name: Column) -> list[Column]:
     wrong = (
-        json_lines.no_key(F.col(_quoted(options.key))) if options.format == "json" else F.lit(False)
+        ~F.col(_quoted(options.key)).rlike(_JSON_KEY) if options.format == "json" else F.lit(False)
     )
     return [
         F.when(wrong, F.lit("its key is neither text nor a whole number")),
@@ -320,7 +324,7 @@ def _reasons(options: ScheduleOptions, one: Argument) -> list[Column]:
     given = F.col(_quoted(one.column))
     if options.format == "json":
         needed = one.required or one.by_position
-        return json_lines.reasons(
+        return _json_reasons(
             one.column, given, one.annotation, nullable=one.nullable, needed=needed
         )
     reasons = []
@@ -353,7 +357,7 @@ def _body(planned: Plan, name: Column) -> Column:
     if options.format == "json":
         given = [one.value for one in planned.arguments if one.by_position]
         named = [(one.parameter, one.value) for one in planned.arguments if not one.by_position]
-        return json_lines.body(given, named, name if options.keyed else None, attempts)
+        return _json_body(given, named, name if options.keyed else None, attempts)
     args = [json_columns.text(one.value, one.kind) for one in planned.arguments if one.by_position]
     kwargs = [
         one.value.cast(json_columns.exact(one.kind)).alias(one.parameter)
@@ -376,3 +380,52 @@ def _body(planned: Plan, name: Column) -> Column:
 
 def _separated(parts: Sequence[Column]) -> list[Column]:
     return [piece for part in parts for piece in (F.lit(","), part)][1:]
+
+
+# JSON lines: a column holds the JSON of its value
+
+
+def _json_text(value: Column) -> Column:
+    """The text of a string; of anything else its JSON; null for null."""
+    text = F.get_json_object(F.concat(F.lit('{"v":'), value, F.lit("}")), "$.v")
+    return F.when(value.startswith('"'), text).when(value != "null", value)
+
+
+def _json_reasons(
+    column: str, value: Column, annotation: str, *, nullable: bool, needed: bool
+) -> list[Column]:
+    """Why a value cannot be the argument that it is meant for."""
+    found = [F.when(value.isNull(), F.lit(f"{column} is missing"))] if needed else []
+    if annotation:
+        fits = value.rlike(_JSON_PATTERNS[annotation]) | (value == "null") & F.lit(nullable)
+        said = F.concat(
+            F.lit(f"{column} is "),
+            F.substring(value, 1, 80),
+            F.lit(f", and the task takes {annotation}"),
+        )
+        found.append(F.when(~fits, said))
+    return found
+
+
+def _json_body(
+    args: Sequence[Column],
+    kwargs: Sequence[tuple[str, Column]],
+    key: Column | None,
+    most: int | None,
+) -> Column:
+    """As message.Body is written. An argument by name that is missing is left out: the task has its
+    default."""
+    parts = []
+    if args:
+        parts.append(F.concat(F.lit('"args":['), F.concat_ws(",", *args), F.lit("]")))
+    if kwargs:
+        named = [
+            F.concat(F.lit(f"{json.dumps(name, ensure_ascii=False)}:"), value)
+            for name, value in kwargs
+        ]
+        parts.append(F.concat(F.lit('"kwargs":{'), F.concat_ws(",", *named), F.lit("}")))
+    if key is not None:
+        parts.append(F.concat(F.lit('"key":'), json_columns.text(key, T.StringType())))
+    if most is not None:
+        parts.append(F.lit(f'"max_attempts":{most}'))
+    return F.concat(F.lit("{"), F.concat_ws(",", *parts), F.lit("}")) if parts else F.lit("[]")

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from ...models import ArchivedMessage, OperatorAction
 from ..errors import Code, LakeConflict, LakeError, Refused
 from ..lake import batches, compaction, pruning
-from ..lake.lake import Commit, Lake, last_id
+from ..lake.lake import Commit, Lake, WrittenFiles, last_id
 from ..lake.ledger import VERIFIED, WRITTEN, Ledger, stored
 from ..lake.watermark import last_settled_id, unseen_writers
 from ..options import ExportOptions
@@ -96,9 +96,9 @@ def append(
         written = batches.verified(
             spark, lake, lambda: batches.source_rows(spark, database, ids), attempt, source
         )
-        content = written.content
+        digest = written.digest
         ledger.enter(
-            attempt, VERIFIED, rows=content.rows, signature=str(content.signature), problem=""
+            attempt, VERIFIED, rows=digest.rows, signature=str(digest.signature), problem=""
         )
         commit = _commit(ledger, attempt, written, ids, settled_at)
     except LakeConflict:
@@ -113,28 +113,23 @@ def append(
 
 
 def _commit(
-    ledger: Ledger, attempt: Path, written: batches.WrittenFiles, ids: Range, settled_at: datetime
+    ledger: Ledger, attempt: Path, written: WrittenFiles, ids: Range, settled_at: datetime
 ) -> Commit:
-    content = written.content
-    if content.rows and not ids[0] < content.lowest <= content.highest <= ids[1]:
+    digest = written.digest
+    if digest.rows and not ids[0] < digest.lowest <= digest.highest <= ids[1]:
         raise LakeError(
-            f"{attempt} has the ids {content.lowest} to {content.highest}, outside of {ids}."
+            f"{attempt} has the ids {digest.lowest} to {digest.highest}, outside of {ids}."
         )
     if written.files:
         ledger.lake.persist(attempt)
     commit = ledger.lake.add(
-        Commit(
-            seq=0,
-            kind="append",
+        Commit.of(
+            "append",
+            written,
             lo=ids[0],
             hi=ids[1],
-            rows=content.rows,
-            signature=str(content.signature),
-            oldest=content.oldest,
-            newest=content.newest,
             hours=written.hours,
             settled_at=settled_at.isoformat().replace("+00:00", "Z"),
-            files=written.files,
             archive=ledger.archive,
         )
     )

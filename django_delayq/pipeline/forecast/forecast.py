@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from ...store.topic_stats import lasting_pause
 from .. import schemas
 from ..errors import Refused
 from ..options import ForecastOptions
-from ..params import Params, Report, Secret
+from ..params import Params, Report, Secret, Tell
 from ..sources.queue import read_queue
 from . import forecast_frames
 
@@ -79,7 +79,7 @@ class Outlook(NamedTuple):
         return [span for span in self.spans if span.unit == unit]
 
 
-def run(spark: Any, params: Params, tell: Callable[[str], object]) -> Report:
+def run(spark: Any, params: Params, tell: Tell) -> Report:
     """Replaces the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page
     shows all of them.
 
@@ -96,9 +96,7 @@ def run(spark: Any, params: Params, tell: Callable[[str], object]) -> Report:
     return _report(found, is_written)
 
 
-def _find(
-    spark: Any, params: Params, options: ForecastOptions, tell: Callable[[str], object]
-) -> Outlook:
+def _find(spark: Any, params: Params, options: ForecastOptions, tell: Tell) -> Outlook:
     store = get_store()
     now_ms = int(store.clock_ms())
     now = from_ms(now_ms)

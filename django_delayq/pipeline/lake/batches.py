@@ -3,7 +3,7 @@ it is committed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -19,47 +19,12 @@ from ..params import Database
 from ..session import configured
 from ..sources.archive import read_archive
 from ..sources.ranges import Range, parts_of
-from .lake import Lake, LakeFile
+from .lake import Digest, Lake, LakeFile, WrittenFiles
 from .reader import pattern_of, uri_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: Times as every reader of Parquet knows them, and not in the old 96 bits.
 _MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-
-
-class Digest(msgspec.Struct, frozen=True):
-    """What some rows hold: equal for equal rows, in whatever order and files they lie."""
-
-    rows: int = 0
-    signature: int = 0
-    """Sum of the hashes of the rows."""
-    lowest: int = 0
-    """Ids; 0 without rows."""
-    highest: int = 0
-    oldest: str = ""
-    """When they finished (ISO 8601, UTC); empty without rows."""
-    newest: str = ""
-
-    def __add__(self, other: Digest) -> Digest:
-        if not (self.rows and other.rows):
-            return self if self.rows else other
-        return Digest(
-            self.rows + other.rows,
-            self.signature + other.signature,
-            min(self.lowest, other.lowest),
-            max(self.highest, other.highest),
-            min(self.oldest, other.oldest),
-            max(self.newest, other.newest),
-        )
-
-
-class WrittenFiles(msgspec.Struct, frozen=True):
-    """What the files of an attempt hold."""
-
-    content: Digest
-    files: Sequence[LakeFile]
-    hours: Sequence[str]
-    """In which rows finished."""
 
 
 def digest_of(frame: DataFrame) -> Digest:
@@ -125,14 +90,14 @@ def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
     paths = {f"{path.parent.name}/{path.name}": path for path in attempt.glob("dt=*/*.parquet")}
     held: dict[str, Digest] = {}
     hours: set[str] = set()
-    for name, hour, content in _cells(spark, list(paths.values())):
+    for name, hour, digest in _cells(spark, list(paths.values())):
         if name[3:13] != hour[:10]:
             raise LakeError(f"{paths[name]} has rows that finished in the hour {hour}.")
-        held[name] = held.get(name, Digest()) + content
+        held[name] = held.get(name, Digest()) + digest
         hours.add(hour)
-    plain = lake.found_in(attempt, [(paths[name], content.rows) for name, content in held.items()])
+    plain = lake.found_in(attempt, [(paths[name], digest.rows) for name, digest in held.items()])
     files = [_with_digest(file, held["/".join(file.path.split("/")[-2:])]) for file in plain]
-    return WrittenFiles(total(held.values()), files, sorted(hours))
+    return WrittenFiles(sum(held.values(), Digest()), files, sorted(hours))
 
 
 def verified(
@@ -142,18 +107,13 @@ def verified(
     `frame()` is the source once more, made only when they differ: Spark starts a process to plan
     one. Raises LakeError when that differs, too."""
     written = read_back(spark, lake, attempt)
-    if written.content != source and written.content != (again := digest_of(frame())):
+    if written.digest != source and written.digest != (again := digest_of(frame())):
         # The second look is at the source itself: what was counted while it was written counts
         # repeated tasks twice.
         raise LakeError(
-            f"{attempt} holds {written.content}, its source holds {again}: it is not committed."
+            f"{attempt} holds {written.digest}, its source holds {again}: it is not committed."
         )
     return written
-
-
-def total(contents: Iterable[Digest]) -> Digest:
-    """Of all of them."""
-    return sum(contents, Digest())
 
 
 def check_columns(frame: DataFrame) -> None:
@@ -194,10 +154,10 @@ def _digest(found: Mapping[str, Any]) -> Digest:
     )
 
 
-def _with_digest(file: LakeFile, content: Digest) -> LakeFile:
+def _with_digest(file: LakeFile, digest: Digest) -> LakeFile:
     known = {
-        "lowest": content.lowest,
-        "highest": content.highest,
-        "signature": str(content.signature),
+        "lowest": digest.lowest,
+        "highest": digest.highest,
+        "signature": str(digest.signature),
     }
     return msgspec.structs.replace(file, **known)

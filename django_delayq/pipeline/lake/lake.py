@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -46,6 +46,41 @@ class LakeFile(msgspec.Struct, frozen=True):
     """... and its biggest one; 0: not known."""
     signature: str = ""
     """Of its rows: those of several files add up to that of the commit. Empty: not known."""
+
+
+class Digest(msgspec.Struct, frozen=True):
+    """What some rows hold: equal for equal rows, in whatever order and files they lie."""
+
+    rows: int = 0
+    signature: int = 0
+    """Sum of the hashes of the rows."""
+    lowest: int = 0
+    """Ids; 0 without rows."""
+    highest: int = 0
+    oldest: str = ""
+    """When they finished (ISO 8601, UTC); empty without rows."""
+    newest: str = ""
+
+    def __add__(self, other: Digest) -> Digest:
+        if not (self.rows and other.rows):
+            return self if self.rows else other
+        return Digest(
+            self.rows + other.rows,
+            self.signature + other.signature,
+            min(self.lowest, other.lowest),
+            max(self.highest, other.highest),
+            min(self.oldest, other.oldest),
+            max(self.newest, other.newest),
+        )
+
+
+class WrittenFiles(msgspec.Struct, frozen=True):
+    """What the files of an attempt hold."""
+
+    digest: Digest
+    files: Sequence[LakeFile]
+    hours: Sequence[str]
+    """In which rows finished."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +119,23 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
     """Seconds since 1970."""
     format: int = FORMAT
+
+    @classmethod
+    def of(
+        cls, kind: Literal["append", "compact", "repair"], written: WrittenFiles, **fields: Any
+    ) -> Commit:
+        """Of these files; lake.add() gives it its number."""
+        digest = written.digest
+        known = {
+            "lo": digest.lowest,
+            "hi": digest.highest,
+            "rows": digest.rows,
+            "signature": str(digest.signature),
+            "oldest": digest.oldest,
+            "newest": digest.newest,
+            "files": written.files,
+        }
+        return cls(seq=0, kind=kind, **{**known, **fields})
 
 
 class _Format(msgspec.Struct):

@@ -20,6 +20,7 @@ from ...core.conf import get_settings
 from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
 from ..errors import LakeError, Refused
+from ..params import Tell
 from . import batches
 from .lake import LakeFile
 from .ledger import COMMITTED, PRUNED, Ledger, stored
@@ -52,9 +53,9 @@ def prune_batches(
     older_than: timedelta,
     archive: Archive,
     *,
-    by: str = "",
-    dry_run: bool = False,
-    tell: Callable[[str], object] = bool,
+    by: str,
+    dry_run: bool,
+    tell: Tell,
 ) -> PrunedBatches:
     """Delete the rows of every batch that is committed and finished as a whole longer ago than
     `older_than` (1 hour or more), if they are those that the lake has. Not of a day (UTC) that goes
@@ -133,8 +134,8 @@ def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
     before the first one goes is what its commit says, and afterwards some of it."""
     ids = (batch.lo, batch.hi)
     if not batch.pruned:
-        content = batches.digest_of(archive(ids))
-        same = (content.rows, str(content.signature)) == (batch.rows, batch.signature or "0")
+        digest = batches.digest_of(archive(ids))
+        same = (digest.rows, str(digest.signature)) == (batch.rows, batch.signature or "0")
     else:
         files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
         ours = batches.hashed(archive(ids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -16,18 +16,14 @@ from ..params import Database
 from .archive import RangeReader, checked_columns, encoded
 
 
-def read_outbox(
-    spark: SparkSession, database: Database, columns: Sequence[str] | None = None
-) -> DataFrame:
-    """All rows of the outbox; these columns of schemas.OUTBOX, else all.
+def read_outbox(spark: SparkSession, database: Database) -> DataFrame:
+    """All rows of the outbox.
 
     No snapshot: a row that is inserted, changed or removed while it is read, by ranges side by
     side, is as it was then or missing.
     """
     spark.dataSource.register(OutboxSource)
-    schema = schemas.chosen(schemas.OUTBOX, list(columns or schemas.OUTBOX.names))
-    reader = spark.read.format(OutboxSource.name()).schema(schemas.spark_schema(schema))
-    return reader.options(database=encoded(database)).load()
+    return spark.read.format(OutboxSource.name()).options(database=encoded(database)).load()
 
 
 class OutboxSource(DataSource):

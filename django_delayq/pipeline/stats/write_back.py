@@ -107,7 +107,7 @@ def write_back(
     only say what would be done."""
     written = WriteBackResult()
 
-    def write(some: Sequence[Chunk], end: Callable[[], object] = bool) -> None:
+    def write(some: Sequence[Chunk], end: Callable[[], object] | None = None) -> None:
         outcomes = _compared(some, fewer) if dry_run else _replaced(some, fewer, end)
         for chunk in some:
             written.note(chunk, outcomes[chunk.at])
@@ -125,14 +125,15 @@ def _compared(some: Sequence[Chunk], fewer: bool) -> Outcomes:
     return compare_each(some[0].model, _spans(some), fewer=fewer) if some else {}
 
 
-def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object]) -> Outcomes:
+def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object] | None) -> Outcomes:
     """In a transaction that ends with `end()`; MariaDB, which locks rows that it only passes, may
     end it instead, when another one waits for it."""
     for attempt in range(1, TRIES + 1):
         try:
             with transaction.atomic(using=get_settings().database):
                 outcomes = replace_each(some[0].model, _spans(some), fewer=fewer) if some else {}
-                end()
+                if end is not None:
+                    end()
                 break
         except OperationalError:
             if attempt == TRIES:
