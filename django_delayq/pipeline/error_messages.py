@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from django.db import Error as DatabaseError
 
@@ -82,15 +83,10 @@ def _raised(text: str) -> Exception | None:
     name, said = match[1].rpartition(".")[2], _SQLSTATE.sub("", match[2] or "").strip()
     kind = getattr(exceptions, name, None) or getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, DelayQError):
-        return _made(kind, said)
-    return DelayQError(f"{name}: {_first(said)}" if said else name)
-
-
-def _made(kind: type[DelayQError], said: str) -> DelayQError:
-    try:
-        return kind(said)
-    except TypeError:  # it takes more than a text
+        with suppress(TypeError):  # some take more than a text
+            return kind(said)
         return DelayQError(said)
+    return DelayQError(f"{name}: {_first(said)}" if said else name)
 
 
 def _sentence(error: Exception) -> str:

@@ -71,7 +71,8 @@ def build_session(
     configuration and goes before ours.
     """
     pyspark_sql = _pyspark()
-    _check_active(pyspark_sql)
+    if (active := pyspark_sql.SparkSession.getActiveSession()) is not None:
+        check_session(active)  # a builder would change its zone, and with it what its owner sees
     theirs = submitted()
     configuration = dict(_NEEDED)
     if not theirs:
@@ -170,21 +171,11 @@ def _pyspark() -> Any:
         import pyarrow  # noqa: F401
         from pyspark import sql
     except ImportError as error:
-        raise SparkMissing(f"{_missing(error)} is not installed: {INSTALL}") from error
+        name = {"pyspark": "PySpark"}.get(error.name or "", error.name or "PySpark")
+        raise SparkMissing(f"{name} is not installed: {INSTALL}") from error
     if int(pandas.__version__.split(".")[0]) >= 3:
         raise SparkMissing(f"pandas {pandas.__version__} is too new for PySpark: {INSTALL}")
     return sql
-
-
-def _missing(error: ImportError) -> str:
-    return {"pyspark": "PySpark"}.get(error.name or "", error.name or "PySpark")
-
-
-def _check_active(sql: Any) -> None:
-    """A builder would change the zone of a session that is there, and with it what its owner
-    sees."""
-    if (active := sql.SparkSession.getActiveSession()) is not None:
-        check_session(active)
 
 
 def _prepare_environment(master: str) -> None:
@@ -236,6 +227,9 @@ def _java(configuration: Mapping[str, str]) -> Any:
 
 def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, str]:
     scratch = _scratch()
+    # Only errors, from the first line on: Spark's own level applies later.
+    log_settings = scratch / "log4j2.properties"
+    log_settings.write_text(_LOG, encoding="utf-8")
     here = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -245,7 +239,7 @@ def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, s
         **(here if master.startswith("local") else {}),
         "spark.driver.memory": driver_memory,
         "spark.driver.extraJavaOptions": (
-            f"-Duser.timezone=UTC {_log_option(scratch)} {java_options}".strip()
+            f"-Duser.timezone=UTC -Dlog4j2.configurationFile={log_settings} {java_options}".strip()
         ),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -262,10 +256,3 @@ def _scratch() -> Path:
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(private_folder())
-
-
-def _log_option(scratch: Path) -> str:
-    """Only errors, from the first line on: Spark's level applies later."""
-    path = scratch / "log4j2.properties"
-    path.write_text(_LOG, encoding="utf-8")
-    return f"-Dlog4j2.configurationFile={path}"

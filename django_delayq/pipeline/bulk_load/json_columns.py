@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -95,7 +97,8 @@ def fault(value: Column, kind: T.DataType) -> Column | None:
         return keys if values is None else values if keys is None else keys | values
     if isinstance(kind, T.StructType):
         found = [fault(value.getField(one.name), one.dataType) for one in kind.fields]
-        return _either([one for one in found if one is not None])
+        faults = [one for one in found if one is not None]
+        return reduce(or_, faults) if faults else None
     return None
 
 
@@ -108,12 +111,3 @@ def _any(values: Column, kind: T.DataType) -> Column | None:
         return F.lit(False) if found is None else found
 
     return F.coalesce(F.exists(values, bad), F.lit(False))
-
-
-def _either(found: list[Column]) -> Column | None:
-    if not found:
-        return None
-    whole = found[0]
-    for one in found[1:]:
-        whole = whole | one
-    return whole

@@ -238,15 +238,11 @@ def _write(
 
 def _links(good: DataFrame, kept: set[bytes]) -> Iterator[tuple[int, UUID | None]]:
     """Origin and message of each row, in pages; None for a key that another message has."""
-    for batch in _batches(good.select("origin", "id").orderBy("origin")):
+    for batch in good.select("origin", "id").orderBy("origin").toArrow().to_batches():
         for origin, identity in zip(
             batch["origin"].to_pylist(), batch["id"].to_pylist(), strict=True
         ):
             yield origin, None if identity in kept else UUID(bytes=identity)
-
-
-def _batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
-    yield from frame.toArrow().to_batches()
 
 
 def _in_words(params: Params, options: ReplayOptions) -> str:

@@ -148,7 +148,8 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
     Refused."""
     columns, faults = [], []
     for name, text in edits.items():
-        if not any(_takes(one, name) for one in tasks):
+        parameters = [parameter for task in tasks for parameter in task.parameters]
+        if not any(one.kind == "others" or one.name == name for one in parameters):
             raise Refused(f"The edit of {name!r} fits no task: none has such a parameter.")
         try:
             edited = frame.select(F.expr(text).alias(name))
@@ -166,10 +167,6 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
     for fault in faults:
         whole = F.when(~fault, whole)
     return whole
-
-
-def _takes(task: TaskSpec, name: str) -> bool:
-    return any(one.kind == "others" or one.name == name for one in task.parameters)
 
 
 class _Shape(NamedTuple):

@@ -209,8 +209,8 @@ def _check_rejects_folder(spark: SparkSession, options: ScheduleOptions) -> None
     )
     if strange := [name for name in sorted(found) if not re.fullmatch(_OF_SPARK, name)]:
         raise Refused(
-            f"The rejects replace what is in {_rejects_folder(options)}, but {strange[0]} is there, "
-            "which this job did not write: give another directory."
+            f"The rejects replace what is in {_rejects_folder(options)}, but this job did not write "
+            f"{strange[0]}, which is there: give another directory."
         )
 
 

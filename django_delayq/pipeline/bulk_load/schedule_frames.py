@@ -232,7 +232,9 @@ def message_rows(
         name.alias("name"), F.coalesce(*reasons).alias("reason"),
         *([F.struct(*[_kept(options, one) for one in frame.columns]).alias("row")] if keep else []),
     )  # fmt: skip
-    return made.withColumn("reason", F.coalesce("reason", _too_large(limit)))
+    size = F.octet_length("body")
+    text = F.format_string(f"its arguments take %,d bytes, the limit is {limit:,}", size)
+    return made.withColumn("reason", F.coalesce("reason", F.when(size > limit, text)))
 
 
 def with_copies_refused(frame: DataFrame) -> DataFrame:
@@ -280,13 +282,6 @@ def _key_reasons(options: ScheduleOptions, name: Column) -> list[Column]:
         F.when(F.instr(name, "\0") > 0, F.lit("its key has the character NUL")),
         F.when(~F.is_valid_utf8(name), F.lit("its key is not UTF-8")),
     ]
-
-
-def _too_large(limit: int) -> Column:
-    size = F.octet_length("body")
-    return F.when(
-        size > limit, F.format_string(f"its arguments take %,d bytes, the limit is {limit:,}", size)
-    )
 
 
 def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
@@ -371,15 +366,11 @@ def _body(planned: Plan, name: Column) -> Column:
         return (
             F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}) if fields else F.lit("[]")
         )
-    array = F.concat(F.lit("["), *_separated(args), F.lit("]"))
+    array = F.concat(F.lit("["), F.concat_ws(",", *args), F.lit("]"))
     if not fields:
         return array
     rest = F.substring(F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}), 2, 2**31 - 1)
     return F.concat(F.lit('{"args":'), array, F.lit(","), rest)
-
-
-def _separated(parts: Sequence[Column]) -> list[Column]:
-    return [piece for part in parts for piece in (F.lit(","), part)][1:]
 
 
 # JSON lines: a column holds the JSON of its value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 #: How far spans of a length reach, from the beginning of the one that `now` is in.
@@ -41,7 +41,9 @@ def spans(minutes: DataFrame, now: datetime) -> DataFrame:
     unit, start = F.col("span.unit"), F.col("span.start")
     within = F.lit(False)
     for name, reach in REACH.items():
-        within = within | ((unit == name) & _before(start, name, reach, now))
+        end = None if reach is None else F.date_trunc(name, F.lit(now)) + F.lit(reach)
+        is_before = F.lit(True) if end is None else start < end
+        within = within | ((unit == name) & is_before)
     kept = told.where(within).groupBy(unit.alias("unit"), start.alias("at"), "topic")
     return kept.agg(F.sum("messages").alias("messages"), F.sum("overdue").alias("overdue"))
 
@@ -57,7 +59,3 @@ def highest(minutes: DataFrame) -> DataFrame:
         .orderBy(F.desc("messages"), "at")
         .limit(1)
     )
-
-
-def _before(start: Column, unit: str, reach: timedelta | None, now: datetime) -> Column:
-    return F.lit(True) if reach is None else start < F.date_trunc(unit, F.lit(now)) + F.lit(reach)

@@ -63,7 +63,9 @@ class Ledger:
         """check(), and then the ledger says what the commits say, also where a run died before it
         said so itself."""
         commits = self.check()
-        self._adopt(commits)
+        if commits and not self.batches.exists():  # the lake was moved to another path
+            moved = LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive}")
+            moved.update(lake=self.name)
         known = {batch.lo: batch for batch in self.batches}
         for commit in commits:
             if commit.kind != "compact" and (known[commit.lo].seq or 0) < commit.seq:
@@ -131,13 +133,6 @@ class Ledger:
                     f"directory."
                 )
         return known
-
-    def _adopt(self, commits: Sequence[Commit]) -> None:
-        """The lake was moved: its batches are under its new path from now on."""
-        if commits and not self.batches.exists():
-            LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive}").update(
-                lake=self.name
-            )
 
 
 def archive_of(attempt: str) -> str:

@@ -157,7 +157,9 @@ class Loader:
         try:
             for batch in batches:
                 for split, rows in _pieces(batch):
-                    self._write(split, rows)
+                    self._splits[split] = None
+                    for at in range(0, rows.num_rows, self._pace.batch):
+                        self._send(split, self._records.of(rows.slice(at, self._pace.batch)))
             self._settle()
         finally:
             if self._pending is not None:
@@ -165,13 +167,6 @@ class Loader:
                     self._pending()
         self._done.splits = list(self._splits)
         return self._done
-
-    def _write(self, split: tuple[Any, ...], rows: pa.RecordBatch) -> None:
-        self._splits[split] = None
-        step = self._pace.batch
-        for at in range(0, rows.num_rows, step):
-            messages = self._records.of(rows.slice(at, step))
-            self._send(split, messages)
 
     def _send(self, split: tuple[Any, ...], messages: list[Any]) -> None:
         from ...store.keys import Partition

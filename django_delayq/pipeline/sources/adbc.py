@@ -28,19 +28,18 @@ def driver(vendor: str) -> Any:
     """The module for PostgreSQL or SQLite; None for other databases, and where it is not
     installed."""
     name = {"postgresql": "adbc_driver_postgresql", "sqlite": "adbc_driver_sqlite"}.get(vendor)
-    if name is None or (vendor == "postgresql" and not _has_psycopg3()):
+    if name is None:
         return None
+    if vendor == "postgresql":
+        # Psycopg 3 knows which options of a connection are for libpq.
+        from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+        if not is_psycopg3:
+            return None
     try:
         return import_module(f"{name}.dbapi")
     except ImportError:
         return None
-
-
-def _has_psycopg3() -> bool:
-    """It knows what of a connection's options is for libpq."""
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3
-
-    return bool(is_psycopg3)
 
 
 def postgresql_batches(

@@ -46,7 +46,7 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
     if backend_of(database).vendor == "sqlite" and not plain:
         with _sqlite(database) as connection:
             yield Connected(
-                "sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, _limited
+                "sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, "LIMIT {}".format
             )
         return
     connection = connection_to(_read_only(database))
@@ -191,7 +191,3 @@ def _read_only(database: Database) -> Database:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _limited(rows: int) -> str:
-    return f"LIMIT {rows}"

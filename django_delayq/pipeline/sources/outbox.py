@@ -26,6 +26,11 @@ def read_outbox(spark: SparkSession, database: Database) -> DataFrame:
     return spark.read.format(OutboxSource.name()).options(database=encoded(database)).load()
 
 
+#: How the table has `due_at`.
+STORED = pa.field("due_at_ms", pa.int64())
+MILLISECONDS = pa.timestamp("ms", tz="UTC")
+
+
 class OutboxSource(DataSource):
     """Options: `database`, with its `outbox`, `lo`, `hi`, `parts` and `reader` as for
     delayq_archive."""
@@ -48,7 +53,9 @@ class OutboxReader(RangeReader):
     """The table has due times in milliseconds."""
 
     def __init__(self, schema: pa.Schema, options: Any) -> None:
-        super().__init__(pa.schema([_stored(field) for field in schema]), options)
+        super().__init__(
+            pa.schema([STORED if field.name == "due_at" else field for field in schema]), options
+        )
         self._shown = schema
         if not self._database.outbox:
             raise ConfigurationError(
@@ -64,14 +71,7 @@ class OutboxReader(RangeReader):
         for batch in super().read(partition):
             named = zip(self._schema.names, batch.columns, strict=True)
             columns = [
-                _instant(column) if name == "due_at_ms" else column for name, column in named
+                column.cast(MILLISECONDS).cast(schemas.TIME) if name == "due_at_ms" else column
+                for name, column in named
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self._shown)
-
-
-def _stored(field: pa.Field) -> pa.Field:
-    return pa.field("due_at_ms", pa.int64()) if field.name == "due_at" else field
-
-
-def _instant(milliseconds: pa.Array) -> pa.Array:
-    return milliseconds.cast(pa.timestamp("ms", tz="UTC")).cast(schemas.TIME)

@@ -7,7 +7,7 @@ Runs on executors, which know no Django settings. Holds a few batches, however m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 from uuid import UUID
 
@@ -57,7 +57,11 @@ def read_rows(
         return
     with connected(database, plain=reader == "cursor") as connection:
         zone = "UTC" if vendor == "postgresql" else database.zone
-        with adbc.sqlite_columns(database, BATCH) if quick else _columns(connection) as fetch:
+
+        def by_cursor(sql: str) -> Sequence[Any]:
+            return list(zip(*connection.fetch(sql), strict=True))
+
+        with adbc.sqlite_columns(database, BATCH) if quick else nullcontext(by_cursor) as fetch:
             yield from _by_statements(connection, fetch, table, schema, ids, zone)
 
 
@@ -76,12 +80,6 @@ def _expression(connection: Connected, field: pa.Field) -> str:
         if connection.vendor == "mysql":
             return f"timestampdiff(MICROSECOND, '1970-01-01 00:00:00', {name})"
     return name
-
-
-@contextmanager
-def _columns(connection: Connected) -> Iterator[Fetch]:
-    """By the connection's own cursor."""
-    yield lambda sql: list(zip(*connection.fetch(sql), strict=True))
 
 
 def _by_statements(

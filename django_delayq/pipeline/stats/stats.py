@@ -138,13 +138,17 @@ def _of_lake(
         known = {dt for commit in commits for dt in _dates(commit)}
     else:
         known = {dt for of_batch in dirty.values() for dt in of_batch}
-    dates = {dt for dt in known if _touches(span, dt)}
+    dates = {
+        dt
+        for dt in known
+        if _begin(dt) < span.until and (span.since is None or _begin(dt) + DAY > span.since)
+    }
     wanted = [file for file in files if file.dt in dates]
     tell(f"reading {sum(file.rows for file in wanted):,} rows of {len(dates):,} days")
     counted = {
         batch.pk: batch.seq
         for batch, of_batch in dirty.items()
-        if all(dt in dates and _is_whole(span, dt) for dt in of_batch)
+        if all(dt in dates and span.has(_begin(dt), DAY) for dt in of_batch)
     }
     part = partial(aggregates.of_span, since=span.since, until=span.until)
     found = mapped_files(spark, lake, wanted, aggregates.READ, part, aggregates.AGGREGATES)
@@ -182,15 +186,6 @@ def _span(params: Params, settled_at: datetime) -> Period:
     since, until = params.period()
     now = datetime.now(tz=timezone.utc)
     return Period(since, min(settled_at, now, until or settled_at)).whole(HOUR)
-
-
-def _touches(span: Period, dt: str) -> bool:
-    begin = _begin(dt)
-    return begin < span.until and (span.since is None or begin + DAY > span.since)
-
-
-def _is_whole(span: Period, dt: str) -> bool:
-    return span.has(_begin(dt), DAY)
 
 
 def _begin(dt: str) -> datetime:

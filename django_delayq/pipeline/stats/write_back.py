@@ -108,7 +108,10 @@ def write_back(
     written = WriteBackResult()
 
     def write(some: Sequence[Chunk], end: Callable[[], object] | None = None) -> None:
-        outcomes = _compared(some, fewer) if dry_run else _replaced(some, fewer, end)
+        if not dry_run:
+            outcomes = _replaced(some, fewer, end)
+        else:
+            outcomes = compare_each(some[0].model, _spans(some), fewer=fewer) if some else {}
         for chunk in some:
             written.note(chunk, outcomes[chunk.at])
 
@@ -119,10 +122,6 @@ def write_back(
         last = some
     write(last, finish)
     return written
-
-
-def _compared(some: Sequence[Chunk], fewer: bool) -> Outcomes:
-    return compare_each(some[0].model, _spans(some), fewer=fewer) if some else {}
 
 
 def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object] | None) -> Outcomes:
