@@ -209,7 +209,7 @@ def _check_rejects_folder(spark: SparkSession, options: ScheduleOptions) -> None
     )
     if strange := [name for name in sorted(found) if not re.fullmatch(_OF_SPARK, name)]:
         raise Refused(
-            f"The rejects replace what is in {_rejects_folder(options)}, but this job did not write "
+            f"The rejects replace what is in {_rejects_folder(options)}. This job did not write "
             f"{strange[0]}, which is there: give another directory."
         )
 
