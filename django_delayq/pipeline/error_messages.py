@@ -80,13 +80,13 @@ def _raised(text: str) -> Exception | None:
     match = _RAISED.match("\n".join(lines[begin : begin + 5]).strip())
     if match is None:
         return None
-    name, said = match[1].rpartition(".")[2], _SQLSTATE.sub("", match[2] or "").strip()
+    name, message = match[1].rpartition(".")[2], _SQLSTATE.sub("", match[2] or "").strip()
     kind = getattr(exceptions, name, None) or getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, DelayQError):
         with suppress(TypeError):  # some take more than a text
-            return kind(said)
-        return DelayQError(said)
-    return DelayQError(f"{name}: {_first(said)}" if said else name)
+            return kind(message)
+        return DelayQError(message)
+    return DelayQError(f"{name}: {_first(message)}" if message else name)
 
 
 def _sentence(error: Exception) -> str:

@@ -140,12 +140,12 @@ def check_java() -> None:
     if not java or not Path(java).exists():
         raise SparkMissing(f"JAVA_HOME is {home}, where no bin/java is. {FIX}" if home else FIX)
     try:
-        said = subprocess.run(
+        version = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise SparkMissing(f"{java} does not run. {FIX}") from error
-    found = re.search(r'version "(?:1\.)?(\d+)', said)  # Java 8 calls itself 1.8
+    found = re.search(r'version "(?:1\.)?(\d+)', version)  # Java 8 calls itself 1.8
     if found and int(found[1]) < OLDEST_JAVA:
         raise SparkMissing(f"{java} is Java {found[1]}. {FIX}")
 

@@ -93,7 +93,7 @@ class _Audit:
     def _first_look(self) -> list[Difference]:
         database, topic = self.params.database, self.params.topic
         if self.ledger:
-            commits = self.ledger.follow() if self.options.repair else self.ledger.check()
+            commits = self.ledger.catch_up() if self.options.repair else self.ledger.check()
             self.batches = audit_lake.batches_of(self.ledger, commits)
         before = _newest()
         outbox = self._keep(

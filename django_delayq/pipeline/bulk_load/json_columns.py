@@ -74,7 +74,10 @@ def exact(kind: T.DataType) -> T.DataType:
         return T.MapType(kind.keyType, exact(kind.valueType), kind.valueContainsNull)
     if isinstance(kind, T.StructType):
         return T.StructType(
-            [T.StructField(one.name, exact(one.dataType), one.nullable) for one in kind.fields]
+            [
+                T.StructField(field.name, exact(field.dataType), field.nullable)
+                for field in kind.fields
+            ]
         )
     return kind
 
@@ -106,8 +109,8 @@ def _any(values: Column, kind: T.DataType) -> Column | None:
     if fault(values.getItem(0), kind) is None:
         return None
 
-    def bad(one: Column) -> Column:
-        found = fault(one, kind)
+    def bad(value: Column) -> Column:
+        found = fault(value, kind)
         return F.lit(False) if found is None else found
 
     return F.coalesce(F.exists(values, bad), F.lit(False))

@@ -48,12 +48,12 @@ class Fences(NamedTuple):
 
     def fingerprints(self) -> list[str]:
         """Of the runs that have begun."""
-        return [one["fingerprint"] for one in self.read()]
+        return [fence["fingerprint"] for fence in self.read()]
 
     def counts(self) -> dict[str, int]:
         """Messages that this load has added, ever; that were there already; and that were kept."""
         fences = self.read()
-        return {name: sum(int(one.get(name, 0)) for one in fences) for name in COUNTS}
+        return {name: sum(int(fence.get(name, 0)) for fence in fences) for name in COUNTS}
 
     def added(self, before: Mapping[str, int], rows: int) -> dict[str, int]:
         """What this run has done, for its report. By the fences, which also know of tasks of Spark
@@ -76,14 +76,14 @@ class Fences(NamedTuple):
             found = cause(error)
             if code_of(found) == Code.REFUSED:
                 raise found from error
-            said = ""
+            progress = ""
             with suppress(StoreError):
                 new = self.counts()["new"] - before["new"]
-                said = (
+                progress = (
                     f" {new:,} of {rows:,} messages were added before that; the same job again "
                     f"adds the rest."
                 )
-            raise DelayQError(f"{found}{said}") from error
+            raise DelayQError(f"{found}{progress}") from error
 
     def check(self, fingerprint: Mapping[str, Any]) -> None:
         """Raise Refused when the load has added something else under this name."""
@@ -181,7 +181,7 @@ def load_spec(
     job: str, fingerprint: Mapping[str, Any], tasks: Sequence[TaskSpec], **rest: Any
 ) -> LoadSpec:
     """What the sink has to know; `rest` is for LoadSpec."""
-    names = {task_code(one.name).hex(): one.name for one in tasks}
+    names = {task_code(task.name).hex(): task.name for task in tasks}
     return LoadSpec(job=job, fingerprint=encode_fingerprint(fingerprint), tasks=names, **rest)
 
 

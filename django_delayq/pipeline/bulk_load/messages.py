@@ -60,7 +60,7 @@ def unkeyed(job: str, topic: str) -> str:
 def _digests(names: pa.Array) -> pa.Array:
     blake = hashlib.blake2b
     texts = names.cast(pa.binary()).to_pylist()
-    joined = b"".join([blake(one or b"", digest_size=16).digest() for one in texts])
+    joined = b"".join([blake(text or b"", digest_size=16).digest() for text in texts])
     digits = np.frombuffer(joined, np.uint8).reshape(-1, 16).copy()
     digits[:, 6] = 0x80 | digits[:, 6] & 0x0F
     digits[:, 8] = 0x80 | np.maximum(1, digits[:, 8] & 0x3F)
@@ -126,4 +126,6 @@ def summed(frame: DataFrame) -> list[Column]:
 def message_columns(frame: DataFrame) -> DataFrame:
     """Only the columns of a frame of messages, in their order."""
     fields = schemas.spark_schema(schemas.MESSAGES)
-    return frame.select(*[F.col(one.name).cast(one.dataType).alias(one.name) for one in fields])
+    return frame.select(
+        *[F.col(field.name).cast(field.dataType).alias(field.name) for field in fields]
+    )

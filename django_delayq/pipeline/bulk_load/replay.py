@@ -77,9 +77,9 @@ def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int
     """
     begun = next(
         (
-            one
-            for one in map(loads.decode_fingerprint, fences.fingerprints())
-            if {"first", "last"} <= one.keys()
+            found
+            for found in map(loads.decode_fingerprint, fences.fingerprints())
+            if {"first", "last"} <= found.keys()
         ),
         {},
     )
@@ -90,9 +90,7 @@ def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int
         return standing, (begun["first"], last)
     dead = standing["id"].to_pylist()
     is_open = (
-        one
-        for one, word in zip(dead, standing["standing"].to_pylist(), strict=True)
-        if word == OPEN
+        pk for pk, word in zip(dead, standing["standing"].to_pylist(), strict=True) if word == OPEN
     )
     return standing, (next(is_open, dead[0]) - 1, dead[-1]) if dead else (0, last)
 
@@ -104,9 +102,9 @@ def _fingerprint(
     or not, so that a letter that is selected only later would be taken for one that was sent."""
     options = params.options(ReplayOptions)
     split = {
-        topic: one.partitions
-        for topic, one in sorted(store.settings.topics.items())
-        if one.partitions > 1
+        topic: topic_options.partitions
+        for topic, topic_options in sorted(store.settings.topics.items())
+        if topic_options.partitions > 1
     }
     return {
         "where": options.where, "edits": dict(options.edits), "source": options.source,
@@ -119,7 +117,7 @@ def _fingerprint(
 
 
 def _declared(options: ReplayOptions, settings: Settings) -> Declared:
-    topics = {one.topic for one in options.tasks} | set(settings.topics) | {DEFAULT_TOPIC}
+    topics = {task.topic for task in options.tasks} | set(settings.topics) | {DEFAULT_TOPIC}
     counts = {
         topic: settings.topics[topic].partitions if topic in settings.topics else 1
         for topic in sorted(topics)
@@ -172,7 +170,7 @@ def _read(
 ) -> DataFrame:
     if options.source == "archive":
         return read_archive(spark, params.database, ids, schemas.ARCHIVE.names)
-    since, until = (one.strftime("%Y-%m-%d") if one else "" for one in params.period())
+    since, until = (instant.strftime("%Y-%m-%d") if instant else "" for instant in params.period())
     found = read_lake(spark, Lake(params.lake), since=since, until=until)
     return found.where((F.col("id") > ids[0]) & (F.col("id") <= ids[1]))
 
@@ -246,12 +244,12 @@ def _links(good: DataFrame, kept: set[bytes]) -> Iterator[tuple[int, UUID | None
 
 
 def _in_words(params: Params, options: ReplayOptions) -> str:
-    said = {
+    conditions = {
         "since": params.since,
         "until": params.until,
         "topic": params.topic,
         "where": options.where,
     }
     return ", ".join(
-        [options.source, *(f"{name} {value}" for name, value in said.items() if value)]
+        [options.source, *(f"{name} {value}" for name, value in conditions.items() if value)]
     )

@@ -88,19 +88,25 @@ def plan(options: ScheduleOptions, schema: T.StructType) -> Plan:
 
 def _arguments(options: ScheduleOptions, schema: T.StructType) -> list[Argument]:
     task = options.task
-    known = {one.name: one for one in task.parameters if one.kind != "others"}
+    known = {
+        parameter.name: parameter for parameter in task.parameters if parameter.kind != "others"
+    }
     columns = dict(options.columns) or {name: name for name in known if name in schema.names}
-    others = any(one.kind == "others" for one in task.parameters)
+    others = any(parameter.kind == "others" for parameter in task.parameters)
     for name in columns:
         if name not in known and not others:
             raise Refused(f"The task {task.name} has no parameter {name!r}.{_near(name, known)}")
-    missing = [one.name for one in known.values() if one.required and one.name not in columns]
+    missing = [
+        parameter.name
+        for parameter in known.values()
+        if parameter.required and parameter.name not in columns
+    ]
     if missing:
         raise Refused(
             f"The task {task.name} needs {', '.join(missing)}: name the columns for it. "
             f"The source has {', '.join(schema.names)}."
         )
-    positional = [one.name for one in task.parameters if one.kind == "positional"]
+    positional = [parameter.name for parameter in task.parameters if parameter.kind == "positional"]
     given = [name for name in positional if name in columns]
     if given != positional[: len(given)]:
         gap = next(name for name in positional if name not in columns)
@@ -110,42 +116,45 @@ def _arguments(options: ScheduleOptions, schema: T.StructType) -> list[Argument]
         )
     extra = [ParameterSpec(name=name, kind="named") for name in columns if name not in known]
     return [
-        _argument(options, one, _column(schema, columns[one.name], f"the parameter {one.name}"))
-        for one in (*known.values(), *extra)
-        if one.name in columns
+        _argument(
+            options,
+            parameter,
+            _column(schema, columns[parameter.name], f"the parameter {parameter.name}"),
+        )
+        for parameter in (*known.values(), *extra)
+        if parameter.name in columns
     ]
 
 
-def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField) -> Argument:
+def _argument(options: ScheduleOptions, parameter: ParameterSpec, field: T.StructField) -> Argument:
     kinds = [
         part.strip()
-        for part in re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", one.annotation).split(
-            "|"
-        )
+        for part in re.sub(
+            r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", parameter.annotation
+        ).split("|")
     ]
     plain = [part for part in kinds if part != "None"]
     annotation = plain[0] if len(plain) == 1 and plain[0] in _ANNOTATED else ""
     nullable = not annotation or "None" in kinds
     if options.format == "json":  # looked at row by row
-        by_position = one.kind == "positional"
+        by_position = parameter.kind == "positional"
         return Argument(
-            one.name,
+            parameter.name,
             field.name,
             T.StringType(),
             annotation,
             nullable,
             by_position,
             False,
-            one.required,
+            parameter.required,
         )
     is_text = options.format == "csv" and annotation in _CASTS
     json_columns.check_type(field.dataType, f"The column {field.name!r}")
     allowed = _ANNOTATED.get(annotation, ())
     if annotation and not is_text and not isinstance(field.dataType, (*allowed, T.NullType)):
         raise Refused(
-            f"The task {options.task.name} takes {one.name}: {one.annotation}, but the column "
-            f"{field.name!r} is of "
-            f"type {field.dataType.simpleString()}. Cast it first."
+            f"The task {options.task.name} takes {parameter.name}: {parameter.annotation}, but the "
+            f"column {field.name!r} is of type {field.dataType.simpleString()}. Cast it first."
         )
     kind = (
         T.DoubleType()
@@ -155,14 +164,14 @@ def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField
         else field.dataType
     )
     return Argument(
-        one.name,
+        parameter.name,
         field.name,
         kind,
         annotation,
         nullable,
-        one.kind == "positional",
+        parameter.kind == "positional",
         is_text,
-        one.required,
+        parameter.required,
     )
 
 
@@ -315,31 +324,36 @@ def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
     return due, reasons
 
 
-def _reasons(options: ScheduleOptions, one: Argument) -> list[Column]:
-    given = F.col(_quoted(one.column))
+def _reasons(options: ScheduleOptions, argument: Argument) -> list[Column]:
+    given = F.col(_quoted(argument.column))
     if options.format == "json":
-        needed = one.required or one.by_position
+        needed = argument.required or argument.by_position
         return _json_reasons(
-            one.column, given, one.annotation, nullable=one.nullable, needed=needed
+            argument.column, given, argument.annotation, nullable=argument.nullable, needed=needed
         )
     reasons = []
-    if not one.nullable:
+    if not argument.nullable:
         reasons.append(
             F.when(
-                given.isNull(), F.lit(f"{one.column} is null, and the task takes {one.annotation}")
+                given.isNull(),
+                F.lit(f"{argument.column} is null, and the task takes {argument.annotation}"),
             )
         )
-    if one.is_text:
+    if argument.is_text:
         wrong = F.concat(
-            F.lit(f"{one.column} is "), given, F.lit(f", and the task takes {one.annotation}")
+            F.lit(f"{argument.column} is "),
+            given,
+            F.lit(f", and the task takes {argument.annotation}"),
         )
-        reasons.append(F.when(given.isNotNull() & one.value.isNull(), wrong))
-    found = json_columns.fault(one.value, one.kind)
+        reasons.append(F.when(given.isNotNull() & argument.value.isNull(), wrong))
+    found = json_columns.fault(argument.value, argument.kind)
     if found is not None:
         reasons.append(
             F.when(
                 found,
-                F.lit(f"{one.column} has a value that JSON has not (NaN, infinite, not UTF-8)"),
+                F.lit(
+                    f"{argument.column} has a value that JSON has not (NaN, infinite, not UTF-8)"
+                ),
             )
         )
     return reasons
@@ -350,14 +364,22 @@ def _body(planned: Plan, name: Column) -> Column:
     the task before the messages are due breaks none of them."""
     options, attempts = planned.options, planned.options.task.max_attempts
     if options.format == "json":
-        given = [one.value for one in planned.arguments if one.by_position]
-        named = [(one.parameter, one.value) for one in planned.arguments if not one.by_position]
+        given = [argument.value for argument in planned.arguments if argument.by_position]
+        named = [
+            (argument.parameter, argument.value)
+            for argument in planned.arguments
+            if not argument.by_position
+        ]
         return _json_body(given, named, name if options.keyed else None, attempts)
-    args = [json_columns.text(one.value, one.kind) for one in planned.arguments if one.by_position]
+    args = [
+        json_columns.text(argument.value, argument.kind)
+        for argument in planned.arguments
+        if argument.by_position
+    ]
     kwargs = [
-        one.value.cast(json_columns.exact(one.kind)).alias(one.parameter)
-        for one in planned.arguments
-        if not one.by_position
+        argument.value.cast(json_columns.exact(argument.kind)).alias(argument.parameter)
+        for argument in planned.arguments
+        if not argument.by_position
     ]
     fields = [F.struct(*kwargs).alias("kwargs")] if kwargs else []
     fields += [name.alias("key")] if options.keyed else []
@@ -389,12 +411,12 @@ def _json_reasons(
     found = [F.when(value.isNull(), F.lit(f"{column} is missing"))] if needed else []
     if annotation:
         fits = value.rlike(_JSON_PATTERNS[annotation]) | (value == "null") & F.lit(nullable)
-        said = F.concat(
+        wrong = F.concat(
             F.lit(f"{column} is "),
             F.substring(value, 1, 80),
             F.lit(f", and the task takes {annotation}"),
         )
-        found.append(F.when(~fits, said))
+        found.append(F.when(~fits, wrong))
     return found
 
 

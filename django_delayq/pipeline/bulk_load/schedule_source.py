@@ -34,9 +34,9 @@ def read_source(spark: SparkSession, options: ScheduleOptions, database: Databas
     try:
         return readers[options.format](spark, options.source)
     except AnalysisException as error:
-        said = str(error).partition("\n")[0]
+        problem = str(error).partition("\n")[0]
         raise Refused(
-            f"The source {options.source!r} cannot be read as {options.format}: {said}"
+            f"The source {options.source!r} cannot be read as {options.format}: {problem}"
         ) from error
 
 

@@ -82,7 +82,7 @@ def append(
     """
     lo, hi = ids
     ledger = Ledger(lake)
-    there = last_id(ledger.follow())
+    there = last_id(ledger.catch_up())
     if there != lo:
         raise LakeConflict(
             f"The lake has the rows up to id {there:,}, and this batch begins after {lo:,}."
@@ -103,7 +103,7 @@ def append(
         commit = _commit(ledger, attempt, written, ids, settled_at)
     except LakeConflict:
         lake.drop(attempt)
-        ledger.follow()
+        ledger.catch_up()
         raise
     except LakeError as error:
         ledger.enter(attempt, WRITTEN, problem=str(error))
@@ -202,7 +202,7 @@ class _Export:
     def export(self) -> None:
         """One pass. Whatever happens, the report has what was done until then."""
         begun = time.monotonic()
-        refuse_restored(self.ledger.follow())
+        refuse_restored(self.ledger.catch_up())
         self.report.code, self.report.problems = Code.DONE, unseen_writers()
         self._add(swept=self.lake.sweep(self.options.grace))
         parquet_files.tidy(self.lake.data, self.options.grace)

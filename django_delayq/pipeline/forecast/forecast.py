@@ -119,7 +119,7 @@ def _find(spark: Any, params: Params, options: ForecastOptions, tell: Tell) -> O
     peak_at, count = peak[0] if peak else (None, 0)
     rate = options.drain_rate or _measured_rate()
     return Outlook(
-        now, [DueCount(*one) for one in spans], peak_at, count, rate, _paused(params.topic, now_ms)
+        now, [DueCount(*row) for row in spans], peak_at, count, rate, _paused(params.topic, now_ms)
     )
 
 
@@ -162,10 +162,16 @@ def _measured_rate() -> float | None:
 
 def _paused(topic: str, now_ms: int) -> list[str]:
     store = get_store()
-    partitions = [one for one in store.used_partitions() if topic in ("", one.topic)]
+    partitions = [
+        partition for partition in store.used_partitions() if topic in ("", partition.topic)
+    ]
     found = zip(partitions, store.all_stats(partitions), strict=True)
     return sorted(
-        {one.topic for one, stats in found if lasting_pause(stats.meta.get("paused"), now_ms)}
+        {
+            partition.topic
+            for partition, stats in found
+            if lasting_pause(stats.meta.get("paused"), now_ms)
+        }
     )
 
 
@@ -234,7 +240,7 @@ def _sentences(found: Outlook, overdue: int) -> Iterator[str]:
     minutes = Counter[datetime]()
     for span in found.of("minute"):
         minutes[span.at] += span.messages - span.overdue
-    at, most = min(minutes.items(), key=lambda one: (-one[1], one[0]), default=(found.now, 0))
+    at, most = min(minutes.items(), key=lambda pair: (-pair[1], pair[0]), default=(found.now, 0))
     if most:
         work = _work(most, found)
         yield f"In the next 24 hours, at {at:%Y-%m-%d %H:%M} UTC {most:,} fall due{work}."

@@ -37,14 +37,16 @@ def spans(minutes: DataFrame, now: datetime) -> DataFrame:
         F.struct(F.lit(unit).alias("unit"), F.date_trunc(unit, "at").alias("start"))
         for unit in REACH
     ]
-    told = minutes.select("topic", "messages", "overdue", F.explode(F.array(*each)).alias("span"))
+    exploded = minutes.select(
+        "topic", "messages", "overdue", F.explode(F.array(*each)).alias("span")
+    )
     unit, start = F.col("span.unit"), F.col("span.start")
     within = F.lit(False)
     for name, reach in REACH.items():
         end = None if reach is None else F.date_trunc(name, F.lit(now)) + F.lit(reach)
         is_before = F.lit(True) if end is None else start < end
         within = within | ((unit == name) & is_before)
-    kept = told.where(within).groupBy(unit.alias("unit"), start.alias("at"), "topic")
+    kept = exploded.where(within).groupBy(unit.alias("unit"), start.alias("at"), "topic")
     return kept.agg(F.sum("messages").alias("messages"), F.sum("overdue").alias("overdue"))
 
 

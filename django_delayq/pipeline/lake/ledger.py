@@ -59,7 +59,7 @@ class Ledger:
         _refuse_older_lake(self.name, commits, known)
         return commits
 
-    def follow(self) -> list[Commit]:
+    def catch_up(self) -> list[Commit]:
         """check(), and then the ledger says what the commits say, also where a run died before it
         said so itself."""
         commits = self.check()

@@ -70,18 +70,20 @@ def prune_batches(
         )
     now = datetime.now(tz=zones.utc)
     done = PrunedBatches()
-    some = list(_old(ledger, now, older_than))
-    _check_files(ledger, some)
-    some = [batch for batch in some if _is_whole(ledger, batch, archive, done, dry_run)]
+    lake_batches = list(_old(ledger, now, older_than))
+    _check_files(ledger, lake_batches)
+    lake_batches = [
+        batch for batch in lake_batches if _is_whole(ledger, batch, archive, done, dry_run)
+    ]
     if dry_run:
-        for batch in some:
+        for batch in lake_batches:
             done.count += _rows(batch).exclude(OPEN).count()
             done.kept += _rows(batch).filter(OPEN).count()
         return done
-    if some:
+    if lake_batches:
         limit = f"{now - older_than:%Y-%m-%d %H:%M:%S}Z"
         work = _Pruning(done, by, f"what the lake {ledger.name} holds, finished before {limit}")
-        for batch in some:
+        for batch in lake_batches:
             work.prune(batch)
             tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
         work.end()
@@ -154,11 +156,11 @@ def _may_have_rows(file: LakeFile, batch: LakeBatch) -> bool:
     return file.lowest <= batch.hi and (file.highest > batch.lo or not file.highest)
 
 
-def _check_files(ledger: Ledger, some: Sequence[LakeBatch]) -> None:
+def _check_files(ledger: Ledger, lake_batches: Sequence[LakeBatch]) -> None:
     """Raise LakeError unless every file that may have rows of these batches can be opened and has
     its rows."""
     for file in ledger.lake.files():
-        if not any(_may_have_rows(file, batch) for batch in some):
+        if not any(_may_have_rows(file, batch) for batch in lake_batches):
             continue
         path = ledger.lake.check(file)
         try:

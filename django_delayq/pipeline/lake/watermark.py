@@ -31,5 +31,5 @@ def unseen_writers() -> list[str]:
 
     from ...core.conf import get_settings
 
-    said = unseen(connections[get_settings().database])
-    return [said] if said else []
+    problem = unseen(connections[get_settings().database])
+    return [problem] if problem else []

@@ -119,14 +119,14 @@ class QueueWriter(DataSourceArrowWriter):
         """Check what the tasks say: each message went through one of them, and each split through
         one alone."""
         load = msgspec.json.decode(self._load, type=LoadSpec)
-        done = [one for one in messages if isinstance(one, WrittenMessages)]
-        splits = [split for one in done for split in one.splits]
+        done = [result for result in messages if isinstance(result, WrittenMessages)]
+        splits = [split for result in done for split in result.splits]
         if len(splits) != len(set(splits)):
             raise DelayQError(
                 "A split was written by two tasks of Spark. repartition() the frame by its columns "
                 "first."
             )
-        rows = sum(one.rows for one in done)
+        rows = sum(result.rows for result in done)
         if load.rows is not None and rows != load.rows:
             raise DelayQError(
                 f"{rows:,} messages were written of {load.rows:,}: the source has changed "
@@ -193,14 +193,15 @@ class Loader:
         if len(counts) == 1:
             return messages
         places = {
-            one[0]: self._store.partitions.candidates(partition.topic, one[0]) for one in messages
+            message[0]: self._store.partitions.candidates(partition.topic, message[0])
+            for message in messages
         }
         asked = {place for found in places.values() for place in found if place != partition}
         elsewhere: set[bytes] = set()
         for place in asked:
-            ids = [one for one, found in places.items() if place in found]
+            ids = [message_id for message_id, found in places.items() if place in found]
             elsewhere |= {found.id for found in self._store.find(place, ids) if found}
-        return [(*one[:3], b"") if one[0] in elsewhere else one for one in messages]
+        return [(*message[:3], b"") if message[0] in elsewhere else message for message in messages]
 
     def _settle(self) -> None:
         """Read the answer of the call that is on its way."""

@@ -90,10 +90,10 @@ def sqlite_columns(database: Database, most: int) -> Iterator[Callable[[str], Se
 
 
 @contextmanager
-def _open(vendor: str, database: Database, address: str, **told: Any) -> Iterator[Any]:
+def _open(vendor: str, database: Database, address: str, **options: Any) -> Iterator[Any]:
     module = driver(vendor)
     try:
-        connection = module.connect(address, **told)
+        connection = module.connect(address, **options)
     except module.Error as error:
         raise unavailable(database, error) from None
     with closing(connection):
@@ -111,8 +111,8 @@ def _conninfo(django: Any) -> str:
     from psycopg.pq import Conninfo
 
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    told = django.get_connection_params().items()
-    given = {name: value for name, value in told if name in known and value is not None}
+    options = django.get_connection_params().items()
+    given = {name: value for name, value in options if name in known and value is not None}
     if (
         "options" in given
     ):  # a short timeout among them would also be for what ADBC asks at the beginning

@@ -140,13 +140,13 @@ def _connect(connection: Any, database: Database) -> None:
 
 def unavailable(database: Database, error: Exception) -> DatabaseUnavailable:
     """The error to raise when no connection can be made: without the password."""
-    said = str(error).strip()
+    message = str(error).strip()
     if secret := database.password.resolve():
-        said = said.replace(secret, "***")
+        message = message.replace(secret, "***")
     place = f" at {database.host}" if database.host else ""
     port = f":{database.port}" if database.port else ""
     return DatabaseUnavailable(
-        f"The database {database.name}{place}{port} cannot be reached from here: {said}"
+        f"The database {database.name}{place}{port} cannot be reached from here: {message}"
     )
 
 

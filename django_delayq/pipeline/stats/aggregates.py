@@ -242,8 +242,8 @@ def _times(metric: str, column: pa.ChunkedArray) -> tuple[dict[str, Any], Number
 def _dead(table: pa.Table, state: Coded) -> pa.Table:
     is_dead = pc.fill_null(pc.equal(state.values, "dead"), False).to_numpy(zero_copy_only=False)
     row = np.flatnonzero(is_dead[state.codes])
-    told = table.select(["error_class", "reason"]).take(row)
-    error_class, reason = (pc.fill_null(column.cast(pa.string()), "") for column in told.columns)
+    causes = table.select(["error_class", "reason"]).take(row)
+    error_class, reason = (pc.fill_null(column.cast(pa.string()), "") for column in causes.columns)
     return pa.table(
         {"row": row, "error": pc.if_else(pc.not_equal(error_class, ""), error_class, reason)}
     )

@@ -100,7 +100,9 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     return Report(
         job="stats",
         figures={**figures, "seconds": round(time.monotonic() - begun, 1)},
-        rows=[{"topic": topic, **one.line()} for topic, one in sorted(written.topics.items())],
+        rows=[
+            {"topic": topic, **totals.line()} for topic, totals in sorted(written.topics.items())
+        ],
         problems=_problems(written),
     )
 
@@ -125,7 +127,7 @@ def _of_lake(
         )
     lake = Lake(params.lake)
     ledger = Ledger(lake)
-    commits = ledger.check() if params.dry_run else ledger.follow()
+    commits = ledger.check() if params.dry_run else ledger.catch_up()
     settled_at = max(
         (at for commit in commits if (at := stored_instant(commit.settled_at))), default=None
     )
@@ -268,7 +270,7 @@ def _figures(written: WriteBackResult) -> dict[str, Any]:
     return {
         "hours": written.spans[TopicHour],
         "days": written.spans[TaskDay],
-        "rows": sum(one.messages for one in written.topics.values()),
+        "rows": sum(totals.messages for totals in written.topics.values()),
         **{outcome.value: written.outcomes[outcome] for outcome in Outcome},
     }
 

@@ -107,30 +107,36 @@ def write_back(
     only say what would be done."""
     written = WriteBackResult()
 
-    def write(some: Sequence[Chunk], end: Callable[[], object] | None = None) -> None:
+    def write(together: Sequence[Chunk], end: Callable[[], object] | None = None) -> None:
         if not dry_run:
-            outcomes = _replaced(some, fewer, end)
+            outcomes = _replaced(together, fewer, end)
         else:
-            outcomes = compare_each(some[0].model, _spans(some), fewer=fewer) if some else {}
-        for chunk in some:
+            outcomes = (
+                compare_each(together[0].model, _spans(together), fewer=fewer) if together else {}
+            )
+        for chunk in together:
             written.note(chunk, outcomes[chunk.at])
 
     last: Sequence[Chunk] = ()
-    for some in _transactions(chunks):
+    for together in _transactions(chunks):
         if last:
             write(last)
-        last = some
+        last = together
     write(last, finish)
     return written
 
 
-def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object] | None) -> Outcomes:
+def _replaced(together: Sequence[Chunk], fewer: bool, end: Callable[[], object] | None) -> Outcomes:
     """In a transaction that ends with `end()`; MariaDB, which locks rows that it only passes, may
     end it instead, when another one waits for it."""
     for attempt in range(1, TRIES + 1):
         try:
             with transaction.atomic(using=get_settings().database):
-                outcomes = replace_each(some[0].model, _spans(some), fewer=fewer) if some else {}
+                outcomes = (
+                    replace_each(together[0].model, _spans(together), fewer=fewer)
+                    if together
+                    else {}
+                )
                 if end is not None:
                     end()
                 break
@@ -140,8 +146,8 @@ def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object] | No
     return outcomes
 
 
-def _spans(some: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
-    return {chunk.at: chunk.rows for chunk in some}
+def _spans(together: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
+    return {chunk.at: chunk.rows for chunk in together}
 
 
 def hour_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
@@ -195,18 +201,18 @@ def _with_empty(
 def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Chunks of one table whose rows go together, in their order, so that two processes wait for
     one another at most one way round."""
-    some: list[Chunk] = []
+    together: list[Chunk] = []
     rows, places = 0, set[Any]()
     for chunk in chunks:
         place = stored_as(chunk.at)
-        if some and (rows >= ROWS or chunk.model is not some[0].model or place in places):
-            yield some
-            some, rows, places = [], 0, set()
-        some.append(chunk)
+        if together and (rows >= ROWS or chunk.model is not together[0].model or place in places):
+            yield together
+            together, rows, places = [], 0, set()
+        together.append(chunk)
         places.add(place)
         rows += max(1, len(chunk.rows))
-    if some:
-        yield some
+    if together:
+        yield together
 
 
 def _fields(row: Mapping[str, Any], *others: str) -> dict[str, Any]:
