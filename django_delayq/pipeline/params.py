@@ -1,4 +1,4 @@
-"""What a job is told: where things are, and how secrets are found, but no secret."""
+"""The parameters of a job: where things are, and references to secrets, but no secret."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .errors import Code, Refused
 
 T = TypeVar("T")
 Tell = Callable[[str], object]
-"""Takes a line that says how far a job is."""
+"""Takes a line about the progress of a job."""
 
-#: Names of what nobody should see.
+#: Names of settings whose values are secret.
 SECRET_NAME = r"(?i)secret|password|passwd|token|access[.]?key|dsn"
 
 
@@ -112,7 +112,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dry_run: bool = False
     """Say what would be done, and change nothing."""
     job: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """What only this job has: see options.py."""
+    """The options of this job: see options.py."""
 
     def options(self, kind: type[T]) -> T:
         """The options of a job. Raises Refused."""
@@ -139,7 +139,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a job says in the end."""
+    """The result of a job."""
 
     job: str
     code: Code = Code.DONE
@@ -147,7 +147,7 @@ class Report(msgspec.Struct, kw_only=True):
     rows: Sequence[Mapping[str, Any]] = ()
     """A table, if there is one."""
     problems: list[str] = msgspec.field(default_factory=list)
-    """What somebody should look at, a sentence each."""
+    """Sentences that a person should read."""
 
 
 def _instant(name: str, text: str) -> datetime | None:

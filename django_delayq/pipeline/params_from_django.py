@@ -20,7 +20,7 @@ from ..core.conf import get_settings
 from ..store.connection import url_of
 from .errors import Refused
 from .params import SECRET_NAME, Database, Params, Redis, Secret
-from .tempdirs import private_folder
+from .session import private_folder
 
 
 @contextmanager

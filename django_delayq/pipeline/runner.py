@@ -15,7 +15,7 @@ from .error_messages import cause
 from .errors import Refused
 from .jobs import run
 from .params import SECRET_NAME, Params, Report, Tell
-from .session import build_session
+from .session import start_session
 
 #: Job -> what its options are checked by.
 OPTIONS: dict[str, type[options.Options]] = {
@@ -90,7 +90,7 @@ def configuration_of(pairs: Sequence[str]) -> dict[str, str]:
 def _session(start: Start) -> Iterator[Any]:
     """One that ends with the job, unless it was there before."""
     before = _active()
-    spark = build_session(start.master, start.driver_memory, start.configuration)
+    spark = start_session(start.master, start.driver_memory, start.configuration)
     try:
         yield spark
     finally:

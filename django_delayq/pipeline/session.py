@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from .errors import Refused, SparkMissing
 from .params import SECRET_NAME
-from .tempdirs import private_folder
 
 #: Java that Spark 4 runs on.
 OLDEST_JAVA = 17
@@ -57,14 +59,15 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 """
 
 
-def build_session(
+def start_session(
     master: str = "local[*]",
     driver_memory: str = "1g",
     extra: Mapping[str, str] | None = None,
     *,
     java_options: str = "",
 ) -> Any:
-    """A SparkSession for the jobs, with our sources. Raises SparkMissing, Refused.
+    """A SparkSession for the jobs, which register the sources that they need. Raises SparkMissing,
+    Refused.
 
     Spark's session is global and starts a JVM: never in a web process. Under spark-submit, which
     has started Java and chosen the master, both and the memory are as it says. `extra` is Spark's
@@ -83,7 +86,18 @@ def build_session(
     builder = pyspark_sql.SparkSession.builder
     for name, value in configuration.items():
         builder = builder.config(name, value)
-    return prepare(builder.getOrCreate() if theirs else _started(builder, configuration))
+    return builder.getOrCreate() if theirs else _started(builder, configuration)
+
+
+def build_session(
+    master: str = "local[*]",
+    driver_memory: str = "1g",
+    extra: Mapping[str, str] | None = None,
+    *,
+    java_options: str = "",
+) -> Any:
+    """A SparkSession for work of your own: as start_session(), with our formats."""
+    return prepare(start_session(master, driver_memory, extra, java_options=java_options))
 
 
 def prepare(session: Any) -> Any:
@@ -256,3 +270,52 @@ def _scratch() -> Path:
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(private_folder())
+
+
+# Folders that only this user can enter. A process removes its own at its end, and those of killed
+# processes when it makes one.
+
+PREFIX = "delayq-job-"
+_LOCK = ".lock"
+#: Seconds for which a folder without a lock may be one that is just being made.
+_YOUNG = 60.0
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new one for this context. What it holds goes even after a kill: it may be a password."""
+    sweep()
+    folder, lock = _locked()
+    with lock:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove what processes of this user left that have ended: nobody holds its lock any more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                _remove_left(folder)
+
+
+def _locked() -> tuple[Path, TextIO]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # of mode 700
+        lock = (folder / _LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / _LOCK).exists():
+            return folder, lock
+        lock.close()  # another process swept before the lock was held
+
+
+def _remove_left(folder: Path) -> None:
+    if not (folder / _LOCK).exists():
+        if time.time() - folder.stat().st_mtime > _YOUNG:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    with (folder / _LOCK).open("r") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError while it is held
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""Writes a frame of messages from the driver: looks at the fences and the memory first, and counts
-afterwards."""
+"""Writes a frame of messages: it checks the fences and the memory of Redis before, and counts what
+was added afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a source -> messages of a task: what can be told at the start is refused there, the rest
+"""Rows of a source -> messages of a task. What the columns show is refused at the start, the rest
 row by row."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What SQL remembers of the batches of a lake. The lake's commits decide: after a crash this
-follows them."""
+"""The batches of a lake in SQL. The commits of the lake decide: after a crash the ledger is brought
+up to date from them."""
 
 from __future__ import annotations
 

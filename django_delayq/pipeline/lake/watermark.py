@@ -1,4 +1,4 @@
-"""How far the archive is settled: what the export may take without missing a row that commits
+"""How far the archive is settled: the ids that a job may take without missing a row that commits
 later."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Writes the figures of hours and days to SQL, from the driver: each whole, some in a
-transaction."""
+"""Writes the figures of hours and days to SQL, on the driver: several hours or days in one
+transaction, each of them as a whole."""
 
 from __future__ import annotations
 
