@@ -14,7 +14,7 @@ from . import params_from_django, rendering, session
 from .error_messages import code_of
 from .errors import Refused
 from .jobs import JOBS
-from .params import Params, Report, Tell
+from .params import Params, Report, Tell, ignore
 from .runner import Start, configuration_of, interruption, run_job
 from .session import submitted
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # spark-submit puts standard error and output together: a program that reads JSON gets nothing
     # else.
-    say = bool if options.json and submitted() else _say
+    say = ignore if options.json and submitted() else _say
     try:
         report = _run(options, say)
     except KeyboardInterrupt:

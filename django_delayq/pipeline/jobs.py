@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .params import Params, Report, Tell
+from .params import Params, Report, Tell, ignore
 from .session import check_session
 
 #: Name of a job -> what it does, in a line.
@@ -28,7 +28,7 @@ _MODULES = {
 }
 
 
-def run(name: str, spark: Any, params: Params, tell: Tell) -> Report:
+def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     """Run one of JOBS in this session. Raises Refused and other DelayQErrors: then nothing is half
     done."""
     check_session(spark)

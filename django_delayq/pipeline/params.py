@@ -22,6 +22,10 @@ Tell = Callable[[str], object]
 SECRET_NAME = r"(?i)secret|password|passwd|token|access[.]?key|dsn"
 
 
+def ignore(line: str) -> None:
+    """A Tell for callers that do not want to know."""
+
+
 class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`env:NAME` or `file:/path`, resolved where it is used: on the driver and on each executor."""
 
