@@ -11,7 +11,7 @@ from django.db.models import Q, QuerySet
 
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.ids import key_id, parse_id
+from ..core.message import key_id, parse_id
 from ..models import ArchivedMessage, Final
 from ..tasks import registry
 from ..tasks.options import check_key

@@ -12,7 +12,7 @@ from django.db import connections, transaction
 
 from ..outbox import postponed
 from ..tasks.builder import Item
-from .enqueue import store_committed
+from .sender import store_committed
 
 logger = logging.getLogger("delayq")
 
@@ -43,7 +43,7 @@ def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
     for batch in _open_batches():
         found = None
         for item in batch.standing().items.get((topic, identity), ()):
-            found = item if found is None or item.message[1] == "replace" else found
+            found = item if found is None or item.message.mode == "replace" else found
         if found is not None:
             return batch.database, found
     return None
@@ -64,8 +64,8 @@ def give_way(items: Iterable[Item]) -> None:
     """Durable messages replace what the transaction would send at its commit: accepted before, they
     would then be the older ones in Redis."""
     for item in items:
-        if item.message[1] == "replace":
-            while place := find(item.template.topic, item.message[0]):
+        if item.message.mode == "replace":
+            while place := find(*item.place):
                 if place[1].template.durable:
                     break  # the rows decide
                 replace(*place, None)
@@ -156,8 +156,8 @@ class _Batch:
                 step.apply(leaving)
         items = list(leaving.items.values())
         try:
-            if postponed.unsaid:
-                postponed.catch_up((item.template.topic, item.message[0]) for item in items)
+            if postponed.pending:
+                postponed.catch_up(item.place for item in items)
             store_committed(items)
         except Exception:
             logger.exception(
@@ -197,7 +197,7 @@ class _Add:
 
     def stand(self, known: _Standing) -> None:
         for item in self.items:
-            known.items.setdefault((item.template.topic, item.message[0]), []).append(item)
+            known.items.setdefault(item.place, []).append(item)
 
 
 @dataclass(slots=True, eq=False)
@@ -221,9 +221,10 @@ class _Replace:
             leaving.put(place, self.new)
 
     def stand(self, known: _Standing) -> None:
-        place = self.old.template.topic, self.old.message[0]
-        changed = [self.new if item is self.old else item for item in known.items.get(place, ())]
-        known.items[place] = [item for item in changed if item is not None]
+        changed = [
+            self.new if item is self.old else item for item in known.items.get(self.old.place, ())
+        ]
+        known.items[self.old.place] = [item for item in changed if item is not None]
 
 
 @dataclass(slots=True, eq=False)

@@ -6,13 +6,64 @@ import math
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from .exceptions import InvalidDelay, NaiveDatetime
+from .exceptions import InvalidDelay, InvalidMessage, NaiveDatetime
 
-Duration = timedelta | float | int
+Duration = timedelta | float
 
 #: Ten years. Longer delays are mistakes of unit (milliseconds given as seconds) more often than
 #: plans.
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
+
+
+class When(str):
+    """When a message is due or expires: the text that the scripts read, and what it means.
+
+    `+ms` is a delay, `ms` an instant, `@stamp_us:ms` the instant of a message that SQL accepted at
+    that stamp. Empty: never. The scripts take this text, so that sending it costs nothing.
+    """
+
+    __slots__ = ("is_delay", "ms", "stamp_us")
+
+    is_delay: bool
+    ms: int
+    """Of the delay or the instant; 0 for never."""
+    stamp_us: int
+    """When SQL accepted the message, in microseconds; 0: Redis has yet to accept it."""
+
+    def __new__(cls, text: str = "") -> When:
+        """From the text."""
+        self = super().__new__(cls, text)
+        stamp, _, ms = text.rpartition(":")
+        self.stamp_us = int(stamp[1:] or 0)
+        self.is_delay = ms[:1] == "+"
+        self.ms = int(ms or 0)
+        return self
+
+    @classmethod
+    def after(cls, delay_ms: int) -> When:
+        """A delay."""
+        return cls(f"+{delay_ms}")
+
+    @classmethod
+    def at(cls, instant_ms: int) -> When:
+        """An instant."""
+        return cls(str(instant_ms))
+
+    @classmethod
+    def accepted(cls, stamp_us: int, due_ms: int) -> When:
+        """The due time of a message that SQL accepted at this stamp."""
+        return cls(f"@{stamp_us}:{due_ms}")
+
+    @classmethod
+    def given(cls, delay: Duration | None, due_at: datetime | None) -> When:
+        """What a caller gave. Raises InvalidMessage unless it is exactly one of the two."""
+        if (delay is None) == (due_at is None):
+            raise InvalidMessage("Give either delay or due_at.")
+        return cls.after(duration_ms(delay)) if due_at is None else cls.at(instant_ms(due_at))
+
+    def from_ms(self, start_ms: int) -> int:
+        """The instant, for a delay that counts from `start_ms`."""
+        return start_ms + self.ms if self.is_delay else self.ms
 
 
 def duration_ms(value: Any, name: str = "delay") -> int:

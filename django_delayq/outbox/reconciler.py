@@ -8,10 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import connections, transaction
-
-from ..core.conf import get_settings
-from ..core.database import reached, write_first
+from ..core.chunks import chunked
+from ..core.database import reached
 from ..core.service import Service
 from ..models import OutboxMessage, OutboxStatus
 from ..store.keys import Partition
@@ -57,8 +55,13 @@ class Reconciler(Service):
         with reached():
             rows = self._page()
             missing = self._missing(rows)
-            if missing:
-                self._restore(missing)
+            # The archiver may have closed some of them since they were read.
+            restored = len(relay.send_again(self._store, missing))
+        if restored:
+            self.restored += restored
+            logger.warning(
+                "%d durable messages were not in Redis any more and are sent again", restored
+            )
         self._after = rows[-1].pk if len(rows) == PAGE else 0
         if len(rows) < PAGE:
             return self.interval
@@ -71,42 +74,17 @@ class Reconciler(Service):
         )
         return list(rows.only("message_id", "enqueued_at_us", "topic").order_by("pk")[:PAGE])
 
-    def _missing(self, rows: Sequence[OutboxMessage]) -> list[int]:
-        batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
+    def _missing(self, rows: Sequence[OutboxMessage]) -> list[OutboxMessage]:
+        asked: dict[Partition, list[OutboxMessage]] = defaultdict(list)
         for row in rows:
             for partition in outbox.candidates(row):
-                batches[partition].append(row)
+                asked[partition].append(row)
         known: set[int] = set()
-        for partition, all_of_it in batches.items():
-            for at in range(0, len(all_of_it), BATCH):
-                batch = all_of_it[at : at + BATCH]
-                lives = [(row.message_id.bytes, row.enqueued_at_us) for row in batch]
-                words = self._store.lives(partition, lives)
+        for partition, of_partition in asked.items():
+            for batch in chunked(of_partition, BATCH):
+                stamps = [(row.message_id.bytes, row.enqueued_at_us) for row in batch]
+                words = self._store.lives(partition, stamps)
                 known |= {
                     row.pk for row, word in zip(batch, words, strict=True) if word != "MISSING"
                 }
-        return [row.pk for row in rows if row.pk not in known]
-
-    def _restore(self, missing: Sequence[int]) -> None:
-        """Send the rows that are still there: the archiver may have closed some since we have read
-        them."""
-        connection = connections[get_settings().database]
-        restored = 0
-        for at in range(0, len(missing), BATCH):
-            with transaction.atomic(using=connection.alias):
-                write_first(connection, OutboxMessage)
-                rows = OutboxMessage.objects.filter(
-                    pk__in=missing[at : at + BATCH], status=OutboxStatus.SENT
-                )
-                if connection.features.has_select_for_update_skip_locked:
-                    rows = rows.select_for_update(skip_locked=True)
-                found = list(rows)
-                errors = relay.send(self._store, found)
-            if errors:
-                raise errors[0]
-            restored += len(found)
-        if restored:
-            self.restored += restored
-            logger.warning(
-                "%d durable messages were not in Redis any more and are sent again", restored
-            )
+        return [row for row in rows if row.pk not in known]

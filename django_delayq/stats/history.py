@@ -1,4 +1,4 @@
-"""Reads the figures of past hours and days: for the statistics page and `delayq_stats
+"""Reads the figures of past hours and days: for the statistics page and `delayq stats
 --history`."""
 
 from __future__ import annotations

@@ -50,16 +50,6 @@ def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
     return tuple(base + name for name in names)
 
 
-def lone_keys(prefix: str, partition: Partition, record: bytes) -> tuple[str, str, str]:
-    """What a script for one new message takes (shared/lone.lua): the lane of its record, messages
-    and meta."""
-    all_keys = partition_keys(prefix, partition)
-    lane = (
-        record[0] % 4
-    )  # as lane_of() in shared/partition.lua, but that the record has no stamp yet
-    return all_keys[lane if lane < 3 else 1], all_keys[4], all_keys[8]
-
-
 def leased_key(prefix: str, partition: Partition) -> str:
     """The zset of leases."""
     return partition_keys(prefix, partition)[3]

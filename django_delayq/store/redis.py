@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from ..core.conf import Settings
 from ..core.exceptions import MessageNotFound, MessageRunning, NotReplicated
+from ..core.times import When
 from .connection import Client
-from .keys import Partition, lone_keys, partition_keys
+from .keys import Partition, partition_keys
 from .lease import Lease
 from .link import BATCH
 from .loading import Loading
@@ -33,8 +34,17 @@ Leases = list[Lease]
 #: Id and stamp (us): one life of an id.
 Life = tuple[bytes, int]
 
-#: id, mode, when, expires, record: see enqueue.lua.
-Outgoing = tuple[bytes, str, str, str, bytes]
+
+class Outgoing(NamedTuple):
+    """A message for the enqueue script."""
+
+    id: bytes
+    mode: str
+    """raise, keep, replace or adopt: see enqueue.lua."""
+    when: When
+    expires: When
+    record: bytes
+    """Without its stamp."""
 
 
 class Claimed(NamedTuple):
@@ -92,9 +102,12 @@ class RedisStore(Loading, Mending):
         message_id, mode, when, expires, record = messages[0]
         # With the other modes, and from SQL, an id may well be live: that would be a second round
         # trip.
-        if mode != "raise" or when[:1] == "@":
+        if mode != "raise" or when.stamp_us:
             return self._begin_words(partition, {}, messages)
-        script_keys = lone_keys(self.prefix, partition, record)
+        all_keys = partition_keys(self.prefix, partition)
+        # As lane_of() in shared/partition.lua, but that the record has no stamp yet.
+        lane = record[0] % 4
+        script_keys = all_keys[lane if lane < 3 else 1], all_keys[4], all_keys[8]
         begin = self.begin if not self._waits else self.begin_replicated
         answer = begin("enqueue_one", script_keys, (message_id, when, expires, record))
 
@@ -119,7 +132,7 @@ class RedisStore(Loading, Mending):
         for message in messages:
             args += message
         # What SQL has accepted is there in any case.
-        waits = self._waits and any(message[2][:1] != "@" for message in messages)
+        waits = self._waits and not all(message.when.stamp_us for message in messages)
         begin = self.begin if not waits else self.begin_replicated
         answer = begin("enqueue", partition_keys(self.prefix, partition), args)
 
@@ -262,7 +275,7 @@ class RedisStore(Loading, Mending):
         return [word.decode() for word in answer]
 
     def reschedule(
-        self, partition: Partition, message_id: bytes, when: str, before_us: int | None = None
+        self, partition: Partition, message_id: bytes, when: When, before_us: int | None = None
     ) -> int:
         """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or
         MessageRunning.

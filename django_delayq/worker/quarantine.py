@@ -59,7 +59,9 @@ class Quarantine:
     def admit(self, leases: list[Lease]) -> list[Lease]:
         """The leases that may run at once. Of the suspects among them one is kept at the most."""
         suspects = [
-            lease for lease in leases if lease.entry[2:4] != _NO_CRASHES and self._is_suspect(lease)
+            lease
+            for lease in leases
+            if lease.entry[2:4] != _NO_CRASHES and 0 < self._last_chance <= lease.crashes
         ]
         if not suspects:
             return leases
@@ -130,6 +132,3 @@ class Quarantine:
         """Whether something would suffer if the process died. What hangs has lost its lease
         already."""
         return any(lease is not suspect and not lease.ended for lease in list(self._held))
-
-    def _is_suspect(self, lease: Lease) -> bool:
-        return 0 < self._last_chance <= lease.crashes

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction
-from django_delayq.operators import bulk, bulk_check
+from django_delayq.operators import bulk
 from django_delayq.store.redis import RedisStore
 from tests.admin.browser import address
 from tests.admin.bulk_orders import form_of, order, send, text_of
@@ -52,7 +52,7 @@ def test_the_form_says_what_it_is_about(operator: Client) -> None:
 
 
 def test_a_count_of_very_many_is_cut_off(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_check, "MANY", 10)
+    monkeypatch.setattr(bulk, "MANY", 10)
     dead(11)
     assert "Dead letters 10+" in text_of(
         operator.get(f"{address('bulk_new')}?kind=discard&open=on")
@@ -214,7 +214,7 @@ def test_for_very_many_a_word_has_to_be_typed(
     dead(4)
     query = f"kind=discard&open=on{filters}"
     assert 'name="word"' not in operator.get(f"{address('bulk_new')}?{query}").content.decode()
-    monkeypatch.setattr(bulk_check, "MANY", 3)
+    monkeypatch.setattr(bulk, "MANY", 3)
     form = form_of(operator, query)
     for typed in ("", "Default", "all"):
         assert f"Type “{word}” here" in text_of(send(operator, form, reason="old", word=typed))

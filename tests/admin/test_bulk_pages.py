@@ -22,7 +22,7 @@ from django_delayq.archive.selection import Selection
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage
 from django_delayq.operators import bulk
-from django_delayq.operators.bulk_progress import SILENT_AFTER, progress
+from django_delayq.operators.bulk import SILENT_AFTER, progress
 from django_delayq.operators.bulk_runner import TAKE_OVER_AFTER
 from django_delayq.store import get_store
 from tests.admin.browser import address
@@ -180,11 +180,12 @@ def test_the_rate_and_the_rest_are_told() -> None:
     operation.started_at, operation.alive_at = now - timedelta(seconds=20), now
     operation.total, operation.count = 1_000, 190
     operation.skipped = '{"already replayed": 700, "its key is live": 10}'
-    found = progress(operation, now)
-    assert (found.done, found.percent, found.rate, found.left) == (200, 20, 10.0, 80.0)
+    found = progress(operation)
+    assert (found.done, found.percent) == (200, 20)
+    assert (found.rate, found.left) == (pytest.approx(10, rel=0.1), pytest.approx(80, rel=0.1))
     assert list(found.skipped) == ["already replayed", "its key is live"]
     operation.finished_at, operation.status = now, "cancelled"
-    later = progress(operation, now + timedelta(hours=1))
+    later = progress(operation)
     assert (later.rate, later.left, later.is_alive) == (10.0, None, False)
 
 

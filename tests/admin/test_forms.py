@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from django_delayq import delayed_task
 from django_delayq.admin.forms.message_forms import ArgumentsForm, WhenForm, clock_in_words
+from django_delayq.client.task import DelayedTask
 from django_delayq.tasks.arguments import in_one_line
-from django_delayq.tasks.task import DelayedTask
 
 HOSTILE = "</textarea><script>alert(1)</script>"
 

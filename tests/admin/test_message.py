@@ -14,11 +14,11 @@ from django.test import Client
 from django_delayq import delayed_task
 from django_delayq.admin.forms.message_forms import ArgumentsForm
 from django_delayq.client import topics
+from django_delayq.client.handle import Handle
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.stats import overview
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.tasks import registry, task
-from django_delayq.tasks.handle import Handle
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
 from tests.admin.world import heartbeat

@@ -12,12 +12,12 @@ import pytest
 from django.conf import settings as django_settings
 from django.test import Client
 
-from django_delayq.client import client as producer
+from django_delayq.client import changes as producer
 from django_delayq.client import topics
+from django_delayq.client.handle import Handle
 from django_delayq.core import exceptions
 from django_delayq.models import OperatorAction
 from django_delayq.operators import operations
-from django_delayq.tasks.handle import Handle
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
 from tests.admin.world import heartbeat
@@ -35,7 +35,8 @@ def test_cancel_takes_it_back_and_records_why(
     assert waiting.get() is None
     action = OperatorAction.objects.get()
     assert (action.action, action.reason, action.count) == ("cancel", "paid twice", 1)
-    assert f"message {waiting.id} of orders" in action.selection
+    assert action.message_id is not None
+    assert (action.message_id.hex, action.topic) == (waiting.id, "orders")
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "a\0b", "x" * 501])

@@ -16,11 +16,11 @@ from django.test import Client
 
 from django_delayq.admin import site
 from django_delayq.archive.selection import Selection
+from django_delayq.client import task as tasks
 from django_delayq.core.exceptions import NotPermitted
 from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction
 from django_delayq.operators import bulk, operations
 from django_delayq.store import get_store
-from django_delayq.tasks import task as tasks
 from tests.admin.browser import address
 from tests.admin.world import WORKER, World
 from tests.app.tasks import close_order, noop
@@ -204,7 +204,7 @@ def service_calls(module: ModuleType) -> set[str]:
         f"{prefix}.{name}"
         for name, function in functions
         if function.__module__ == module.__name__
-        and name not in ("require", "recorded")
+        and name not in ("require", "_recorded")
         and next(iter(inspect.signature(function).parameters), "") == "user"
     }
 

@@ -71,7 +71,7 @@ def _enqueue(count: int) -> int:
 
 
 def _arguments(task: Any, at: int, count: int) -> list[tuple[Any, ...]]:
-    needed = task.definition._positional.start
+    needed = task.definition.positional.start
     return [tuple(range(at + n, at + n + needed)) for n in range(count)]
 
 

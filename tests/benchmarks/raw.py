@@ -48,8 +48,7 @@ def raw_drain(count: int) -> float:
     """Messages per second of our own claim and ack scripts in batches of 500 in one thread, nothing
     called."""
     from django_delayq.core.conf import get_settings
-    from django_delayq.core.ids import new_ids, task_code
-    from django_delayq.core.message import encode_record
+    from django_delayq.core.message import encode_record, new_ids, task_code
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
 

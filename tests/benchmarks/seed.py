@@ -18,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django_delayq.core.ids import key_id
+from django_delayq.core.message import key_id
 
 BATCH = 5_000
 PERIOD = timedelta(days=30)
@@ -156,7 +156,7 @@ def _settle(connection: Any) -> None:
     """Half of the old dead letters are dealt with; statistics are made."""
     from django.utils import timezone as zones
 
-    from django_delayq.core.ids import new_id
+    from django_delayq.core.message import new_id
     from django_delayq.models import ArchivedMessage
 
     dead = ArchivedMessage.objects.filter(state="dead", finished_at__lt=zones.now() - PERIOD / 2)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_delayq.client.client import edit
+from django_delayq.client.changes import edit
+from django_delayq.client.handle import Handle
 from django_delayq.core.exceptions import (
     BodyTooLarge,
     InvalidMessage,
@@ -22,7 +23,6 @@ from django_delayq.core.exceptions import (
 from django_delayq.core.message import COMPRESSED, DURABLE, STAMP, Record
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox import lookup
-from django_delayq.tasks.handle import Handle
 from tests.app.tasks import close_order, record, seen
 from tests.database_faults import without_table
 from tests.faults import lost_answers, unreachable

@@ -381,18 +381,6 @@ def test_an_empty_archive_has_no_figures(stats_now: Run) -> None:
     assert (report.figures["hours"], report.figures["days"], list(report.rows)) == (0, 0, [])
 
 
-def test_what_it_cannot_do_is_refused(spark: Any, stats_now: Run) -> None:
-    for told, reason in (
-        ({"lake": ""}, "need a lake"),
-        ({"topic": "orders"}, "not for one topic"),
-        ({"since": "2026-11-20T09:00:00"}, "add its offset"),
-        ({"since": "2026-11-20T09:00:00Z", "until": "2026-11-20T09:00:00Z"}, "is not after since"),
-        ({"sauce": "lake"}, "not what it takes"),
-    ):
-        with pytest.raises(Refused, match=reason):
-            stats_now(**told)
-
-
 def test_more_groups_than_sql_should_hold_are_refused_before_the_first_is_written(
     export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import pause_topic
 from django_delayq.core.exceptions import StoreUnavailable
-from django_delayq.core.ids import new_id
-from django_delayq.core.message import STAMP
+from django_delayq.core.message import STAMP, new_id
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox.outbox import now_ms
 from django_delayq.stats import overview as figures
@@ -30,8 +29,6 @@ from tests.database_faults import database_away, without_table
 from tests.faults import scripts_run, unreachable
 from tests.hands import DAY, DEFAULT, Hands, lose_redis, make_due, stored_record
 from tests.stats.overview import archived, beat, now, ran, sample, topic
-
-pytestmark = pytest.mark.databases
 
 HOUR = timedelta(hours=1)
 durable = record.using(durable=True)

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone as django_timezone
 
 from django_delayq.core.exceptions import DatabaseUnavailable, StoreUnavailable
-from django_delayq.management import sql_services
+from django_delayq.management.sql_services import sql_services
 from django_delayq.models import ArchivedMessage, TaskDay, TopicHour
 from django_delayq.stats import hourly, stats_service
 from django_delayq.stats.hourly import DAY, HOUR, hour_of
@@ -409,11 +409,17 @@ def test_a_turn_ends_before_the_next_look(delayq: RedisStore, clock: Clock) -> N
 
 def test_archivers_of_their_own_and_workers_have_one(hands: Hands) -> None:
     (alone,) = [
-        one for one in sql_services.alone(hands.store, "host:1:a") if isinstance(one, Statistician)
+        service
+        for service in sql_services(hands.store, "host:1:a")
+        if isinstance(service, Statistician)
     ]
     assert not alone._tasks_run()
     worker: Any = SimpleNamespace(shared=hands.shared)
-    (beside,) = [one for one in sql_services.beside(worker) if isinstance(one, Statistician)]
+    (beside,) = [
+        service
+        for service in sql_services(hands.store, "host:1:a", worker)
+        if isinstance(service, Statistician)
+    ]
     record.using(delay=0).enqueue(1)
     assert not beside._tasks_run()
     hands.claim()

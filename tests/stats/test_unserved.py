@@ -19,7 +19,8 @@ from django_delayq import (
     resume_topic,
     topic_stats,
 )
-from django_delayq.client import client
+from django_delayq.client import changes
+from django_delayq.core.times import When
 from django_delayq.operators import lookup
 from django_delayq.outbox.existing import every_topic
 from django_delayq.outbox.listing import list_outbox
@@ -31,8 +32,6 @@ from tests.app.tasks import close_order, record
 from tests.faults import unreachable
 from tests.hands import DAY, Hands, lose_redis, messages_in
 from tests.undeclared import declared, leave
-
-pytestmark = pytest.mark.databases
 
 JOBS = Partition("jobs", 0)
 
@@ -52,8 +51,8 @@ def beat(*topics: str, ago_ms: int = 0) -> None:
 def test_a_topic_that_no_code_declares_can_be_looked_at_and_emptied(hands: Hands) -> None:
     first, second = leave("jobs", 1, 2, key=None)
     assert (topic_stats("jobs").delayed, len(list_messages("jobs").messages)) == (2, 2)
-    client.reschedule("jobs", None, first.id, "+5000")
-    client.cancel("jobs", None, second.id)
+    changes.reschedule("jobs", None, first.id, When.after(5000))
+    changes.cancel("jobs", None, second.id)
     pause_topic("jobs", reason="why")
     resume_topic("jobs")
     assert purge_topic("jobs") == 1
@@ -191,7 +190,7 @@ def test_check_deploy_says_it(hands: Hands) -> None:
         str(one.id): one for one in run_checks(tags=["delayq"], include_deployment_checks=True)
     }
     assert "Topic jobs: 1 waiting" in found["delayq.W021"].msg
-    assert "delayq_move jobs --to another-topic" in str(found["delayq.W021"].hint)
+    assert "delayq move jobs --to another-topic" in str(found["delayq.W021"].hint)
     assert (
         "Topic orders: 1 waiting, 0 of them due; no worker serves it." in found["delayq.W022"].msg
     )

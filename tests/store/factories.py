@@ -14,7 +14,6 @@ from typing import Any
 
 from redis import Redis
 
-from django_delayq.core.ids import new_ids, task_code
 from django_delayq.core.message import (
     DURABLE,
     EXPIRES_WITH_DUE,
@@ -22,6 +21,8 @@ from django_delayq.core.message import (
     Attempts,
     Priority,
     encode_record,
+    new_ids,
+    task_code,
 )
 from django_delayq.core.message import STAMP as STAMP_OF
 from django_delayq.store import keys

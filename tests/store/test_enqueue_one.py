@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from django_delayq.core.exceptions import StoreError, StoreFull
-from django_delayq.core.ids import task_code
-from django_delayq.core.message import Priority
+from django_delayq.core.message import Priority, task_code
 from django_delayq.store.redis import Outgoing, RedisStore
 from tests.servers import Server
 from tests.store.factories import (

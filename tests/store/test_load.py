@@ -7,8 +7,7 @@ import pickle
 import pytest
 
 from django_delayq.core.exceptions import StoreError, StoreFull
-from django_delayq.core.ids import new_ids
-from django_delayq.core.message import Priority
+from django_delayq.core.message import Priority, new_ids
 from django_delayq.store import keys, loading
 from django_delayq.store.link import BATCH
 from django_delayq.store.loading import FENCE_LIFE, FenceChanged, Load, Loadable, Loaded

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 
 from ...archive.selection import Selection
 from ...models import BulkKind
-from ...operators.bulk_check import About, about
+from ...operators.bulk import BulkPreview, preview
 from .archive_form import query_of, selection_from
 
 
@@ -54,7 +54,7 @@ class BulkForm(forms.Form):
     )
 
     def __init__(self, kind: str, selection: Selection, data: QueryDict | None = None) -> None:
-        """Raises what about() raises."""
+        """Raises what preview() raises."""
         self.kind_asked, self.selection = kind, selection
         initial = {"kind": kind, "query": query_of(selection), "token": uuid4().hex}
         super().__init__(data, initial=initial, label_suffix="")
@@ -68,9 +68,9 @@ class BulkForm(forms.Form):
         self.dry_run = bool(data and data.get("dry_run"))
 
     @cached_property
-    def about(self) -> About:
+    def about(self) -> BulkPreview:
         """What it is about, as of now."""
-        return about(self.kind_asked, self.selection)
+        return preview(self.kind_asked, self.selection)
 
     def clean_rate(self) -> float | None:
         """More than nothing, or none."""

@@ -14,8 +14,6 @@ from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage, NotPermitted, StoreError
 from ...models import BulkKind, BulkOperation, BulkStatus
 from ...operators import bulk as service
-from ...operators.bulk_check import check
-from ...operators.bulk_progress import progress
 from ...operators.operations import require
 from ...stats import overview
 from ...templatetags.delayq import word
@@ -29,7 +27,7 @@ from ..site import action, back, page, show, url
 def bulk_list(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
     rows, links = newest_first(request, BulkOperation.objects.all())
-    lines = [(one, progress(one)) for one in rows]
+    lines = [(operation, service.progress(operation)) for operation in rows]
     return show(
         request,
         "bulk_list.html",
@@ -47,7 +45,7 @@ def bulk(request: HttpRequest, pk: int) -> HttpResponse:
     title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)}
     context: dict[str, Any] = {
         "operation": operation,
-        "progress": progress(operation),
+        "progress": service.progress(operation),
         "again": _again(operation),
     }
     context["ended_since"] = _ended_since(operation)
@@ -101,7 +99,7 @@ def _asked(request: HttpRequest, query: QueryDict) -> tuple[str, Selection]:
     """What an address or a form is about, when this user may do it. Raises NotPermitted or
     InvalidMessage."""
     kind, selection = asked(query)
-    check(kind, selection)
+    service.check(kind, selection)
     require(request.user, "bulk_operate", service.PERMISSIONS[BulkKind(kind)])
     return kind, selection
 
@@ -154,7 +152,8 @@ def _is_anybody_there() -> bool:
     """Whether a living worker runs bulk operations; also when Redis is away and nobody can say."""
     try:
         return any(
-            one.alive and not one.draining and "bulk" in one.services for one in overview.workers()
+            worker.alive and not worker.draining and "bulk" in worker.services
+            for worker in overview.workers()
         )
     except StoreError:
         return True

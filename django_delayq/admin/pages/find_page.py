@@ -9,7 +9,7 @@ from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 
 from ...core.exceptions import InvalidMessage, OutcomeUnknown, StoreUnavailable
-from ...core.ids import parse_id
+from ...core.message import parse_id
 from ...operators import lookup
 from ...operators.lookup import Hit
 from ..forms.archive_form import sought

@@ -13,6 +13,7 @@ from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...client.handle import Handle
 from ...core.exceptions import (
     DelayQError,
     DuplicateMessage,
@@ -22,19 +23,15 @@ from ...core.exceptions import (
     StoreError,
     StoreUnavailable,
 )
-from ...core.ids import key_id, new_id, parse_id
-from ...core.message import Priority
+from ...core.message import Priority, key_id, new_id, parse_id
 from ...operators import lookup, operations
 from ...store import get_store, keys
 from ...tasks import registry
 from ...tasks.arguments import read_json
-from ...tasks.handle import Handle
 from ...tasks.options import check_key
-from ...tasks.task import DelayedTask
+from ...tasks.task import Task
 from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm
 from ..site import page, show, url
-
-Task = DelayedTask[Any, Any]
 
 #: For so long a form that was sent is known.
 FORM_KEPT_MS = 3_600_000
@@ -97,7 +94,7 @@ class ScheduleForm(WhenForm):
     )
     id = forms.CharField(widget=forms.HiddenInput)
 
-    def __init__(self, task: Task, data: Any = None) -> None:
+    def __init__(self, task: Task[Any, Any], data: Any = None) -> None:
         options = task.options
         initial = {
             "on_duplicate": options.on_duplicate,
@@ -172,7 +169,7 @@ def schedule(request: HttpRequest) -> HttpResponse:
 
 
 def _send(
-    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm
+    request: HttpRequest, task: Task[Any, Any], form: ScheduleForm, arguments: ArgumentsForm
 ) -> HttpResponse:
     """Enqueue, unless this form has come before. What was refused may come again, what may have
     been done may not."""
@@ -201,7 +198,7 @@ def _send(
 
 def _refused(
     request: HttpRequest,
-    task: Task,
+    task: Task[Any, Any],
     form: ScheduleForm,
     arguments: ArgumentsForm,
     error: DelayQError,
@@ -216,7 +213,7 @@ def _refused(
     return _page(request, task, form, arguments, live)
 
 
-def _message_id(task: Task, form: ScheduleForm) -> str:
+def _message_id(task: Task[Any, Any], form: ScheduleForm) -> str:
     key = form.cleaned_data["key"]
     return key_id(task.options.topic, key).hex() if key else str(form.cleaned_data["id"])
 
@@ -248,7 +245,7 @@ def _turn(form: ScheduleForm) -> str:
 
 
 def _sent_before(
-    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm
+    request: HttpRequest, task: Task[Any, Any], form: ScheduleForm, arguments: ArgumentsForm
 ) -> HttpResponse:
     """To its message, or words on where to look for it."""
     hit = None
@@ -269,7 +266,7 @@ def _sent_before(
 
 def _page(
     request: HttpRequest,
-    task: Task,
+    task: Task[Any, Any],
     form: ScheduleForm,
     arguments: ArgumentsForm,
     live: str = "",

@@ -47,7 +47,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     Raises Refused, and LakeError when the lake is not as its commits say.
     """
     options = params.options(ExportOptions)
-    _check(params)
     lake = Lake(params.lake)
     work = _Export(spark, params, options, lake, tell)
     if params.dry_run:
@@ -158,17 +157,6 @@ def _earliest(when: datetime) -> datetime:
         if when.tzinfo
         else min(when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone()))
     )
-
-
-def _check(params: Params) -> None:
-    if not params.lake:
-        raise Refused(
-            "The export needs a lake: a directory that this machine and all executors see."
-        )
-    if params.since or params.until or params.topic:
-        raise Refused(
-            "The export takes everything that is settled: since, until and topic are not for it."
-        )
 
 
 class _Export:

@@ -23,7 +23,6 @@ from ...store import get_store
 from ...store.registry import SAMPLES
 from ...store.topic_stats import lasting_pause
 from .. import schemas
-from ..errors import Refused
 from ..options import ForecastOptions
 from ..params import Params, Report, Secret, Tell
 from ..sources.queue import read_queue
@@ -82,12 +81,8 @@ class Outlook(NamedTuple):
 def run(spark: Any, params: Params, tell: Tell) -> Report:
     """Replaces the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page
     shows all of them.
-
-    Raises Refused for a period: a forecast is of what waits now.
     """
     options = params.options(ForecastOptions)
-    if params.since or params.until:
-        raise Refused("A forecast is of all that waits now: it takes neither --since nor --until.")
     found = _find(spark, params, options, tell)
     is_written = not (params.dry_run or params.topic)
     if is_written:

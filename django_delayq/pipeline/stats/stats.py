@@ -83,7 +83,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     LakeError."""
     begun = time.monotonic()
     options = params.options(StatsOptions)
-    _check(params)
     given = (
         _of_lake(spark, params, options, tell)
         if options.source == "lake"
@@ -107,24 +106,12 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     )
 
 
-def _check(params: Params) -> None:
-    if params.topic:
-        raise Refused("Hours and days are computed as a whole: stats is not for one topic.")
-    since, until = params.period()
-    if since is not None and until is not None and until <= since:
-        raise Refused(f"until ({params.until}) is not after since ({params.since}).")
-
-
 # What is computed
 
 
 def _of_lake(
     spark: SparkSession, params: Params, options: StatsOptions, tell: Tell
 ) -> Input | None:
-    if not params.lake:
-        raise Refused(
-            "The statistics need a lake: a directory that this machine and all executors see."
-        )
     lake = Lake(params.lake)
     ledger = Ledger(lake)
     commits = ledger.check() if params.dry_run else ledger.catch_up()

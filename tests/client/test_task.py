@@ -21,9 +21,9 @@ from django.apps import apps
 
 from django_delayq import DelayQError, Message, Priority, State, constant, delayed_task
 from django_delayq.core import exceptions
-from django_delayq.core.ids import task_code
+from django_delayq.core.message import task_code
 from django_delayq.store.redis import RedisStore
-from django_delayq.tasks import handle, registry
+from django_delayq.tasks import registry
 from tests.app.tasks import close_order, noop, remind
 
 UTC = timezone.utc
@@ -218,7 +218,7 @@ def test_a_function_that_others_share_their_name_with_needs_one_of_its_own(
 
 
 def test_a_function_of_a_class_that_needs_no_object_can_be_a_task(declared: dict[str, Any]) -> None:
-    assert delayed_task(Caller.static).name == "tests.tasks.test_task.Caller.static"
+    assert delayed_task(Caller.static).name == "tests.client.test_task.Caller.static"
 
 
 def test_two_functions_of_one_decorator_are_not_taken_for_one(declared: dict[str, Any]) -> None:
@@ -684,7 +684,17 @@ def test_importing_does_no_io(outcome_of_import: str) -> None:
     ), outcome_of_import
 
 
-def test_task_that_is_sent_before_django_is_ready_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle, "_producer", [])
-    with pytest.raises(exceptions.ConfigurationError, match=r"call django\.setup\(\)"):
-        noop.enqueue()
+def test_task_can_be_declared_and_not_enqueued_before_django_is_ready() -> None:
+    script = """
+        from django.conf import settings
+        settings.configure(INSTALLED_APPS=["django_delayq"])
+        from django_delayq import delayed_task
+        task = delayed_task(name="tests.early")(lambda: 5)
+        try:
+            task.enqueue()
+        except Exception as error:
+            print(task(), error)
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("5 Apps aren't loaded yet.\n", "")

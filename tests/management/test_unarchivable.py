@@ -1,4 +1,4 @@
-"""manage.py delayq_unarchivable: what the archive refused, for people at a terminal."""
+"""manage.py delayq unarchivable: what the archive refused, for people at a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_delayq.management.commands import delayq_unarchivable
+from django_delayq.management.verbs import unarchivable
 from django_delayq.models import ArchivedMessage, OperatorAction, UnarchivableEntry
 from django_delayq.worker.process.runner import ExitCode
 from tests.app.tasks import record
@@ -20,7 +20,7 @@ from tests.hands import Hands, outbox
 def command(*args: Any) -> str:
     """What it prints."""
     out = StringIO()
-    call_command("delayq_unarchivable", *args, stdout=out, stderr=StringIO())
+    call_command("delayq", "unarchivable", *args, stdout=out, stderr=StringIO())
     return out.getvalue()
 
 
@@ -72,7 +72,10 @@ def test_only_those_that_are_named_are_archived(entry: UnarchivableEntry) -> Non
 
 
 def test_what_is_refused_again_is_told_by_the_exit_code(entry: UnarchivableEntry) -> None:
-    with refusing_bad_rows(), pytest.raises(CommandError, match="refused again") as caught:
+    with (
+        refusing_bad_rows(),
+        pytest.raises(CommandError, match="refused some entries again") as caught,
+    ):
         command("archive")
     assert caught.value.returncode == ExitCode.ERROR
     assert UnarchivableEntry.objects.count() == 1
@@ -90,7 +93,7 @@ def test_ctrl_c_says_how_far_it_was(
     def interrupted(*args: Any, progress: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(delayq_unarchivable, "archive_again", interrupted)
+    monkeypatch.setattr(unarchivable, "archive_again", interrupted)
     with pytest.raises(SystemExit) as caught:
         command("archive")
     assert caught.value.code == 130

@@ -17,18 +17,19 @@ from django.db.models import Max
 from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
+from ..archive.selection import Rows
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage
-from ..core.ids import key_id, new_id
-from ..core.message import Priority
+from ..core.message import Priority, key_id, new_id
+from ..core.times import When
 from ..models import ArchivedMessage, Final, OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..store import get_store
 from ..store.keys import Partition
 from ..tasks import registry
 from ..tasks.builder import Item, Template
-from ..tasks.task import Call, DelayedTask
-from .replay_walk import Walk
+from ..tasks.task import Call, Task
+from .walk import Walk
 
 #: Characters of arguments in memory at a time, and in one INSERT: MariaDB takes 16 MiB by default.
 CHUNK = 2_000_000
@@ -50,7 +51,7 @@ _decode_arguments = msgspec.json.Decoder(_Arguments).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
-class Sender:
+class Replayer:
     """Makes outbox rows of locked archive rows."""
 
     def __init__(self, walk: Walk, delay_ms: int, rate: float | None, edit: Edit | None) -> None:
@@ -68,7 +69,7 @@ class Sender:
         known = registry.known_topics()
         rows = [row for row in locked if not self._walk.skip(_undeclared(row, known))]
         count = 0
-        for pks in _chunks(self._without_keys_in_use(rows)):
+        for pks in _chunks_of_bodies(self._without_keys_in_use(rows)):
             content = self._walk.table.filter(pk__in=pks).order_by("pk")
             if self._edit is None:
                 content = content.only(*_CONTENT)
@@ -141,19 +142,19 @@ class Sender:
             if row.max_attempts is None
             else row.max_attempts,
             priority=Priority(row.priority),
-            expires="",
+            expires=When(),
             on_duplicate="keep",  # one that comes in between is newer
             key=row.key or None,
             headers=headers,
             durable=True,
             replay_of=row.pk,
         )
-        return Template(DelayedTask(task.definition, options), self._settings)
+        return Template(Task(task.definition, options), self._settings)
 
-    def _when(self, number: int) -> str:
+    def _when(self, number: int) -> When:
         if self._rate is None:
-            return f"+{self._delay_ms}"
-        return str(
+            return When.after(self._delay_ms)
+        return When.at(
             self.began_ms
             + self._delay_ms
             + math.ceil((self.sent_before + number) * 1000 / self._rate)
@@ -186,20 +187,23 @@ class Sender:
         return ids - set(ours)
 
     def _mark(self, replayed: Mapping[int, UUID]) -> int:
-        """Write into the origins which message replays them. Returns how many."""
-        if not replayed:
-            return 0
-        # Case and When take Django longer than everything else that a replay does.
-        field: Any = ArchivedMessage._meta.get_field("replayed_by")
-        connection = connections[self._walk.alias]
-        values = [
-            (pk, field.get_db_prep_value(message_id, connection))
-            for pk, message_id in replayed.items()
-        ]
-        cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
-        by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
-        self._walk.table.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
-        return len(replayed)
+        return mark_replayed(self._walk.table, replayed)
+
+
+def mark_replayed(rows: Rows, replayed: Mapping[int, UUID]) -> int:
+    """Write into the rows of these ids which message replays each. Returns how many."""
+    if not replayed:
+        return 0
+    # One statement for all, and not Case and When, which take Django longer than the rest.
+    field: Any = ArchivedMessage._meta.get_field("replayed_by")
+    connection = connections[rows.db]
+    values = [
+        (pk, field.get_db_prep_value(message_id, connection)) for pk, message_id in replayed.items()
+    ]
+    cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
+    by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
+    marked: int = rows.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
+    return marked
 
 
 def _undeclared(row: Any, topics: set[str]) -> str:
@@ -227,7 +231,7 @@ def _live(rows: Sequence[Any]) -> set[bytes]:
     }
 
 
-def _chunks(rows: Sequence[Any]) -> Iterator[list[int]]:
+def _chunks_of_bodies(rows: Sequence[Any]) -> Iterator[list[int]]:
     """Ids of rows whose bodies fit into memory together."""
     pks: list[int] = []
     size = 0

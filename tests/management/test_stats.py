@@ -1,4 +1,4 @@
-"""manage.py delayq_stats: figures for people and for programs."""
+"""manage.py delayq stats: figures for people and for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db.utils import OperationalError
 
 from django_delayq import pause_topic
-from django_delayq.management.commands import delayq_stats
+from django_delayq.management.verbs.stats import Command
 from django_delayq.stats import overview
 from django_delayq.stats.hourly import compute_day, compute_hour, day_of, hour_of
 from django_delayq.store.redis import RedisStore
@@ -39,7 +39,7 @@ def fresh() -> Iterator[None]:
 def stats(*args: str) -> str:
     """What the command prints."""
     out = StringIO()
-    call_command("delayq_stats", *args, stdout=out)
+    call_command("delayq", "stats", *args, stdout=out)
     return out.getvalue()
 
 
@@ -113,8 +113,8 @@ def test_columns_lie_below_their_names(hands: Hands) -> None:
 def test_programs_get_json(hands: Hands) -> None:
     record.using(delay=3600).enqueue(1)
     pause_topic("default", by="ops", reason="SMTP")
-    told = json.loads(stats("--json"))
-    (default,) = [one for one in told["topics"] if one["topic"] == "default"]
+    found = json.loads(stats("--json"))
+    (default,) = [each for each in found["topics"] if each["topic"] == "default"]
     assert (default["delayed"], default["ready"], default["lag"], default["late_p50_ms"]) == (
         1,
         0,
@@ -122,15 +122,15 @@ def test_programs_get_json(hands: Hands) -> None:
         None,
     )
     assert default["paused"]["by"] == "ops"
-    due = datetime.fromisoformat(default["next_due_at"]) - datetime.fromisoformat(told["at"])
+    due = datetime.fromisoformat(default["next_due_at"]) - datetime.fromisoformat(found["at"])
     assert due.total_seconds() == pytest.approx(3600, abs=5)
 
 
 def test_one_topic_of_now(hands: Hands) -> None:
     assert [line[0] for line in table("--topic", "orders")] == ["topic", "orders"]
-    assert [one["topic"] for one in json.loads(stats("--json", "--topic", "orders"))["topics"]] == [
-        "orders"
-    ]
+    assert [
+        each["topic"] for each in json.loads(stats("--json", "--topic", "orders"))["topics"]
+    ] == ["orders"]
     assert len(table("--topic", "never used")) == 1
 
 
@@ -195,22 +195,22 @@ def test_programs_get_every_span_of_the_past(period: str, spans: int, delayq: Re
     count_now(
         "orders", state="dead", error_class="ValueError", lateness_ms=4.0, task="shop.tasks.close"
     )
-    told = json.loads(stats("--history", period, "--json"))
-    assert len(told["spans"]) == spans
-    assert told["spans"][0]["messages"] == 0
-    last = told["spans"][-1]
+    found = json.loads(stats("--history", period, "--json"))
+    assert len(found["spans"]) == spans
+    assert found["spans"][0]["messages"] == 0
+    last = found["spans"][-1]
     assert last["at"] == (
         "2026-11-20T12:00:00+00:00" if period == "24h" else "2026-11-20T00:00:00+00:00"
     )
     assert (last["messages"], last["states"]["dead"], last["late_max_ms"]) == (1, 1, 4.0)
-    assert told["total"] == {name: value for name, value in last.items() if name != "at"}
-    (task,) = told["tasks"]
+    assert found["total"] == {name: value for name, value in last.items() if name != "at"}
+    (task,) = found["tasks"]
     assert (task["topic"], task["task"], task["errors"]) == (
         "orders",
         "shop.tasks.close",
         [["ValueError", 1]],
     )
-    assert task["figures"] == told["total"]
+    assert task["figures"] == found["total"]
 
 
 # How it ends
@@ -245,6 +245,6 @@ def test_another_period_is_2(
     period: str, delayq: RedisStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        delayq_stats.Command().run_from_argv(["manage.py", "delayq_stats", "--history", period])
+        Command().run_from_argv(["manage.py", "delayq stats", "--history", period])
     assert ended.value.code == 2
     assert "invalid choice" in capsys.readouterr().err
