@@ -41,7 +41,6 @@ WITH_JVM = (
 )
 
 
-
 @pytest.mark.databases
 @pytest.mark.timeout(900)
 def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_path: Path) -> None:
