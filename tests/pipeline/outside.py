@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import zipfile
@@ -118,7 +117,7 @@ def plain_environment() -> dict[str, str]:
 def python_without_us(folder: Path) -> Path:
     """A Python with all that is installed but django_delayq itself, as an executor's may be."""
     path = folder / "python-without-us"
-    site = sysconfig.get_path("purelib")
+    site = str(Path(psutil.__file__).parents[1])  # where all that is installed lies
     path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} -S "$@"\n')
     path.chmod(0o755)
     return path

@@ -35,10 +35,9 @@ TIMES = int(os.environ.get("DELAYQ_KILLS", "1"))
 #: ledger says so.
 WITH_JVM = (
     "writing",
-    "verified",
     "committed",
     "interval",
-    *(("written", "linked") if TIMES > 1 else ()),
+    *(("written", "verified", "linked") if TIMES > 1 else ()),
 )
 
 
