@@ -17,6 +17,7 @@ class DelayQConfig(AppConfig):
 
     def ready(self) -> None:
         """Called by Django once all apps are loaded."""
+        from . import checks  # noqa: F401 - registers the system checks
         from .core import log
 
         log.connect()

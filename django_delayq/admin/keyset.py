@@ -16,10 +16,10 @@ SIZE = 50
 
 
 def newest_first(request: HttpRequest, rows: QuerySet[Any]) -> tuple[Sequence[Any], dict[str, str]]:
-    """The page that `before` in the address says, and the query strings of those around it:
+    """The page that the parameter `before` selects, and the query strings of the pages around it:
     `older`, `newest`.
 
-    Other parameters stay. One query; the cost does not grow with the depth.
+    Other parameters are kept. One query; the cost does not grow with the depth.
     """
     before: int | None = None
     with suppress(InvalidMessage):  # then the page is the first one

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from datetime import timezone as zones
 from typing import Any
 
 from django.db import transaction
@@ -17,7 +16,7 @@ from django.utils import timezone
 from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage, StoreError
-from ..core.times import Duration, duration_ms, in_words
+from ..core.times import Duration, duration_ms, epoch_us, in_words
 from ..models import ArchivedMessage, Final, OperatorAction, UnarchivableEntry
 from ..store import get_store
 from ..store.keys import Partition
@@ -183,9 +182,7 @@ def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
     for pk, topic, number, message_id, enqueued_at in rows.filter(task__in=once).values_list(
         *columns
     ):
-        aware = timezone.make_aware(enqueued_at) if timezone.is_naive(enqueued_at) else enqueued_at
-        stamp_us = (aware - datetime(1970, 1, 1, tzinfo=zones.utc)) // timedelta(microseconds=1)
-        stamps[Partition(topic, number)].append((pk, (message_id.bytes, stamp_us)))
+        stamps[Partition(topic, number)].append((pk, (message_id.bytes, epoch_us(enqueued_at))))
     needed: set[int] = set()
     for partition, asked in stamps.items():
         for batch in chunked(asked, BATCH):

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from functools import reduce
 from operator import or_
 from time import monotonic
@@ -25,14 +25,13 @@ import msgspec
 from django.db import connections
 from django.db.models import BigIntegerField, ExpressionWrapper, Q, Subquery, Value
 from django.db.models.functions import Coalesce
-from django.utils import timezone as zones
 
 from ..core.cursors import cursor_of, numbers_of
 from ..core.exceptions import InvalidMessage
+from ..core.times import epoch_us, stored_ms
 from ..models import ArchivedMessage, Final
 from ..models.functions import Octets
 from ..tasks import registry
-from .archive_rows import instant_of
 from .selection import Rows, Selection
 
 #: What the list shows. Bodies, headers and tracebacks stay in the database.
@@ -64,7 +63,6 @@ of a row."""
 
 LAST_ID = 2**62
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: The last day of the calendar, in microseconds since then.
 _LAST_US = 253_402_214_400_000_000
 _MISSING = object()
@@ -113,7 +111,7 @@ def page_of(
     for an argument without a period.
     """
     if selection.argument and not (selection.since or selection.until):
-        raise InvalidMessage("An argument can only be searched for inside a period: choose one.")
+        raise InvalidMessage("A search for an argument needs a period. Choose one.")
     kind = _kind(selection)
     edge = _edge_of(before or after, kind is _Times)
     found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)
@@ -381,8 +379,7 @@ def _text_of(edge: Edge | None) -> str | None:
     when, pk = edge
     if when is None:
         return cursor_of(pk)
-    when = zones.make_aware(when, zones.get_default_timezone()) if zones.is_naive(when) else when
-    return cursor_of((when - _EPOCH) // timedelta(microseconds=1), pk)
+    return cursor_of(epoch_us(when), pk)
 
 
 def _edge_of(text: str | None, timed: bool) -> Edge | None:
@@ -392,7 +389,7 @@ def _edge_of(text: str | None, timed: bool) -> Edge | None:
     if not timed:
         return None, numbers_of(text, LAST_ID + 2)[0]
     us, pk = numbers_of(text, _LAST_US, LAST_ID + 2)
-    return instant_of(us / 1000), pk
+    return stored_ms(us / 1000), pk
 
 
 # Arguments

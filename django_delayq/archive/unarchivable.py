@@ -18,6 +18,7 @@ from ..core.conf import get_settings
 from ..core.database import may_pass
 from ..core.exceptions import DatabaseUnavailable, DelayQError, StoreError
 from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body
+from ..core.times import stored_ms
 from ..models import OperatorAction, UnarchivableEntry
 from ..store.finished import Entry
 from ..store.keys import Partition
@@ -123,7 +124,7 @@ def shown(row: UnarchivableEntry) -> Shown:
     except StoreError:
         task = f"code:{code.hex()}"
     try:
-        finished_at = archive_rows.instant_of(entry.at_ms)
+        finished_at = stored_ms(entry.at_ms)
     except (ValueError, OverflowError):
         finished_at = None
     attempts = (

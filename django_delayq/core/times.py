@@ -1,10 +1,20 @@
-"""Checks delays and instants at the door and turns them into integer milliseconds."""
+"""Delays and instants: checks what callers give, and converts between milliseconds, aware datetimes
+and the datetimes of the models."""
 
 from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta, timezone
 from typing import Any
+
+from django.conf import settings
+from django.utils.timezone import (
+    get_default_timezone,
+    is_naive,
+    localtime,
+    make_aware,
+    make_naive,
+)
 
 from .exceptions import InvalidDelay, InvalidMessage, NaiveDatetime
 
@@ -13,6 +23,8 @@ Duration = timedelta | float
 #: Ten years. Longer delays are mistakes of unit (milliseconds given as seconds) more often than
 #: plans.
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class When(str):
@@ -97,10 +109,7 @@ def instant_ms(value: Any, name: str = "due_at") -> int:
         raise NaiveDatetime(
             f"{name} is {value.isoformat()} without a time zone. Use django.utils.timezone."
         )
-    since_epoch = value.astimezone(timezone.utc) - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    milliseconds = -(
-        since_epoch // timedelta(milliseconds=-1)
-    )  # integers only: a float would lose microseconds
+    milliseconds = -(-epoch_us(value) // 1000)
     if milliseconds > now_ms() + MAX_DELAY_MS:
         raise InvalidDelay(f"{name} is {value.isoformat()}: more than ten years ahead.")
     return max(milliseconds, 0)
@@ -114,6 +123,41 @@ def now_ms() -> int:
 def from_ms(milliseconds: float) -> datetime:
     """The aware UTC datetime of an instant in milliseconds."""
     return datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc)
+
+
+def epoch_us(when: datetime) -> int:
+    """Whole microseconds since 1970 UTC. Integers only: a float would lose microseconds. Naive
+    datetimes are in the project's time zone."""
+    return (aware(when) - _EPOCH) // timedelta(microseconds=1)
+
+
+def aware(when: datetime) -> datetime:
+    """The datetime with a time zone. Naive ones, without USE_TZ, are in the project's time zone."""
+    return make_aware(when, get_default_timezone()) if is_naive(when) else when
+
+
+def local(when: datetime) -> datetime:
+    """The datetime in the current time zone; naive ones, without USE_TZ, already are."""
+    return when if is_naive(when) else localtime(when)
+
+
+def utc(when: datetime) -> datetime:
+    """aware(), in UTC."""
+    return aware(when).astimezone(timezone.utc)
+
+
+def stored(when: datetime) -> datetime:
+    """An aware datetime as this project's models hold it: in UTC, or naive without USE_TZ."""
+    return (
+        when.astimezone(timezone.utc)
+        if settings.USE_TZ
+        else make_naive(when, get_default_timezone())
+    )
+
+
+def stored_ms(milliseconds: float) -> datetime:
+    """stored() of an instant in milliseconds, to the microsecond."""
+    return stored(datetime.fromtimestamp(round(milliseconds * 1000) / 1e6, tz=timezone.utc))
 
 
 def shown_instant(milliseconds: float) -> datetime:

@@ -15,7 +15,7 @@ from ..core.service import Service
 from ..operators.bulk_runner import BulkRunner
 from ..outbox.reconciler import Reconciler
 from ..outbox.relay import Relay
-from ..stats.stats_service import Statistician
+from ..stats.stats_service import StatsService
 from ..stats.unserved import UnservedWatch
 from ..store.redis import RedisStore
 from ..worker.worker import Worker
@@ -41,7 +41,7 @@ def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> 
         Relay(store),
         Reconciler(store),
         BulkRunner(store, name, tasks_run=tasks_run),
-        Statistician(store, tasks_run=tasks_run),
+        StatsService(store, tasks_run=tasks_run),
         UnservedWatch(store),
     )
 

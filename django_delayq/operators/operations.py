@@ -270,7 +270,7 @@ def clean(text: str) -> str:
 def check_reason(reason: str) -> None:
     """Raise InvalidMessage when there is none."""
     if not reason.strip():
-        raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
+        raise InvalidMessage("Write a reason for those who look at it later.")
 
 
 @contextmanager

@@ -51,9 +51,9 @@ def test_cancel_wants_a_reason(operator: Client, waiting: Handle, reason: str) -
 @pytest.mark.parametrize(
     ("until", "served", "words"),
     [
-        (None, True, "it runs as soon as a worker is free"),
+        (None, True, "It runs as soon as a worker is free"),
         (None, False, "no worker serves its topic"),
-        ("", True, "it runs when somebody resumes the topic"),
+        ("", True, "It runs when somebody resumes the topic"),
         ("2030-01-01 09:00", True, "paused until 2030-01-01 09:00:00"),
     ],
 )
@@ -111,16 +111,16 @@ def test_reschedule_moves_it_to_an_instant_of_the_projects_time_zone(
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({}, "Give one of the two"),
-        ({"delay": "5", "at": "2030-01-01T00:00"}, "Give one of the two"),
+        ({}, "Fill in one of the two"),
+        ({"delay": "5", "at": "2030-01-01T00:00"}, "Fill in one of the two"),
         ({"delay": "-5"}, "greater than or equal to 0"),
         ({"delay": "nan"}, "Enter a number"),
         ({"delay": "inf"}, "Enter a number"),
         ({"delay": "5", "delay_unit": "7"}, "Select a valid choice"),
         ({"delay": "4000", "delay_unit": "86400"}, "more than ten years"),
-        ({"at": "2020-01-01T00:00"}, "That has passed already"),
+        ({"at": "2020-01-01T00:00"}, "This time is in the past"),
         ({"at": "2050-01-01T00:00"}, "more than ten years ahead"),
-        ({"at": "tomorrow"}, "Enter a valid date/time"),
+        ({"at": "tomorrow"}, "Write a date and a time"),
     ],
 )
 def test_a_wrong_time_is_refused_at_its_field(
@@ -269,7 +269,7 @@ def test_a_message_is_moved_edited_and_cancelled_in_a_browser(
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
     page.get_by_text("Reschedule", exact=True).first.click()
-    page.get_by_label("In, from now").fill("2")
+    page.get_by_label("Delay from now").fill("2")
     page.get_by_label("Unit").select_option("hours")
     page.get_by_role("button", name="Reschedule").click()
     assert (

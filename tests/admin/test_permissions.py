@@ -105,7 +105,7 @@ def someone(new_user: Callable[..., User]) -> Callable[[str], Any]:
 # The pages
 
 
-def reached(client: Client, page: site.Page, world: World, method: str) -> str:
+def reached(client: Client, page: site.PageRoute, world: World, method: str) -> str:
     """What became of a request: `page`, `login`, `elsewhere` (a redirect inside) or the status."""
     answer = client.generic(method, address(page.name, **world.fill(page)), follow=False)
     if answer.status_code == 302:
@@ -115,7 +115,7 @@ def reached(client: Client, page: site.Page, world: World, method: str) -> str:
     return "page" if answer.status_code == 200 else str(answer.status_code)
 
 
-def allowed(page: site.Page, method: str, held: frozenset[str]) -> set[str]:
+def allowed(page: site.PageRoute, method: str, held: frozenset[str]) -> set[str]:
     """What may become of it for a user with these permissions."""
     if not set(page.permissions) <= held:
         return {"403"}

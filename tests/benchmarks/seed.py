@@ -143,10 +143,11 @@ def _insert(count: int, connection: Any) -> None:
 
     from django.db import transaction
 
-    from django_delayq.archive.archive_rows import insert, instant_of
+    from django_delayq.archive.archive_rows import insert
+    from django_delayq.core.times import stored
 
     adapt = connection.ops.adapt_datetimefield_value
-    rows = rows_of(count, lambda when: adapt(instant_of(when.timestamp() * 1000)))
+    rows = rows_of(count, lambda when: adapt(stored(when)))
     while batch := [(row[0].hex, *row[1:]) for row in islice(rows, BATCH)]:
         with transaction.atomic(using=connection.alias):
             insert(batch, connection)

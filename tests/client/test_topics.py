@@ -119,10 +119,8 @@ def test_pause_says_who_when_and_why(delayq: RedisStore) -> None:
     pause_topic("default", by="ops", reason="SMTP is down")
     paused = topic_stats("default").paused
     assert paused is not None
-    assert (paused["by"], paused["reason"]) == ("ops", "SMTP is down")
-    assert datetime.fromtimestamp(paused["at"] / 1000, tz=timezone.utc) > datetime.now(
-        tz=timezone.utc
-    ) - timedelta(hours=1)
+    assert (paused.by, paused.reason) == ("ops", "SMTP is down")
+    assert paused.since > datetime.now(tz=timezone.utc) - timedelta(hours=1)
     resume_topic("default")
     assert topic_stats("default").paused is None
 

@@ -59,8 +59,8 @@ def test_a_paused_topic_is_held_and_says_by_whom(hands: Hands) -> None:
     operations.pause(OPERATOR, "orders", reason="the bank is down", until=until)
     paused = topics.topic_stats("orders").paused
     assert paused is not None
-    assert (paused["by"], paused["reason"]) == ("olga", "the bank is down")
-    assert paused["until"] == pytest.approx(until.timestamp() * 1000, abs=1)
+    assert (paused.by, paused.reason) == ("olga", "the bank is down")
+    assert paused.until == pytest.approx(until, abs=timedelta(milliseconds=1))
     assert hands.work(ORDERS) == 0
     words = f"until {until.isoformat(' ', 'seconds')}"
     check_record("pause", words, "the bank is down", topic="orders")

@@ -19,7 +19,7 @@ from django_delayq.core.message import STAMP, new_id
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox.outbox import now_ms
 from django_delayq.stats import overview as figures
-from django_delayq.stats import sql_figures
+from django_delayq.stats import overview_sql
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore
@@ -37,9 +37,9 @@ durable = record.using(durable=True)
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Nothing is kept of another test."""
-    figures.forget()
+    figures.reader_of.cache_clear()
     yield
-    figures.forget()
+    figures.reader_of.cache_clear()
 
 
 @pytest.fixture
@@ -69,9 +69,11 @@ class Clock:
 def test_pause_is_shown_until_it_ends_although_nobody_has_claimed_since(hands: Hands) -> None:
     pause_topic("default", by="ops", reason="SMTP", until=datetime.now(tz=timezone.utc) + HOUR)
     paused = topic("default").paused
-    assert paused is not None and (paused["by"], paused["reason"]) == ("ops", "SMTP")
-    ended = json.dumps(paused | {"until": int(hands.store.clock_ms()) - 1})
-    hands.store.command("HSET", keys.meta_key(hands.store.prefix, DEFAULT), "paused", ended)
+    assert paused is not None and (paused.by, paused.reason) == ("ops", "SMTP")
+    meta = keys.meta_key(hands.store.prefix, DEFAULT)
+    note = json.loads(hands.store.command("HGET", meta, "paused"))
+    ended = json.dumps(note | {"until": int(hands.store.clock_ms()) - 1})
+    hands.store.command("HSET", meta, "paused", ended)
     assert topic("default").paused is None
 
 
@@ -110,7 +112,7 @@ def test_workers_say_what_they_do(hands: Hands) -> None:
     beat(hands.store, "a")
     hands.store.quiet("a")
     listed = figures.workers()
-    assert [(one.name, one.alive, one.told_quiet) for one in listed] == [
+    assert [(one.name, one.alive, one.quiet_requested) for one in listed] == [
         ("a", True, True), ("b", True, False), ("old", False, False),
     ]  # fmt: skip
     one = listed[1]
@@ -208,7 +210,7 @@ def test_many_open_tabs_cost_one_read(hands: Hands, clock: Clock) -> None:
 def test_what_is_kept_can_be_forgotten(hands: Hands, clock: Clock) -> None:
     assert topic("default", figures.overview()).delayed == 0
     record.using(delay=60).enqueue(1)
-    figures.forget()
+    figures.reader_of.cache_clear()
     assert topic("default", figures.overview()).delayed == 1
 
 
@@ -237,14 +239,14 @@ def test_the_database_is_asked_less_often(hands: Hands, clock: Clock) -> None:
 def test_a_slow_database_is_asked_even_less_often(
     hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, asked = sql_figures.read, []
+    real, asked = overview_sql.read, []
 
     def read_slowly(*args: Any) -> Any:
         asked.append(clock.now)
         clock.pass_time(2)
         return real(*args)
 
-    monkeypatch.setattr(sql_figures, "read", read_slowly)
+    monkeypatch.setattr(overview_sql, "read", read_slowly)
     for _ in range(110):
         figures.overview()
         clock.pass_time(1)
@@ -319,7 +321,7 @@ def test_database_away_from_the_start_shows_redis(hands: Hands) -> None:
     with database_away():
         shown = now()
     row = topic("default", shown)
-    assert (row.ready, row.dead_letters, row.outbox, row.late_p50_ms, bool(shown.problem)) == (
+    assert (row.backlog, row.dead_letters, row.outbox, row.late_p50_ms, bool(shown.problem)) == (
         1,
         0,
         0,
@@ -372,7 +374,7 @@ def test_instants_are_by_the_clock_of_redis(hands: Hands) -> None:
 @pytest.fixture
 def slow_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Begins a request in another thread, whose queries do not answer before the test ends."""
-    asked, answer, read = threading.Event(), threading.Event(), sql_figures.read
+    asked, answer, read = threading.Event(), threading.Event(), overview_sql.read
 
     def wait(*args: Any) -> Any:
         asked.set()
@@ -388,7 +390,7 @@ def slow_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None
     thread = threading.Thread(target=ask)
 
     def begin() -> None:
-        monkeypatch.setattr(sql_figures, "read", wait)
+        monkeypatch.setattr(overview_sql, "read", wait)
         thread.start()
         assert asked.wait(10)
 
@@ -412,7 +414,7 @@ def test_a_slow_query_holds_up_one_request_and_the_figures_of_redis_stay_new(
     )  # does not wait, and has what is kept
 
 
-def kept_topic() -> figures.TopicFigures:
+def kept_topic() -> figures.TopicOverview:
     return next(one for one in figures.overview().topics if one.topic == "default")
 
 

@@ -1,4 +1,4 @@
-"""Who did what, why, and to how many messages."""
+"""The record of operator actions: who did what, why, and to how many messages."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ from ...tasks.task import Task
 from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm
 from ..site import page, show, url
 
-#: For so long a form that was sent is known.
+#: A form that was sent is remembered for so long.
 FORM_KEPT_MS = 3_600_000
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What we refuse is said at the field."""
+def _as_form_error() -> Iterator[None]:
+    """Show an InvalidMessage at the field."""
     try:
         yield
     except InvalidMessage as error:
@@ -54,7 +54,8 @@ class ScheduleForm(WhenForm):
         required=False,
         strip=False,
         help_text=gettext_lazy(
-            "Business identity inside the topic: at most one live message has it."
+            "Identifies the message inside its topic. At most one live message can "
+            "have the same key."
         ),
     )
     on_duplicate = forms.ChoiceField(
@@ -76,13 +77,14 @@ class ScheduleForm(WhenForm):
     expires = DurationField(
         label=gettext_lazy("Expires"),
         help_text=gettext_lazy(
-            "Not started later than this after it is due. Left empty: as its task says."
+            "The message expires if it has not started this long after its due time. "
+            "Empty: the task's default."
         ),
     )
     durable = forms.BooleanField(
         label=gettext_lazy("Durable"),
         required=False,
-        help_text=gettext_lazy("The database keeps it too, until it has ended."),
+        help_text=gettext_lazy("The database also keeps the message until it has ended."),
     )
     headers = forms.CharField(
         label=gettext_lazy("Headers"),
@@ -106,20 +108,20 @@ class ScheduleForm(WhenForm):
         self.task = task
 
     def clean_id(self) -> str:
-        """Fresh when the page was opened: it names this form, and its message when that has no
+        """Made when the page was opened. It identifies this form, and its message if that has no
         key."""
-        with _told():
+        with _as_form_error():
             return parse_id(self.cleaned_data["id"]).hex()
 
     def clean_key(self) -> str | None:
         """None when nothing is written."""
-        with _told():
+        with _as_form_error():
             return check_key(self.cleaned_data["key"] or None)
 
     def clean_headers(self) -> dict[str, str]:
         """Texts by their names."""
         text: str = self.cleaned_data["headers"]
-        with _told():
+        with _as_form_error():
             headers = read_json(text) if text.strip() else {}
         if not isinstance(headers, dict) or not all(
             isinstance(value, str) for value in headers.values()
@@ -171,8 +173,8 @@ def schedule(request: HttpRequest) -> HttpResponse:
 def _send(
     request: HttpRequest, task: Task[Any, Any], form: ScheduleForm, arguments: ArgumentsForm
 ) -> HttpResponse:
-    """Enqueue, unless this form has come before. What was refused may come again, what may have
-    been done may not."""
+    """Enqueue, unless this form was sent before. A form that was refused may be sent again. A form
+    whose outcome is unknown may not."""
     turn: bool | None = None
     try:
         turn = _takes_turn(form)
@@ -183,8 +185,8 @@ def _send(
         )
     except OutcomeUnknown as error:
         advice = _(
-            "It may have been enqueued: look in the topic and in the archive before you enqueue it "
-            "again."
+            "The message may have been enqueued. Check the topic and the archive "
+            "before you enqueue it again."
         )
         form.add_error(None, f"{error} {advice}")
         return _page(request, task, form, arguments, unknown=True)
@@ -222,8 +224,8 @@ def _message_id(task: Task[Any, Any], form: ScheduleForm) -> str:
 
 
 def _takes_turn(form: ScheduleForm) -> bool | None:
-    """Whether this form comes for the first time. None when Redis cannot say: then SQL takes the
-    message, under its id, or nobody does. Raises OutcomeUnknown."""
+    """Whether this form is sent for the first time. None while Redis is away: then the message goes
+    to SQL under its id, or nowhere. Raises OutcomeUnknown."""
     if not form.cleaned_data["key"] and lookup.archived(form.cleaned_data["id"]):
         return False
     try:
@@ -247,16 +249,14 @@ def _turn(form: ScheduleForm) -> str:
 def _sent_before(
     request: HttpRequest, task: Task[Any, Any], form: ScheduleForm, arguments: ArgumentsForm
 ) -> HttpResponse:
-    """To its message, or words on where to look for it."""
+    """Redirect to its message, or explain that it was not found."""
     hit = None
     with suppress(StoreError):
         hit = lookup.by_id(_message_id(task, form), task.options.topic)
     if hit is None:
-        form.add_error(
-            None, _("This form was sent before, and counts once: nothing was enqueued this time.")
-        )
+        form.add_error(None, _("This form was already sent. Nothing was enqueued this time."))
         return _page(request, task, form, arguments, unknown=True)
-    words = _("This form was sent before, and counts once: nothing was enqueued this time.")
+    words = _("This form was already sent. Nothing was enqueued this time.")
     newest = _("This is the newest message with its id or key.")
     messages.warning(request, f"{words} {newest}")
     if hit.row is not None:
@@ -289,9 +289,9 @@ def _page(
 
 def _words(handle: Handle) -> str:
     if handle.outcome == "kept":
-        return _("A message with this key was live already: it was kept, nothing was enqueued.")
+        return _("A message with this key is already live. It was kept, and nothing was enqueued.")
     if handle.outcome == "follows":
-        return _("A message with this key is running: this one follows it.")
+        return _("A message with this key is running. The new message starts after it.")
     if handle.outcome == "replaced":
-        return _("The message was enqueued, in place of the one with its key.")
+        return _("The message was enqueued. It replaced the message with the same key.")
     return _("The message was enqueued.")

@@ -20,9 +20,8 @@ from typing import Any
 
 from ...core.text import table
 from ...core.times import in_words
-from ...stats import overview as figures
-from ...stats.figure_types import TopicFigures
-from ...stats.history import PERIODS, Figures, History, history
+from ...stats.history import PERIODS, History, PeriodFigures, history
+from ...stats.overview import TopicOverview, overview
 from ...store import get_store
 from ..cli import Verb
 
@@ -74,20 +73,20 @@ class Command(Verb):
             found = history(options["history"], topic)
             return _json(_history_as_data(found)) if as_json else _past(found)
         get_store().clock_ms()  # without Redis there is no present
-        overview = figures.overview()
-        if overview.problem:
-            self.stderr.write(overview.problem)
-        topics = [each for each in overview.topics if not topic or each.topic == topic]
+        now = overview()
+        if now.problem:
+            self.stderr.write(now.problem)
+        topics = [each for each in now.topics if not topic or each.topic == topic]
         if as_json:
-            return _json({"at": overview.at, "topics": [asdict(each) for each in topics]})
-        return _lines([_NOW, *(_present(each, overview.at) for each in topics)])
+            return _json({"at": now.at, "topics": [asdict(each) for each in topics]})
+        return _lines([_NOW, *(_present(each, now.at) for each in topics)])
 
 
 def _past(found: History) -> str:
     shown = "%Y-%m-%d" if found.step.days else "%Y-%m-%d %H:%M"
     rows = [
         (f"{span.at:{shown}}", *_figures(span.figures))
-        for span in found.spans
+        for span in found.steps
         if span.figures.messages
     ]
     return _lines([_PAST, *rows, ("all", *_figures(found.total))])
@@ -95,7 +94,7 @@ def _past(found: History) -> str:
 
 def _history_as_data(found: History) -> dict[str, Any]:
     return {
-        "spans": [{"at": span.at, **asdict(span.figures)} for span in found.spans],
+        "spans": [{"at": span.at, **asdict(span.figures)} for span in found.steps],
         "total": asdict(found.total),
         "tasks": [asdict(task) for task in found.tasks],
     }
@@ -109,12 +108,12 @@ def _lines(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(table(rows, [False] + [True] * (len(rows[0]) - 1)))
 
 
-def _present(topic: TopicFigures, now: datetime) -> tuple[str, ...]:
+def _present(topic: TopicOverview, now: datetime) -> tuple[str, ...]:
     left = None if topic.next_due_at is None else (topic.next_due_at - now).total_seconds()
     counts = (topic.delayed, topic.leased, topic.outbox, topic.dead_letters)
     return (
         f"{topic.topic} (paused)" if topic.paused else topic.topic,
-        f"{topic.ready:,}",
+        f"{topic.backlog:,}",
         in_words(topic.lag),
         "-" if left is None else in_words(left) if left > 0 else "now",
         *(f"{count:,}" for count in counts),
@@ -123,7 +122,7 @@ def _present(topic: TopicFigures, now: datetime) -> tuple[str, ...]:
     )
 
 
-def _figures(figures: Figures) -> Iterable[str]:
+def _figures(figures: PeriodFigures) -> Iterable[str]:
     counts = (figures.messages, *figures.states.values(), figures.retried)
     times = (figures.late_p50_ms, figures.late_p99_ms, figures.run_p50_ms, figures.run_p99_ms)
     return *(f"{count:,}" for count in counts), *map(_time, times)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from django.db.models import Max
-from django.utils.timezone import get_default_timezone, is_naive, make_aware
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...core.times import aware
 from ...models import OperatorAction
 from ..errors import LakeError
 from ..lake import batches
@@ -123,7 +123,7 @@ def pruned_before(ledger: Ledger) -> datetime | None:
     None: nothing was."""
     prunes = OperatorAction.objects.filter(action="prune").exclude(lake=ledger.name)
     before: datetime | None = prunes.aggregate(Max("before"))["before__max"]
-    return make_aware(before, get_default_timezone()) if before and is_naive(before) else before
+    return aware(before) if before else None
 
 
 class LakeRepair:

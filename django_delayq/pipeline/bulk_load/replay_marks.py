@@ -9,9 +9,9 @@ from uuid import UUID
 import pyarrow as pa
 from django.db import transaction
 
-from ...archive.archive_rows import instant_of
 from ...core.chunks import chunked
 from ...core.conf import get_settings
+from ...core.times import stored
 from ...models import ArchivedMessage, Final, OperatorAction
 from ...operators.replayer import mark_replayed
 from ...store.link import BATCH
@@ -25,9 +25,7 @@ def standings(since: datetime | None, until: datetime | None, topic: str, last: 
         state=Final.DEAD, pk__lte=last
     )
     times = {"finished_at__gte": since, "finished_at__lt": until}
-    rows = rows.filter(
-        **{name: instant_of(when.timestamp() * 1000) for name, when in times.items() if when}
-    )
+    rows = rows.filter(**{name: stored(when) for name, when in times.items() if when})
     rows = rows.filter(topic=topic) if topic else rows
     ids, words = [], []
     for pk, replayed_at, discarded_at in rows.order_by("pk").values_list(

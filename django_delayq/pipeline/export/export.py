@@ -18,11 +18,12 @@ from django.db.models import Max, Q
 from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import SparkSession
 
+from ...core.times import stored
 from ...models import ArchivedMessage, OperatorAction
 from ..errors import Code, LakeConflict, LakeError, Refused
 from ..lake import batches, compaction, pruning
 from ..lake.lake import Commit, Lake, WrittenFiles, last_id
-from ..lake.ledger import VERIFIED, WRITTEN, Ledger, stored
+from ..lake.ledger import VERIFIED, WRITTEN, Ledger
 from ..lake.watermark import last_settled_id, unseen_writers
 from ..options import ExportOptions
 from ..params import Database, Params, Report, Tell

@@ -14,14 +14,13 @@ from django.db.models import Count, F, Q
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
-from ...archive.archive_rows import instant_of
 from ...core.conf import get_settings
-from ...core.times import from_ms, in_words
+from ...core.times import from_ms, in_words, stored
 from ...models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
 from ...stats import overview
 from ...store import get_store
 from ...store.registry import SAMPLES
-from ...store.topic_stats import lasting_pause
+from ...store.topic_stats import pause_of
 from .. import schemas
 from ..options import ForecastOptions
 from ..params import Params, Report, Secret, Tell
@@ -165,20 +164,20 @@ def _paused(topic: str, now_ms: int) -> list[str]:
         {
             partition.topic
             for partition, stats in found
-            if lasting_pause(stats.meta.get("paused"), now_ms)
+            if pause_of(stats.meta.get("paused"), now_ms)
         }
     )
 
 
 def _write(found: Outlook) -> None:
     """In place of the forecasts before it, in one transaction."""
-    taken_at = _stored(found.now)
+    taken_at = stored(found.now)
     with transaction.atomic(using=get_settings().database):
         forecast = Forecast.objects.create(
             taken_at=taken_at,
             waiting=found.by_topic("messages").total(),
             overdue=found.by_topic("overdue").total(),
-            peak_at=_stored(found.peak_at) if found.peak_at else None,
+            peak_at=stored(found.peak_at) if found.peak_at else None,
             peak=found.peak,
             drain_rate=found.drain_rate,
         )
@@ -187,7 +186,7 @@ def _write(found: Outlook) -> None:
                 ForecastCount(
                     forecast=forecast,
                     unit=span.unit,
-                    at=_stored(span.at),
+                    at=stored(span.at),
                     topic=span.topic,
                     messages=span.messages,
                 )
@@ -196,10 +195,6 @@ def _write(found: Outlook) -> None:
             batch_size=1_000,
         )
         Forecast.objects.filter(taken_at__lte=taken_at).exclude(pk=forecast.pk).delete()
-
-
-def _stored(when: datetime) -> datetime:
-    return instant_of(when.timestamp() * 1000)
 
 
 # The report

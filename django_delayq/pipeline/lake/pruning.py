@@ -17,13 +17,14 @@ from pyspark.sql import DataFrame
 
 from ...archive.prune import MIN_AGE, delete_counted, still_needed
 from ...core.conf import get_settings
+from ...core.times import stored
 from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
 from ..errors import LakeError, Refused
 from ..params import Tell
 from . import batches
 from .lake import LakeFile
-from .ledger import COMMITTED, PRUNED, Ledger, stored
+from .ledger import COMMITTED, PRUNED, Ledger
 from .reader import read_files
 
 #: Ids that one transaction looks at.

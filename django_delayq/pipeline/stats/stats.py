@@ -12,9 +12,9 @@ from django.utils import timezone as django_timezone
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...core.times import epoch_us
 from ...models import BatchState, LakeBatch, TaskDay, TopicHour
-from ...stats.figure_rows import Outcome
-from ...stats.hourly import DAY, HOUR, MOST_ERRORS
+from ...stats.hourly import DAY, HOUR, MOST_ERRORS, Replacement
 from ...stats.stats_service import SETTLE
 from .. import schemas
 from ..errors import Refused
@@ -223,14 +223,10 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
 
 def _whole(found: DataFrame, span: Period) -> DataFrame:
     """Of the days those that lie in the span as a whole."""
-    is_inside = F.col("at") < F.lit(_microseconds(span.until))
+    is_inside = F.col("at") < F.lit(epoch_us(span.until))
     if span.since is not None:
-        is_inside &= F.col("at") >= F.lit(_microseconds(span.since))
+        is_inside &= F.col("at") >= F.lit(epoch_us(span.since))
     return found.where((F.col("unit") == "hour") | is_inside)
-
-
-def _microseconds(when: datetime) -> int:
-    return (when - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
 def _ordered(frame: DataFrame, *names: str) -> Iterator[dict[str, Any]]:
@@ -258,7 +254,7 @@ def _figures(written: WriteBackResult) -> dict[str, Any]:
         "hours": written.spans[TopicHour],
         "days": written.spans[TaskDay],
         "rows": sum(totals.messages for totals in written.topics.values()),
-        **{outcome.value: written.outcomes[outcome] for outcome in Outcome},
+        **{outcome.value: written.outcomes[outcome] for outcome in Replacement},
     }
 
 

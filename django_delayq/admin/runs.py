@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...core.times import from_ms
+from ..core.times import from_ms
 
 
 def shown_runs(runs: Iterable[Mapping[str, Any]], may_see: bool) -> Sequence[dict[str, Any]]:
-    """For _timeline.html. `may_see`: what errors said, too, and not only their class."""
+    """For _timeline.html. `may_see`: with the messages of errors, and not only their classes."""
     return [_shown(run, may_see) for run in runs]
 
 
@@ -32,7 +32,7 @@ def _shown(run: Mapping[str, Any], may_see: bool) -> dict[str, Any]:
 
 
 def _instant(milliseconds: Any) -> datetime | None:
-    """None for what is no instant: a history may be damaged, and a crash knows only its end."""
+    """None for a value that is no instant: a history may be damaged, a crash has only an end."""
     try:
         return from_ms(milliseconds) if milliseconds else None
     except (TypeError, ValueError, OverflowError, OSError):
