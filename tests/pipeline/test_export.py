@@ -296,13 +296,3 @@ def test_a_session_in_another_zone_is_refused(spark: Any, export_now: Export, la
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert not Path(lake).exists()
-
-
-@pytest.mark.parametrize(
-    "limit", [{"since": "2026-01-01T00:00:00Z"}, {"until": "2026-01-01T00:00:00Z"}, {"topic": "x"}]
-)
-def test_a_part_of_the_archive_is_refused(
-    spark: Any, parameters: Any, limit: dict[str, str]
-) -> None:
-    with pytest.raises(Refused, match="everything"):
-        export.run(spark, parameters(**limit), bool)
