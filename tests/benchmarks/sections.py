@@ -42,7 +42,7 @@ MEANINGS = {
     "pipeline_schedule": "1,000,000 rows of Parquet into a topic of four partitions on the same machine, all passes; "
     "and with half of Spark's tasks killed in their first attempt",
     "pipeline_forecast": "the whole job beside 1,000,000 waiting messages",
-    "pipeline_stream": "2,000,000 rows to the lake, while driver and Java are killed three times",
+    "pipeline_interval": "2,000,000 rows to the lake by `export --interval`, while driver and Java are killed three times",
     "pipeline_audit": "Redis, outbox, archive and lake with a million messages; then with planted damage of every "
     "kind, its repair, and another audit",
     "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",

@@ -17,9 +17,9 @@ from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.pipeline.bulk_load import replay, replay_marks
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.jobs import run
+from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
 from django_delayq.pipeline.params import Params
-from django_delayq.pipeline.sources.lake_files import read_lake
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.redis import RedisStore

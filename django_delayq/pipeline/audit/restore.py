@@ -19,7 +19,7 @@ from ...core.times import stored, stored_ms
 from ...models import ArchivedMessage, Final, OutboxMessage
 from ...outbox.outbox import record_of
 from ..lake.lake import Lake
-from ..sources.lake_files import read_files
+from ..lake.reader import read_files
 
 Item = TypeVar("Item")
 #: Ids of one query.

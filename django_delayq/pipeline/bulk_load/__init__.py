@@ -1,1 +1,6 @@
+"""The jobs schedule and replay: rows or dead letters -> messages, each once.
+
+Stands on lake/, sources/ and sinks/. Start with schedule.py; loads.py writes for both jobs.
+"""
+
 from __future__ import annotations

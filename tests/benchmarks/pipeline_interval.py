@@ -1,4 +1,4 @@
-"""The stream over two million rows, with three kill -9 of its driver and Java: nothing is lost,
+"""`export --interval` over two million rows, with three kill -9 of its driver and Java: nothing is lost,
 nothing twice.
 
 PostgreSQL, or with --one the database of the environment; --seeded: its rows are there already.
@@ -34,14 +34,14 @@ from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.params import Params
 params = Params.decode(Path(sys.argv[1]).read_bytes())
 params_from_django.set_up(params)
-from django_delayq.pipeline.export import stream
-report = stream.run(session.build_session("local[2]", "1g"), params, lambda line: print(line, file=sys.stderr))
+from django_delayq.pipeline.export import export
+report = export.run(session.build_session("local[2]", "1g"), params, lambda line: print(line, file=sys.stderr))
 print(report.figures)
 """
 
 
 class Run(NamedTuple):
-    """One process of the stream."""
+    """One process of the export."""
 
     code: int
     seconds: float
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 def main(arguments: list[str]) -> None:
     """On PostgreSQL; on SQLite where that is not installed."""
     kind = "sqlite" if databases.missing("postgresql") else "postgresql"
-    own = on_database.arguments_of("pipeline_stream", (kind,), arguments)
+    own = on_database.arguments_of("pipeline_interval", (kind,), arguments)
     if own is None:
         return
     options = common.options([one for one in own if one != "--seeded"], 1)
@@ -73,18 +73,18 @@ def measure(folder: Path, options: common.Options) -> None:
     batch = options.scaled(BATCH, 500)
     rows = _rows_in_sql()
     with params_from_django.parameters(
-        lake=str(lake.root), job={"settle": 0, "batch": batch}
+        lake=str(lake.root), job={"settle": 0, "batch": batch, "interval": 1}
     ) as params:
         file = folder / "params.json"
         file.write_bytes(params.encode())
         dice = random.Random(1)
         marks = [rows * (kill + 1) // (KILLS + 1) for kill in range(KILLS)]
         runs = [_run(file, lake, mark, dice) for mark in marks]
-        runs.append(_run(file, lake, None, dice))
+        runs.append(_run(file, lake, None, dice, _last_id_in_sql()))
     _report(lake, rows, batch, runs)
 
 
-def _run(file: Path, lake: Lake, mark: int | None, dice: random.Random) -> Run:
+def _run(file: Path, lake: Lake, mark: int | None, dice: random.Random, last: int = 0) -> Run:
     """One process; killed with all its children soon after the lake has so many ids, at any moment
     of a batch."""
     begun, peak = time.monotonic(), 0
@@ -96,7 +96,10 @@ def _run(file: Path, lake: Lake, mark: int | None, dice: random.Random) -> Run:
     )
     while process.poll() is None:
         peak = max(peak, watched.resident(process))
-        if mark is not None and lake.last_id >= mark:
+        if mark is None:
+            if lake.last_id >= last:
+                process.terminate()  # it ends by itself, after what it is at
+        elif lake.last_id >= mark:
             time.sleep(dice.uniform(0, 2))
             watched.end(process)
             process.wait()
@@ -114,6 +117,12 @@ def _rows_in_sql() -> int:
     from django_delayq.models import ArchivedMessage
 
     return ArchivedMessage.objects.count()
+
+
+def _last_id_in_sql() -> int:
+    from django_delayq.models import ArchivedMessage
+
+    return ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True)[0]
 
 
 def _counted(lake: Lake) -> tuple[int, int]:
@@ -139,7 +148,7 @@ def _report(lake: Lake, rows: int, batch: int, runs: list[Run]) -> None:
     }
     differing = 0 if found == distinct == rows else abs(found - rows) + abs(found - distinct)
     common.report(
-        "pipeline_stream", rows / seconds, "rows/s", case=kind, differing=differing, bar_differing=0, **known,
+        "pipeline_interval", rows / seconds, "rows/s", case=kind, differing=differing, bar_differing=0, **known,
         seconds=seconds, last_run_s=runs[-1].seconds, commits=len(lake.commits()),
         abandoned=len(list(lake.abandoned(0))), rss_mb=max(run.peak for run in runs) / 1e6,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from .. import schemas
 from ..errors import LakeError
-from ..lake.lake import Lake, LakeFile
+from .lake import Lake, LakeFile
 
 Batches = Iterator[pa.RecordBatch]
 

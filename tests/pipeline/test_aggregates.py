@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.models import Final
-from django_delayq.pipeline import schemas, transforms
+from django_delayq.pipeline import schemas
+from django_delayq.pipeline.lake import batches
+from django_delayq.pipeline.sources.archive import finished_between
 from django_delayq.pipeline.stats import aggregates
 from django_delayq.stats import histogram
 from django_delayq.stats import hourly as statistics_module
@@ -43,9 +45,9 @@ def row(when: datetime | None = NINE, **columns: Any) -> dict[str, Any]:
     return {**plain, **columns}
 
 
-def frame(spark: Any, *rows: dict[str, Any]) -> Any:
+def frame(spark: Any, *rows: dict[str, Any], schema: pa.Schema = schemas.FIGURES) -> Any:
     """Of rows of the lake, with the columns that stats reads."""
-    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=schemas.FIGURES))
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=schema))
 
 
 def figures(found: Any) -> list[dict[str, Any]]:
@@ -108,7 +110,7 @@ def from_hypothesis(number: int) -> list[float]:
 def test_executors_have_the_bucket_of_the_service_for_every_double() -> None:
     values = [value for value in [*doubles(), *from_hypothesis(3_000)] if math.isfinite(value)]
     assert len(values) > 30_000
-    computed = aggregates.buckets(aggregates.microseconds(np.array(values))).tolist()
+    computed = aggregates.buckets(aggregates.microseconds_of(np.array(values))).tolist()
     differ = [
         one
         for one in zip(values, map(histogram.bucket, values), computed, strict=True)
@@ -123,16 +125,15 @@ def test_python_has_no_bucket_for_what_is_no_number() -> None:
 
 
 def test_what_both_ways_share_is_equal() -> None:
-    assert statistics_module.MOST_ERRORS == transforms.MOST_ERRORS
     assert tuple(Final.values) == aggregates.STATES
 
 
 def topic_hours(rows: Any) -> Any:
-    return transforms.topic_hours(transforms.counted(rows))
+    return aggregates.topic_hours(aggregates.aggregate_frame(rows))
 
 
 def task_days(rows: Any) -> Any:
-    return transforms.task_days(transforms.counted(rows))
+    return aggregates.task_days(aggregates.aggregate_frame(rows), statistics_module.MOST_ERRORS)
 
 
 # Hours of topics
@@ -236,10 +237,10 @@ def test_rows_in_many_parts_give_the_figures_of_all(spark: Any) -> None:
     assert figures(task_days(parts)) == figures(task_days(whole))
 
 
-def in_cells(*tables: pa.Table) -> list[dict[str, Any]]:
+def in_aggregates(*tables: pa.Table) -> list[dict[str, Any]]:
     """What an executor makes of them."""
     batches = (batch for table in tables for batch in table.to_batches())
-    return [one for batch in aggregates.cells(batches) for one in batch.to_pylist()]
+    return [one for batch in aggregates.aggregated(batches) for one in batch.to_pylist()]
 
 
 def test_texts_may_be_dictionaries_and_another_one_in_each_batch() -> None:
@@ -255,8 +256,8 @@ def test_texts_may_be_dictionaries_and_another_one_in_each_batch() -> None:
         return pa.table({name: table[name].dictionary_encode() if name in texts else table[name]
                          for name in table.column_names})  # fmt: skip
 
-    found = in_cells(*map(encoded, plain))
-    assert found == in_cells(*plain)
+    found = in_aggregates(*map(encoded, plain))
+    assert found == in_aggregates(*plain)
     of_days = [one for one in found if one["unit"] == "day" and one["error"] is None]
     assert len(of_days) == 6
     assert {(one["acked"], one["dead"], one["messages"]) for one in of_days} == {
@@ -269,9 +270,9 @@ def test_texts_may_be_dictionaries_and_another_one_in_each_batch() -> None:
 def test_chunks_of_a_few_rows_add_up_to_the_figures_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(NINE + HOUR * (n // 8), attempts=n) for n in range(20)]
     batches = pa.Table.from_pylist(rows, schema=schemas.FIGURES).to_batches(max_chunksize=3)
-    whole = in_cells(pa.Table.from_batches(batches))
+    whole = in_aggregates(pa.Table.from_batches(batches))
     monkeypatch.setattr(aggregates, "ROWS", 5)
-    parts = in_cells(*map(pa.Table.from_batches, [[one] for one in batches]))
+    parts = in_aggregates(*map(pa.Table.from_batches, [[one] for one in batches]))
     assert len(parts) > len(whole)
 
     def total(found: list[dict[str, Any]]) -> dict[Any, int]:
@@ -357,7 +358,7 @@ def test_a_period_begins_with_its_first_instant_and_ends_before_its_last(spark: 
     rows = frame(spark, *(row(NINE + HOUR * n, id=n) for n in range(4)), row(None, id=9))
 
     def ids(*bounds: Any) -> list[int]:
-        return sorted(one.id for one in transforms.settled(rows, *bounds).collect())
+        return sorted(one.id for one in finished_between(rows, *bounds).collect())
 
     assert ids(NINE + HOUR, NINE + 3 * HOUR) == [1, 2]
     assert ids(None, NINE + HOUR) == [0]
@@ -370,8 +371,8 @@ def test_equal_rows_have_an_equal_signature_in_whatever_order(spark: Any) -> Non
     rows = [row(NINE + HOUR * n, id=n) for n in range(5)]
 
     def signature(*some: dict[str, Any]) -> Any:
-        hashed = transforms.hashed(frame(spark, *some), schemas.FIGURES.names)
-        return hashed.agg(*transforms.signature()).collect()[0].asDict()
+        hashed = batches.hashed(frame(spark, *some, schema=schemas.ARCHIVE))
+        return hashed.agg(*batches.signature()).collect()[0].asDict()
 
     whole = signature(*rows)
     assert whole == signature(*reversed(rows))
@@ -382,12 +383,3 @@ def test_equal_rows_have_an_equal_signature_in_whatever_order(spark: Any) -> Non
     )
     assert whole["low"] != signature(*rows[:4], {**rows[4], "reason": "x"})["low"]
     assert signature()["rows"] == 0
-
-
-def test_dates_are_those_of_utc(spark: Any) -> None:
-    found = transforms.dates(frame(spark, row(NINE), row(NINE + 15 * HOUR, id=2), row(None, id=3)))
-    assert [one["dt"] for one in found.orderBy("id").collect()] == [
-        "2026-11-20",
-        "2026-11-21",
-        None,
-    ]
