@@ -161,8 +161,8 @@ class TooFewReplicas(StoreUnavailable):
 
 
 class StoreForbidden(StoreUnavailable):
-    """The Redis user may not run this command or touch this key. See docs/operations.md for the ACL
-    it needs."""
+    """The Redis user may not run this command or touch this key. docs/how-to/redis-user.md
+    lists the rights that it needs."""
 
 
 class OutcomeUnknown(StoreError):
