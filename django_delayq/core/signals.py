@@ -91,7 +91,7 @@ refused = TopicSignal()
 """A commit, or the relay after an outage, could not do its work. The argument `action` is
 `enqueue`, `cancel` or `reschedule`. Sent by the caller or the relay."""
 expired = TopicSignal()
-"""delayed → expired: the message was due after its own `expires`. Sent by the worker."""
+"""delayed → expired: a worker met the message after its own `expires`. Sent by the worker."""
 started = TopicSignal()
 """ready → leased: a task begins. Sent for each message alone, by the thread that runs it."""
 acked = TopicSignal()

@@ -9,16 +9,16 @@ import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from typing import Any
 
 from django.core.management import BaseCommand, load_command_class
 from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from django_delayq import checks
-from django_delayq.core import conf
+from django_delayq.core import conf, signals
 from django_delayq.management import commands
 from django_delayq.tasks import options
 
@@ -41,9 +41,7 @@ class MarkdownTable(SphinxDirective):
 
     def parsed(self, lines: list[str]) -> list[nodes.Node]:
         """Nodes of lines of Markdown."""
-        container = nodes.container()
-        self.state.nested_parse(StringList(lines, source=self.get_source_info()[0]), 0, container)
-        return container.children
+        return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
 
 class SettingsTable(MarkdownTable):
@@ -70,6 +68,20 @@ class OptionsTable(MarkdownTable):
     def rows(self) -> Iterator[tuple[str, ...]]:
         cls = getattr(options, self.arguments[0])
         return ((f"`{name}`", meaning) for name, meaning in docs_of_fields(cls).items())
+
+
+class SignalsTable(MarkdownTable):
+    """The signals, with the text under each."""
+
+    head = ("signal", "meaning")
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        lines = ast.parse(inspect.getsource(signals)).body
+        for line, text in pairwise(lines):
+            if isinstance(line, ast.Assign) and isinstance(text, ast.Expr):
+                name = ast.unparse(line.targets[0])
+                if isinstance(getattr(signals, name), signals.TopicSignal):
+                    yield f"`{name}`", " ".join(ast.literal_eval(text.value).split())
 
 
 class ChecksTable(MarkdownTable):
@@ -110,7 +122,7 @@ def docs_of_fields(cls: type) -> dict[str, str]:
     for base in tree.bases:
         if isinstance(base, ast.Name) and base.id != "TypedDict":
             found |= docs_of_fields(getattr(inspect.getmodule(cls), base.id))
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
+    for field, text in pairwise(tree.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             assert isinstance(field.target, ast.Name) and isinstance(text.value, ast.Constant)
             found[field.target.id] = " ".join(text.value.value.split())
@@ -121,6 +133,8 @@ def shown_default(value: object) -> str:
     """A default as a settings file would have it."""
     if value in (None, ""):
         return ""
+    if isinstance(value, str):
+        return f'`"{value}"`'
     return f"`{value:g}`" if isinstance(value, float) else f"`{value!r}`"
 
 
@@ -131,7 +145,17 @@ def shown_range(name: str) -> str:
     low, high = conf._RANGES.get(name, (None, None))
     if low is None:
         return ""
-    return f"{low:,} to {high:,}" + (" s" if name in conf._DURATIONS else "")
+    if name in conf._DURATIONS:
+        return f"{shown_duration(low)} to {shown_duration(high)}"
+    return f"{low:,} to {high:,}"
+
+
+def shown_duration(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds > length and seconds % length == 0:
+            return f"{seconds // length:,} {unit}"
+    return f"{seconds:g} s"
 
 
 def lines_of_parser(title: str, parser: argparse.ArgumentParser, level: int = 2) -> list[str]:
@@ -167,6 +191,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("delayq-settings", SettingsTable)
     app.add_directive("delayq-options", OptionsTable)
+    app.add_directive("delayq-signals", SignalsTable)
     app.add_directive("delayq-checks", ChecksTable)
     app.add_directive("delayq-commands", Commands)
     return {"parallel_read_safe": True}
