@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "django_delayq"
 MODULES = sorted(path for path in ROOT.rglob("*.py") if "migrations" not in path.parts)
 PACKAGES = [path.parent for path in MODULES if path.name == "__init__.py"]
-#: Packages whose contents Django loads by its own rules.
-OF_DJANGO = {"commands"}
+#: Packages whose modules are loaded by their names.
+LOADED_BY_NAME = {"commands", "verbs"}
 #: A message or a topic passes several layers, and the same thing is done to it on each: the page,
 #: the operation with its permissions, the client, the outbox.
 SAME_ON_EACH_LAYER = {
@@ -57,7 +57,7 @@ def test_each_module_says_its_role_first() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 def test_each_package_has_a_table_of_contents(package: Path) -> None:
-    if package.name in OF_DJANGO:
+    if package.name in LOADED_BY_NAME:
         return
     module = import_module(name_of(package / "__init__.py"))
     for name in module.__all__:
@@ -72,7 +72,7 @@ def definitions() -> Iterator[tuple[str, str]]:
     main thing of it and not another one.
     """
     for package in PACKAGES:
-        if package.name in OF_DJANGO:
+        if package.name in LOADED_BY_NAME:
             continue
         module = import_module(name_of(package / "__init__.py"))
         for name in module.__all__:

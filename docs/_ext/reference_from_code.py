@@ -9,17 +9,18 @@ import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
-from itertools import pairwise
+from importlib import import_module
+from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
-from django.core.management import BaseCommand, load_command_class
+from django.core.management import BaseCommand
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from django_delayq import checks
+from django_delayq import checks, management
 from django_delayq.core import conf, signals
-from django_delayq.management import commands
 from django_delayq.tasks import options
 
 #: The options that Django gives to every command.
@@ -101,10 +102,11 @@ class Commands(MarkdownTable):
 
     def run(self) -> list[nodes.Node]:
         lines = []
-        for module in pkgutil.iter_modules(commands.__path__):
-            command = load_command_class("django_delayq", module.name)
-            parser = command.create_parser("manage.py", module.name)
-            lines += lines_of_parser(f"manage.py {module.name}", parser)
+        for folder, before in (("commands", ""), ("verbs", "delayq ")):
+            for module in pkgutil.iter_modules([str(Path(management.__path__[0]) / folder)]):
+                where = import_module(f"{management.__name__}.{folder}.{module.name}")
+                parser = where.Command().create_parser("manage.py", before + module.name)
+                lines += lines_of_parser(f"manage.py {before}{module.name}", parser)
         return self.parsed(lines)
 
 
@@ -160,18 +162,31 @@ def shown_duration(seconds: float) -> str:
 
 def lines_of_parser(title: str, parser: argparse.ArgumentParser, level: int = 2) -> list[str]:
     """Markdown of a parser and of its sub-parsers."""
-    lines = [f"{'#' * level} `{title}`", "", *(parser.description or "").splitlines(), ""]
+    lines = [f"{'#' * level} `{title}`", "", *with_examples(parser.description or ""), ""]
     rows: list[tuple[str, ...]] = []
     verbs: Mapping[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             verbs = action.choices
-        elif action.dest not in OF_DJANGO and action.help != argparse.SUPPRESS:
+        elif (
+            action.dest not in OF_DJANGO
+            and action.help != argparse.SUPPRESS
+            and action.metavar != "..."
+        ):
             rows.append(row_of_option(action))
     if rows:
         lines += [*table(("option", "default", "meaning"), iter(rows)), ""]
     for verb, below in verbs.items():
         lines += lines_of_parser(f"{title} {verb}", below, min(level + 1, 4))
+    return lines
+
+
+def with_examples(description: str) -> list[str]:
+    """The lines of a help text, its indented command lines fenced."""
+    lines: list[str] = []
+    for is_code, group in groupby(description.splitlines(), lambda line: line.startswith("  ")):
+        text = [line.strip() for line in group]
+        lines += ["```sh", *text, "```"] if is_code else text
     return lines
 
 
