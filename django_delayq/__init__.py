@@ -15,7 +15,6 @@ from .core.exceptions import (
     DuplicateMessage,
     EnqueueUnknown,
     InvalidMessage,
-    LeaseLost,
     MessageNotFound,
     MessageRunning,
     NotWaiting,
@@ -48,7 +47,7 @@ __all__ = [
     # Types
     "DelayedTask", "Handle", "Message", "Page", "Priority", "State", "TopicStats",
     # Errors
-    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage", "LeaseLost",
+    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
     "MessageNotFound", "MessageRunning", "NotWaiting", "OutcomeUnknown", "StoreError",
     "StoreUnavailable", "UnknownTopic",
 ]  # fmt: skip

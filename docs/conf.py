@@ -30,6 +30,8 @@ myst_heading_anchors = 3
 
 # Docstrings are plain text with `code` in single backquotes.
 default_role = "literal"
+# No typographic dashes: an option is `--all`.
+smartquotes = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "no-value": True}

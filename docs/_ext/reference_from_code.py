@@ -104,9 +104,10 @@ class Commands(MarkdownTable):
         lines = []
         for folder, before in (("commands", ""), ("verbs", "delayq ")):
             for module in pkgutil.iter_modules([str(Path(management.__path__[0]) / folder)]):
-                where = import_module(f"{management.__name__}.{folder}.{module.name}")
-                parser = where.Command().create_parser("manage.py", before + module.name)
-                lines += lines_of_parser(f"manage.py {before}{module.name}", parser)
+                if module.name != "delayq":  # its verbs follow
+                    where = import_module(f"{management.__name__}.{folder}.{module.name}")
+                    parser = where.Command().create_parser("manage.py", before + module.name)
+                    lines += lines_of_parser(f"manage.py {before}{module.name}", parser)
         return self.parsed(lines)
 
 
@@ -168,14 +169,10 @@ def lines_of_parser(title: str, parser: argparse.ArgumentParser, level: int = 2)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             verbs = action.choices
-        elif (
-            action.dest not in OF_DJANGO
-            and action.help != argparse.SUPPRESS
-            and action.metavar != "..."
-        ):
+        elif action.dest not in OF_DJANGO and action.help != argparse.SUPPRESS:
             rows.append(row_of_option(action))
     if rows:
-        lines += [*table(("option", "default", "meaning"), iter(rows)), ""]
+        lines += [*table(("option", "meaning"), iter(rows)), ""]
     for verb, below in verbs.items():
         lines += lines_of_parser(f"{title} {verb}", below, min(level + 1, 4))
     return lines
@@ -190,8 +187,8 @@ def with_examples(description: str) -> list[str]:
     return lines
 
 
-def row_of_option(action: argparse.Action) -> tuple[str, str, str]:
-    """One option: its names and value, its default, its help."""
+def row_of_option(action: argparse.Action) -> tuple[str, str]:
+    """One option: its names and value, its help."""
     value = ""
     if action.nargs != 0:
         choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
@@ -199,7 +196,7 @@ def row_of_option(action: argparse.Action) -> tuple[str, str, str]:
     names = ", ".join(f"`{name}{value}`" for name in action.option_strings)
     words: dict[str, Any] = {**vars(action), "prog": "manage.py"}
     meaning = " ".join(((action.help or "") % words).split())
-    return names or f"`{value.strip()}`", shown_default(action.default or ""), meaning
+    return names or f"`{value.strip()}`", meaning
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
