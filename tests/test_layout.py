@@ -4,6 +4,7 @@ thing."""
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
@@ -97,3 +98,16 @@ def test_no_name_stands_for_two_things() -> None:
     several = {name: where for name, where in places.items() if len(where) > 1}
     known = SAME_ON_EACH_LAYER | CALLED_BY_NAME | OPEN
     assert {name: where for name, where in several.items() if name not in known} == {}
+
+
+def test_the_map_of_the_readme_has_each_package() -> None:
+    readme = (ROOT.parent / "README.md").read_text()
+    packages = {path.name for path in PACKAGES if path.parent == ROOT} - {"templatetags"}
+    assert packages == set(re.findall(r"^    (\w+)/ ", readme, re.MULTILINE))
+
+
+def test_the_answers_for_contributors_name_files_that_exist() -> None:
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text()
+    paths = re.findall(r"`((?:django_delayq|tests)/[\w/.]+)`", text)
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT.parent / path).exists()] == []
