@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.client.task import DelayedTask
+from django_delayq.client.decorator import DelayedTask
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit, audit_lake
 from django_delayq.pipeline.audit.finding_kinds import Difference, Kind

@@ -238,7 +238,7 @@ def _give_back_turn(form: ScheduleForm) -> None:
     """Nothing was enqueued: the same form may come again."""
     store = get_store()
     with suppress(StoreError):
-        # Not DEL, which the rights in docs/operations.md do not have.
+        # Not DEL, which the rights in docs/how-to/redis-user.md do not have.
         store.command("SET", keys.turn_key(store.prefix, _turn(form)), 1, "PX", 1)
 
 

@@ -236,8 +236,8 @@ class _Audit:
             )
         if self.options.repair and left:
             yield (
-                f"{kind.value}: {left:,} were not repaired; see docs/pipeline.md for what can be "
-                "done by hand."
+                f"{kind.value}: {left:,} were not repaired; see docs/pipeline/audit.md for what "
+                "can be done by hand."
             )
 
 

@@ -18,6 +18,7 @@ from django.db.models import Max
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...core.chunks import chunked
 from ...core.times import aware
 from ...models import OperatorAction
 from ..errors import LakeError
@@ -29,7 +30,7 @@ from ..params import Database
 from ..sources.archive import read_archive
 from . import audit_frames as frames
 from .finding_kinds import Difference, Kind, difference_of
-from .restore import PutBack, chunks, stored_ids
+from .restore import SOME, PutBack, stored_ids
 
 Sum = tuple[int, int]
 """Rows, and the sum of their hashes."""
@@ -167,7 +168,7 @@ class LakeRepair:
         held: dict[tuple[str, int], Counter[tuple[int, int]]] = defaultdict(Counter)
         lives = {(one.message_id, one.stamp) for one in found}
         ids = sorted({message_id for message_id, _ in lives})
-        for some_ids in chunks(ids):
+        for some_ids in chunked(ids, SOME):
             there = lake.where(F.col("message_id").isin(some_ids))
             for row in there.select("message_id", "stamp", "row", "batch").collect():
                 held[row["message_id"], row["stamp"]][row["row"], row["batch"]] += 1

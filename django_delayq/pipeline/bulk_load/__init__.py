@@ -4,3 +4,8 @@ Stands on lake/, sources/ and sinks/. Start with schedule.py; loads.py writes fo
 """
 
 from __future__ import annotations
+
+__all__ = [
+    "json_columns", "loads", "messages", "replay", "replay_frames", "replay_marks", "schedule",
+    "schedule_frames", "schedule_source", "task_specs",
+]  # fmt: skip

@@ -2,3 +2,5 @@
 forecast.py."""
 
 from __future__ import annotations
+
+__all__ = ["forecast", "forecast_frames"]

@@ -5,3 +5,5 @@ batches in SQL.
 """
 
 from __future__ import annotations
+
+__all__ = ["batches", "compaction", "lake", "ledger", "pruning", "watermark", "reader"]

@@ -4,3 +4,5 @@ They know Params and no Django project. Start with queue.py.
 """
 
 from __future__ import annotations
+
+__all__ = ["queue"]

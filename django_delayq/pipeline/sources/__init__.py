@@ -5,3 +5,8 @@ reads a range of ids from any database.
 """
 
 from __future__ import annotations
+
+__all__ = [
+    "adbc", "archive", "archive_stream", "connect", "outbox", "query", "queue", "queue_rows",
+    "ranges", "rows", "settling",
+]  # fmt: skip

@@ -4,3 +4,5 @@ Stands on lake/. Start with stats.py; aggregates.py counts on the executors, wri
 """
 
 from __future__ import annotations
+
+__all__ = ["aggregates", "stats", "write_back"]

@@ -20,10 +20,10 @@ from ..core.exceptions import InvalidArguments, InvalidTask
 from ..core.message import Message
 from ..core.times import Duration, When
 from ..tasks.declaration import check_function, name_of
-from ..tasks.options import CallOptions, Options, TaskOptions
+from ..tasks.options import CallOptions, ChangeOptions, Options, TaskOptions
 from ..tasks.registry import by_name, register
 from ..tasks.task import Call, Definition, Receipt, Task
-from .handle import ChangeOptions, Handle
+from .handle import Handle
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 
 from ..core.text import counted, on_one_line
 from ..models import ArchivedMessage, Final
-from ..operators.replay import Replayed, preview
+from ..operators.replay import Replayed, preview_replay
 from ..worker.process.runner import ExitCode
 from .cli import Verb, add_record, committed_count, in_time_zone, instant, whole
 
@@ -84,7 +84,7 @@ class SelectingVerb(Verb):
         return self._summary(committed_count(self.replayed.action, self.replayed.count), {})
 
     def _show(self, rows: QuerySet[ArchivedMessage], options: dict[str, Any]) -> None:
-        found = preview(rows, force=options.get("force", False), limit=options["limit"])
+        found = preview_replay(rows, force=options.get("force", False), limit=options["limit"])
         summary = self._summary(found.count, found.skipped)
         self.stdout.write(f"would have {summary}; nothing was changed")
         for row in found.first:
