@@ -17,6 +17,7 @@ from tests.store.factories import (
     enqueue,
     enqueue_many,
     new_id,
+    outgoing,
     waiting,
 )
 
@@ -78,8 +79,6 @@ def test_a_damaged_record_is_found_as_it_is(store: RedisStore) -> None:
 
 
 def test_the_instant_of_enqueue_is_to_the_microsecond(store: RedisStore) -> None:
-    now_us, _ = store.enqueue(
-        PARTITION, {}, [(message_id := new_id(), "raise", "5", "", b"x" * 20)]
-    )
+    now_us, _ = store.enqueue(PARTITION, {}, [outgoing(message_id := new_id(), when="5")])
     (found,) = store.find(PARTITION, [message_id])
     assert int.from_bytes(found.record[:8], "big") == now_us
