@@ -169,7 +169,7 @@ def _look(operation: int) -> Seen:
     from django_delayq.models import BulkOperation
 
     values = BulkOperation.objects.values_list(
-        "count", "action__count", "position", "total", "status"
+        "count", "actions__count", "position", "total", "status"
     )
     return Seen(time.time(), *values.get(pk=operation))
 
