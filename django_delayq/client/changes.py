@@ -192,7 +192,7 @@ def _cancel_now(target: Target, manner: Manner, stamp_us: int | None = None) -> 
         if row is not None and lookup.is_unsettled(row):
             word = postponed.cancel(*target.place, stamp_us)
         else:
-            word = _cancel_in_redis(target)
+            word = get_store().cancel(*target.place)
             if word == "OK" and row is not None:
                 _tell_outbox(partial(postponed.cancelled_in_redis, *target.place, stamp_us))
             elif word == "NOT_FOUND" and row is not None:
@@ -361,7 +361,7 @@ def _say_at_commit(
         if get_store().breaker.open:
             raise StoreUnavailable
         if action == "cancel":
-            word = _cancel_in_redis(target)
+            word = get_store().cancel(*target.place)
             if word == "OK":
                 _tell_outbox(partial(postponed.cancelled_in_redis, *target.place, stamp_us))
             else:
@@ -397,16 +397,9 @@ def _look(target: Target, manner: Manner, found: bool) -> str:
     try:
         if store.breaker.open and spills:
             return "unknown"
-        states = [
-            live.state
-            for partition in store.partitions.candidates(*target.place)
-            if (live := store.find(partition, [target.identity])[0]) is not None
-        ]
+        states = [found.state for _, found in store.find_many([target.place])]
         runs = bool(states) and all(state == "leased" for state in states)
-        if runs and any(
-            store.has_follower(p, target.identity)
-            for p in store.partitions.candidates(*target.place)
-        ):
+        if runs and store.has_follower(*target.place):
             return "follows"
         return "runs" if runs else "waits" if states else ""
     except _AWAY:
@@ -518,46 +511,20 @@ def _move_pending(target: Target, when: str) -> tuple[int | None, bool]:
     return lookup.due_ms_of(when), mode == "replace" or not item.template.fixed
 
 
-def _cancel_in_redis(target: Target) -> str:
-    """Wherever it can be: two processes with different numbers of partitions may both have accepted
-    a key."""
-    store = get_store()
-    places = store.partitions.candidates(*target.place)
-    words = {store.cancel(partition, [target.identity])[0] for partition in places}
-    return next((word for word in ("RUNNING", "OK") if word in words), "NOT_FOUND")
-
-
 def _reschedule_in_redis(target: Target, when: str) -> int | None:
     """The new due time in ms, None when there is nothing. Raises MessageRunning."""
-    store, due_ms, running = get_store(), None, False
-    for partition in store.partitions.candidates(*target.place):
-        try:
-            due_ms = store.reschedule(partition, target.identity, when)
-        except MessageNotFound:
-            continue
-        except MessageRunning:
-            running = True
-    if due_ms is None and running:
-        raise MessageRunning
-    return due_ms
+    try:
+        return get_store().reschedule(*target.place, when)
+    except MessageNotFound:
+        return None
 
 
 def _edit_in_redis(target: Target, change: Callable[[bytes], bytes]) -> bool:
-    store = get_store()
-    for partition in store.partitions.candidates(*target.place):
-        found = store.find(partition, [target.identity])[0]
-        if found is None:
-            continue
-        after = change(found.record)
-        word = store.edit(partition, target.identity, found.record, after)
-        if word == "RUNNING":
-            raise MessageRunning
-        if word == "CHANGED":
-            raise MessageChanged
-        if word == "OK":
-            _tell_outbox(partial(lookup.follow_edit, *target.place, after))
-            return True
-    return False
+    after = get_store().edit(*target.place, change)
+    if after is None:
+        return False
+    _tell_outbox(partial(lookup.follow_edit, *target.place, after))
+    return True
 
 
 def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:

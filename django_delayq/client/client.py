@@ -8,12 +8,12 @@ from itertools import islice
 from uuid import UUID
 
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreUnavailable
-from ..core.message import Message
+from ..core.message import Message, task_code_of
 from ..core.present import view
 from ..core.transactions import awaited, awaited_by_durable
 from ..outbox import lookup, postponed
 from ..store import get_store
-from ..store.link import BATCH
+from ..store.client import BATCH
 from ..tasks.builder import build, build_one
 from ..tasks.handle import Handle
 from ..tasks.naming import task_name
@@ -126,9 +126,8 @@ def _awaited(call: Call) -> str | None:
 
 
 def _get_from_redis(topic: str, identity: bytes) -> Message | None:
-    store = get_store()
-    for partition in store.partitions.candidates(topic, identity):
-        found = store.find(partition, [identity])[0]
-        if found is not None:
-            return view(topic, task_name(partition, found.record[19:23]), found.state, found)
-    return None
+    located = get_store().find(topic, identity)
+    if located is None:
+        return None
+    partition, found = located
+    return view(topic, task_name(partition, task_code_of(found.record)), found.state, found)

@@ -3,14 +3,12 @@ that come later."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from ..core.exceptions import OutcomeUnknown, StoreUnavailable
-from ..core.message import STAMP
+from ..core.message import is_same_content, without_stamp
 from ..outbox import postponed
 from ..store import get_store
-from ..store.keys import Partition
 from ..tasks.builder import Item
 from ..tasks.handle import Handle
 from . import on_commit
@@ -64,7 +62,7 @@ def _place(item: Item) -> Place:
 
 def _is_same(record: bytes, item: Item) -> bool:
     """But for the flags, as in enqueue.lua: one of them tells whether SQL has it."""
-    return record[1:] == item.message[4][1:]
+    return is_same_content(record, item.message[4])
 
 
 def _in_redis(items: Sequence[Item]) -> dict[Place, bytes]:
@@ -73,14 +71,9 @@ def _in_redis(items: Sequence[Item]) -> dict[Place, bytes]:
     live: dict[Place, bytes] = {}
     if not items or store.breaker.open:
         return live
-    places: dict[Partition, list[bytes]] = defaultdict(list)
     try:
-        for topic, identity in dict.fromkeys(map(_place, items)):
-            for partition in store.partitions.candidates(topic, identity):
-                places[partition].append(identity)
-        for partition, ids in places.items():
-            found = [one for one in store.find(partition, ids) if one is not None]
-            live.update(((partition.topic, one.id), one.record[STAMP.size :]) for one in found)
+        for partition, found in store.find_many(map(_place, items)):
+            live[partition.topic, found.id] = without_stamp(found.record)
     except (StoreUnavailable, OutcomeUnknown):
         if items[0].template.spills:
             store.breaker.trip()  # the commit does not wait for a timeout once more

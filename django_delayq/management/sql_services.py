@@ -18,7 +18,7 @@ from ..outbox.reconciler import Reconciler
 from ..outbox.relay import Relay
 from ..stats.stats_service import Statistician
 from ..stats.unserved import UnservedWatch
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from ..worker.worker import Worker
 
 logger = logging.getLogger("delayq.worker")

@@ -33,7 +33,7 @@ from ..models import (
     OutboxMessage,
     OutboxStatus,
 )
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from .bulk_progress import SILENT_AFTER
 from .replay_sender import Sender
 from .replay_walk import PAGE, Ledger, Walk

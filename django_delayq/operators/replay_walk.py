@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from ..core.exceptions import InvalidMessage
 from ..models import ArchivedMessage, Final, OperatorAction
-from ..store.link import BATCH
+from ..store.client import BATCH
 
 #: Rows of a selection that are looked at in one query: only their ids and what tells whether they
 #: are to be changed.

@@ -18,7 +18,7 @@ from ..archive import archive_rows
 from ..core import signals
 from ..core.conf import get_settings
 from ..core.exceptions import MessageNotFound, MessageRunning, StoreError
-from ..core.message import HEADER_END, STAMP
+from ..core.message import HEADER_END, is_same_content, stamp_us_of, without_stamp
 from ..core.signals import Event
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
@@ -304,8 +304,8 @@ def say_cancel(row: OutboxMessage) -> str:
     """
     store, identity, running, ended = get_store(), row.message_id.bytes, [], []
     for partition in outbox.candidates(row):
-        found = store.find(partition, [identity])[0]
-        word = store.cancel(
+        found = store.queries.find(partition, [identity])[0]
+        word = store.cancel_in(
             partition, [identity], row.reason or "cancelled", _meant_before_us(row)
         )[0]
         if word == "RUNNING":
@@ -316,9 +316,7 @@ def say_cancel(row: OutboxMessage) -> str:
     if not row.record:
         row.delete()
         return answer
-    if any(
-        _is_same(one, row) or one[:8] == row.enqueued_at_us.to_bytes(8, "big") for one in running
-    ):
+    if any(_is_same(one, row) or stamp_us_of(one) == row.enqueued_at_us for one in running):
         _live_again(row)
         return answer
     # What runs is another life: that of the row was to follow it.
@@ -331,7 +329,7 @@ def say_cancel(row: OutboxMessage) -> str:
         ):
             row.delete()
             return answer
-        store.bury(
+        store.tombstone(
             partition, identity, outbox.record_of(row), row.reason or "cancelled", row.due_at_ms
         )
         answer = answer if running else "OK"
@@ -370,18 +368,14 @@ def move_live(row: OutboxMessage) -> None:
 
 
 def _move_in_redis(row: OutboxMessage, due_ms: int) -> str:
-    words = set()
-    for partition in outbox.candidates(row):
-        try:
-            get_store().reschedule(
-                partition, row.message_id.bytes, str(due_ms), _meant_before_us(row)
-            )
-            words.add("OK")
-        except MessageRunning:
-            words.add("RUNNING")
-        except MessageNotFound:
-            continue
-    return next((word for word in ("OK", "RUNNING") if word in words), "NOT_FOUND")
+    place = row.topic, row.message_id.bytes
+    try:
+        get_store().reschedule(*place, str(due_ms), _meant_before_us(row))
+    except MessageRunning:
+        return "RUNNING"
+    except MessageNotFound:
+        return "NOT_FOUND"
+    return "OK"
 
 
 def _live_again(row: OutboxMessage) -> None:
@@ -410,13 +404,13 @@ def has_obeyed(row: OutboxMessage) -> bool:
 
 def _is_same(record: bytes, row: OutboxMessage) -> bool:
     """Whether it is the same content: but for the flags, of which one tells that SQL has it."""
-    return record[STAMP.size + 1 :] == bytes(row.record)[1:] and len(record) >= HEADER_END
+    return is_same_content(without_stamp(record), bytes(row.record)) and len(record) >= HEADER_END
 
 
 def _meant_before_us(row: OutboxMessage) -> int:
     if has_obeyed(row):
         return row.enqueued_at_us
-    error_us = CLOCK_ERROR_US if get_store().clock.known else CLOCK_UNKNOWN_US
+    error_us = CLOCK_ERROR_US if get_store().client.clock.known else CLOCK_UNKNOWN_US
     return row.changed_at_us + error_us
 
 

@@ -4,7 +4,6 @@ emptied disk."""
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ from ..core.conf import get_settings
 from ..core.database import reached, write_first
 from ..core.service import Service
 from ..models import OutboxMessage, OutboxStatus
-from ..store.keys import Partition
-from ..store.link import BATCH
-from ..store.redis import RedisStore
-from . import outbox, relay
+from ..store.client import BATCH
+from ..store.queries import Life
+from ..store.store import RedisStore
+from . import relay
 
 logger = logging.getLogger("delayq.worker")
 
@@ -72,20 +71,9 @@ class Reconciler(Service):
         return list(rows.only("message_id", "enqueued_at_us", "topic").order_by("pk")[:PAGE])
 
     def _missing(self, rows: Sequence[OutboxMessage]) -> list[int]:
-        batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
-        for row in rows:
-            for partition in outbox.candidates(row):
-                batches[partition].append(row)
-        known: set[int] = set()
-        for partition, all_of_it in batches.items():
-            for at in range(0, len(all_of_it), BATCH):
-                batch = all_of_it[at : at + BATCH]
-                lives = [(row.message_id.bytes, row.enqueued_at_us) for row in batch]
-                words = self._store.lives(partition, lives)
-                known |= {
-                    row.pk for row, word in zip(batch, words, strict=True) if word != "MISSING"
-                }
-        return [row.pk for row in rows if row.pk not in known]
+        lives = {row.pk: Life(row.message_id.bytes, row.enqueued_at_us) for row in rows}
+        missing = self._store.missing((row.topic, lives[row.pk]) for row in rows)
+        return [row.pk for row in rows if lives[row.pk] in missing]
 
     def _restore(self, missing: Sequence[int]) -> None:
         """Send the rows that are still there: the archiver may have closed some since we have read

@@ -18,12 +18,13 @@ from django.db import Error
 from django.utils.timezone import get_current_timezone
 
 from ..core.exceptions import StoreError
+from ..core.message import Final
 from ..core.times import from_ms, in_words, shown_instant
 from ..store import get_store
 from ..store.keys import Partition
-from ..store.looking import ENDS, PartitionStats, Snapshot, lag_of
-from ..store.redis import RedisStore
-from ..store.topic_stats import COUNTERS, lasting_pause
+from ..store.queries import COUNTERS, PartitionStats, Snapshot, lag_of
+from ..store.store import RedisStore
+from ..store.topic_stats import lasting_pause
 from ..tasks import registry
 from . import sql_figures
 from .figure_types import Bucket, Overview, Sample, TopicFigures, WorkerFigures
@@ -74,7 +75,7 @@ def overview() -> Overview:
 def workers() -> Sequence[WorkerFigures]:
     """All heartbeats, the living first. Raises StoreUnavailable."""
     store = get_store()
-    return _workers(store.snapshot((), (), 1), store.clock_ms())
+    return _workers(store.queries.snapshot((), (), 1), store.clock_ms())
 
 
 def forget() -> None:
@@ -165,11 +166,11 @@ class _Reader:
 
     def _look(self) -> _Seen:
         if self._used is None:
-            self._used = self.store.used_partitions()
+            self._used = self.store.topics.used_partitions()
         partitions = self._partitions(self._used)
         now_ms = self.store.now_us() / 1000
         minutes, hours = _bounds(now_ms)
-        snapshot = self.store.snapshot(
+        snapshot = self.store.queries.snapshot(
             partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES
         )
         self._used = snapshot.used
@@ -184,12 +185,12 @@ class _Reader:
     def _partitions(self, used: Iterable[Partition]) -> list[Partition]:
         """Of topics that were used, and of those that tasks declare."""
         declared = {task.options.topic for task in registry.by_name.values()} | set(
-            self.store.settings.topics
+            self.store.client.settings.topics
         )
         new = (
             Partition(name, n)
             for name in declared
-            for n in range(self.store.partitions.configured(name))
+            for n in range(self.store.topics.configured(name))
         )
         return sorted({*used, *new})
 
@@ -314,7 +315,9 @@ def _rate(
     if before is None or before["at_ms"] < at_ms - RATE_OVER_AT_MOST_MS:
         return None
     before_that: int = before["topics"][topic]["finished"]
-    finished = sum(int(part.meta.get(name, 0)) for part in parts for name in ENDS) - before_that
+    finished = (
+        sum(int(part.meta.get(name, 0)) for part in parts for name in Final.values) - before_that
+    )
     return max(0.0, float(finished * 1000 / (at_ms - before["at_ms"])))
 
 

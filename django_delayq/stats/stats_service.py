@@ -16,7 +16,7 @@ from ..archive.archive_rows import instant_of
 from ..core.database import reached
 from ..core.service import Service
 from ..models import ArchivedMessage, TaskDay, TopicHour
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from . import hourly
 from .hourly import DAY, HOUR
 
@@ -88,7 +88,7 @@ class Statistician(Service):
     def run_once(self) -> float:
         """Compute what is new. Raises StoreUnavailable and DatabaseUnavailable: it is tried
         again."""
-        if not self._store.takes_turn(self.name, int(LOOK * 900)):
+        if not self._store.workers.acquire_lock(self.name, int(LOOK * 900)):
             return self.interval
         self._worked = 0.0
         try:
@@ -97,7 +97,7 @@ class Statistician(Service):
         except Stopped:
             return 0.0
         rest = max(self.interval, SHARE * self._worked)
-        self._store.keep_turn(self.name, int(rest * 900))  # the others rest, too
+        self._store.workers.extend_lock(self.name, int(rest * 900))  # the others rest, too
         return rest
 
     def _turn(self, now: datetime) -> None:
@@ -168,7 +168,7 @@ class Statistician(Service):
         """After a page of rows. Raises Stopped."""
         busy, worked = self._tasks_run(), time.monotonic() - self._page_began_at
         self._worked += worked
-        self._store.keep_turn(self.name, int(LOOK * 900))
+        self._store.workers.extend_lock(self.name, int(LOOK * 900))
         if busy and not self.stopping:
             self.sleeper.wait(REST * worked)
         if self.stopping:

@@ -14,8 +14,8 @@ from django.db import Error
 from ..core.service import Service
 from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import CAP, count_outbox
-from ..store.looking import PartitionStats
-from ..store.redis import RedisStore
+from ..store.queries import PartitionStats
+from ..store.store import RedisStore
 from ..store.topic_stats import lasting_pause
 from ..tasks import registry
 from ..worker.heartbeat import DEAD_AFTER
@@ -85,7 +85,7 @@ def unserved_topics(
 
 
 def _served(store: RedisStore) -> set[str]:
-    beats, now_ms = store.heartbeats().values(), store.clock_ms()
+    beats, now_ms = store.workers.heartbeats().values(), store.clock_ms()
     return {
         topic
         for beat in beats
@@ -95,9 +95,9 @@ def _served(store: RedisStore) -> set[str]:
 
 
 def _stats(store: RedisStore) -> Mapping[str, Sequence[PartitionStats]]:
-    partitions = store.used_partitions()
+    partitions = store.topics.used_partitions()
     parts: dict[str, list[PartitionStats]] = defaultdict(list)
-    for partition, stats in zip(partitions, store.all_stats(partitions), strict=True):
+    for partition, stats in zip(partitions, store.queries.all_stats(partitions), strict=True):
         parts[partition.topic].append(stats)
     return dict(parts)
 
@@ -133,7 +133,7 @@ class UnservedWatch(Service):
         what they serve."""
         if not self._begun:
             self._begun = True
-        elif self._store.takes_turn(TURN, int(INTERVAL * 1000) - 5_000):
+        elif self._store.workers.acquire_lock(TURN, int(INTERVAL * 1000) - 5_000):
             for one in unserved_topics(self._store):
                 logger.warning("topic %s", one)
         return self.interval

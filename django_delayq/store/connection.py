@@ -40,10 +40,10 @@ _ADDRESS = {
 }
 #: Caches whose clear() is FLUSHDB.
 CACHES_ON_REDIS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
-Client = Any  # redis.Redis or RedisCluster: they share commands, not a base class
+RedisPy = Any  # redis.Redis or RedisCluster: they share commands, not a base class
 
 
-def connect(settings: Settings) -> Client:
+def connect(settings: Settings) -> RedisPy:
     """A client that never retries by itself: a script that ran twice behind our back is a message
     run twice.
 
@@ -89,7 +89,7 @@ def _options(settings: Settings, *, tcp: bool = True) -> dict[str, Any]:
     return options | {"socket_keepalive": True} if tcp else options
 
 
-def _from_cache_alias(alias: str, settings: Settings) -> Client:
+def _from_cache_alias(alias: str, settings: Settings) -> RedisPy:
     if alias not in django_settings.CACHES:
         raise ConfigurationError(
             f'DELAYQ["REDIS"] is {alias!r}: neither a URL nor an entry of CACHES.'
@@ -205,7 +205,7 @@ def _check_database(where: str) -> None:
         raise ValueError(f"{path!r} is not the number of a database")
 
 
-def _from_sentinel(where: str, settings: Settings) -> Client:
+def _from_sentinel(where: str, settings: Settings) -> RedisPy:
     # Here, so that nobody pays for it who has no Sentinel.
     from .sentinel import PrimaryPool, Sentinels
 
@@ -220,7 +220,7 @@ def _from_sentinel(where: str, settings: Settings) -> Client:
     return redis.Redis.from_pool(pool)
 
 
-def _from_cluster(where: str, settings: Settings) -> Client:
+def _from_cluster(where: str, settings: Settings) -> RedisPy:
     from .cluster import Watch
 
     addresses, options, _ = _addresses(where)
@@ -236,7 +236,7 @@ def _from_cluster(where: str, settings: Settings) -> Client:
     return client
 
 
-def close(client: Client) -> None:
+def close(client: RedisPy) -> None:
     """End the connections, and the threads that watch where they lead."""
     client.close()
     pool = getattr(client, "connection_pool", None)  # a cluster's client has one per node

@@ -1,4 +1,4 @@
-"""Looks at the server: version, eviction policy, persistence, clock."""
+"""Reports on the server: version, eviction policy, persistence, clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from .errors import ERRORS, translate
-from .redis import RedisStore
+from .store import RedisStore
 
 OLDEST_VERSION = (6, 2, 0)
 #: Seconds by which Redis' clock and this machine's may differ before it is worth a word: absolute
@@ -38,9 +38,9 @@ class ServerReport(NamedTuple):
 def inspect_server(store: RedisStore) -> list[ServerReport]:
     """One report per primary. Raises StoreUnavailable when one cannot be reached."""
     try:
-        return [_report(node) for node in _primaries(store.client)]
+        return [_report(node) for node in _primaries(store.client.redis)]
     except ERRORS as error:
-        raise translate(error, store.where) from error
+        raise translate(error, store.client.where) from error
 
 
 def _primaries(client: Any) -> list[Any]:

@@ -13,7 +13,6 @@ from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
     HEADER,
-    STAMP,
     VERSION,
     Body,
     Record,
@@ -21,8 +20,9 @@ from ..core.message import (
     decode_body,
     encode_body,
     encode_record,
+    restamped,
 )
-from ..store.redis import Outgoing
+from ..store.store import Outgoing
 from . import registry
 from .handle import Handle
 from .options import OnDuplicate, Options
@@ -170,9 +170,10 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     body.args, body.kwargs = list(args), dict(kwargs)
     content = encode_body(body if body != Body(body.args) else tuple(args), settings.body_limit)
     flags, above = old.flags & ~COMPRESSED, settings.compress_above
-    return record[: STAMP.size] + encode_record(
+    sent = encode_record(
         old.task_code, content, flags=flags, ttr_ms=old.ttr_ms, compress_above=above
     )
+    return restamped(record, sent)
 
 
 def _template(task: DelayedTask[..., Any], settings: Settings) -> Template:

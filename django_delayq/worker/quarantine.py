@@ -58,9 +58,7 @@ class Quarantine:
 
     def admit(self, leases: list[Lease]) -> list[Lease]:
         """The leases that may run at once. Of the suspects among them one is kept at the most."""
-        suspects = [
-            lease for lease in leases if lease.entry[2:4] != _NO_CRASHES and self._is_suspect(lease)
-        ]
+        suspects = [lease for lease in leases if lease.attempts.crashes and self._is_suspect(lease)]
         if not suspects:
             return leases
         chosen = set(suspects)
@@ -132,4 +130,4 @@ class Quarantine:
         return any(lease is not suspect and not lease.ended for lease in list(self._held))
 
     def _is_suspect(self, lease: Lease) -> bool:
-        return 0 < self._last_chance <= lease.crashes
+        return 0 < self._last_chance <= lease.attempts.crashes

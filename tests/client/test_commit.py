@@ -17,7 +17,7 @@ from django.db import connections, transaction
 from django_delayq import MessageNotFound, MessageRunning, list_messages
 from django_delayq.core import exceptions, signals
 from django_delayq.core.signals import Event
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks.handle import Handle
 from tests.app.tasks import crowd, record
 from tests.faults import lost_answers, scripts_run, unreachable

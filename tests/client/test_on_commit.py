@@ -14,7 +14,7 @@ from django.db import transaction
 from django_delayq import topic_stats
 from django_delayq.core import exceptions
 from django_delayq.models import ArchivedMessage
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks.handle import Handle
 from tests.app.tasks import record
 from tests.faults import unreachable

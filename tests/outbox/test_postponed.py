@@ -65,7 +65,7 @@ def back(hands: Hands) -> None:
 def end_all(hands: Hands) -> list[tuple[str, str]]:
     """Everything falls due and runs. State and reason of the rows of the archive."""
     for identity in messages_in(hands.store):
-        hands.store.reschedule(DEFAULT, identity, PAST)
+        hands.store.reschedule_in(DEFAULT, identity, PAST)
     hands.work()
     hands.archive()
     return sorted((row.state, row.reason) for row in rows())
@@ -153,7 +153,7 @@ def test_in_an_outage_a_cancelled_row_does_not_hide_what_was_enqueued_since(
     handle = keyed.enqueue("live")
     with unreachable():
         assert handle.cancel() if call == "cancel" else handle.reschedule(delay=5_000)
-    hands.store.clock.sync(
+    hands.store.client.clock.sync(
         int((hands.store.clock_ms() + 200) * 1000)
     )  # said well after the enqueue
     back(hands)
@@ -465,7 +465,7 @@ def test_a_message_enqueued_by_others_after_the_cancel_is_not_meant(
     keyed.enqueue("old")
     with unreachable():
         record.cancel(key="k")
-    hands.store.cancel(DEFAULT, [client.Target.of("default", "k", None).identity])
+    hands.store.cancel_in(DEFAULT, [client.Target.of("default", "k", None).identity])
     wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
     postponed.unsaid.clear()  # this process is another one
     keyed.enqueue("new")
@@ -514,11 +514,11 @@ def test_nobody_waits_for_a_redis_that_is_known_to_be_away(
     handle = keyed.enqueue("x")
     with unreachable():
         record.enqueue("trips the breaker")
-    sent = hands.store.client.info("commandstats")
+    sent = hands.store.client.redis.info("commandstats")
     with transaction.atomic():
         handle.reschedule(delay=5)
         handle.cancel()
-    again = hands.store.client.info("commandstats")
+    again = hands.store.client.redis.info("commandstats")
     assert {name: sent.get(name) for name in again if "eval" in name} == {
         name: again[name] for name in again if "eval" in name
     }
@@ -672,7 +672,7 @@ def test_a_lost_message_that_is_moved_away_and_cancelled_leaves_nothing_in_redis
     handle.reschedule(delay=2 * DAY)
     handle.cancel()
     assert end_all(hands) == [("cancelled", "cancelled")]
-    meta = hands.store.client.hgetall(meta_key(hands.store.prefix, DEFAULT))
+    meta = hands.store.client.redis.hgetall(meta_key(hands.store.client.prefix, DEFAULT))
     assert ([name for name in meta if name.startswith(b"done:")], statuses()) == ([], [])
 
 

@@ -21,8 +21,8 @@ from django_delayq.pipeline.params import Params, Report
 from django_delayq.pipeline.sources.archive import read_archive
 from django_delayq.pipeline.sources.lake_files import read_lake
 from django_delayq.store.keys import Partition
-from django_delayq.store.mending import Look
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.repair import Look
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks.task import DelayedTask
 from tests.app.tasks import record
 from tests.pipeline import damage
@@ -97,7 +97,7 @@ def check_redis(world: World, ids: dict[str, bytes]) -> None:
     """Where everything is after the repair."""
 
     def look(kind: str, partition: Partition = DEFAULT) -> Look:
-        return world.store.look(partition, [ids[kind]])[0]
+        return world.store.repair.look(partition, [ids[kind]])[0]
 
     now_ms = world.store.clock_ms()
     assert not look("no record").waits and not look("no record").leased

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from django_delayq.models import Final
 from django_delayq.pipeline import schemas, transforms
 from django_delayq.pipeline.stats import aggregates
 from django_delayq.stats import histogram
@@ -122,7 +121,6 @@ def test_python_has_no_bucket_for_what_is_no_number() -> None:
 
 def test_what_both_ways_share_is_equal() -> None:
     assert statistics_module.MOST_ERRORS == transforms.MOST_ERRORS
-    assert tuple(Final.values) == aggregates.STATES
 
 
 def topic_hours(rows: Any) -> Any:

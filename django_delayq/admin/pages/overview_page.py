@@ -16,7 +16,7 @@ from ...stats import overview as figures
 from ...stats import sql_figures
 from ...stats.figure_types import Bucket, Overview, Sample, TopicFigures
 from ...stats.obstacles import pause_of
-from ...store.topic_stats import COUNTERS
+from ...store.queries import COUNTERS
 from ...templatetags.delayq import amount, next_due, seconds
 from .. import charts
 from ..site import page, show

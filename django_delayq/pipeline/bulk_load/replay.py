@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...core.conf import DEFAULT_TOPIC, Settings
 from ...store.keys import Partition
-from ...store.redis import RedisStore
+from ...store.store import RedisStore
 from .. import schemas, transforms
 from ..errors import Refused
 from ..jobs import Tell
@@ -56,10 +56,10 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         raise Refused("Say which lake: --lake DIR.")
     store = RedisStore(None, params.redis.settings())
     try:
-        fences = loads.Fences(store, options.job, store.used_partitions())
+        fences = loads.Fences(store, options.job, store.topics.used_partitions())
         tell("looking at the dead letters")
         standing, ids = _standing(params, fences)
-        letters = _look(spark, params, _declared(options, store.settings), standing, ids)
+        letters = _look(spark, params, _declared(options, store.client.settings), standing, ids)
         try:
             fingerprint = _fingerprint(params, letters, ids, store)
             fences.check(fingerprint)
@@ -106,7 +106,7 @@ def _fingerprint(
     options = params.options(ReplayOptions)
     split = {
         topic: one.partitions
-        for topic, one in sorted(store.settings.topics.items())
+        for topic, one in sorted(store.client.settings.topics.items())
         if one.partitions > 1
     }
     return {
@@ -197,7 +197,7 @@ def _run(
     }
     if params.dry_run or not letters.good.rows:
         return report
-    counts = {topic: store.partitions.configured(topic) for topic in letters.topics}
+    counts = {topic: store.topics.configured(topic) for topic in letters.topics}
     partitions = [
         Partition(topic, number) for topic, count in counts.items() for number in range(count)
     ]
@@ -211,7 +211,9 @@ def _run(
         _write(spark, params, good, fences, fingerprint, letters.good.rows)
     report.figures |= fences.added(before, letters.good.rows)
     kept = {
-        identity for partition in partitions for identity in store.kept_by(partition, options.job)
+        identity
+        for partition in partitions
+        for identity in store.bulk_load.conflicts(partition, options.job)
     }
     tell("marking the origins")
     marks = replay_marks.Marks(options, _in_words(params, options))
@@ -229,8 +231,8 @@ def _write(
 ) -> None:
     options = params.options(ReplayOptions)
     spec = loads.spec_of(
-        options.job, fingerprint, options.tasks, notes=True, rows=rows,
-        due_ms=fences.open(fingerprint, notes=True) + options.delay_ms,
+        options.job, fingerprint, options.tasks, record_conflicts=True, rows=rows,
+        due_ms=fences.open(fingerprint, record_conflicts=True) + options.delay_ms,
         per_second=loads.share(spark, options.max_per_second,
         len(fences.partitions) * options.splits),
     )  # fmt: skip

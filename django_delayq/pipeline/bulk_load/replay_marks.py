@@ -17,7 +17,7 @@ from django.utils import timezone
 from ...archive.archive_rows import instant_of
 from ...core.conf import get_settings
 from ...models import ArchivedMessage, Final, OperatorAction
-from ...store.link import BATCH
+from ...store.client import BATCH
 from ..options import ReplayOptions
 from .replay_frames import DISCARDED, OPEN, REPLAYED
 

@@ -20,8 +20,8 @@ from ...core.times import from_ms, in_words
 from ...models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
 from ...stats import overview
 from ...store import get_store
-from ...store.registry import SAMPLES
 from ...store.topic_stats import lasting_pause
+from ...store.workers import SAMPLES
 from .. import schemas
 from ..errors import Refused
 from ..options import ForecastOptions
@@ -158,14 +158,14 @@ def _collect(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 def _measured_rate() -> float | None:
     """The most messages a second that finished between two samples of the last day, a minute; None
     without any."""
-    samples = overview.rates(get_store().snapshot((), (), SAMPLES).samples)
+    samples = overview.rates(get_store().queries.snapshot((), (), SAMPLES).samples)
     return max((sample.finished_per_second for sample in samples), default=0.0) or None
 
 
 def _paused(topic: str, now_ms: int) -> list[str]:
     store = get_store()
-    partitions = [one for one in store.used_partitions() if topic in ("", one.topic)]
-    found = zip(partitions, store.all_stats(partitions), strict=True)
+    partitions = [one for one in store.topics.used_partitions() if topic in ("", one.topic)]
+    found = zip(partitions, store.queries.all_stats(partitions), strict=True)
     return sorted(
         {one.topic for one, stats in found if lasting_pause(stats.meta.get("paused"), now_ms)}
     )

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...core.message import Final
 from ...stats import histogram
 from ...stats.histogram import LARGEST
 
@@ -39,7 +40,7 @@ HOURS_AND_DAYS = (Unit("hour", HOUR, ("topic",), False), Unit("day", DAY, ("topi
 
 #: Rows that are counted at a time: some 50 MB.
 ROWS = 400_000
-STATES = ("acked", "dead", "cancelled", "expired")
+STATES = tuple(Final.values)
 METRICS = ("lateness", "run")
 
 #: The sums of times are those of two halves of 32 bits: exact, whatever the times and however many.

@@ -1,4 +1,4 @@
--- bury: nothing -> cancelled, for a durable message that Redis has lost or not yet received.
+-- tombstone: nothing -> cancelled, for a durable message that Redis has lost or not yet received.
 -- Guarantee: a message that is live or has ended is not touched; what is sent later under this stamp is DONE. With ''
 --   for the detail it is not told as ended: its row in the outbox lives on under a newer stamp.
 -- KEYS: the partition (shared/partition.lua). Shared: finish, lives.
