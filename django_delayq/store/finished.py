@@ -15,8 +15,8 @@ from .keys import Partition, finished_key
 from .store import RedisStore
 
 GROUP = "archive"
-#: An entry that another archiver has read and not archived after so many ms is ours: that one is
-#: dead. When it is only slow, both insert the same row, and the database keeps one.
+#: An entry that another archiver has read and not archived after so many ms is ours: the
+#: other is dead. If it is only slow, both insert the same row, and the database keeps one of them.
 TAKE_OVER_AFTER_MS = 15_000
 BATCH_BYTES = 32 * 1024 * 1024
 #: Consumers that have read nothing for so many ms, and hold nothing, are removed from the group.
@@ -38,9 +38,10 @@ class Entry(msgspec.Struct, frozen=True):
     attempts: bytes
     """Empty when it was never claimed."""
     detail: bytes
-    """JSON: what the worker, or whoever ended it, says."""
+    """JSON: reason, error and times, from the worker or the call that ended it."""
     due_ms: int = 0
-    """When it would have run, of one that ended unrun; else 0: the attempts tell."""
+    """When it would have run, of a message that never ran; else 0: `attempts` has
+    it."""
 
     @property
     def stamp(self) -> bytes:

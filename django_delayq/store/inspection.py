@@ -12,13 +12,13 @@ from .errors import ERRORS, translate
 from .store import RedisStore
 
 OLDEST_VERSION = (6, 2, 0)
-#: Seconds by which Redis' clock and this machine's may differ before it is worth a word: absolute
-#: due times suffer.
+#: Seconds by which Redis' clock and this machine's may differ before we warn: absolute due times
+#: suffer.
 CLOCK_SKEW = 5.0
 
 
 class ServerReport(NamedTuple):
-    """What one primary says of itself. None: it does not tell (CONFIG is forbidden)."""
+    """The state of one primary. None: unknown, because CONFIG is forbidden."""
 
     name: str
     version: tuple[int, ...]

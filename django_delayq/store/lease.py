@@ -48,8 +48,8 @@ class Lease:
 
     @property
     def ended(self) -> bool:
-        """Whether another worker may run the message: Redis said so, or nobody has extended it for
-        its length."""
+        """Whether another worker may run the message: Redis refused to extend it, or it has
+        not been extended for its length."""
         return self.lost or time.monotonic() - self.renewed_at > self.ttr_ms / 1000
 
     @property

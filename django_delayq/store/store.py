@@ -8,7 +8,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..core.conf import Settings
 from ..core.exceptions import MessageChanged, MessageNotFound, MessageRunning, NotReplicated
@@ -31,6 +31,7 @@ CRASH_BACKOFF_MS = 5_000
 #: Seconds after which the names of tasks are sent to a partition again (FLUSHALL). At every call
 #: they would cost 2 us each.
 SEND_NAMES_AGAIN = 30.0
+T = TypeVar("T")
 Ids = list[bytes]
 Leases = list[Lease]
 
@@ -120,15 +121,7 @@ class RedisStore:
     def find_many(self, places: Iterable[tuple[str, bytes]]) -> Sequence[Located]:
         """The live messages among these topics and ids; one round trip (read_all). A key may be
         live in two partitions: two processes had different numbers of them."""
-        asked: dict[Partition, Ids] = defaultdict(list)
-        for topic, message_id in dict.fromkeys(places):
-            for partition in self.partitions.candidates(topic, message_id):
-                asked[partition].append(message_id)
-        batches = [
-            (partition, ids[at : at + BATCH])
-            for partition, ids in asked.items()
-            for at in range(0, len(ids), BATCH)
-        ]
+        batches = self._batches((topic, i, i) for topic, i in dict.fromkeys(places))
         answers = self.client.read_all([Read("find", *batch) for batch in batches])
         return [
             Located(partition, found)
@@ -193,19 +186,30 @@ class RedisStore:
     def missing(self, lives: Iterable[tuple[str, Life]]) -> set[Life]:
         """The durable messages among these, each with its topic, that are in no partition: neither
         live nor ended."""
-        asked: dict[Partition, list[Life]] = defaultdict(list)
-        for topic, life in lives:
-            for partition in self.partitions.candidates(topic, life.id):
-                asked[partition].append(life)
-        known: set[Life] = set()
-        for partition, batch in asked.items():
-            for at in range(0, len(batch), BATCH):
-                part = batch[at : at + BATCH]
-                statuses = self.queries.durable_status(partition, part)
-                known |= {
-                    life for life, status in zip(part, statuses, strict=True) if status != "MISSING"
-                }
-        return {life for batch in asked.values() for life in batch} - known
+        batches = self._batches((topic, life.id, life) for topic, life in lives)
+        statuses = [
+            (life, status)
+            for partition, batch in batches
+            for life, status in zip(
+                batch, self.queries.durable_status(partition, batch), strict=True
+            )
+        ]
+        known = {life for life, status in statuses if status != "MISSING"}
+        return {life for life, _ in statuses} - known
+
+    def _batches(
+        self, asked: Iterable[tuple[str, bytes, T]]
+    ) -> Sequence[tuple[Partition, Sequence[T]]]:
+        """What to ask each partition that can have the id of a topic: 500 items at most, each."""
+        grouped: dict[Partition, list[T]] = defaultdict(list)
+        for topic, message_id, item in asked:
+            for partition in self.partitions.candidates(topic, message_id):
+                grouped[partition].append(item)
+        return [
+            (partition, items[at : at + BATCH])
+            for partition, items in grouped.items()
+            for at in range(0, len(items), BATCH)
+        ]
 
     # Transitions in a partition
 
