@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .client.handle import Handle
+from .client.task import DelayedTask, delayed_task
 from .client.topics import (
     list_messages,
     move_topic,
@@ -33,8 +35,6 @@ from .core.version import PACKAGE_VERSION
 from .store.topic_stats import TopicStats
 from .tasks.backoff import constant, exponential, ladder
 from .tasks.context import current_message
-from .tasks.handle import Handle
-from .tasks.task import DelayedTask, delayed_task
 
 __version__ = PACKAGE_VERSION
 

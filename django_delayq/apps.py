@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class DelayQConfig(AppConfig):
-    """Finds the tasks of every installed app and connects them with the producer. No I/O."""
+    """Finds the tasks of every installed app. No I/O."""
 
     name = "django_delayq"
     label = "django_delayq"
@@ -17,10 +17,8 @@ class DelayQConfig(AppConfig):
 
     def ready(self) -> None:
         """Called by Django once all apps are loaded."""
-        from .client import client
+        from . import checks  # noqa: F401 - registers the system checks
         from .core import log
-        from .tasks.handle import connect
 
-        connect(client)
         log.connect()
         autodiscover_modules("tasks")

@@ -136,7 +136,7 @@ def _unserved_warning(one: Unserved) -> CheckMessage:
     hint = (
         "Import the module of its tasks where every process does (AppConfig.ready), or move what "
         "waits: "
-        f"manage.py delayq_move {one.topic} --to another-topic."
+        f"manage.py delayq move {one.topic} --to another-topic."
     )
     return checks.Warning(f"Topic {one}.", hint=hint, id="delayq.W021")
 

@@ -82,7 +82,7 @@ def _remember() -> None:
 def _jobs(stop: threading.Event) -> bool:
     """Run each, with its report on our output; whether all are done."""
     for words in COMMANDS:
-        command = ("delayq_pipeline", *words)
+        command = ("delayq", "pipeline", *words)
         say(f"$ python manage.py {shlex.join(command)}")
         with Child("job", *command, patience=30) as job:
             while job.running and not stop.wait(0.05):
@@ -125,7 +125,7 @@ def _stay(folder: Path, stop: threading.Event, stack: ExitStack) -> int:
     say(f"  forecast    {site}{reverse('admin:django_delayq_dashboard_changelist')}")
     say(f"  lake        {folder / 'lake'}")
     say(f"  again       export DELAYQ_LAKE={folder / 'lake'} SHOP_DEMO_DIR={folder}")
-    say("              python example_project/manage.py delayq_pipeline audit")
+    say("              python example_project/manage.py delayq pipeline audit")
     say("              (Ctrl-C ends everything)\n")
     while web.running and not stop.wait(0.1):
         pass

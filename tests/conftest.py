@@ -21,7 +21,7 @@ from hypothesis import settings as hypothesis_settings
 
 from django_delayq.archive import archiver
 from django_delayq.core.conf import parse_settings
-from django_delayq.operators import replay_walk
+from django_delayq.operators import walk
 from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.store import finished, get_store
 from django_delayq.store.connection import connect
@@ -208,4 +208,4 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Walks change a few rows in each transaction."""
     from tests.bulk_hands import BATCH
 
-    monkeypatch.setattr(replay_walk, "BATCH", BATCH)
+    monkeypatch.setattr(walk, "BATCH", BATCH)

@@ -15,9 +15,9 @@ from django.utils.timezone import make_naive
 
 from django_delayq.archive import exactly_once
 from django_delayq.archive.archiver import Archiver
+from django_delayq.client.handle import Handle
 from django_delayq.core.conf import get_settings
-from django_delayq.core.ids import new_id, task_code
-from django_delayq.core.message import HEADER, STAMP
+from django_delayq.core.message import HEADER, STAMP, new_id, task_code
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.outbox.reconciler import Reconciler
 from django_delayq.outbox.relay import Relay
@@ -26,7 +26,6 @@ from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
-from django_delayq.tasks.handle import Handle
 from django_delayq.worker.executor import Executor
 from django_delayq.worker.settler import Settler
 from django_delayq.worker.shared import Shared

@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.test import override_settings
 
-from django_delayq.tasks.handle import Handle
+from django_delayq.client.handle import Handle
 from tests.app.tasks import record
 
 

@@ -1,7 +1,7 @@
-"""Pictures as SVG, made on the server: they need no script, print, and can be read as a table.
+"""Charts as SVG, made on the server. They need no script, can be printed, and each has a table.
 
-Widths are percentages and heights pixels, so that a picture fits every screen while its text keeps
-its size.
+Widths are percentages and heights are pixels: a chart fits every screen, and its text keeps its
+size.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ..core.present import amount
 from ..stats.overview import Bucket
-from ..templatetags.delayq import amount
 
 #: Pixels: of the bars, of what stands above them (the number of the peak) and below them (the
 #: labels).
@@ -30,8 +30,8 @@ def bars(
 ) -> SafeString:
     """A figure with one bar for each bucket, and the same numbers as a table below it.
 
-    `name` is unique on the page, `what` says what is counted ("Due in the next hour"), `unit` what
-    a bucket is ("minute"). Without `summed` nothing is said of the sum, which would mean nothing.
+    `name` is unique on the page, `what` names what is counted ("Due in the next hour"), `unit`
+    names a bucket ("minute"). `summed`: the sum of the buckets means something and is shown.
     """
     sentence = in_a_sentence(buckets, what, summed=summed)
     return format_html(
@@ -44,7 +44,7 @@ def bars(
 
 
 def in_a_sentence(buckets: Sequence[Bucket], what: str, *, summed: bool = True) -> str:
-    """What the bars show: `Due in the next hour: 1,204, at most 96 (10:23).`"""
+    """The bars in words: `Due in the next hour: 1,204, at most 96 (10:23).`"""
     peak = _peak(buckets)
     if not peak:
         return _("%(what)s: nothing.") % {"what": what}
@@ -62,8 +62,8 @@ def in_a_sentence(buckets: Sequence[Bucket], what: str, *, summed: bool = True) 
 
 
 def sparkline(values: Sequence[float], *, title: str) -> SafeString:
-    """A line without axes, from the oldest to the newest value, which are not negative. Fewer than
-    two give nothing."""
+    """A line without axes, from the oldest to the newest value. Values are not negative. Fewer than
+    two draw nothing."""
     if len(values) < 2:
         return SafeString("")
     top = max(values) or 1
@@ -112,7 +112,7 @@ def _picture(name: str, buckets: Sequence[Bucket], sentence: str) -> SafeString:
 
 
 def _bar(place: int, bucket: Bucket, width: float, peak: int) -> SafeString:
-    """Nothing for an empty bucket; something that can be seen for every other."""
+    """An empty bucket has no bar; every other has one that can be seen."""
     if not bucket.count:
         return SafeString("")
     height = max(2.0, bucket.count / peak * HEIGHT)

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from ..archive.search import every_row
 from ..archive.selection import Selection
+from ..core.times import local
 from ..models import ArchivedMessage
 
 COLUMNS = (
@@ -51,7 +52,7 @@ def response(request: HttpRequest, selection: Selection, payload: bool) -> Strea
 
 
 def written(rows: Iterable[ArchivedMessage], columns: Sequence[str]) -> Iterator[bytes]:
-    """The file in parts: first its head, which needs no database, then some rows each."""
+    """The file in parts: first its head, which needs no database, then ROWS rows each."""
     yield f"{_BYTE_ORDER_MARK}{','.join(columns)}\r\n".encode()
     remaining = iter(rows)
     while (first := next(remaining, None)) is not None:
@@ -63,12 +64,12 @@ def written(rows: Iterable[ArchivedMessage], columns: Sequence[str]) -> Iterator
 
 
 def cell(value: Any) -> Any:
-    """As it stands in the file. An apostrophe stands before what a spreadsheet would take for a
-    formula."""
+    """The value as the file has it. An apostrophe is put before text that a spreadsheet would take
+    for a formula."""
     if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, datetime):
-        return (value if timezone.is_naive(value) else timezone.localtime(value)).isoformat()
+        return local(value).isoformat()
     if isinstance(value, UUID):
         return value.hex
     return _FORMULA.sub("'", str(value))

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from ..core.cursors import cursor_of, numbers_of
+from ..core.exceptions import InvalidMessage
+
 SIZE = 50
 
 
 def newest_first(request: HttpRequest, rows: QuerySet[Any]) -> tuple[Sequence[Any], dict[str, str]]:
-    """The page that `before` in the address says, and the query strings of those around it:
+    """The page that the parameter `before` selects, and the query strings of the pages around it:
     `older`, `newest`.
 
-    Other parameters stay. One query; the cost does not grow with the depth.
+    Other parameters are kept. One query; the cost does not grow with the depth.
     """
-    before = _before(request)
-    if before is not None:
+    before: int | None = None
+    with suppress(InvalidMessage):  # then the page is the first one
+        (before,) = numbers_of(request.GET.get("before", ""), 2**63)
         rows = rows.filter(pk__lt=before)
     found = list(rows.order_by("-pk")[: SIZE + 1])
     links: dict[str, str] = {}
@@ -27,15 +32,6 @@ def newest_first(request: HttpRequest, rows: QuerySet[Any]) -> tuple[Sequence[An
     if before is not None:
         links["newest"] = f"?{query.urlencode()}"
     if len(found) > SIZE:
-        query["before"] = str(found[SIZE - 1].pk)
+        query["before"] = cursor_of(found[SIZE - 1].pk)
         links["older"] = f"?{query.urlencode()}"
     return found[:SIZE], links
-
-
-def _before(request: HttpRequest) -> int | None:
-    text = request.GET.get("before", "")
-    return (
-        int(text)
-        if text.isascii() and text.isdecimal() and int(text[:19]) < 2**63 and len(text) < 20
-        else None
-    )

@@ -1,4 +1,4 @@
-"""What every page has in common: its address, who may see it, and how it speaks."""
+"""What all pages share: their addresses, permissions, frame and errors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ from ..core.exceptions import (
     StoreUnavailable,
 )
 from ..models import Dashboard
-from ..stats import sql_figures
-from ..stats.overview import problem_of
+from ..stats import overview_sql
 
 logger = logging.getLogger("delayq")
 
@@ -67,8 +66,8 @@ _UNDER = {
 
 
 @dataclass(frozen=True)
-class Page:
-    """One address."""
+class PageRoute:
+    """The address of a page, and who may open it."""
 
     route: str
     name: str
@@ -77,31 +76,29 @@ class Page:
     methods: tuple[str, ...]
 
 
-_pages: list[Page] = []
+_pages: list[PageRoute] = []
 
 
 def page(
     route: str, name: str, *permissions: str, methods: tuple[str, ...] = ("GET", "HEAD")
 ) -> Callable[[View], View]:
-    """Make `view(request, **arguments of the route)` a page. Whoever sees it needs view_dashboard
-    and `permissions`.
+    """Make `view(request, **arguments of the route)` a page. It needs view_dashboard and
+    `permissions`.
 
     Its address is `admin:django_delayq_dashboard_<name>`.
     """
 
     def decorate(view: View) -> View:
-        _pages.append(Page(route, name, view, ("view_dashboard", *permissions), methods))
+        _pages.append(PageRoute(route, name, view, ("view_dashboard", *permissions), methods))
         return view
 
     return decorate
 
 
 def action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
-    """Make `view(request, **arguments)` something that a form on a page does: a POST that ends on a
-    page again.
+    """Make `view(request, **arguments)` the target of a form: a POST that redirects to a page.
 
-    The view returns where to go. What a DelayQError says is shown there, or on the page that the
-    form stood on.
+    The view returns the redirect. A DelayQError is shown on the page of the form.
     """
 
     def decorate(view: View) -> View:
@@ -123,12 +120,15 @@ def action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
 
 def urls(site: AdminSite) -> list[URLPattern]:
     """All addresses, for one admin site."""
-    # Outside of a transaction of ATOMIC_REQUESTS: what an enqueue refuses is to be seen here, and a
-    # record of what was done must not go when the page fails.
-    views = {one: site.admin_view(_guarded(one, site)) for one in _pages}
-    for alias in settings.DATABASES:
-        views = {one: transaction.non_atomic_requests(alias)(view) for one, view in views.items()}
-    return [path(one.route, view, name=_full(one.name)) for one, view in views.items()]
+    # Outside the transaction of ATOMIC_REQUESTS: an enqueue has to fail here and not at the commit,
+    # and the record of an action must survive a page that fails.
+    patterns = []
+    for route in _pages:
+        view = site.admin_view(_guarded(route, site))
+        for alias in settings.DATABASES:
+            view = transaction.non_atomic_requests(alias)(view)
+        patterns.append(path(route.route, view, name=_full(route.name)))
+    return patterns
 
 
 def url(request: HttpRequest, name: str, **arguments: Any) -> str:
@@ -172,28 +172,33 @@ def back(request: HttpRequest, fallback: str = "changelist", **arguments: Any) -
 
 
 def _may(request: HttpRequest, name: str) -> bool:
-    one = next(page for page in _pages if page.name == name)
-    return all(request.user.has_perm(f"django_delayq.{codename}") for codename in one.permissions)
+    route = next(route for route in _pages if route.name == name)
+    return all(request.user.has_perm(f"django_delayq.{codename}") for codename in route.permissions)
 
 
 def _full(name: str) -> str:
     return f"{Dashboard._meta.app_label}_{Dashboard._meta.model_name}_{name}"
 
 
-def _guarded(one: Page, site: AdminSite) -> View:
-    @wraps(one.view)
+def _guarded(route: PageRoute, site: AdminSite) -> View:
+    @wraps(route.view)
     def view(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
         request.current_app, request.delayq_site = site.name, site  # type: ignore[attr-defined]
-        if not _may(request, one.name):
+        if not _may(request, route.name):
             raise PermissionDenied
-        if request.method not in one.methods:
-            return HttpResponseNotAllowed(one.methods)
+        if request.method not in route.methods:
+            return HttpResponseNotAllowed(route.methods)
         try:
-            return one.view(request, **arguments)
+            return route.view(request, **arguments)
         except StoreError as error:
-            return _redis_is_away(request, error)
+            title = (
+                gettext("Redis cannot be reached")
+                if isinstance(error, StoreUnavailable | OutcomeUnknown)
+                else gettext("Redis gave an unexpected answer")
+            )
+            return show(request, "away.html", title, status=503, problem=error.problem)
         except (DataError, IntegrityError):
-            raise  # A mistake of ours: the database is there.
+            raise  # a mistake of ours: the database answers
         except Error as error:
             logger.exception("A page could not be shown: %s", request.path)
             title = gettext("The database does not answer")
@@ -202,18 +207,8 @@ def _guarded(one: Page, site: AdminSite) -> View:
                 "away.html",
                 title,
                 status=503,
-                problem=sql_figures.problem_of(error),
+                problem=overview_sql.problem_of(error),
                 database=True,
             )
 
     return view
-
-
-def _redis_is_away(request: HttpRequest, error: StoreError) -> HttpResponse:
-    away = isinstance(error, StoreUnavailable | OutcomeUnknown)
-    title = (
-        gettext("Redis cannot be reached")
-        if away
-        else gettext("Redis gave an answer that nobody expected")
-    )
-    return show(request, "away.html", title, status=503, problem=problem_of(error))

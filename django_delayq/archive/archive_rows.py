@@ -16,11 +16,9 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from django.conf import settings as django_settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
-from django.utils.timezone import get_default_timezone, make_naive
 
 from ..core.conf import Settings, get_settings
 from ..core.exceptions import UndecodableMessage
@@ -34,6 +32,7 @@ from ..core.message import (
     stamp_us_of,
     task_code_of,
 )
+from ..core.times import stored_ms
 from ..models import ArchivedMessage
 from ..store.finished import Entry
 from ..store.keys import Partition
@@ -173,19 +172,13 @@ def archive_once(entry: Entry) -> None:
 def is_archived(message_id: bytes, enqueued_at_us: int) -> bool:
     """Whether this life of a message has its row."""
     connection = connections[get_settings().database]
-    life = {"message_id": UUID(bytes=message_id), "enqueued_at": instant_of(enqueued_at_us / 1000)}
+    life = {"message_id": UUID(bytes=message_id), "enqueued_at": stored_ms(enqueued_at_us / 1000)}
     return bool(ArchivedMessage.objects.using(connection.alias).filter(**life).exists())
-
-
-def instant_of(milliseconds: float) -> datetime:
-    """A datetime as this project's models hold it: aware, or naive without USE_TZ."""
-    when = datetime.fromtimestamp(round(milliseconds * 1000) / 1e6, tz=timezone.utc)
-    return when if django_settings.USE_TZ else make_naive(when, get_default_timezone())
 
 
 def _adapter(connection: BaseDatabaseWrapper) -> Callable[[float], Any]:
     adapt = connection.ops.adapt_datetimefield_value
-    return lambda milliseconds: adapt(instant_of(milliseconds))
+    return lambda milliseconds: adapt(stored_ms(milliseconds))
 
 
 def detail_of(raw: bytes) -> Detail:

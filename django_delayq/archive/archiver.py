@@ -22,7 +22,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..core.conf import get_settings
 from ..core.database import may_pass
 from ..core.exceptions import ArchiveUnavailable, DelayQError
-from ..core.ids import new_id
+from ..core.message import new_id
 from ..core.service import Service
 from ..store.finished import Entry, FinishedStream, lengths
 from ..store.keys import Partition

@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from datetime import timezone as zones
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage, StoreError
-from ..core.times import Duration, duration_ms, in_words
+from ..core.times import Duration, duration_ms, epoch_us, in_words
 from ..models import ArchivedMessage, Final, OperatorAction, UnarchivableEntry
 from ..store import get_store
 from ..store.client import BATCH
@@ -67,30 +67,34 @@ def prune(
     OperatorAction. `progress(pruned)` is called first and after each transaction. Raises
     InvalidMessage.
     """
-    before = timezone.now() - _checked_age(older_than)
+    age = timedelta(milliseconds=duration_ms(older_than, "older_than"))
+    if age < MIN_AGE:
+        raise InvalidMessage(
+            "older_than is at least 1 hour: younger rows are read by those who just wrote them."
+        )
+    before = timezone.now() - age
     if state is not None and state not in Final.values:
         raise InvalidMessage(f"state is {state!r}: use one of {', '.join(Final.values)}.")
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 10_000:
         raise InvalidMessage(f"batch is a whole number from 1 to 10,000, not {batch!r}.")
     work = _Prune(before, state, progress)
-    if not dry_run:
-        age = in_words(timedelta(milliseconds=duration_ms(older_than)).total_seconds())
-        what = state or "all but open dead letters"
-        work.begin(
-            by,
-            f"{what}, finished more than {age} ago, before {before.isoformat(timespec='seconds')}",
-        )
-    return work.run(batch)
+    if dry_run:
+        return work.run(batch)
+    age_words = in_words(age.total_seconds())
+    words = f"{state or 'all but open dead letters'}, finished more than {age_words} ago"
+    with OperatorAction.recorded("prune", by, before=before, selection=words) as action:
+        work.action = action
+        return work.run(batch)
 
 
-def _checked_age(older_than: Duration) -> timedelta:
-    age = timedelta(milliseconds=duration_ms(older_than, "older_than"))
-    if age < MIN_AGE:
-        raise InvalidMessage(
-            "older_than is at least 1 hour: younger rows are looked at by those who just wrote "
-            "them."
-        )
-    return age
+def delete_counted(rows: QuerySet[Any], action: OperatorAction) -> int:
+    """Delete rows of a table without others that refer to it, and count them in the record of the
+    prune: in one transaction. Returns how many."""
+    with transaction.atomic(using=rows.db):
+        _, deleted = rows.delete()
+        count: int = deleted.get(rows.model._meta.label, 0)
+        action.add(count)
+    return count
 
 
 class _Prune:
@@ -101,25 +105,21 @@ class _Prune:
     ) -> None:
         self._before, self._state, self._progress = before, state, progress
         self._alias = get_settings().database
-        self._action: OperatorAction | None = None
+        self.action: OperatorAction | None = None
+        """None in a dry run."""
         self._count = self._kept = self._needed = 0
-
-    def begin(self, by: str, selection: str) -> None:
-        """Record that somebody prunes."""
-        self._action = OperatorAction(action="prune", operator=by[:150], selection=selection)
-        self._action.save(using=self._alias)
 
     def run(self, batch: int) -> Pruned:
         """Delete, or only count."""
         self._tell()
-        for pks in map(self._without_needed, self._pages()):
-            for at in range(0, len(pks), batch):
-                self._count += self._delete(ArchivedMessage, pks[at : at + batch])
+        for page in self._pages():
+            for pks in chunked(self._without_needed(page), batch):
+                self._count += self._delete(ArchivedMessage, pks)
                 self._tell()
-        self._count += self._delete(UnarchivableEntry, self._aside())
-        if self._action:
-            self._action.finished_at = timezone.now()
-            self._action.save(using=self._alias, update_fields=["finished_at"])
+        aside = UnarchivableEntry.objects.using(self._alias).filter(created_at__lt=self._before)
+        found = aside.values_list("pk", "state")
+        pks = [pk for pk, state in found if self._goes(state, None, None)]
+        self._count += self._delete(UnarchivableEntry, pks)
         return self._so_far()
 
     def _pages(self) -> Iterator[Sequence[int]]:
@@ -153,27 +153,16 @@ class _Prune:
         if not any(task.options.exactly_once for task in registry.by_name.values()):
             return pks
         needed: set[int] = set()
-        for at in range(0, len(pks), IDS):
-            rows = ArchivedMessage.objects.using(self._alias).filter(pk__in=pks[at : at + IDS])
-            needed |= still_needed(rows)
+        for ids in chunked(pks, IDS):
+            needed |= still_needed(ArchivedMessage.objects.using(self._alias).filter(pk__in=ids))
         self._needed += len(needed)
         return [pk for pk in pks if pk not in needed]
 
-    def _aside(self) -> Sequence[int]:
-        rows = UnarchivableEntry.objects.using(self._alias).filter(created_at__lt=self._before)
-        return [
-            pk for pk, state in rows.values_list("pk", "state") if self._goes(state, None, None)
-        ]
-
     def _delete(self, model: type[ArchivedMessage | UnarchivableEntry], pks: Sequence[int]) -> int:
-        if self._action is None or not pks:
+        if self.action is None or not pks:
             return len(pks)
-        with transaction.atomic(using=self._alias):
-            _, deleted = model.objects.using(self._alias).filter(pk__in=pks).delete()
-            count: int = deleted.get(model._meta.label, 0)
-            actions = OperatorAction.objects.using(self._alias).filter(pk=self._action.pk)
-            actions.update(count=F("count") + count)
-        self._action.count += count
+        count = delete_counted(model.objects.using(self._alias).filter(pk__in=pks), self.action)
+        self.action.count += count
         return count
 
     def _tell(self) -> None:
@@ -181,7 +170,7 @@ class _Prune:
             self._progress(self._so_far())
 
     def _so_far(self) -> Pruned:
-        return Pruned(action=self._action, count=self._count, kept=self._kept, needed=self._needed)
+        return Pruned(action=self.action, count=self._count, kept=self._kept, needed=self._needed)
 
 
 def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
@@ -189,27 +178,18 @@ def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
     worker died before it could say that they ran, so that Redis still has them. All rows of such
     tasks while Redis is away."""
     once = [name for name, task in registry.by_name.items() if task.options.exactly_once]
-    lives: dict[Partition, list[tuple[int, Life]]] = defaultdict(list)
+    stamps: dict[Partition, list[tuple[int, Life]]] = defaultdict(list)
     columns = ("pk", "topic", "partition", "message_id", "enqueued_at")
     for pk, topic, number, message_id, enqueued_at in rows.filter(task__in=once).values_list(
         *columns
     ):
-        lives[Partition(topic, number)].append(
-            (pk, Life(message_id.bytes, _microseconds(enqueued_at)))
-        )
+        stamps[Partition(topic, number)].append((pk, Life(message_id.bytes, epoch_us(enqueued_at))))
     needed: set[int] = set()
-    for partition, those in lives.items():
-        for at in range(0, len(those), BATCH):
-            some = those[at : at + BATCH]
+    for partition, asked in stamps.items():
+        for batch in chunked(asked, BATCH):
             try:
-                words = get_store().queries.durable_status(partition, [life for _, life in some])
+                words = get_store().queries.durable_status(partition, [stamp for _, stamp in batch])
             except StoreError:
-                words = ["LIVE"] * len(some)
-            needed |= {pk for (pk, _), word in zip(some, words, strict=True) if word == "LIVE"}
+                words = ["LIVE"] * len(batch)
+            needed |= {pk for (pk, _), word in zip(batch, words, strict=True) if word == "LIVE"}
     return needed
-
-
-def _microseconds(when: datetime) -> int:
-    """Since 1970: the stamp of a life."""
-    aware = timezone.make_aware(when) if timezone.is_naive(when) else when
-    return (aware - datetime(1970, 1, 1, tzinfo=zones.utc)) // timedelta(microseconds=1)

@@ -11,21 +11,27 @@ is rare its index has all of its rows at once, and there is no window.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
+from operator import or_
 from time import monotonic
 from typing import Any
 
+import msgspec
 from django.db import connections
 from django.db.models import BigIntegerField, ExpressionWrapper, Q, Subquery, Value
 from django.db.models.functions import Coalesce
 
+from ..core.cursors import cursor_of, numbers_of
 from ..core.exceptions import InvalidMessage
+from ..core.times import epoch_us, stored_ms
 from ..models import ArchivedMessage, Final
 from ..models.functions import Octets
-from .argument_search import Sought
-from .cursors import LAST_ID, Edge, edge_of, stepped, text_of
+from ..tasks import registry
 from .selection import Rows, Selection
 
 #: What the list shows. Bodies, headers and tracebacks stay in the database.
@@ -50,6 +56,16 @@ CANDIDATES = 300
 SEARCHED_BYTES, SAMPLE = 64 * 1024 * 1024, 200
 
 _RARE, _COMMON = -1, 1
+
+Edge = tuple[datetime | None, int]
+"""Where a page begins, itself not included: finished_at (in lists that are in its order) and the id
+of a row."""
+
+LAST_ID = 2**62
+
+#: The last day of the calendar, in microseconds since then.
+_LAST_US = 253_402_214_400_000_000
+_MISSING = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +111,18 @@ def page_of(
     for an argument without a period.
     """
     if selection.argument and not (selection.since or selection.until):
-        raise InvalidMessage("An argument can only be searched for inside a period: choose one.")
+        raise InvalidMessage("A search for an argument needs a period. Choose one.")
     kind = _kind(selection)
-    edge = edge_of(before or after, kind is _Times)
+    edge = _edge_of(before or after, kind is _Times)
     found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)
-    rows, beyond = found.rows, text_of(found.edge)
+    rows, beyond = found.rows, _text_of(found.edge)
     if after and not before:
         rows.reverse()
-        older, newer = text_of(_after(rows[-1], kind) if rows else stepped(edge, 1)), beyond
+        older, newer = _text_of(_after(rows[-1], kind) if rows else _stepped(edge, 1)), beyond
     else:
         older, newer = (
             beyond,
-            text_of(_after(rows[0], kind) if rows else stepped(edge, -1)) if before else None,
+            _text_of(_after(rows[0], kind) if rows else _stepped(edge, -1)) if before else None,
         )
     stopped_at = found.stopped_at if len(rows) < size else None
     return ArchivePage(
@@ -292,9 +308,9 @@ class _Times(_Walk):
         )
 
     def _searched(self, rows: Rows, end: datetime | None, size: int) -> _Found:
-        sought = Sought(self.selection.argument, self.selection.value)
-        candidates = list(sought.narrowed(rows).only("pk", *self.columns, "body")[:CANDIDATES])
-        found = [row for row in candidates if sought.is_in(row)][: size + 1]
+        wanted = _ArgumentFilter(self.selection.argument, self.selection.value)
+        candidates = list(wanted.narrowed(rows).only("pk", *self.columns, "body")[:CANDIDATES])
+        found = [row for row in candidates if wanted.is_in(row)][: size + 1]
         if len(found) <= size and len(candidates) == CANDIDATES:
             last = candidates[-1]
             return _Found(rows=found, edge=_after(last, _Times), stopped_at=last.finished_at)
@@ -345,3 +361,109 @@ def _is_few(selection: Selection, features: Any) -> bool:
 def _after(row: ArchivedMessage, kind: type[_Walk]) -> Edge:
     """The edge that this row is."""
     return (row.finished_at if kind is _Times else None, row.pk)
+
+
+# Cursors
+
+
+def _stepped(edge: Edge | None, by: int) -> Edge | None:
+    """The same place for a walk in the other direction: it does not see the edge itself, but one
+    row less or more."""
+    return edge and (edge[0], max(0, edge[1] + by))
+
+
+def _text_of(edge: Edge | None) -> str | None:
+    """The id of a row; behind the microseconds since 1970 in a list by time."""
+    if edge is None:
+        return None
+    when, pk = edge
+    if when is None:
+        return cursor_of(pk)
+    return cursor_of(epoch_us(when), pk)
+
+
+def _edge_of(text: str | None, timed: bool) -> Edge | None:
+    """From _text_of(). Raises InvalidMessage, also for a cursor of a list in another order."""
+    if not text:
+        return None
+    if not timed:
+        return None, numbers_of(text, LAST_ID + 2)[0]
+    us, pk = numbers_of(text, _LAST_US, LAST_ID + 2)
+    return stored_ms(us / 1000), pk
+
+
+# Arguments
+
+
+class _ArgumentFilter:
+    """An argument and what it is to be: as JSON, or as a plain word.
+
+    `name` is a parameter of the task, or `args` and a number for the positional ones; further dots
+    lead into objects and arrays.
+    """
+
+    def __init__(self, name: str, value: str) -> None:
+        self.path = name.split(".")
+        self.word: Any = value
+        self.value: Any = value
+        with suppress(msgspec.MsgspecError, UnicodeError):
+            self.value = msgspec.json.decode(value)
+
+    def narrowed(self, rows: Rows) -> Rows:
+        """The rows whose text has the value anywhere, with their bodies: so few of them need to be
+        read."""
+        if isinstance(self.value, dict | list):
+            return rows
+        written = (msgspec.json.encode(value).decode() for value in (self.word, self.value))
+        needles = {text.strip('"') for text in written}
+        if "" in needles:  # the empty text is in every text
+            return rows
+        conditions = [Q(body__contains=needle) for needle in needles]
+        narrowed: Rows = rows.filter(reduce(or_, conditions))
+        return narrowed
+
+    def is_in(self, row: ArchivedMessage) -> bool:
+        """Whether the argument is there and is this."""
+        found = _at(_named(row), self.path)
+        return _same(found, self.word) or _same(found, self.value)
+
+
+def _same(found: Any, value: Any) -> bool:
+    """1, 1.0 and true are three things."""
+    return type(found) is type(value) and bool(found == value)
+
+
+def _named(row: ArchivedMessage) -> Mapping[str, Any]:
+    """What the task is called with, by name; nothing for a body that cannot be read."""
+    try:
+        body = msgspec.json.decode(row.body)
+        args, kwargs = body["args"], body["kwargs"]
+    except (msgspec.MsgspecError, UnicodeError, TypeError, KeyError):
+        return {}
+    return {"args": args, **_by_position(row.task, args), **kwargs}
+
+
+def _by_position(task: str, args: Sequence[Any]) -> dict[str, Any]:
+    """By the task's signature of today; what it has no names for is left out."""
+    if task not in registry.by_name:
+        return {}
+    parameters = registry.by_name[task].definition.signature.parameters.values()
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in plain]
+    return dict(zip(names, args, strict=False))
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    for step in path:
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif (
+            isinstance(value, list)
+            and step.isascii()
+            and step.isdecimal()
+            and int(step[:9]) < len(value)
+        ):
+            value = value[int(step[:9])]
+        else:
+            return _MISSING
+    return value

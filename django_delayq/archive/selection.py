@@ -11,11 +11,11 @@ from django.db.models import Q, QuerySet
 
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.ids import key_id, parse_id
+from ..core.message import key_id, parse_id
+from ..core.times import stored, stored_ms
 from ..models import ArchivedMessage, Final
 from ..tasks import registry
 from ..tasks.options import check_key
-from .archive_rows import instant_of
 
 #: What every zone's calendar has, in ms.
 _FIRST_MS, _LAST_MS = (
@@ -142,6 +142,6 @@ def _as_stored(when: datetime | None) -> datetime | None:
     if when is None:
         return None
     try:
-        return instant_of(when.timestamp() * 1000)
+        return stored(when)
     except (ValueError, OverflowError):
-        return instant_of(_FIRST_MS if when.year < 5000 else _LAST_MS)
+        return stored_ms(_FIRST_MS if when.year < 5000 else _LAST_MS)

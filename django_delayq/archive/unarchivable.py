@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 from django.db import connections, transaction
-from django.db.models import F, QuerySet
-from django.utils import timezone
+from django.db.models import QuerySet
 
 from ..core.conf import get_settings
 from ..core.database import may_pass
 from ..core.exceptions import DatabaseUnavailable, DelayQError, StoreError
 from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body, task_code_of
+from ..core.times import stored_ms
 from ..models import OperatorAction, UnarchivableEntry
 from ..store.finished import Entry
 from ..store.keys import Partition
@@ -124,7 +124,7 @@ def shown(row: UnarchivableEntry) -> Shown:
     except StoreError:
         task = f"code:{code.hex()}"
     try:
-        finished_at = archive_rows.instant_of(entry.at_ms)
+        finished_at = stored_ms(entry.at_ms)
     except (ValueError, OverflowError):
         finished_at = None
     attempts = (
@@ -153,33 +153,26 @@ def archive_again(
     """
     alias = get_settings().database
     pks = list(rows.using(alias).order_by("pk").values_list("pk", flat=True))
-    action = OperatorAction(
-        action="archive again", operator=by[:150], reason=reason, selection=_words(rows, pks)
-    )
-    action.save(using=alias)
-    done = ArchivedAgain(action=action)
-    for pk in pks:
-        if error := _archive_one(pk, done, alias):
-            name = type(error).__name__
-            done.refused[name] = done.refused.get(name, 0) + 1
-        if progress:
-            progress(done)
+    fields: dict[str, Any] = {"selection": f"{len(pks)} unarchivable entries"}
+    if len(pks) == 1:
+        row = rows.using(alias).get(pk=pks[0])
+        fields = {
+            "topic": row.topic,
+            "message_id": row.message_id,
+            "selection": f"unarchivable entry {row.pk}",
+        }
+    with OperatorAction.recorded("archive again", by, reason, **fields) as action:
+        done = ArchivedAgain(action=action)
+        for pk in pks:
+            if error := _archive_one(pk, done, alias):
+                name = type(error).__name__
+                done.refused[name] = done.refused.get(name, 0) + 1
+            if progress:
+                progress(done)
     if not done.count:  # nothing was changed
         action.delete(using=alias)
-        return done
-    action.count, action.finished_at = done.count, timezone.now()
-    action.save(using=alias, update_fields=["finished_at"])
+    action.count = done.count
     return done
-
-
-def _words(rows: QuerySet[UnarchivableEntry], pks: Sequence[int]) -> str:
-    if len(pks) != 1:
-        return f"{len(pks)} unarchivable entries"
-    message_id, topic = rows.filter(pk=pks[0]).values_list("message_id", "topic").first() or (
-        "",
-        "",
-    )
-    return f"message {message_id} of {topic}, unarchivable entry {pks[0]}"
 
 
 def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
@@ -188,10 +181,8 @@ def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
     connection = connections[alias]
     try:
         with transaction.atomic(using=alias):
-            # A write comes first: SQLite then has no other writer between our look and our delete.
-            OperatorAction.objects.using(alias).filter(pk=done.action.pk).update(
-                count=F("count") + 1
-            )
+            # A write comes first: on SQLite no other writer then comes before our delete.
+            done.action.add(1)
             row = rows.select_for_update().first()
             if row is None:  # somebody else was quicker
                 transaction.set_rollback(True, using=alias)

@@ -25,7 +25,6 @@ from ..core.exceptions import (
     MessageRunning,
     UndecodableMessage,
 )
-from ..core.ids import key_id
 from ..core.message import (
     DURABLE,
     EXPIRES_WITH_DUE,
@@ -34,10 +33,12 @@ from ..core.message import (
     Record,
     State,
     decode_body,
+    key_id,
     stamp_of,
     without_stamp,
 )
 from ..core.text import counted
+from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..outbox.existing import check_existing
@@ -45,7 +46,7 @@ from ..store import get_store, keys
 from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.repair import Look
-from ..store.store import RedisStore
+from ..store.store import Outgoing, RedisStore
 from ..tasks.naming import kept_task_name
 from ..tasks.registry import check_topic
 
@@ -120,7 +121,7 @@ def arrive(store: RedisStore, target: Place, carried: Carried) -> None:
     """What has been carried is due when it was."""
     if carried.word == "MOVED" and carried.due_ms is not None:
         with suppress(MessageNotFound, MessageRunning):
-            store.reschedule_in(*target, str(carried.due_ms))
+            store.reschedule_in(*target, When.at(carried.due_ms))
 
 
 def _park(
@@ -132,9 +133,10 @@ def _park(
     expires_ms = record.expires_at_ms
     if expires_ms and record.flags & EXPIRES_WITH_DUE:  # moves back with the due time
         expires_ms += parked_ms - found.due_at_ms
-    when = f"@{record.enqueued_at_us}:{parked_ms}"
+    when = When.accepted(record.enqueued_at_us, parked_ms)
+    expires = When.at(expires_ms) if expires_ms else When()
     names = {} if name.startswith("code:") else {record.task_code: name}
-    message = (target[1], "keep", when, str(expires_ms or ""), without_stamp(found.record))
+    message = Outgoing(target[1], "keep", when, expires, without_stamp(found.record))
     return store.enqueue(target[0], names, [message])[1].get(0, ""), parked_ms
 
 

@@ -1,5 +1,9 @@
-"""What waits for the commit of a transaction: messages, in one batch, and what is to be done to
-others before."""
+"""What waits for the commit of a transaction: messages, sent in one batch, and changes of other
+messages, made before.
+
+Each call adds a step to Django's hooks of the commit. Django drops the steps of a savepoint that is
+rolled back; the steps that are left make the plan.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from django.db import connections, transaction
 
 from ..outbox import postponed
 from ..tasks.builder import Item
-from .enqueue import store_committed
+from .sender import store_committed
 
 logger = logging.getLogger("delayq")
 
-Place = tuple[str, bytes]
+Address = tuple[str, bytes]
 """Topic and id."""
 
 
@@ -27,11 +31,11 @@ def add(database: str, items: list[Item]) -> None:
     batch.hook(_Add(batch, items))
 
 
-def add_change(database: str, place: Place, act: Callable[[], None], *, cancels: bool) -> None:
+def add_change(database: str, address: Address, act: Callable[[], None], *, cancels: bool) -> None:
     """Do something to a message when the open transaction commits, before what it has enqueued is
     sent."""
     batch = _Batch.of(database)
-    batch.hook(_Change(batch, place, act, cancels))
+    batch.hook(_Change(batch, address, act, cancels))
 
 
 def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
@@ -42,8 +46,8 @@ def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
     """
     for batch in _open_batches():
         found = None
-        for item in batch.standing().items.get((topic, identity), ()):
-            found = item if found is None or item.message[1] == "replace" else found
+        for item in batch.planned().at((topic, identity)):
+            found = item if found is None or item.message.mode == "replace" else found
         if found is not None:
             return batch.database, found
     return None
@@ -51,7 +55,7 @@ def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
 
 def is_cancelled(topic: str, identity: bytes) -> bool:
     """Whether an open transaction cancels, at its commit, what is live now."""
-    return any((topic, identity) in batch.standing().cancelled for batch in _open_batches())
+    return any((topic, identity) in batch.planned().cancelled for batch in _open_batches())
 
 
 def replace(database: str, old: Item, new: Item | None) -> None:
@@ -64,11 +68,11 @@ def give_way(items: Iterable[Item]) -> None:
     """Durable messages replace what the transaction would send at its commit: accepted before, they
     would then be the older ones in Redis."""
     for item in items:
-        if item.message[1] == "replace":
-            while place := find(item.template.topic, item.message[0]):
-                if place[1].template.durable:
+        if item.message.mode == "replace":
+            while pending := find(*item.address):
+                if pending[1].template.durable:
                     break  # the rows decide
-                replace(*place, None)
+                replace(*pending, None)
 
 
 def _open_batches() -> Iterator[_Batch]:
@@ -84,23 +88,25 @@ def _newest_flush(hooks: list[Any]) -> _Flush | None:
 
 
 @dataclass(slots=True)
-class _Standing:
-    """What the hooks that stand will do, by message. Read on from where it ended: a look must not
-    cost more with each message. Django makes another list of hooks when it drops those of a
-    savepoint: then it is read anew."""
+class _Plan:
+    """What the steps come to. An item that replaces another takes its slot: of two with one key the
+    order counts."""
 
-    hooks: list[Any] = field(default_factory=list)
-    read: int = 0
-    items: dict[Place, list[Item]] = field(default_factory=dict)
-    cancelled: set[Place] = field(default_factory=set)
+    items: dict[int, Item] = field(default_factory=dict)
+    """By slot, in the order of sending."""
+    slots: dict[int, int] = field(default_factory=dict)
+    """Of each item, by its identity in memory."""
+    by_address: dict[Address, list[int]] = field(default_factory=dict)
+    """The slots of each message."""
+    cancelled: set[Address] = field(default_factory=set)
+    """Messages that are live now and cancelled at the commit."""
 
-    def read_on(self) -> None:
-        for at in range(self.read, len(self.hooks)):
-            hook = self.hooks[at][1]
-            # In a TestCase hooks that were run stay in the list.
-            if isinstance(hook, _Add | _Replace | _Change) and not hook.done:
-                hook.stand(self)
-        self.read = len(self.hooks)
+    def put(self, slot: int, item: Item) -> None:
+        self.items[slot] = item
+        self.slots[id(item)] = slot
+
+    def at(self, address: Address) -> list[Item]:
+        return [self.items[s] for s in self.by_address.get(address, ()) if s in self.items]
 
 
 @dataclass(slots=True, eq=False)
@@ -109,9 +115,13 @@ class _Batch:
     nowhere else."""
 
     database: str
-    confirmed: list[_Add | _Replace | _Change] = field(default_factory=list)
+    confirmed: list[_Step] = field(default_factory=list)
     newest: _Flush | None = None
-    known: _Standing = field(default_factory=_Standing)
+    plan: _Plan = field(default_factory=_Plan)
+    hooks: list[Any] = field(default_factory=list)
+    """The hooks that the plan was made of."""
+    read: int = 0
+    """How many of them."""
 
     @classmethod
     def of(cls, database: str) -> _Batch:
@@ -120,15 +130,20 @@ class _Batch:
         newest = _newest_flush(connections[database].run_on_commit)
         return newest.batch if newest else cls(database)
 
-    def standing(self) -> _Standing:
-        """What stands now: Django drops the hooks of savepoints that are rolled back."""
+    def planned(self) -> _Plan:
+        """The plan as it stands. It reads only new hooks, so that a call does not cost more with
+        each message; when Django has dropped some, it makes a new list, and all is read anew."""
         hooks = connections[self.database].run_on_commit
-        if self.known.hooks is not hooks:
-            self.known = _Standing(hooks)
-        self.known.read_on()
-        return self.known
+        if self.hooks is not hooks:
+            self.plan, self.hooks, self.read = _Plan(), hooks, 0
+        for at in range(self.read, len(hooks)):
+            step = hooks[at][1]
+            if isinstance(step, _Step) and not step.done:  # a TestCase keeps those that were run
+                step.apply(self.plan)
+        self.read = len(hooks)
+        return self.plan
 
-    def hook(self, step: _Add | _Replace | _Change) -> None:
+    def hook(self, step: _Step) -> None:
         """Take the step at the commit, then send the batch.
 
         Two hooks: Django drops the first with its savepoint. The second stands behind it and
@@ -141,23 +156,22 @@ class _Batch:
         hooks.append((set(), self.newest, False))
 
     def flush(self) -> None:
-        """Do it all. Never raises: the transaction stands, and the hooks of others must not be
-        dropped for us.
+        """Do it all. Never raises: the transaction stands, and Django must not drop the hooks of
+        others for us.
 
-        What is to be cancelled or moved comes first. It is never a message of this batch: those are
-        taken out of it, or moved in it, when that is asked for.
+        Cancels and moves come first. They never mean a message of this batch: those are taken out
+        of it, or moved in it, by the call itself.
         """
-        steps, self.confirmed, self.known = self.confirmed, [], _Standing()
-        leaving = _Leaving()
+        steps, self.confirmed, self.hooks = self.confirmed, [], []
+        plan = _Plan()
         for step in steps:
             if isinstance(step, _Change):
                 step.act_safely()
-            else:
-                step.apply(leaving)
-        items = list(leaving.items.values())
+            step.apply(plan)
+        items = list(plan.items.values())
         try:
-            if postponed.unsaid:
-                postponed.catch_up((item.template.topic, item.message[0]) for item in items)
+            if postponed.pending:
+                postponed.catch_up(item.address for item in items)
             store_committed(items)
         except Exception:
             logger.exception(
@@ -165,92 +179,67 @@ class _Batch:
             )
 
 
-@dataclass(slots=True)
-class _Leaving:
-    """What is sent in the end. One that replaces another stands in its place: of two with one key
-    the order counts."""
-
-    items: dict[int, Item] = field(default_factory=dict)
-    places: dict[int, int] = field(default_factory=dict)
-    """Of each item, by its identity in memory."""
-
-    def put(self, place: int, item: Item) -> None:
-        self.items[place] = item
-        self.places[id(item)] = place
-
-
 @dataclass(slots=True, eq=False)
-class _Add:
-    """Commit hook that adds items to the batch."""
+class _Step:
+    """Commit hook that changes the plan."""
 
     batch: _Batch
-    items: list[Item]
-    done: bool = False
+    done: bool = field(default=False, init=False)
 
     def __call__(self) -> None:
         self.done = True
         self.batch.confirmed.append(self)
 
-    def apply(self, leaving: _Leaving) -> None:
-        for item in self.items:
-            leaving.put(id(item), item)
-
-    def stand(self, known: _Standing) -> None:
-        for item in self.items:
-            known.items.setdefault((item.template.topic, item.message[0]), []).append(item)
+    def apply(self, plan: _Plan) -> None:
+        raise NotImplementedError
 
 
 @dataclass(slots=True, eq=False)
-class _Replace:
-    """Commit hook that takes an item out of the batch, or puts another in its place."""
+class _Add(_Step):
+    """Adds items."""
 
-    batch: _Batch
+    items: list[Item]
+
+    def apply(self, plan: _Plan) -> None:
+        for item in self.items:
+            plan.put(id(item), item)
+            plan.by_address.setdefault(item.address, []).append(id(item))
+
+
+@dataclass(slots=True, eq=False)
+class _Replace(_Step):
+    """Takes an item out, or puts another in its slot."""
+
     old: Item
     new: Item | None
-    done: bool = False
 
-    def __call__(self) -> None:
-        self.done = True
-        self.batch.confirmed.append(self)
-
-    def apply(self, leaving: _Leaving) -> None:
-        place = leaving.places.pop(id(self.old), None)
-        if place is not None and self.new is None:
-            del leaving.items[place]
-        elif place is not None and self.new is not None:
-            leaving.put(place, self.new)
-
-    def stand(self, known: _Standing) -> None:
-        place = self.old.template.topic, self.old.message[0]
-        changed = [self.new if item is self.old else item for item in known.items.get(place, ())]
-        known.items[place] = [item for item in changed if item is not None]
+    def apply(self, plan: _Plan) -> None:
+        slot = plan.slots.pop(id(self.old), None)
+        if slot is not None and self.new is None:
+            del plan.items[slot]
+        elif slot is not None and self.new is not None:
+            plan.put(slot, self.new)
 
 
 @dataclass(slots=True, eq=False)
-class _Change:
-    """Commit hook that does something to a message that is not of this batch."""
+class _Change(_Step):
+    """Changes a message that is not of this batch."""
 
-    batch: _Batch
-    place: Place
+    address: Address
     act: Callable[[], None]
     cancels: bool
-    done: bool = False
 
-    def __call__(self) -> None:
-        self.done = True
-        self.batch.confirmed.append(self)
+    def apply(self, plan: _Plan) -> None:
+        if self.cancels:
+            plan.cancelled.add(self.address)
 
     def act_safely(self) -> None:
         try:
             self.act()
         except Exception:
             logger.exception(
-                "the commit stands, but message %s could not be changed", self.place[1].hex()
+                "the commit stands, but message %s could not be changed", self.address[1].hex()
             )
-
-    def stand(self, known: _Standing) -> None:
-        if self.cancels:
-            known.cancelled.add(self.place)
 
 
 @dataclass(slots=True, eq=False)

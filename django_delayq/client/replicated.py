@@ -11,6 +11,7 @@ from django.db import transaction
 
 from ..core.conf import get_settings
 from ..core.exceptions import StoreError
+from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..store import get_store
@@ -36,51 +37,49 @@ def secure(items: Sequence[Item]) -> None:
         "%d messages are kept in the outbox, too: too few replicas have them (WAIT_REPLICAS)",
         len(items),
     )
-    due = [item.handle.due_ms for item in items]
-    outbox.spill([_due_at(item) for item in items], unknown=True, wait_ms=GRACE_MS)
-    handles = {item.message[0]: item.handle for item in items if item.handle.outcome == "outbox"}
+    due = [item.receipt.due_ms for item in items]
+    outbox.spill([_with_instant(item) for item in items], unknown=True, wait_ms=GRACE_MS)
+    receipts = {item.message.id: item.receipt for item in items if item.receipt.outcome == "outbox"}
     for item, due_ms in zip(items, due, strict=True):
-        item.handle.due_ms = due_ms
+        item.receipt.due_ms = due_ms
     batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
-    ids = [UUID(bytes=identity) for identity in handles]
+    ids = [UUID(bytes=identity) for identity in receipts]
     for row in OutboxMessage.objects.filter(message_id__in=ids, status=OutboxStatus.WAITING):
         batches[outbox.place(row)].append(row)
     for partition, rows in batches.items():
         for row in _adopt(partition, rows):
-            handles[row.message_id.bytes].outcome = "stored"
+            receipts[row.message_id.bytes].outcome = "stored"
 
 
 def _adopt(partition: Partition, rows: Sequence[OutboxMessage]) -> Sequence[OutboxMessage]:
     """Let the rows answer for what is live. Returns those of messages that have ended meanwhile,
     and forgets them."""
     # Copies that are only to be adopted: nothing is stored where the message is not live.
-    copies = [
-        (i, "adopt", when, expires, record)
-        for i, _, when, expires, record in map(outbox.stamped, rows)
-    ]
+    copies = [outbox.stamped(row)._replace(mode="adopt") for row in rows]
     try:
         _, words = get_store().enqueue(partition, {}, copies)
     except StoreError as error:
-        logger.warning("whether %d of them are live could not be asked: %s", len(rows), error)
+        logger.warning(
+            "Redis did not say whether %d of them are live, so they may run twice: %s",
+            len(rows),
+            error,
+        )
         return []
     ended = []
-    with transaction.atomic(
-        using=get_settings().database
-    ):  # hundreds of statements of a bulk, and one commit
+    # Hundreds of statements of a bulk, and one commit.
+    with transaction.atomic(using=get_settings().database):
         for index, row in enumerate(rows):
             word = words.get(index, "")
-            of_this_life = OutboxMessage.objects.filter(
-                pk=row.pk, enqueued_at_us=row.enqueued_at_us
-            )
+            life = OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us)
             if word.startswith("ADOPTED"):
-                of_this_life.update(enqueued_at_us=outbox.stamp_of(word), status=OutboxStatus.SENT)
+                life.update(enqueued_at_us=outbox.stamp_of(word), status=OutboxStatus.SENT)
             elif word == "GONE" or (word == "DUPLICATE" and row.on_duplicate != "replace"):
-                of_this_life.delete()
+                life.delete()
                 ended.append(row)
     return ended
 
 
-def _due_at(item: Item) -> Item:
-    """The same item, due when Redis has it due."""
-    identity, mode, _, expires, record = item.message
-    return item._replace(message=(identity, mode, str(item.handle.due_ms), expires, record))
+def _with_instant(item: Item) -> Item:
+    """The same item, due at the instant at which Redis has it due."""
+    when = When.at(item.receipt.due_ms or 0)
+    return item._replace(message=item.message._replace(when=when))

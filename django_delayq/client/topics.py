@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ..core import signals
-from ..core.exceptions import InvalidDelay, InvalidMessage
-from ..core.ids import parse_id
+from ..core.cursors import cursor_of, numbers_of
+from ..core.exceptions import InvalidDelay
 from ..core.message import Found, Message, Priority, State
 from ..core.page import Page
 from ..core.times import instant_ms, now_ms, shown_instant
@@ -128,7 +128,10 @@ def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) ->
     Raises UnknownTopic, and InvalidMessage for a cursor that is not ours.
     """
     store, limit = get_store(), max(1, min(limit, BATCH))
-    after = _parse_cursor(cursor)
+    after: tuple[int, bytes] | None = None
+    if cursor is not None:
+        due_ms, number = numbers_of(cursor, 2**63, 2**128)
+        after = due_ms, number.to_bytes(16, "big")
     lanes = [
         _lane(partition, lane, after, limit)
         for partition in store.partitions.all(check_existing(topic))
@@ -139,7 +142,7 @@ def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) ->
     last = page[-1][1] if len(page) == limit else None
     return Page(
         messages=[shown(partition, found) for partition, found in page],
-        cursor=f"{last.due_at_ms}:{last.id.hex()}" if last else None,
+        cursor=cursor_of(last.due_at_ms, int.from_bytes(last.id, "big")) if last else None,
     )
 
 
@@ -178,15 +181,3 @@ def _lane(
     partition: Partition, lane: Priority, after: tuple[int, bytes] | None, limit: int
 ) -> Iterator[tuple[Partition, Found]]:
     return ((partition, found) for found in get_store().queries.list(partition, lane, after, limit))
-
-
-def _parse_cursor(cursor: str | None) -> tuple[int, bytes] | None:
-    if cursor is None:
-        return None
-    due, _, message_id = cursor.partition(":")
-    try:
-        return int(due), parse_id(message_id)
-    except ValueError:
-        raise InvalidMessage(
-            f"{cursor!r:.80} is no place in this list: begin at its start."
-        ) from None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from django.db import Error, InternalError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 
 from .conf import get_settings
 from .exceptions import DatabaseUnavailable
+
+M = TypeVar("M", bound=Model)
 
 
 @contextmanager
@@ -38,6 +41,16 @@ def write_first(connection: BaseDatabaseWrapper, model: type[Model]) -> None:
         model._default_manager.using(connection.alias).filter(pk=0).update(
             **{model._meta.pk.attname: 0}
         )
+
+
+def locked(rows: QuerySet[M]) -> QuerySet[M]:
+    """The rows, locked until the transaction ends. What another transaction holds is left out where
+    the database can do that, and waited for elsewhere; SQLite locks no rows (see write_first)."""
+    features = connections[rows.db].features
+    held: QuerySet[M] = rows.select_for_update(
+        skip_locked=features.has_select_for_update_skip_locked
+    )
+    return held
 
 
 #: Classes of SQLSTATE (PostgreSQL) that say nothing of a row: lost connections, a server that only

@@ -132,6 +132,11 @@ class StoreError(DelayQError):
     """Redis could not do what was asked. Raised itself for an answer that nobody expects: a bug, or
     a wrong server."""
 
+    def __init__(self, message: str = "", *, problem: str = "") -> None:
+        super().__init__(message)
+        self.problem = problem or str(self)
+        """What is wrong with Redis, without what became of the call."""
+
     @property
     def is_bug(self) -> bool:
         """Whether Redis is there and refuses this very call: the next one may well succeed."""

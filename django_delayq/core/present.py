@@ -1,10 +1,18 @@
-"""A live message as people see it."""
+"""How people see messages, times, amounts and texts: on the pages, in tables and in errors."""
 
 from __future__ import annotations
 
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from django.utils import formats, timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from .exceptions import UndecodableMessage
 from .message import Found, Message, Record, State, decode_body
-from .times import from_ms, shown_instant
+from .times import aware, from_ms, in_words, shown_instant
 
 
 def view(topic: str, task: str, state: State, found: Found) -> Message:
@@ -50,3 +58,78 @@ def bare(
         enqueued_at=when,
         due_at=when,
     )
+
+
+# Times and amounts
+
+
+def distance(when: datetime | None, now: datetime | None = None) -> str:
+    """`in 2.4 s` or `3.1 min ago`."""
+    if when is None:
+        return "–"
+    seconds = (aware(when) - aware(now or timezone.now())).total_seconds()
+    words = {"time": in_words(abs(seconds), 2)}
+    return _("in %(time)s") % words if seconds > 0 else _("%(time)s ago") % words
+
+
+def next_due(when: datetime | None, now: datetime) -> str:
+    """`in 2.4 s` or `overdue`."""
+    return _("overdue") if when is not None and aware(when) <= aware(now) else distance(when, now)
+
+
+def seconds(amount: float | None) -> str:
+    """A length of time given in seconds."""
+    return "–" if amount is None else in_words(amount)
+
+
+def amount(number: float | None) -> str:
+    """A count or a rate, with separators."""
+    if number is None:
+        return "–"
+    shown = round(number, 1) if isinstance(number, float) and number < 100 else round(number)
+    return formats.number_format(shown, force_grouping=True)
+
+
+# Texts
+
+
+def visible(text: Any) -> str:
+    """Text whose invisible characters are written out: control, bidirectional, zero-width."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in str(text))
+
+
+@cache
+def _words() -> frozenset[str]:
+    # Not at import: gettext_noop() reads the settings, and workers of Spark have none.
+    return frozenset({
+        # States, and how a run ends.
+        gettext_noop("delayed"), gettext_noop("ready"), gettext_noop("leased"),
+        gettext_noop("acked"),
+        gettext_noop("dead"), gettext_noop("cancelled"), gettext_noop("expired"),
+        gettext_noop("retried"),
+        gettext_noop("snoozed"), gettext_noop("put off"), gettext_noop("released"),
+        gettext_noop("crashed"),
+        # Kinds and statuses of bulk operations.
+        gettext_noop("replay"), gettext_noop("discard"), gettext_noop("purge"),
+        gettext_noop("waiting"),
+        gettext_noop("running"), gettext_noop("done"), gettext_noop("failed"),
+        # What operators do.
+        gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"),
+        gettext_noop("cancel"),
+        gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"),
+        gettext_noop("schedule"),
+        gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),
+        gettext_noop("move"),
+        gettext_noop("archive again"),
+        # Why a row is skipped.
+        gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
+        gettext_noop("locked or deleted"), gettext_noop("newer one with this key"),
+        gettext_noop("key live"),
+        gettext_noop("unknown task"), gettext_noop("unknown topic"), gettext_noop("undecodable"),
+        gettext_noop("redacted"), gettext_noop("arguments refused"),
+    })  # fmt: skip
+
+
+def word(term: str) -> str:
+    """A state, an outcome, an action or another of our words, in the reader's language."""
+    return _(term) if term in _words() else str(term)

@@ -1,4 +1,5 @@
-"""Checks delays and instants at the door and turns them into integer milliseconds."""
+"""Delays and instants: checks what callers give, and converts between milliseconds, aware datetimes
+and the datetimes of the models."""
 
 from __future__ import annotations
 
@@ -6,13 +7,75 @@ import math
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from .exceptions import InvalidDelay, NaiveDatetime
+from django.conf import settings
+from django.utils.timezone import (
+    get_default_timezone,
+    is_naive,
+    localtime,
+    make_aware,
+    make_naive,
+)
 
-Duration = timedelta | float | int
+from .exceptions import InvalidDelay, InvalidMessage, NaiveDatetime
+
+Duration = timedelta | float
 
 #: Ten years. Longer delays are mistakes of unit (milliseconds given as seconds) more often than
 #: plans.
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class When(str):
+    """When a message is due or expires: the text that the scripts read, and what it means.
+
+    `+ms` is a delay, `ms` an instant, `@stamp_us:ms` the instant of a message that SQL accepted at
+    that stamp. Empty: never. The scripts take this text, so that sending it costs nothing.
+    """
+
+    __slots__ = ("is_delay", "ms", "stamp_us")
+
+    is_delay: bool
+    ms: int
+    """Of the delay or the instant; 0 for never."""
+    stamp_us: int
+    """When SQL accepted the message, in microseconds; 0: Redis has yet to accept it."""
+
+    def __new__(cls, text: str = "") -> When:
+        """From the text."""
+        self = super().__new__(cls, text)
+        stamp, _, ms = text.rpartition(":")
+        self.stamp_us = int(stamp[1:] or 0)
+        self.is_delay = ms[:1] == "+"
+        self.ms = int(ms or 0)
+        return self
+
+    @classmethod
+    def after(cls, delay_ms: int) -> When:
+        """A delay."""
+        return cls(f"+{delay_ms}")
+
+    @classmethod
+    def at(cls, instant_ms: int) -> When:
+        """An instant."""
+        return cls(str(instant_ms))
+
+    @classmethod
+    def accepted(cls, stamp_us: int, due_ms: int) -> When:
+        """The due time of a message that SQL accepted at this stamp."""
+        return cls(f"@{stamp_us}:{due_ms}")
+
+    @classmethod
+    def given(cls, delay: Duration | None, due_at: datetime | None) -> When:
+        """What a caller gave. Raises InvalidMessage unless it is exactly one of the two."""
+        if (delay is None) == (due_at is None):
+            raise InvalidMessage("Give either delay or due_at.")
+        return cls.after(duration_ms(delay)) if due_at is None else cls.at(instant_ms(due_at))
+
+    def from_ms(self, start_ms: int) -> int:
+        """The instant, for a delay that counts from `start_ms`."""
+        return start_ms + self.ms if self.is_delay else self.ms
 
 
 def duration_ms(value: Any, name: str = "delay") -> int:
@@ -46,10 +109,7 @@ def instant_ms(value: Any, name: str = "due_at") -> int:
         raise NaiveDatetime(
             f"{name} is {value.isoformat()} without a time zone. Use django.utils.timezone."
         )
-    since_epoch = value.astimezone(timezone.utc) - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    milliseconds = -(
-        since_epoch // timedelta(milliseconds=-1)
-    )  # integers only: a float would lose microseconds
+    milliseconds = -(-epoch_us(value) // 1000)
     if milliseconds > now_ms() + MAX_DELAY_MS:
         raise InvalidDelay(f"{name} is {value.isoformat()}: more than ten years ahead.")
     return max(milliseconds, 0)
@@ -63,6 +123,37 @@ def now_ms() -> int:
 def from_ms(milliseconds: float) -> datetime:
     """The aware UTC datetime of an instant in milliseconds."""
     return datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc)
+
+
+def epoch_us(when: datetime) -> int:
+    """Whole microseconds since 1970 UTC. Integers only: a float would lose microseconds. Naive
+    datetimes are in the project's time zone."""
+    return (aware(when) - _EPOCH) // timedelta(microseconds=1)
+
+
+def aware(when: datetime) -> datetime:
+    """The datetime with a time zone. Naive ones, without USE_TZ, are in the project's time zone."""
+    return make_aware(when, get_default_timezone()) if is_naive(when) else when
+
+
+def local(when: datetime) -> datetime:
+    """The datetime in the current time zone; naive ones, without USE_TZ, already are."""
+    return when if is_naive(when) else localtime(when)
+
+
+def utc(when: datetime) -> datetime:
+    """aware(), in UTC."""
+    return aware(when).astimezone(timezone.utc)
+
+
+def stored(when: datetime) -> datetime:
+    """The datetime as this project's models hold it: in UTC, or naive without USE_TZ."""
+    return utc(when) if settings.USE_TZ else make_naive(aware(when), get_default_timezone())
+
+
+def stored_ms(milliseconds: float) -> datetime:
+    """stored() of an instant in milliseconds, to the microsecond."""
+    return stored(datetime.fromtimestamp(round(milliseconds * 1000) / 1e6, tz=timezone.utc))
 
 
 def shown_instant(milliseconds: float) -> datetime:

@@ -1,63 +1,62 @@
-"""The services that join Redis with the database, and who hosts them: a worker, or `run_delayq
---archiver` alone."""
+"""The services that need the database, and the check that its tables are there. `run_delayq` starts
+them in a worker's process, or alone with --archiver."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from django.apps import apps
 from django.db import Error, connections
 
-from ..archive.archiver import Archiver
+from ..archive.archiver import IDLE, Archiver
 from ..core.conf import get_settings
 from ..core.exceptions import ConfigurationError
 from ..core.service import Service
 from ..operators.bulk_runner import BulkRunner
 from ..outbox.reconciler import Reconciler
 from ..outbox.relay import Relay
-from ..stats.stats_service import Statistician
+from ..stats.stats_service import StatsService
 from ..stats.unserved import UnservedWatch
 from ..store.store import RedisStore
 from ..worker.worker import Worker
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds between two looks of an archiver that nobody tells when messages end.
-LOOK = 0.5
+#: Seconds between two polls of an archiver that no worker wakes when messages end.
+POLL = 0.5
 
 
-def beside(worker: Worker) -> Sequence[Service]:
-    """In a worker's process: told when messages end, and modest while tasks run."""
-    store, name = worker.shared.store, worker.shared.name
+def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> tuple[Service, ...]:
+    """The services that need the database, for a worker's process or for a process of their own.
+
+    In a worker's process the worker wakes them when messages end, and they do little while tasks
+    run.
+    """
 
     def tasks_run() -> bool:
-        return bool(worker.shared.held)
+        return worker is not None and bool(worker.shared.held)
 
-    bulk = BulkRunner(store, name, tasks_run=tasks_run)
-    statistician = Statistician(store, tasks_run=tasks_run)
-    archiver = Archiver(store, name, tasks_run=tasks_run)
-    return archiver, Relay(store), Reconciler(store), bulk, statistician, UnservedWatch(store)
-
-
-def alone(store: RedisStore, name: str) -> Sequence[Service]:
-    """In a process of their own."""
     return (
-        Archiver(store, name, interval=LOOK),
+        Archiver(store, name, tasks_run=tasks_run, interval=IDLE if worker else POLL),
         Relay(store),
         Reconciler(store),
-        BulkRunner(store, name),
-        Statistician(store),
+        BulkRunner(store, name, tasks_run=tasks_run),
+        StatsService(store, tasks_run=tasks_run),
         UnservedWatch(store),
     )
 
 
 def check_tables() -> None:
-    """Raise ConfigurationError when the database lacks our tables. One that is away is no reason
-    not to start."""
+    """Raise ConfigurationError when the database lacks our tables.
+
+    A database that is away does not stop the worker: the services wait for it.
+    """
     alias = get_settings().database
     if alias not in connections:
-        raise ConfigurationError(f'DELAYQ["DATABASE"] is {alias!r}, which is not in DATABASES.')
+        raise ConfigurationError(
+            f'DELAYQ["DATABASE"] is {alias!r}, which is not in DATABASES. Add it there, or name '
+            "another database."
+        )
     try:
         with connections[alias].cursor() as cursor:
             there = set(connections[alias].introspection.table_names(cursor))
@@ -72,6 +71,5 @@ def check_tables() -> None:
         option = "" if alias == "default" else f" --database {alias}"
         raise ConfigurationError(
             f"Database {alias!r} has no table {', '.join(missing)}. Run: manage.py migrate "
-            f"django_delayq{option} (or "
-            "start with --no-archiver when another process archives)."
+            f"django_delayq{option}. Or start with --no-archiver when another process archives."
         )

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from django.db import models
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any
+
+from django.db import Error, models
+from django.db.models import F
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ..core.conf import get_settings
+from ..core.exceptions import OutcomeUnknown
 from .manager import DelayQManager
-
-
-class OperatorAction(models.Model):
-    """Who did what to how many messages, and why."""
-
-    id = models.BigAutoField(primary_key=True)
-    action = models.CharField(_("action"), max_length=20)
-    """replay, discard, prune, pause, cancel ...: what was done, in one word."""
-    operator = models.CharField(_("operator"), max_length=150)
-    reason = models.TextField(_("reason"), blank=True)
-    selection = models.TextField(_("selection"), blank=True)
-    """What was asked for, in words."""
-    count = models.PositiveBigIntegerField(_("count"), default=0)
-    """How many messages it has changed so far: grows in the transactions that change them."""
-    started_at = models.DateTimeField(_("started at"), auto_now_add=True)
-    finished_at = models.DateTimeField(_("finished at"), null=True)
-    """Null while it runs, and when it was interrupted."""
-
-    objects = DelayQManager["OperatorAction"]()
-
-    class Meta:
-        verbose_name = _("operator action")
-        verbose_name_plural = _("operator actions")
-
-    def __str__(self) -> str:
-        return f"{self.action} by {self.operator}: {self.count}"
 
 
 class BulkKind(models.TextChoices):
@@ -55,8 +38,8 @@ class BulkStatus(models.TextChoices):
 
 
 class BulkOperation(models.Model):
-    """Something that an operator wants done to many messages. Stored by a page, run by a worker,
-    resumed by another.
+    """Something that an operator wants done to many messages. What a page has stored is run by a
+    worker, and resumed by another; replay() and discard() run theirs themselves.
 
     Everything that tells how far it is changes in the transactions that change the messages, so a
     kill loses and repeats nothing.
@@ -67,10 +50,12 @@ class BulkOperation(models.Model):
     dry_run = models.BooleanField(_("dry run"), default=False)
     """Only count."""
     selection = models.TextField(_("selection"))
-    """JSON of a Selection (selection.py)."""
+    """JSON of a Selection (selection.py). In words when it runs in place."""
     options = models.TextField(_("options"), default="{}")
     """JSON: delay (seconds), rate (messages per second), began_ms (from when on the rate counts).
     """
+    in_place = models.BooleanField(_("in place"), default=False)
+    """Whether the process that ordered it also runs it: then no worker takes it over."""
     token = models.UUIDField(_("token"), null=True)
     """Of the form that ordered it: sent twice, it counts once."""
     operator = models.CharField(_("operator"), max_length=150)
@@ -92,8 +77,6 @@ class BulkOperation(models.Model):
     worker = models.CharField(_("worker"), max_length=200, blank=True)
     alive_at = models.DateTimeField(_("alive at"), null=True)
     """When that worker last did something for it."""
-    action = models.ForeignKey("OperatorAction", models.SET_NULL, null=True, related_name="+")
-    """The record of it; null for a dry run."""
     created_at = models.DateTimeField(_("created at"), auto_now_add=True)
     started_at = models.DateTimeField(_("started at"), null=True)
     finished_at = models.DateTimeField(_("finished at"), null=True)
@@ -110,6 +93,92 @@ class BulkOperation(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.pk} ({self.status})"
+
+    @property
+    def action(self) -> OperatorAction | None:
+        """The record of the order; None for a dry run."""
+        found: OperatorAction | None = self.actions.filter(action=self.kind).first()
+        return found
+
+
+class OperatorAction(models.Model):
+    """Who did what to how many messages, and why. Programs read the fields; `selection` is only for
+    people."""
+
+    id = models.BigAutoField(primary_key=True)
+    action = models.CharField(_("action"), max_length=20)
+    """replay, discard, prune, pause, cancel ...: what was done, in one word."""
+    operator = models.CharField(_("operator"), max_length=150)
+    reason = models.TextField(_("reason"), blank=True)
+    topic = models.CharField(_("topic"), max_length=64, blank=True)
+    """The topic it was done to, or that of the message."""
+    message_id = models.UUIDField(_("message id"), null=True)
+    archived_id = models.BigIntegerField(_("archived message"), null=True)
+    """Id of the row of the archive that it was done to."""
+    bulk_operation = models.ForeignKey(
+        BulkOperation, models.SET_NULL, null=True, related_name="actions"
+    )
+    """The operation that this action ordered or cancelled."""
+    before = models.DateTimeField(_("before"), null=True)
+    """Of a prune: only rows that finished before this instant."""
+    lake = models.CharField(_("lake"), max_length=400, blank=True)
+    """Of a prune by the pipeline: the lake that holds what was deleted."""
+    job = models.CharField(_("job"), max_length=64, blank=True)
+    """Name of the pipeline job that did it."""
+    selection = models.TextField(_("selection"), blank=True)
+    """What else was asked for, in words."""
+    count = models.PositiveBigIntegerField(_("count"), default=0)
+    """How many messages it has changed so far: grows in the transactions that change them."""
+    started_at = models.DateTimeField(_("started at"), auto_now_add=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True)
+    """Null while it runs, and when it was interrupted."""
+
+    objects = DelayQManager["OperatorAction"]()
+
+    class Meta:
+        verbose_name = _("operator action")
+        verbose_name_plural = _("operator actions")
+
+    def __str__(self) -> str:
+        return f"{self.action} by {self.operator}: {self.count}"
+
+    @classmethod
+    def new(cls, action: str, by: str, reason: str = "", **fields: Any) -> OperatorAction:
+        """A stored action; names and words that are too long are cut."""
+        fields["selection"] = fields.get("selection", "")[:2_000]
+        created = cls(action=action, operator=by[:150], reason=reason, **fields)
+        created.save(using=get_settings().database)
+        return created
+
+    @classmethod
+    @contextmanager
+    def recorded(
+        cls, action: str, by: str, reason: str = "", **fields: Any
+    ) -> Iterator[OperatorAction]:
+        """Store the action before anything changes, and its end afterwards. When an exception says
+        that nothing was changed, no action stays."""
+        record = cls.new(action, by, reason, **fields)
+        try:
+            yield record
+        except OutcomeUnknown:
+            lost = "the answer was lost, it may have been done"
+            record.selection = ", ".join(filter(None, (record.selection, lost)))
+            record.save(using=get_settings().database)
+            raise
+        except Exception:
+            with suppress(Error):  # the database itself may have failed
+                cls.objects.filter(pk=record.pk, count=0).delete()
+            raise
+        record.finish()
+
+    def add(self, count: int) -> None:
+        """Count so many more messages, in the transaction that changes them."""
+        type(self).objects.filter(pk=self.pk).update(count=F("count") + count)
+
+    def finish(self, at: datetime | None = None) -> None:
+        """Store that it has come to its end, now unless another instant is given."""
+        self.finished_at = at or timezone.now()
+        type(self).objects.filter(pk=self.pk).update(finished_at=self.finished_at)
 
 
 class Dashboard(models.Model):

@@ -1,21 +1,27 @@
-"""Bulk operations as operators order and cancel them. A worker runs them (bulk_runner.py)."""
+"""Bulk operations as operators see them: what one would be about, its order, its progress, and how
+to cancel it. A worker runs what is ordered here (bulk_runner.py)."""
 
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 from django.utils import timezone
 
-from ..archive.selection import Selection
-from ..core.conf import get_settings
+from ..archive.selection import Rows, Selection
+from ..client.topics import topic_stats
 from ..core.exceptions import InvalidMessage
 from ..models import ArchivedMessage, BulkKind, BulkOperation, BulkStatus, OperatorAction
 from ..outbox.existing import check_existing
-from .operations import User, clean, recorded, require
+from ..outbox.listing import count_outbox
+from .bulk_run import decoded, order
+from .operations import User, check_reason, clean, require
+from .walk import newest_id
 
 #: What each kind needs beside bulk_operate.
 PERMISSIONS = {
@@ -23,9 +29,91 @@ PERMISSIONS = {
     BulkKind.DISCARD: "discard_message",
     BulkKind.PURGE: "cancel_message",
 }
+#: Messages are counted up to here; for more of them a word has to be typed.
+MANY = 10_000
+#: What has to be typed when it is about more than one topic.
+ALL_TOPICS = "everything"
+SAMPLE = 5
+#: An operation that no worker has taken for so long waits for a worker that does not exist.
+UNTAKEN_AFTER = timedelta(seconds=15)
+#: A worker that has not written for so long has died; another one goes on.
+SILENT_AFTER = timedelta(seconds=30)
+#: Rows that were skipped for these reasons were never of those that the operation is about.
+NOT_MEANT = ("not dead", "already replayed", "discarded")
+
+_SHOWN = ("pk", "message_id", "topic", "task", "key", "state", "reason", "error_class",
+"finished_at", "replayed_at",
+          "discarded_at")  # fmt: skip
 
 
-def start(  # noqa: PLR0913 - keyword-only, and each of them is what an operator may say
+# Before the order
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkPreview:
+    """What a bulk operation would be about, as of now."""
+
+    count: int
+    """Messages, counted up to MANY."""
+    is_more: bool
+    """Whether there are more than that."""
+    sample: Sequence[ArchivedMessage]
+    """The newest few, without their bodies; none for a purge."""
+    word: str
+    """What has to be typed to confirm it; empty when nothing has to be."""
+
+
+def preview(kind: str, selection: Selection) -> BulkPreview:
+    """Count the messages, and read the newest. The cost has a bound. Raises UnknownTopic and
+    StoreUnavailable for a purge."""
+    sample: Sequence[ArchivedMessage] = []
+    if BulkKind(kind) is BulkKind.PURGE:
+        stats = topic_stats(selection.topic)
+        # All that wait in Redis, and of the outbox up to outbox.listing.CAP.
+        count = stats.delayed + stats.backlog + count_outbox(selection.topic)
+    else:
+        rows = dead_letters(selection)
+        count = rows.order_by()[: MANY + 1].count()
+        sample = list(rows.order_by("-finished_at").only(*_SHOWN)[:SAMPLE]) if count else []
+    is_more = count > MANY
+    word = (selection.topic or ALL_TOPICS) if is_more else ""
+    return BulkPreview(count=min(count, MANY), is_more=is_more, sample=sample, word=word)
+
+
+def dead_letters(selection: Selection) -> Rows:
+    """The rows that replay and discard would change. Rows that are named one by one are shown as
+    they are."""
+    return (selection if selection.ids else selection.narrowed(open=True)).rows()
+
+
+def check(kind: str, selection: Selection, delay: float = 0, rate: float | None = None) -> None:
+    """Raise InvalidMessage for an order that makes no sense."""
+    if kind not in BulkKind.values:
+        raise InvalidMessage(
+            f"{kind!r} is not a bulk operation: use one of {', '.join(BulkKind.values)}."
+        )
+    if selection.argument:
+        raise InvalidMessage(
+            "A search for an argument cannot be a bulk operation: narrow it down by other filters."
+        )
+    if kind == BulkKind.PURGE:
+        check_existing(selection.topic)
+        if selection != Selection(topic=selection.topic):
+            raise InvalidMessage("purge is about all that waits in one topic.")
+    elif selection.is_everything:
+        raise InvalidMessage("Say which: by state, topic, task, error, period, key, or one by one.")
+    if not 0 <= delay <= timedelta(days=3660).total_seconds() or (
+        rate is not None and not 0 < rate < 1e9
+    ):
+        raise InvalidMessage(
+            "delay is 0 to ten years in seconds, rate a number of messages per second above 0."
+        )
+
+
+# Orders
+
+
+def start(  # noqa: PLR0913 - keyword-only, and an operator may give each of them
     user: User,
     kind: str,
     selection: Selection,
@@ -43,39 +131,33 @@ def start(  # noqa: PLR0913 - keyword-only, and each of them is what an operator
     With a `token` the same order, or a dry run of it, is stored once, and returned when it comes
     again. Raises NotPermitted or InvalidMessage.
     """
-    require(user, "bulk_operate", PERMISSIONS[kind_of(kind)])
-    check(kind, selection, reason if not dry_run else "dry run", delay, rate)
-    alias = get_settings().database
-    newest = (
-        ArchivedMessage.objects.using(alias).order_by("-pk").values_list("pk", flat=True).first()
-    )
+    if kind in BulkKind.values:
+        require(user, "bulk_operate", PERMISSIONS[BulkKind(kind)])
+    check(kind, selection, delay, rate)
+    if not dry_run:
+        check_reason(reason)
     operation = BulkOperation(
         kind=kind,
         dry_run=dry_run,
         selection=selection.encode(),
         options=json.dumps({"delay": delay, "rate": rate}),
-        operator=user.get_username()[:150],
-        reason=clean(reason),
-        cutoff=newest or 0,
+        cutoff=newest_id(),
         token=token,
     )
+    others = selection.narrowed(topic="")
+    words = "" if selection.topic and others.is_everything else others.in_words()
     try:
-        _store(operation, selection, alias)
+        order(operation, user.get_username(), clean(reason), topic=selection.topic, selection=words)
     except IntegrityError:
         if token is None:
             raise
-        return _same_as_before(operation)
+        before: BulkOperation = BulkOperation.objects.get(token=token, dry_run=dry_run)
+        if _ordered(before) != _ordered(operation):
+            raise InvalidMessage(
+                "This form has already ordered something else. Open it again."
+            ) from None
+        return before
     return operation
-
-
-def _same_as_before(operation: BulkOperation) -> BulkOperation:
-    """What this token has ordered already. Raises InvalidMessage when that was something else."""
-    before: BulkOperation = BulkOperation.objects.get(
-        token=operation.token, dry_run=operation.dry_run
-    )
-    if _ordered(before) != _ordered(operation):
-        raise InvalidMessage("This form has ordered something else before: open it again.")
-    return before
 
 
 def _ordered(operation: BulkOperation) -> tuple[str, str, str, Any, Any]:
@@ -83,30 +165,22 @@ def _ordered(operation: BulkOperation) -> tuple[str, str, str, Any, Any]:
     return operation.kind, operation.selection, operation.reason, options["delay"], options["rate"]
 
 
-def _store(operation: BulkOperation, selection: Selection, alias: str) -> None:
-    with transaction.atomic(using=alias):
-        if not operation.dry_run:
-            words = {
-                "action": operation.kind,
-                "reason": operation.reason,
-                "selection": selection.in_words(),
-            }
-            operation.action = OperatorAction(operator=operation.operator, **words)
-            operation.action.save(using=alias)
-        operation.save(using=alias)
-
-
 def cancel(user: User, pk: int) -> None:
     """Stop an operation; what is done stays done. Raises NotPermitted, or InvalidMessage when it
     has ended."""
     operation = get(pk)
-    require(user, "bulk_operate", PERMISSIONS[kind_of(operation.kind)])
-    with recorded(user, "cancel bulk", f"bulk operation {pk}: {operation.kind}"):
+    if operation.kind in BulkKind.values:
+        require(user, PERMISSIONS[BulkKind(operation.kind)])
+    require(user, "bulk_operate")
+    with OperatorAction.recorded(
+        "cancel bulk", user.get_username(), bulk_operation=operation, selection=operation.kind
+    ) as action:
         alive = BulkOperation.objects.filter(
             pk=pk, status__in=(BulkStatus.WAITING, BulkStatus.RUNNING)
         )
         if not alive.update(status=BulkStatus.CANCELLED, finished_at=timezone.now()):
             raise InvalidMessage(f"Bulk operation {pk} has ended already.")
+        action.add(1)
 
 
 def get(pk: int) -> BulkOperation:
@@ -117,33 +191,85 @@ def get(pk: int) -> BulkOperation:
     return operation
 
 
-def kind_of(kind: str) -> BulkKind:
-    """The kind by its word. Raises InvalidMessage."""
+# Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Figures of one operation, as of now."""
+
+    is_alive: bool
+    """Whether it waits or runs, so that there is something to follow and to cancel."""
+    is_untaken: bool
+    """Whether it has waited so long that there seems to be no worker."""
+    is_silent: bool
+    """Whether the process that ran it has not written for a while."""
+    waits_since: datetime
+    """When it was ordered, or when a worker that ended has put it down."""
+    changed: int
+    """Messages that it has changed; of a dry run those that it would change."""
+    skipped: Mapping[str, int]
+    """Rows that were left as they are, by the reason in words; the most frequent first."""
+    done: int
+    """Of those that it is about."""
+    total: int | None
+    """None until a worker has counted."""
+    percent: int
+    took: float | None
+    """Seconds since a worker took it, or until its end; None before."""
+    rate: float | None
+    """Messages per second on average; None until there is one."""
+    left: float | None
+    """Seconds that the rest takes at that rate; None when it is not known."""
+    options: Mapping[str, Any]
+    """delay and rate, when they were given."""
+    words: str
+    """What it is about."""
+
+
+def progress(operation: BulkOperation) -> Progress:
+    """The figures of a stored operation."""
+    at = timezone.now()
+    status = BulkStatus(operation.status)
+    skipped: dict[str, int] = json.loads(operation.skipped)
+    total = operation.total
+    if operation.dry_run:  # it only counts
+        done = total or 0
+    else:
+        done = operation.count + sum(n for why, n in skipped.items() if why not in NOT_MEANT)
+        done = done if total is None else min(done, total)
+    took = None
+    if operation.started_at is not None:
+        took = max(0.0, ((operation.finished_at or at) - operation.started_at).total_seconds())
+    rate = done / took if took and done and not operation.dry_run else None
+    waits_since = max(operation.created_at, operation.alive_at or operation.created_at)
+    runs = status is BulkStatus.RUNNING
+    return Progress(
+        is_alive=runs or status is BulkStatus.WAITING,
+        is_untaken=status is BulkStatus.WAITING and at - waits_since > UNTAKEN_AFTER,
+        is_silent=runs and at - waits_since > SILENT_AFTER,
+        waits_since=waits_since,
+        changed=(total or 0) if operation.dry_run else operation.count,
+        skipped=dict(sorted(skipped.items(), key=lambda pair: -pair[1])),
+        done=done,
+        total=total,
+        percent=100 * done // total if total else 0,
+        took=took,
+        rate=rate,
+        left=(total - done) / rate if runs and rate and total is not None else None,
+        options={
+            name: value
+            for name, value in decoded(operation.options).items()
+            if value and name in ("delay", "rate")
+        },
+        words=in_words(operation),
+    )
+
+
+def in_words(operation: BulkOperation) -> str:
+    """What it is about, also when a newer version has written something that this one does not
+    know."""
     try:
-        return BulkKind(kind)
-    except ValueError:
-        raise InvalidMessage(
-            f"{kind!r} is not a bulk operation: use one of {', '.join(BulkKind.values)}."
-        ) from None
-
-
-def check(kind: str, selection: Selection, reason: str, delay: float, rate: float | None) -> None:
-    """Raise InvalidMessage for an order that makes no sense."""
-    if not reason.strip():
-        raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
-    if selection.argument:
-        raise InvalidMessage(
-            "A search for an argument cannot be a bulk operation: narrow it down by other filters."
-        )
-    if kind == BulkKind.PURGE:
-        check_existing(selection.topic)
-        if selection != Selection(topic=selection.topic):
-            raise InvalidMessage("purge is about all that waits in one topic.")
-    elif selection.is_everything:
-        raise InvalidMessage("Say which: by state, topic, task, error, period, key, or one by one.")
-    if not 0 <= delay <= timedelta(days=3660).total_seconds() or (
-        rate is not None and not 0 < rate < 1e9
-    ):
-        raise InvalidMessage(
-            "delay is 0 to ten years in seconds, rate a number of messages per second above 0."
-        )
+        return Selection.decode(operation.selection).in_words()
+    except InvalidMessage:
+        return operation.selection

@@ -10,11 +10,10 @@ from uuid import UUID
 
 from django.db.models import Q, Subquery
 
-from ..client import client
+from ..client import finding
 from ..core.conf import get_settings
 from ..core.exceptions import UndecodableMessage
-from ..core.ids import key_id, parse_id
-from ..core.message import Message, State
+from ..core.message import Message, State, key_id, parse_id
 from ..core.present import bare
 from ..core.times import shown_instant
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
@@ -81,7 +80,7 @@ def live(topic: str, message_id: str) -> Live | None:
     identity = parse_id(message_id)
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
     try:
-        message = client.get(topic, None, identity)
+        message = finding.get(topic, None, identity)
     except UndecodableMessage as error:
         bare = _bare(topic, identity)
         return Live(message=bare, problem=str(error)) if bare else None

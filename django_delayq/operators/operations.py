@@ -1,4 +1,4 @@
-"""What operators do, and whether they may: every call asks for a permission, acts, and leaves one
+"""What operators do, and whether they may: every call checks a permission, acts, and leaves one
 OperatorAction.
 
 `user` is a Django user, or whatever has has_perm() and get_username(). The permissions are those of
@@ -13,23 +13,29 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from ..archive import unarchivable
-from ..client import client, moving, topics
+from ..client import changes, moving, topics
+from ..client.handle import ChangeOptions, Handle
 from ..client.moving import Moved
+from ..client.task import DelayedTask
 from ..core.conf import get_settings
-from ..core.exceptions import InvalidMessage, MessageNotFound, NotPermitted, OutcomeUnknown
-from ..core.ids import parse_id
-from ..models import ArchivedMessage, OperatorAction, UnarchivableEntry
+from ..core.exceptions import InvalidMessage, MessageNotFound, NotPermitted
+from ..core.message import parse_id
+from ..core.times import When
+from ..models import (
+    ArchivedMessage,
+    BulkKind,
+    BulkOperation,
+    OperatorAction,
+    UnarchivableEntry,
+)
 from ..store import get_store
 from ..tasks import registry
-from ..tasks.handle import Handle, Manner
-from ..tasks.options import when
-from . import replay
+from .bulk_run import run_in_place
 
 #: Operators see at once what has become of what they do, also where each request is a transaction.
-_AT_ONCE = Manner(after_commit=False, on_redis_error="raise")
+_AT_ONCE = ChangeOptions(after_commit=False, on_redis_error="raise")
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -56,16 +62,16 @@ def pause(user: User, topic: str, *, reason: str, until: datetime | None = None)
     """Hold a topic, at most until then. Raises UnknownTopic, InvalidMessage without a reason or for
     a past instant."""
     require(user, "pause_topic")
-    _required(reason)
-    words = f"topic {topic}" + (f", until {until.isoformat(' ', 'seconds')}" if until else "")
-    with recorded(user, "pause", words, reason):
+    check_reason(reason)
+    words = f"until {until.isoformat(' ', 'seconds')}" if until else ""
+    with _recorded(user, "pause", reason, topic=topic, selection=words):
         topics.pause_topic(topic, by=user.get_username(), reason=reason, until=until)
 
 
 def resume(user: User, topic: str, *, reason: str = "") -> None:
     """Let a paused topic go on. Raises UnknownTopic."""
     require(user, "pause_topic")
-    with recorded(user, "resume", f"topic {topic}", reason):
+    with _recorded(user, "resume", reason, topic=topic):
         topics.resume_topic(topic)
 
 
@@ -80,15 +86,17 @@ def move(
     """Move all that waits in a topic to another one. Raises UnknownTopic, or InvalidMessage while
     somebody does it."""
     require(user, "bulk_operate", "cancel_message")
-    with recorded(user, "move", f"topic {topic}, to topic {to}", reason) as action:
+    with OperatorAction.recorded(
+        "move", user.get_username(), clean(reason), topic=topic, selection=f"to topic {to}"
+    ) as action:
 
-        def look(so_far: Moved) -> None:
+        def count(so_far: Moved) -> None:
+            action.add(so_far.moved - action.count)
             action.count = so_far.moved
-            action.save(using=get_settings().database, update_fields=["count"])
             progress(so_far)
 
-        done = moving.move_topic(topic, to, look)
-        action.count = done.moved
+        done = moving.move_topic(topic, to, count)
+        count(done)
     return done
 
 
@@ -99,16 +107,16 @@ def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None
     """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
     message_id = parse_id(message_id).hex()
-    with recorded(user, "cancel", f"message {message_id} of {topic}", reason):
-        client.cancel(topic, None, message_id, _AT_ONCE)
+    with _recorded(user, "cancel", reason, topic=topic, message_id=message_id):
+        changes.cancel(topic, None, message_id, _AT_ONCE)
 
 
 def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Make a waiting message due at once. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
     message_id = parse_id(message_id).hex()
-    with recorded(user, "run now", f"message {message_id} of {topic}", reason):
-        client.reschedule(topic, None, message_id, "+0", _AT_ONCE)
+    with _recorded(user, "run now", reason, topic=topic, message_id=message_id):
+        changes.reschedule(topic, None, message_id, When.after(0), _AT_ONCE)
 
 
 def reschedule(
@@ -118,9 +126,10 @@ def reschedule(
     MessageRunning."""
     require(user, "cancel_message")
     message_id = parse_id(message_id).hex()
-    words = f"message {message_id} of {topic} to {due_at.isoformat(' ', 'seconds')}"
-    with recorded(user, "reschedule", words, reason):
-        return client.reschedule(topic, None, message_id, when(None, due_at), _AT_ONCE) or due_at
+    words = f"to {due_at.isoformat(' ', 'seconds')}"
+    with _recorded(user, "reschedule", reason, topic=topic, message_id=message_id, selection=words):
+        when = When.given(None, due_at)
+        return changes.reschedule(topic, None, message_id, when, _AT_ONCE) or due_at
 
 
 def edit(
@@ -130,23 +139,29 @@ def edit(
     MessageRunning or InvalidMessage."""
     require(user, "edit_message", "view_payload")
     message_id = parse_id(message_id).hex()
-    with recorded(user, "edit", f"message {message_id} of {topic}", reason):
-        client.edit(topic, message_id, *arguments)
+    with _recorded(user, "edit", reason, topic=topic, message_id=message_id):
+        changes.edit(topic, message_id, *arguments)
 
 
 def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Handle:
     """Enqueue a message; `options` are those of using(). Raises InvalidMessage, DuplicateMessage
     and what enqueue raises."""
     require(user, "edit_message", "view_payload")
-    if task not in registry.by_name:
+    declared = registry.by_name.get(task)
+    if declared is None:
         raise InvalidMessage(f"No task is named {task!r}.")
     args, kwargs = arguments
-    with recorded(user, "schedule", f"task {task}") as action:
-        handle = registry.by_name[task].using(**options).enqueue(*args, **kwargs)
+    with OperatorAction.recorded(
+        "schedule", user.get_username(), selection=f"task {task}"
+    ) as action:
+        delayed = DelayedTask[..., Any](declared.definition, declared.options)
+        handle = delayed.using(**options).enqueue(*args, **kwargs)
         kept = handle.outcome == "kept"
-        action.count = 0 if kept else 1
-        action.selection = f"message {handle.id} of {handle.topic}, task {task}" + (
-            ": it was there" if kept else ""
+        OperatorAction.objects.filter(pk=action.pk).update(
+            count=0 if kept else 1,
+            topic=handle.topic,
+            message_id=handle.id,
+            selection=f"task {task}" + (": a message with this key was live" if kept else ""),
         )
     return handle
 
@@ -163,21 +178,38 @@ def replay_one(
     Raises MessageNotFound, InvalidMessage (it cannot be replayed; says why) or StoreUnavailable.
     """
     require(user, "replay_message", *(("edit_message", "view_payload") if arguments else ()))
-    rows, words = _dead_letter(pk)
-    edit = None if arguments is None else lambda row: arguments
-    with _one(pk, "replayed", words + (", with other arguments" if arguments else "")) as options:
-        replay.replay(rows, edit=edit, by=user.get_username(), reason=clean(reason), **options)
-    row: ArchivedMessage = rows.get()
-    return row
+    return _change_one(
+        BulkKind.REPLAY,
+        pk,
+        ", with other arguments" if arguments else "",
+        edit=None if arguments is None else lambda row: arguments,
+        by=user.get_username(),
+        reason=clean(reason),
+    )
 
 
 def discard_one(user: User, pk: int, *, reason: str) -> None:
     """Say that one dead letter needs no replay. Raises MessageNotFound or InvalidMessage."""
     require(user, "discard_message")
-    _required(reason)
-    rows, words = _dead_letter(pk)
-    with _one(pk, "discarded", words) as options:
-        replay.discard(rows, by=user.get_username(), reason=clean(reason), **options)
+    check_reason(reason)
+    _change_one(BulkKind.DISCARD, pk, by=user.get_username(), reason=clean(reason))
+
+
+def _change_one(kind: str, pk: int, words: str = "", **options: Any) -> ArchivedMessage:
+    """Replay or discard one row, and return it. When nothing was changed, no record stays."""
+    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(pk=pk).order_by("pk")
+    row = rows.only("message_id", "topic", "task").first()
+    if row is None:
+        raise MessageNotFound(f"The archive has no row {pk}: it was pruned, or never there.")
+    fields = {"topic": row.topic, "message_id": row.message_id, "archived_id": pk}
+    done = run_in_place(kind, rows, selection=f"task {row.task}{words}", **fields, **options)
+    # Nobody has to see the progress of one message.
+    BulkOperation.objects.filter(actions=done.action.pk).delete()
+    if not done.count:
+        done.action.delete(using=rows.db)
+        why = ", ".join(done.skipped) or "it is gone"
+        raise InvalidMessage(f"Dead letter {pk} was not {kind}ed: {why}.")
+    return rows.get()
 
 
 # What the archive refused
@@ -211,7 +243,7 @@ def quiet(user: User, worker: str, *, reason: str = "") -> None:
     require(user, "pause_topic")
     if worker not in get_store().workers.heartbeats():
         raise InvalidMessage(f"No worker is named {worker!r}; it may have ended.")
-    with recorded(user, "quiet", f"worker {worker}", reason):
+    with _recorded(user, "quiet", reason, selection=f"worker {worker}"):
         get_store().workers.quiet(worker)
 
 
@@ -220,46 +252,11 @@ def unquiet(user: User, worker: str, *, reason: str = "") -> None:
     require(user, "pause_topic")
     if not get_store().workers.is_quiet(worker):
         raise InvalidMessage(f"Worker {worker!r} was not told to be quiet.")
-    with recorded(user, "unquiet", f"worker {worker}", reason):
+    with _recorded(user, "unquiet", reason, selection=f"worker {worker}"):
         get_store().workers.unquiet(worker)
 
 
 # Shared
-
-
-def _dead_letter(pk: int) -> tuple[QuerySet[ArchivedMessage], str]:
-    """The row, as a selection and in the words of its record."""
-    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.using(get_settings().database).filter(
-        pk=pk
-    )
-    row = rows.only("message_id", "topic", "task").first()
-    if row is None:
-        raise MessageNotFound(f"The archive has no row {pk}: it was pruned, or never there.")
-    return rows, f"dead letter {pk}: message {row.message_id.hex} of {row.topic}, task {row.task}"
-
-
-@contextmanager
-def _one(pk: int, done: str, words: str) -> Iterator[dict[str, Any]]:
-    """Around a replay or discard of one row: its record has these words, and when nothing was
-    changed no record stays. Gives the progress to pass."""
-    seen: list[replay.Replayed] = []
-
-    def look(so_far: replay.Replayed) -> None:
-        if not seen:  # the record is there, and nothing is changed yet
-            so_far.action.selection = words
-            so_far.action.save(using=get_settings().database, update_fields=["selection"])
-        seen.append(so_far)
-
-    try:
-        yield {"progress": look}
-        if not seen[-1].count:
-            raise InvalidMessage(
-                f"Dead letter {pk} was not {done}: {', '.join(seen[-1].skipped) or 'it is gone'}."
-            )
-    except Exception:
-        if seen and not seen[-1].count:
-            seen[-1].action.delete(using=get_settings().database)
-        raise
 
 
 def clean(text: str) -> str:
@@ -270,29 +267,15 @@ def clean(text: str) -> str:
     return text[:1_000]
 
 
-def _required(reason: str) -> None:
+def check_reason(reason: str) -> None:
+    """Raise InvalidMessage when there is none."""
     if not reason.strip():
-        raise InvalidMessage("Say why: a reason is required, for those who look at it later.")
+        raise InvalidMessage("Write a reason for those who look at it later.")
 
 
 @contextmanager
-def recorded(user: User, name: str, selection: str, reason: str = "") -> Iterator[OperatorAction]:
-    """The record is there before anything changes, and goes when nothing was changed. Raises
-    InvalidMessage."""
-    alias = get_settings().database
-    words = {"reason": clean(reason), "selection": clean(selection)}
-    action = OperatorAction(action=name, operator=user.get_username()[:150], **words)
-    action.save(using=alias)
-    action.count = 1
-    try:
-        yield action
-    except OutcomeUnknown:
-        action.selection += ": the answer was lost, it may have been done"
-        action.count = 0
-        action.save(using=alias)
-        raise
-    except Exception:
-        action.delete(using=alias)
-        raise
-    action.finished_at = timezone.now()
-    action.save(using=alias)
+def _recorded(user: User, name: str, reason: str, **fields: Any) -> Iterator[None]:
+    """Around what one call does to one thing."""
+    with OperatorAction.recorded(name, user.get_username(), clean(reason), **fields) as action:
+        yield
+        action.add(1)

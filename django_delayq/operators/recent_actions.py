@@ -1,37 +1,31 @@
-"""What operators did to one message or one topic: a look at the newest records only, as the table
-may grow."""
+"""What operators did to one message or one topic. Only the newest records are read: the table
+grows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django.db.models import F, Q, Subquery
+from django.db.models import F, Subquery
 
 from ..models import OperatorAction
 
-#: How many records are looked at.
+#: How many records are read at most.
 NEWEST = 1_000
 
 
-def of_message(message_id: str, limit: int = 20) -> Sequence[OperatorAction]:
-    """What was done to the message with this id (32 hexadecimal digits) by name, the newest
-    first."""
-    return _named(f"message {message_id}", " ", limit)
+def of_message(message_id: str) -> Sequence[OperatorAction]:
+    """What was done to the message with this id (32 hexadecimal digits), the newest first."""
+    return _newest(message_id=message_id)[:20]
 
 
-def of_topic(topic: str, limit: int = 10) -> Sequence[OperatorAction]:
+def of_topic(topic: str) -> Sequence[OperatorAction]:
     """What was done to the topic as a whole, the newest first: paused, resumed, purged."""
-    return _named(f"topic {topic}", ",:", limit)
+    found = _newest(topic=topic, message_id=None)
+    # For MariaDB and MySQL capital letters do not matter.
+    return [action for action in found if action.topic == topic][:10]
 
 
-def _named(beginning: str, goes_on: str, limit: int) -> Sequence[OperatorAction]:
-    """Records whose selection is just this, or goes on behind it with one of these characters. One
-    query."""
+def _newest(**fields: str | None) -> Sequence[OperatorAction]:
     every = OperatorAction.objects.all()
     newest = every.order_by("-pk").values(floor=F("pk") - NEWEST)[:1]
-    is_meant = Q(selection=beginning)
-    for character in goes_on:
-        is_meant |= Q(selection__startswith=beginning + character)
-    found = every.filter(is_meant, pk__gt=Subquery(newest)).order_by("-pk")[:limit]
-    # Databases differ in whether capital letters matter.
-    return [one for one in found if one.selection.startswith(beginning)]
+    return list(every.filter(**fields, pk__gt=Subquery(newest)).order_by("-pk")[:40])

@@ -1,11 +1,11 @@
-"""Sends dead letters again, or marks those that need it not: in batches that may be interrupted,
-and each only once."""
+"""Replays dead letters, or discards them: in batches that may be interrupted, and each only
+once."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,12 +13,14 @@ from typing import Any
 from django.core.exceptions import FieldError, ValidationError
 from django.db.models import QuerySet
 
+from ..archive.selection import Rows
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage
 from ..core.times import Duration, duration_ms
-from ..models import ArchivedMessage, Final
-from .replay_sender import Edit, Sender
-from .replay_walk import Progress, Replayed, Rows, Walk
+from ..models import ArchivedMessage, BulkKind, Final
+from .bulk_run import Replayed, run_in_place
+from .replayer import Edit
+from .walk import Walk
 
 __all__ = ["Preview", "Replayed", "discard", "preview", "replay"]
 
@@ -45,7 +47,7 @@ def replay(  # noqa: PLR0913 - keyword-only, and each of them is what an operato
     limit: int | None = None,
     by: str = "",
     reason: str = "",
-    progress: Progress | None = None,
+    progress: Callable[[Replayed], object] | None = None,
     **filters: Any,
 ) -> Replayed:
     """Send dead letters again, each as a new durable message that names its origin. The relay
@@ -68,9 +70,23 @@ def replay(  # noqa: PLR0913 - keyword-only, and each of them is what an operato
     replayed. Raises StoreUnavailable when Redis cannot be asked for keys. What was committed before
     stays, and `action.count` tells it.
     """
-    walk = Walk(_selected(selection, filters), force, limit)
-    sender = Sender(walk, duration_ms(delay), _checked_rate(rate), edit)
-    return walk.run(walk.begin("replay", by, reason), sender.send, progress)
+    rows = _selected(selection, filters)
+    if rate is not None and (
+        isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
+    ):
+        raise InvalidMessage(f"rate is a number of messages per second above 0, not {rate!r}.")
+    return run_in_place(
+        BulkKind.REPLAY,
+        rows,
+        by=by,
+        reason=reason,
+        delay_ms=duration_ms(delay),
+        rate=rate,
+        edit=edit,
+        force=force,
+        limit=limit,
+        progress=progress,
+    )
 
 
 def discard(
@@ -79,7 +95,7 @@ def discard(
     reason: str,
     by: str = "",
     limit: int | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[Replayed], object] | None = None,
     **filters: Any,
 ) -> Replayed:
     """Mark dead letters as needing no replay: they count as dealt with, and prune() may delete
@@ -90,8 +106,10 @@ def discard(
     """
     if not reason.strip():
         raise InvalidMessage("Say why these messages need no replay: discard(..., reason=...).")
-    walk = Walk(_selected(selection, filters), False, limit)
-    return walk.run(walk.begin("discard", by, reason), walk.discard, progress)
+    rows = _selected(selection, filters)
+    return run_in_place(
+        BulkKind.DISCARD, rows, by=by, reason=reason, limit=limit, progress=progress
+    )
 
 
 def preview(
@@ -107,7 +125,7 @@ def preview(
 
     `first`: how many rows to return. Raises InvalidMessage.
     """
-    walk = Walk(_selected(selection, filters), force, limit)
+    walk = Walk(_selected(selection, filters), force=force, limit=limit)
     candidates = islice(walk.candidates(), limit)
     pks = list(islice(candidates, first))
     count = len(pks) + sum(1 for _ in candidates)
@@ -144,11 +162,3 @@ def _selected(selection: Rows | None, filters: Mapping[str, Any]) -> Rows:
     rows.query.standard_ordering = True  # whatever reverse() has said
     ordered: Rows = rows.order_by("pk")
     return ordered
-
-
-def _checked_rate(rate: float | None) -> float | None:
-    if rate is not None and (
-        isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
-    ):
-        raise InvalidMessage(f"rate is a number of messages per second above 0, not {rate!r}.")
-    return rate

@@ -3,7 +3,8 @@ of rows."""
 
 from __future__ import annotations
 
-from ..core.exceptions import InvalidMessage, UndecodableMessage
+from ..core.cursors import cursor_of, numbers_of
+from ..core.exceptions import UndecodableMessage
 from ..core.message import Found, Message, State
 from ..core.page import Page
 from ..core.present import bare, view
@@ -27,7 +28,7 @@ def list_outbox(topic: str, *, cursor: str | None = None, limit: int = 100) -> P
     limit = max(1, min(limit, BATCH))
     page: list[OutboxMessage] = []
     if cursor is not None:
-        due_ms, pk = _parse_cursor(cursor)
+        due_ms, pk = numbers_of(cursor, 2**63, 2**63)
         # Two steps, as no database goes into an index for (due, id) > (x, y) in all cases: many are
         # due at midnight.
         page = list(rows.filter(due_at_ms=due_ms, pk__gt=pk).order_by("pk")[:limit])
@@ -37,7 +38,7 @@ def list_outbox(topic: str, *, cursor: str | None = None, limit: int = 100) -> P
     last = page[-1] if len(page) == limit else None
     return Page(
         messages=[_shown(row) for row in page],
-        cursor=f"{last.due_at_ms}:{last.pk}" if last else None,
+        cursor=cursor_of(last.due_at_ms, last.pk) if last else None,
     )
 
 
@@ -56,14 +57,3 @@ def _shown(row: OutboxMessage) -> Message:
         )
     except UndecodableMessage:
         return bare(row.topic, identity, row.task, state, row.due_at_ms)
-
-
-def _parse_cursor(cursor: str) -> tuple[int, int]:
-    due, _, pk = cursor.partition(":")
-    try:
-        place = int(due), int(pk)
-    except ValueError:
-        place = (-1, -1)
-    if not all(0 <= number < 2**63 for number in place):
-        raise InvalidMessage(f"{cursor!r:.80} is no place in this list: begin at its start.")
-    return place

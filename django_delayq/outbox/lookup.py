@@ -14,6 +14,7 @@ from ..archive import archive_rows
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, MessageChanged
 from ..core.message import EXPIRES_WITH_DUE, Found, State, restamped, stamp_us_of, without_stamp
+from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from ..store.client import BATCH
@@ -56,7 +57,7 @@ def is_unsettled(row: OutboxMessage) -> bool:
     return row.status != OutboxStatus.SENT and (row.told or row.status != OutboxStatus.WAITING)
 
 
-def reschedule(topic: str, identity: bytes, when: str) -> int | None:
+def reschedule(topic: str, identity: bytes, when: When) -> int | None:
     """Move a message that is only here, or that Redis has lost. Returns its new due time in ms;
     None: there is none.
 
@@ -103,13 +104,15 @@ def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
     identity, store = row.message_id.bytes, get_store()
     try:
         if store.tombstone(partition, identity, first, None) == "LIVE":
-            store.reschedule_in(partition, identity, str(row.due_at_ms))
+            store.reschedule_in(partition, identity, When.at(row.due_at_ms))
             store.edit_in(partition, identity, first, restamped(first, bytes(row.record)))
     except DelayQError as error:
         logger.warning("message %s may still run as it was before: %s", identity.hex(), error)
 
 
-def reschedule_unsent(topic: str, identity: bytes, when: str) -> tuple[int, Outgoing | None] | None:
+def reschedule_unsent(
+    topic: str, identity: bytes, when: When
+) -> tuple[int, Outgoing | None] | None:
     """Move a message that this transaction has written. Returns its due time, and what to send at
     the commit, if so."""
     row = find(topic, identity)
@@ -245,6 +248,6 @@ def move(row: OutboxMessage, due_ms: int) -> None:
     row.due_at_ms = due_ms
 
 
-def due_ms_of(when: str) -> int:
+def due_ms_of(when: When) -> int:
     """The instant, by what is known here of Redis' clock."""
-    return outbox.now_ms() + int(when) if when[0] == "+" else int(when)
+    return when.from_ms(outbox.now_ms())

@@ -20,6 +20,7 @@ from ..archive import archive_rows
 from ..core.conf import get_settings
 from ..core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
 from ..core.message import DURABLE, with_stamp
+from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from ..store.finished import Entry
@@ -27,7 +28,7 @@ from ..store.keys import Partition, partition_of
 from ..store.queries import Life
 from ..store.store import Outgoing
 from ..tasks.builder import Item
-from ..tasks.handle import Handle
+from ..tasks.task import Receipt
 
 STATEMENT_BYTES = 1024 * 1024
 #: Microseconds from the insert to the send after which a row is looked at once more: somebody may
@@ -39,9 +40,9 @@ RACES = 5
 
 def stamped(row: OutboxMessage) -> Outgoing:
     """The message for the enqueue script: accepted at its stamp, not now."""
-    expires = str(row.expires_at_ms) if row.expires_at_ms else ""
-    when = f"@{row.enqueued_at_us}:{row.due_at_ms}"
-    return row.message_id.bytes, row.on_duplicate, when, expires, bytes(row.record)
+    when = When.accepted(row.enqueued_at_us, row.due_at_ms)
+    expires = When.at(row.expires_at_ms) if row.expires_at_ms else When()
+    return Outgoing(row.message_id.bytes, row.on_duplicate, when, expires, bytes(row.record))
 
 
 def record_of(row: OutboxMessage) -> bytes:
@@ -84,10 +85,10 @@ _LIFE = ("enqueued_at_us", "due_at_ms", "expires_at_ms", "status")
 # Accepting
 
 
-def accept(items: Sequence[Item]) -> tuple[list[Item], list[Handle]]:
+def accept(items: Sequence[Item]) -> tuple[list[Item], list[Receipt]]:
     """Insert durable messages in the caller's transaction.
 
-    Returns those to send once it commits, and the handles of those that are refused as duplicates.
+    Returns those to send once it commits, and the receipts of those that are refused as duplicates.
     """
     store = get_store()
     now_us = store.now_us()
@@ -98,19 +99,19 @@ def accept(items: Sequence[Item]) -> tuple[list[Item], list[Handle]]:
         refused = _insert(rows, items)
     to_send: list[Item] = []
     for item, row in zip(items, rows, strict=True):
-        if item.handle.outcome == "kept":
+        if item.receipt.outcome == "kept":
             continue
-        item.handle.due_ms, item.handle.outcome = row.due_at_ms, "outbox"
+        item.receipt.due_ms, item.receipt.outcome = row.due_at_ms, "outbox"
         if row.status == OutboxStatus.SENT:
-            item.handle.outcome = ""
+            item.receipt.outcome = ""
             to_send.append(item._replace(message=stamped(row)))
     return to_send, refused
 
 
-def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Handle]:
+def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Receipt]:
     """Keep what Redis could not take, or may have taken; the relay sends it after `wait_ms`.
 
-    Returns the handles of refused duplicates.
+    Returns the receipts of refused duplicates.
     """
     now_us = get_store().now_us()
     fresh = [item for item in items if not item.template.durable]
@@ -122,8 +123,8 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Han
         refused = _insert(rows, fresh)
     put_back([item for item in items if item.template.durable])
     for item, row in zip(fresh, rows, strict=True):
-        if item.handle.outcome != "kept":
-            item.handle.outcome, item.handle.due_ms = "outbox", row.due_at_ms
+        if item.receipt.outcome != "kept":
+            item.receipt.outcome, item.receipt.due_ms = "outbox", row.due_at_ms
     return refused
 
 
@@ -132,9 +133,9 @@ def still_open(items: list[Item]) -> list[Item]:
     ended meanwhile."""
     late_us = get_store().now_us() - LATE_US if any(item.template.durable for item in items) else 0
     late = {
-        UUID(bytes=item.message[0])
+        UUID(bytes=item.message.id)
         for item in items
-        if item.template.durable and _stamp(item) < late_us
+        if item.template.durable and item.message.when.stamp_us < late_us
     }
     if not late:
         return items
@@ -143,24 +144,17 @@ def still_open(items: list[Item]) -> list[Item]:
     return [
         item
         for item in items
-        if UUID(bytes=item.message[0]) not in late
-        or (UUID(bytes=item.message[0]), _stamp(item)) in lives
+        if UUID(bytes=item.message.id) not in late
+        or (UUID(bytes=item.message.id), item.message.when.stamp_us) in lives
     ]
-
-
-def _stamp(item: Item) -> int:
-    """Of a durable message on its way: `@stamp:due`."""
-    return int(item.message[2][1:].partition(":")[0])
 
 
 def put_back(items: Sequence[Item]) -> None:
     """Leave durable messages that could not be sent to the relay."""
     if items:
         # With their stamps: by now another life of a key may have the row.
-        ids, stamps = (
-            [UUID(bytes=item.message[0]) for item in items],
-            [_stamp(item) for item in items],
-        )
+        ids = [UUID(bytes=item.message.id) for item in items]
+        stamps = [item.message.when.stamp_us for item in items]
         rows = OutboxMessage.objects.filter(
             message_id__in=ids, enqueued_at_us__in=stamps, status=OutboxStatus.SENT
         )
@@ -168,7 +162,7 @@ def put_back(items: Sequence[Item]) -> None:
             status=OutboxStatus.WAITING, told=True, relay_at_ms=get_store().now_us() // 1000
         )
     for item in items:
-        item.handle.outcome = "outbox"
+        item.receipt.outcome = "outbox"
 
 
 def row_of(item: Item, now_us: int, status: str) -> OutboxMessage:
@@ -176,7 +170,7 @@ def row_of(item: Item, now_us: int, status: str) -> OutboxMessage:
     horizon."""
     identity, mode, when, expires, record = item.message
     accepted_ms = -(-now_us // 1000)
-    due_ms = accepted_ms + int(when) if when[0] == "+" else int(when)
+    due_ms = when.from_ms(accepted_ms)
     look_at_ms = relay_at_ms(due_ms)
     if look_at_ms > accepted_ms:
         status = OutboxStatus.WAITING
@@ -190,14 +184,14 @@ def row_of(item: Item, now_us: int, status: str) -> OutboxMessage:
         key=item.template.key or "",
         on_duplicate=mode,
         due_at_ms=due_ms,
-        expires_at_ms=due_ms + int(expires) if expires[:1] == "+" else int(expires or 0),
+        expires_at_ms=expires.from_ms(due_ms),
         record=bytes((record[0] | DURABLE,)) + record[1:],
         status=status,
         relay_at_ms=look_at_ms,
     )
 
 
-def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Handle]:
+def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Receipt]:
     """One statement for new ids; for given ones what their on_duplicate says. Returns the handles
     of duplicates."""
     using = OutboxMessage.objects.using(get_settings().database)
@@ -205,13 +199,13 @@ def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Handle
         [row for row, item in zip(rows, items, strict=True) if not item.template.fixed]
     ):
         using.bulk_create(part)
-    refused: list[Handle] = []
+    refused: list[Receipt] = []
     # In one order, so that two calls with the same keys wait for each other instead of deadlocking.
     for row, item in sorted(zip(rows, items, strict=True), key=lambda pair: pair[0].message_id):
         if item.template.fixed and not _insert_given(row, item.template.may_exist):
-            item.handle.outcome = "kept"
+            item.receipt.outcome = "kept"
             if row.on_duplicate == "raise":
-                refused.append(item.handle)
+                refused.append(item.receipt)
     return refused
 
 
@@ -322,7 +316,7 @@ def adopt(item: Item, word: str) -> None:
     """Redis had stored the message before, under the stamp in `word`: from now on the row is about
     that life."""
     rows = OutboxMessage.objects.filter(
-        message_id=UUID(bytes=item.message[0]), enqueued_at_us=_stamp(item)
+        message_id=UUID(bytes=item.message.id), enqueued_at_us=item.message.when.stamp_us
     )
     rows.update(enqueued_at_us=stamp_of(word), status=OutboxStatus.SENT)
 

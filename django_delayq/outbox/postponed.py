@@ -1,9 +1,9 @@
-"""What Redis has yet to hear: cancels and moves of messages that it may have, kept in the outbox
-until they are said.
+"""Postponed cancels and moves: of messages that Redis may have, kept in the outbox until Redis has
+them.
 
-Beside a message's row, or as a row without a record for a message that Redis alone has. They are
-said at the commit, else by the relay. Saying them twice changes nothing, and a message that was
-enqueued later is not meant, as far as clocks tell (CLOCK_ERROR_US).
+The message's row keeps them; a message that only Redis has gets a row without a record. They are
+applied at the commit, else by the relay. Applying them twice changes nothing, and they spare a
+message that was enqueued later, as far as clocks tell (CLOCK_ERROR_US).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from django.db import Error, connections, transaction
 from ..archive import archive_rows
 from ..core import signals
 from ..core.conf import get_settings
+from ..core.database import locked
 from ..core.exceptions import MessageNotFound, MessageRunning, StoreError
 from ..core.message import HEADER_END, is_same_content, stamp_us_of, without_stamp
 from ..core.signals import Event
+from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from . import outbox
@@ -27,50 +29,48 @@ from .lookup import begin_anew, due_ms_of, end, lock, mark, move
 
 logger = logging.getLogger("delayq")
 
-#: Rows that one round of the relay looks at. Each takes a few calls of Redis, and they are few:
+#: Rows that one round of the relay applies. Each takes a few calls of Redis, and they are few:
 #: those of an outage.
 BATCH = 100
 #: Microseconds by which this process's idea of Redis' clock may be behind, with a reading of it and
 #: without one.
 CLOCK_ERROR_US = 100_000
 CLOCK_UNKNOWN_US = 2_000_000
-#: In place of the instant of a cancel: Redis has obeyed, so that nothing was enqueued before it any
-#: more.
-OBEYED = 0
+#: In place of the instant of a cancel: Redis has applied it, so it means nothing else any more.
+APPLIED = 0
 #: Milliseconds after which the relay tries again what Redis did not take.
 AGAIN_MS = 500
 
 # Keeping
 
 
-#: What this process has kept and Redis has perhaps not heard yet: an enqueue of the same key must
-#: not overtake it. And whether it is a cancel.
-unsaid: dict[tuple[str, bytes], bool] = {}
-MOST_UNSAID = 10_000
+#: What this process has kept and Redis may not have yet, and whether it is a cancel: an enqueue of
+#: the same key must not overtake it.
+pending: dict[tuple[str, bytes], bool] = {}
+MOST_PENDING = 10_000
 
 
 def remember(topic: str, identity: bytes, *, cancels: bool) -> None:
-    """Something was kept."""
-    if len(unsaid) >= MOST_UNSAID:
-        unsaid.clear()
-    unsaid[topic, identity] = cancels
+    """Note that something was kept."""
+    if len(pending) >= MOST_PENDING:
+        pending.clear()
+    pending[topic, identity] = cancels
 
 
 def catch_up(places: Iterable[tuple[str, bytes]]) -> None:
-    """Before an enqueue: tell Redis what this process has kept for these ids, unless it was
-    told."""
-    for topic, identity in unsaid.keys() & places:
-        unsaid.pop((topic, identity), None)
+    """Before an enqueue: apply what this process has kept for these ids, unless somebody has."""
+    for topic, identity in pending.keys() & places:
+        pending.pop((topic, identity), None)
         if get_store().breaker.open:
             continue  # then the enqueue takes the row over
         try:
             with transaction.atomic(using=get_settings().database):
                 row = lock(topic, identity)
                 if row is not None and row.status in (OutboxStatus.CANCELLED, OutboxStatus.MOVED):
-                    _say(row)
+                    _apply(row)
         except (StoreError, Error) as error:
             logger.warning(
-                "the relay tells Redis what was kept for message %s: %s", identity.hex(), error
+                "the relay applies later what was kept for message %s: %s", identity.hex(), error
             )
 
 
@@ -82,9 +82,9 @@ def keep_cancel(
     unknown: bool = False,
     stamp_us: int | None = None,
 ) -> bool:
-    """Cancel without Redis, which hears of it later. False: it is cancelled already.
+    """Keep a cancel until Redis is back. False: it is cancelled already.
 
-    `unknown`: Redis may have obeyed. `stamp_us`: only that life; one that came since takes its
+    `unknown`: Redis may have applied it. `stamp_us`: only that life; one that came since takes its
     place.
     """
     with transaction.atomic(using=get_settings().database):
@@ -94,7 +94,7 @@ def keep_cancel(
             row.save(using=row._state.db, update_fields=["on_duplicate", "told"])
             return True
         if row.status == OutboxStatus.CANCELLED:
-            may_be_live = has_obeyed(row)
+            may_be_live = is_applied(row)
             mark(row, OutboxStatus.CANCELLED, row.reason)  # also for what has been enqueued since
             if may_be_live:
                 remember(topic, identity, cancels=True)
@@ -109,10 +109,9 @@ def keep_cancel(
 
 
 def keep_move(
-    topic: str, identity: bytes, key: str | None, when: str, stamp_us: int | None = None
+    topic: str, identity: bytes, key: str | None, when: When, stamp_us: int | None = None
 ) -> int | None:
-    """Reschedule without Redis, which hears of it later. Returns the new due time in ms; None: it
-    is cancelled.
+    """Keep a move until Redis is back. Returns the new due time in ms; None: it is cancelled.
 
     `stamp_us`: only that life.
     """
@@ -120,7 +119,7 @@ def keep_move(
         row = _row(topic, identity, key)
         if row.record and stamp_us not in (None, row.enqueued_at_us):
             return row.due_at_ms
-        if row.status == OutboxStatus.CANCELLED and has_obeyed(
+        if row.status == OutboxStatus.CANCELLED and is_applied(
             row
         ):  # what has been enqueued since is meant
             end([row])
@@ -145,7 +144,7 @@ def _row(topic: str, identity: bytes, key: str | None) -> OutboxMessage:
         if row is not None:
             return row
         now_us = get_store().now_us()
-        word = OutboxMessage(
+        empty = OutboxMessage(
             message_id=UUID(bytes=identity),
             enqueued_at_us=now_us,
             topic=topic,
@@ -157,11 +156,11 @@ def _row(topic: str, identity: bytes, key: str | None) -> OutboxMessage:
             relay_at_ms=0,
             told=True,
         )
-        rows.bulk_create([word], ignore_conflicts=True)
+        rows.bulk_create([empty], ignore_conflicts=True)
     raise MessageNotFound  # the id is that of a message of another topic
 
 
-# Saying
+# Applying
 
 
 def cancel(topic: str, identity: bytes, stamp_us: int | None = None) -> str:
@@ -180,11 +179,11 @@ def cancel(topic: str, identity: bytes, stamp_us: int | None = None) -> str:
             return "OK"
         if row.status != OutboxStatus.CANCELLED:
             mark(row, OutboxStatus.CANCELLED, "cancelled")
-        return say_cancel(row)
+        return apply_cancel(row)
 
 
 def reschedule(
-    topic: str, identity: bytes, when: str, stamp_us: int | None = None
+    topic: str, identity: bytes, when: When, stamp_us: int | None = None
 ) -> tuple[str, int]:
     """Move what SQL has a row of, wherever it is; with `stamp_us` only that life.
 
@@ -199,11 +198,11 @@ def reschedule(
             return "NOT_FOUND", 0
         move(row, due_ms_of(when))
         mark(row, OutboxStatus.MOVED)
-        return say_move(row), row.due_at_ms
+        return apply_move(row), row.due_at_ms
 
 
 def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None) -> None:
-    """Redis has obeyed. What waits here under its id ends too; of a sent one nothing may come back,
+    """Redis has cancelled it. What waits here under its id ends too; a sent one may not come back,
     should Redis lose its memory before the archiver has read of it. `stamp_us`: only that life."""
     with transaction.atomic(using=get_settings().database):
         row = lock(topic, identity)
@@ -215,12 +214,11 @@ def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None)
             end([row])
         else:
             row.status, row.reason = OutboxStatus.CANCELLED, row.reason or "cancelled"
-            _obeyed(row)
+            _mark_applied(row)
 
 
 def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
-    """Redis has obeyed: the row says so, unless its transaction has moved it on, which Redis hears
-    next."""
+    """Redis has moved it: the row says so, unless its transaction has moved it once more."""
     rows = OutboxMessage.objects.filter(
         message_id=UUID(bytes=identity), topic=topic, status=OutboxStatus.MOVED
     )
@@ -229,19 +227,18 @@ def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
     )
 
 
-def hurry(topic: str, identity: bytes) -> None:
-    """The commit could not tell Redis: the relay does it as soon as it can."""
+def relay_soon(topic: str, identity: bytes) -> None:
+    """The commit could not reach Redis: the relay applies it as soon as it can."""
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
     rows.filter(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]).update(
         relay_at_ms=outbox.now_ms()
     )
 
 
-def say_all() -> bool:
-    """Tell Redis what it has yet to hear, one batch. Returns whether there may be more. Raises
-    StoreError."""
+def apply_all() -> bool:
+    """Apply one batch in Redis. Returns whether there may be more. Raises StoreError."""
     connection = connections[get_settings().database]
-    errors: list[StoreError] = []
+    failed: StoreError | None = None
     rows = OutboxMessage.objects.filter(
         status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED],
         relay_at_ms__lte=get_store().now_us() // 1000,
@@ -249,39 +246,35 @@ def say_all() -> bool:
     if not rows.exists():
         return False
     with transaction.atomic(using=connection.alias):
-        if connection.features.has_select_for_update_skip_locked:
-            rows = rows.select_for_update(skip_locked=True)
-        found = list(rows.order_by("relay_at_ms")[:BATCH])
+        found = list(locked(rows).order_by("relay_at_ms")[:BATCH])
         for row in found:
             try:
-                _say(row)
+                _apply(row)
             except StoreError as error:
-                errors.append(error)
+                failed = error
                 OutboxMessage.objects.filter(pk=row.pk).update(
                     relay_at_ms=outbox.now_ms() + AGAIN_MS
                 )
                 break
-    if errors:
-        raise errors[0]
+    if failed:
+        raise failed
     return len(found) == BATCH
 
 
-def _say(row: OutboxMessage) -> None:
-    action, signal, said = "cancel", signals.cancelled, say_cancel
+def _apply(row: OutboxMessage) -> None:
+    action, signal, apply = "cancel", signals.cancelled, apply_cancel
     if row.status == OutboxStatus.MOVED:
-        action, signal, said = "reschedule", signals.rescheduled, say_move
+        action, signal, apply = "reschedule", signals.rescheduled, apply_move
     event = Event(row.message_id.hex, row.task, row.key or None)
-    word = said(row)
+    word = apply(row)
     if word == "OK":
         signals.report(signal, row.topic, [event])
-    elif word == "RUNNING" or (
-        not row.record and row.told
-    ):  # of the others the archive tells how they have ended
-        tell_refused(action, row.topic, event, word)
+    elif word == "RUNNING" or (not row.record and row.told):  # the archive shows how others ended
+        report_refused(action, row.topic, event, word)
 
 
-def tell_refused(action: str, topic: str, event: Event, word: str) -> None:
-    """What was promised when nobody could know."""
+def report_refused(action: str, topic: str, event: Event, word: str) -> None:
+    """A cancel or a move was accepted while nobody could know, and could not be applied."""
     why = {"RUNNING": "running", "NOT_FOUND": "not found"}.get(word, word)
     level = logging.WARNING if word != "NOT_FOUND" else logging.INFO
     name = f"{event.key!r}" if event.key else event.id
@@ -296,7 +289,7 @@ def tell_refused(action: str, topic: str, event: Event, word: str) -> None:
     signals.report(signals.refused, topic, [event._replace(reason=why)], action=action)
 
 
-def say_cancel(row: OutboxMessage) -> str:
+def apply_cancel(row: OutboxMessage) -> str:
     """Cancel in Redis what a row says is cancelled. In a transaction that holds the row.
 
     Returns OK, RUNNING (it goes on, and so does its row) or NOT_FOUND. The archiver removes what
@@ -316,7 +309,7 @@ def say_cancel(row: OutboxMessage) -> str:
     if not row.record:
         row.delete()
         return answer
-    if any(_is_same(one, row) or stamp_us_of(one) == row.enqueued_at_us for one in running):
+    if _runs(row, running):
         _live_again(row)
         return answer
     # What runs is another life: that of the row was to follow it.
@@ -324,7 +317,7 @@ def say_cancel(row: OutboxMessage) -> str:
     if word == "MISSING":
         # What Redis had under another stamp was this very message: it is archived as that. Or it
         # has run exactly once.
-        if any(_is_same(one, row) for one in ended) or archive_rows.is_archived(
+        if any(_is_same(record, row) for record in ended) or archive_rows.is_archived(
             identity, row.enqueued_at_us
         ):
             row.delete()
@@ -333,17 +326,22 @@ def say_cancel(row: OutboxMessage) -> str:
             partition, identity, outbox.record_of(row), row.reason or "cancelled", row.due_at_ms
         )
         answer = answer if running else "OK"
-    _obeyed(row)
+    _mark_applied(row)
     return answer
 
 
-def say_move(row: OutboxMessage) -> str:
+def apply_move(row: OutboxMessage) -> str:
     """Move in Redis what a row says is moved. In a transaction that holds the row. Returns OK,
     RUNNING or NOT_FOUND."""
-    answer = _move_in_redis(row, row.due_at_ms)
-    if answer == "RUNNING" or not row.record:
+    moved, running = _move_in_redis(row, row.due_at_ms)
+    answer = "OK" if moved else "RUNNING" if running else "NOT_FOUND"
+    if not row.record:
+        row.delete()
+        return answer
+    if not moved and _runs(row, running):
         _live_again(row)
         return answer
+    # What runs is another life: that of the row is to follow it.
     partition, word = outbox.standing(row)
     if word != "MISSING":
         _live_again(row)
@@ -351,9 +349,7 @@ def say_move(row: OutboxMessage) -> str:
     if archive_rows.is_archived(row.message_id.bytes, row.enqueued_at_us):
         row.delete()
         return answer
-    if (
-        answer == "OK"
-    ):  # under another stamp, so probably this very message: the relay brings both together
+    if moved:  # under another stamp, so probably this very message: the relay brings both together
         row.status, row.relay_at_ms, row.told = OutboxStatus.WAITING, outbox.now_ms(), True
     else:
         begin_anew(row, partition)
@@ -367,39 +363,47 @@ def move_live(row: OutboxMessage) -> None:
     OutboxMessage.objects.filter(pk=row.pk).update(moved_to_ms=0)
 
 
-def _move_in_redis(row: OutboxMessage, due_ms: int) -> str:
-    place = row.topic, row.message_id.bytes
-    try:
-        get_store().reschedule(*place, str(due_ms), _meant_before_us(row))
-    except MessageRunning:
-        return "RUNNING"
-    except MessageNotFound:
-        return "NOT_FOUND"
-    return "OK"
+def _move_in_redis(row: OutboxMessage, due_ms: int) -> tuple[bool, list[bytes]]:
+    """Whether something was moved, and the records of what runs."""
+    store, identity, moved = get_store(), row.message_id.bytes, False
+    running: list[bytes] = []
+    for partition in outbox.candidates(row):
+        try:
+            store.reschedule_in(partition, identity, When.at(due_ms), _meant_before_us(row))
+            moved = True
+        except MessageRunning:
+            found = store.queries.find(partition, [identity])[0]
+            running.append(found.record if found is not None else b"")
+        except MessageNotFound:
+            continue
+    return moved, running
+
+
+def _runs(row: OutboxMessage, running: Iterable[bytes]) -> bool:
+    """Whether one of these running records is the message of the row."""
+    return any(
+        _is_same(record, row) or stamp_us_of(record) == row.enqueued_at_us for record in running
+    )
 
 
 def _live_again(row: OutboxMessage) -> None:
-    if not row.record:
-        row.delete()
-        return
     row.status, row.reason, row.relay_at_ms = OutboxStatus.SENT, "", outbox.now_ms() + patience_ms()
     row.save(using=row._state.db)
 
 
-def _obeyed(row: OutboxMessage) -> None:
+def _mark_applied(row: OutboxMessage) -> None:
     """Redis has cancelled what was meant. From now on that is the row's own life, should somebody
     send it late: what is enqueued right after the cancel is never meant, however long the archiver
     takes to close the row."""
-    row.changed_at_us, row.relay_at_ms = OBEYED, outbox.now_ms() + patience_ms()
+    row.changed_at_us, row.relay_at_ms = APPLIED, outbox.now_ms() + patience_ms()
     row.save(
         using=row._state.db, update_fields=["status", "reason", "changed_at_us", "relay_at_ms"]
     )
 
 
-def has_obeyed(row: OutboxMessage) -> bool:
-    """Whether Redis is known to have heard of the cancel: what it has now under that id is another
-    life."""
-    return row.changed_at_us == OBEYED
+def is_applied(row: OutboxMessage) -> bool:
+    """Whether Redis has applied the cancel: what it has now under that id is another life."""
+    return row.changed_at_us == APPLIED
 
 
 def _is_same(record: bytes, row: OutboxMessage) -> bool:
@@ -408,7 +412,7 @@ def _is_same(record: bytes, row: OutboxMessage) -> bool:
 
 
 def _meant_before_us(row: OutboxMessage) -> int:
-    if has_obeyed(row):
+    if is_applied(row):
         return row.enqueued_at_us
     error_us = CLOCK_ERROR_US if get_store().client.clock.known else CLOCK_UNKNOWN_US
     return row.changed_at_us + error_us

@@ -7,13 +7,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import connections, transaction
-
-from ..core.conf import get_settings
-from ..core.database import reached, write_first
+from ..core.database import reached
 from ..core.service import Service
 from ..models import OutboxMessage, OutboxStatus
-from ..store.client import BATCH
 from ..store.queries import Life
 from ..store.store import RedisStore
 from . import relay
@@ -56,8 +52,13 @@ class Reconciler(Service):
         with reached():
             rows = self._page()
             missing = self._missing(rows)
-            if missing:
-                self._restore(missing)
+            # The archiver may have closed some of them since they were read.
+            restored = len(relay.send_again(self._store, missing))
+        if restored:
+            self.restored += restored
+            logger.warning(
+                "%d durable messages were not in Redis any more and are sent again", restored
+            )
         self._after = rows[-1].pk if len(rows) == PAGE else 0
         if len(rows) < PAGE:
             return self.interval
@@ -70,31 +71,7 @@ class Reconciler(Service):
         )
         return list(rows.only("message_id", "enqueued_at_us", "topic").order_by("pk")[:PAGE])
 
-    def _missing(self, rows: Sequence[OutboxMessage]) -> list[int]:
-        lives = {row.pk: Life(row.message_id.bytes, row.enqueued_at_us) for row in rows}
-        missing = self._store.missing((row.topic, lives[row.pk]) for row in rows)
-        return [row.pk for row in rows if lives[row.pk] in missing]
-
-    def _restore(self, missing: Sequence[int]) -> None:
-        """Send the rows that are still there: the archiver may have closed some since we have read
-        them."""
-        connection = connections[get_settings().database]
-        restored = 0
-        for at in range(0, len(missing), BATCH):
-            with transaction.atomic(using=connection.alias):
-                write_first(connection, OutboxMessage)
-                rows = OutboxMessage.objects.filter(
-                    pk__in=missing[at : at + BATCH], status=OutboxStatus.SENT
-                )
-                if connection.features.has_select_for_update_skip_locked:
-                    rows = rows.select_for_update(skip_locked=True)
-                found = list(rows)
-                errors = relay.send(self._store, found)
-            if errors:
-                raise errors[0]
-            restored += len(found)
-        if restored:
-            self.restored += restored
-            logger.warning(
-                "%d durable messages were not in Redis any more and are sent again", restored
-            )
+    def _missing(self, rows: Sequence[OutboxMessage]) -> list[OutboxMessage]:
+        lives = [(row.topic, Life(row.message_id.bytes, row.enqueued_at_us)) for row in rows]
+        missing = self._store.missing(lives)
+        return [row for row, (_, life) in zip(rows, lives, strict=True) if life in missing]

@@ -13,10 +13,11 @@ from django.db import connections, transaction
 from django.db.models import Q, QuerySet
 
 from ..core import signals
+from ..core.chunks import chunked
 from ..core.conf import get_settings
-from ..core.database import reached, write_first
+from ..core.database import locked, reached, write_first
 from ..core.exceptions import StoreError
-from ..core.ids import task_code
+from ..core.message import task_code
 from ..core.service import Service, Sleeper
 from ..core.signals import Event
 from ..models import OutboxMessage, OutboxStatus
@@ -66,7 +67,7 @@ class Relay(Service):
             return min(self.interval, 0.1)
         try:
             with reached():
-                more = postponed.say_all()
+                more = postponed.apply_all()
                 found = self._send_batch()
         except StoreError:
             # so that the next try does not hold rows while it waits for a connection
@@ -87,9 +88,7 @@ class Relay(Service):
             )
             if only:
                 waiting = waiting.filter(**only)
-            if connection.features.has_select_for_update_skip_locked:
-                waiting = waiting.select_for_update(skip_locked=True)
-            rows = list(waiting.order_by("relay_at_ms")[:BATCH])
+            rows = list(locked(waiting).order_by("relay_at_ms")[:BATCH])
             errors = send(self._store, rows)
         if errors:
             raise errors[0]
@@ -104,7 +103,7 @@ class Relay(Service):
         until, pace = time.monotonic() + seconds, Sleeper()
         with reached():
             while self._unheard().exists() and time.monotonic() < until:
-                if not postponed.say_all() and not self._send_batch(told=True):
+                if not postponed.apply_all() and not self._send_batch(told=True):
                     pace.wait(0.02)
 
     def _unheard(self) -> QuerySet[OutboxMessage]:
@@ -163,6 +162,27 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
         status=OutboxStatus.SENT, relay_at_ms=check_at_ms
     )
     return errors
+
+
+def send_again(store: RedisStore, lost: Sequence[OutboxMessage]) -> set[int]:
+    """Send rows that Redis has lost, under their stamps. Rows that have changed since they were
+    read, and those that others hold, are left out. Returns the ids of those that were sent. Raises
+    StoreError."""
+    connection = connections[get_settings().database]
+    stamps = {(row.pk, row.enqueued_at_us) for row in lost}
+    sent: set[int] = set()
+    for batch in chunked(lost, BATCH):
+        with transaction.atomic(using=connection.alias):
+            write_first(connection, OutboxMessage)
+            rows = OutboxMessage.objects.filter(
+                pk__in=[row.pk for row in batch], status=OutboxStatus.SENT
+            )
+            found = [row for row in locked(rows) if (row.pk, row.enqueued_at_us) in stamps]
+            errors = send(store, found)
+        if errors:
+            raise errors[0]
+        sent |= {row.pk for row in found}
+    return sent
 
 
 def _give_way(row: OutboxMessage, word: str) -> bool:

@@ -16,7 +16,7 @@ from .error_messages import code_of
 from .errors import Refused
 from .jobs import JOBS, Tell
 from .params import Params, Report
-from .runner import Start, configuration_of, interruption, run_job
+from .runner import add_start_arguments, interruption, run_job, start_of
 from .session import submitted
 
 
@@ -49,34 +49,24 @@ def _run(options: argparse.Namespace, say: Tell) -> Report:
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror}.") from error
     params = Params.decode(raw)
-    start = Start(
-        master=options.master,
-        driver_memory=options.driver_memory,
-        configuration=configuration_of(options.conf),
-    )
+    start = start_of(vars(options))
     params_from_django.set_up(params)
     return run_job(options.job, params, start, say)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m django_delayq.pipeline", description=__doc__)
+    jobs = "; ".join(f"{job.name}: {job.help.rstrip('.')}" for job in JOBS.values())
+    parser.add_argument("job", metavar="JOB", choices=JOBS, help=jobs)
     parser.add_argument(
-        "job", choices=JOBS, help="; ".join(f"{name}: {what}" for name, what in JOBS.items())
+        "--params",
+        required=True,
+        metavar="FILE",
+        help="Made by `manage.py delayq pipeline JOB --write-params FILE`; - for stdin.",
     )
-    parser.add_argument(
-        "--params", required=True, help="file that delayq_pipeline --write-params made; - for stdin"
-    )
-    parser.add_argument("--json", action="store_true", help="the report for programs")
-    parser.add_argument("--traceback", action="store_true", help="show all of an error")
-    parser.add_argument(
-        "--master", default="local[*]", help="without spark-submit (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--driver-memory", default="1g", help="without spark-submit (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--conf", action="append", default=[], metavar="NAME=VALUE", help="of Spark; no secrets"
-    )
+    parser.add_argument("--json", action="store_true", help="The report as one JSON document.")
+    parser.add_argument("--traceback", action="store_true", help="Show all of an error.")
+    add_start_arguments(parser)
     return parser
 
 

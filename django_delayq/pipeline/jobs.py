@@ -1,42 +1,58 @@
-"""The jobs: each module has run(spark, params, tell), which gives a Report."""
+"""The jobs: the one list of them, from which the command line is made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
+from . import options
 from .params import Params, Report
 from .session import check_session
-
-#: Name of a job -> what it does, in a line.
-JOBS = {
-    "export": "copy finished messages from the archive to the lake",
-    "stats": "compute counts and histograms per hour and day from the lake",
-    "forecast": "count what will fall due, from Redis and the outbox",
-    "audit": "compare Redis, outbox, archive and lake, and repair what differs",
-    "schedule": "enqueue a message per row of a file, a table or a query",
-    "replay": "enqueue dead letters again",
-    "stream": "copy finished messages to the lake continuously",
-}
-
-_MODULES = {
-    "export": ".export.export",
-    "stats": ".stats.stats",
-    "forecast": ".forecast.forecast",
-    "audit": ".audit.audit",
-    "schedule": ".bulk_load.schedule",
-    "replay": ".bulk_load.replay",
-    "stream": ".export.stream",
-}
 
 Tell = Callable[[str], object]
 """Takes a line that says how far the job is."""
 
 
-def run(name: str, spark: Any, params: Params, tell: Tell = bool) -> Report:
-    """Run one of JOBS in this session. Raises Refused and other DelayQErrors: then nothing is half
+class Job(NamedTuple):
+    """A job, and where its code is."""
+
+    name: str
+    options: type[options.Options]
+    """What it takes; the docstring is its help."""
+    module: str
+    """Has run(spark, params, tell) -> Report. It is loaded when the job runs: it needs Spark, and
+    Django set up."""
+
+    @property
+    def help(self) -> str:
+        """A line that says what the job does."""
+        return (self.options.__doc__ or "").partition("\n")[0]
+
+
+JOBS = {
+    job.name: job
+    for job in (
+        Job("export", options.ExportOptions, ".export.export"),
+        Job("stats", options.StatsOptions, ".stats.stats"),
+        Job("forecast", options.ForecastOptions, ".forecast.forecast"),
+        Job("audit", options.AuditOptions, ".audit.audit"),
+        Job("schedule", options.ScheduleOptions, ".bulk_load.schedule"),
+        Job("replay", options.ReplayOptions, ".bulk_load.replay"),
+        Job("stream", options.StreamOptions, ".export.stream"),
+    )
+}
+
+
+def check(name: str, params: Params) -> None:
+    """Raise Refused when the job cannot do what the parameters ask. Needs no Spark."""
+    params.options(JOBS[name].options).check(params)
+
+
+def run(name: str, spark: Any, params: Params, tell: Tell = lambda line: None) -> Report:
+    """Run a job in this session. Raises Refused and other DelayQErrors: then nothing is half
     done."""
+    check(name, params)
     check_session(spark)
-    report: Report = import_module(_MODULES[name], __package__).run(spark, params, tell)
+    report: Report = import_module(JOBS[name].module, __package__).run(spark, params, tell)
     return report

@@ -1,73 +1,161 @@
-"""What each job can be told beside Params: its options, checked when they are read."""
+"""The options of each job, and the rules that they obey.
+
+The text under a field is its help on the command line, and its type says what is read there: a
+number of seconds is given as `30d`, `Folder` is a path, a mapping is given as NAME=VALUE.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from ..core.times import MAX_DELAY_MS
+from .errors import Refused
+from .params import Params
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-Delay = Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)]
+
+def _meta(metavar: str, **limits: Any) -> msgspec.Meta:
+    return msgspec.Meta(extra={"metavar": metavar}, **limits)
+
+
+Seconds = Annotated[float, _meta("DURATION", ge=0)]
+Milliseconds = Annotated[int, _meta("DURATION", ge=0, le=MAX_DELAY_MS)]
+Rate = Annotated[float, _meta("NUMBER", gt=0, lt=10**9)]
+Count = Annotated[int, _meta("COUNT", ge=1, le=10**12)]
+Splits = Annotated[int, _meta("COUNT", ge=1, le=64)]
+Folder = Annotated[str, _meta("FOLDER")]
+Column = Annotated[str, _meta("COLUMN")]
+Reference = Annotated[str, _meta("REF")]
+Condition = Annotated[str, _meta("SQL")]
+Columns = Annotated[Mapping[str, str], _meta("PARAMETER=COLUMN")]
+Edits = Annotated[Mapping[str, str], _meta("ARGUMENT=EXPRESSION")]
 
 
 class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base: an option that a job does not know is refused."""
 
+    takes: ClassVar[Sequence[str]] = ("dry_run",)
+    """Fields of Params that mean something to the job."""
+
+    def check(self, params: Params) -> None:
+        """Raise Refused for parameters that the job cannot do. Needs no Spark."""
+        since, until = params.period()
+        given = [name for name in ("since", "until", "topic") if getattr(params, name)]
+        if wrong := [name for name in given if name not in self.takes]:
+            raise Refused(f"This job does not take {' and '.join(wrong)}: leave that out.")
+        if since and until and until <= since:
+            raise Refused(
+                f"until ({params.until}) is not after since ({params.since}): exchange them."
+            )
+        if self.needs_lake() and not params.lake:
+            raise Refused(
+                "This job needs a lake, a directory that this machine and all executors see: give "
+                "--lake DIRECTORY, or set DELAYQ_LAKE in the environment."
+            )
+
+    def needs_lake(self) -> bool:
+        """Whether the job reads or writes the lake."""
+        return False
+
 
 class ExportOptions(Options):
-    """archive -> lake."""
+    """Copy finished messages from the archive to the lake.
 
-    batch: Annotated[int, msgspec.Meta(ge=1)] = 500_000
+    It copies all rows that are settled, batch by batch, and verifies each batch. It can also
+    compact the lake, and prune the archive.
+
+      python manage.py delayq pipeline export --lake /data/lake --compact --prune 90d
+    """
+
+    takes = ("lake", "dry_run")
+
+    batch: Count = 500_000
     """Ids of the archive in one batch of the lake."""
-    settle: NotNegative = 60.0
-    """Seconds: rows that the database took later than so long ago wait for the next export."""
-    prune: Annotated[float, msgspec.Meta(ge=3600)] | None = None
-    """Seconds: delete from SQL what the lake holds and what finished longer ago than this; None
-    deletes nothing."""
+    settle: Seconds = 60.0
+    """Rows that the database got more recently than this wait for the next export."""
+    prune: Annotated[float, _meta("DURATION", ge=3600)] | None = None
+    """Then delete from SQL the rows that are in the lake and finished longer ago than this; at
+    least 1h."""
     by: str = ""
-    """Who, for the OperatorAction of the pruning."""
+    """Who, for the record."""
     compact: bool = False
     """Rewrite the small files of days that are over as one batch."""
-    grace: NotNegative = 86_400.0
-    """Seconds for which files stay that no commit names (any more): a reader, or a slow writer, may
-    be at them."""
+    grace: Seconds = 86_400.0
+    """Keep files that no commit names for this long: somebody may be reading or writing them."""
+
+    def needs_lake(self) -> bool:
+        """It writes the lake."""
+        return True
 
 
 class StatsOptions(Options):
-    """lake -> TopicHour and TaskDay."""
+    """Compute counts and histograms per hour and day.
+
+    It reads the lake and replaces the figures of hours and days with new rows, those of a period,
+    or all.
+
+      python manage.py delayq pipeline stats --lake /data/lake --since 7d
+    """
+
+    takes = ("lake", "since", "until", "dry_run")
 
     source: Literal["lake", "archive"] = "lake"
+    """Where to read the finished messages."""
     everything: bool = False
-    """All hours and days, not only those with new rows."""
+    """Compute all hours and days, not only those with new rows."""
     fewer: bool = False
-    """Also where what is stored counts messages that the lake, or the archive, does not have."""
+    """Also replace figures that count more messages than the source has."""
+
+    def needs_lake(self) -> bool:
+        """Unless it reads the archive."""
+        return self.source == "lake"
 
 
 class ForecastOptions(Options):
-    """Redis and outbox -> Forecast."""
+    """Count what will be due, from Redis and the outbox.
 
-    drain_rate: Positive | None = None
-    """Messages a second that the workers manage; None: the highest that the samples of the last day
-    show."""
-    replica: str = ""
-    """Reference (`env:NAME`, `file:/path`) to the URL of a replica that is read in place of the
-    server itself."""
+    The overview of the admin shows the result. With --topic or --dry-run nothing is written.
+
+      python manage.py delayq pipeline forecast
+    """
+
+    takes = ("topic", "dry_run")
+
+    drain_rate: Rate | None = None
+    """Messages per second that the workers manage. Without it: the highest rate of the last day."""
+    replica: Reference = ""
+    """Read a replica of Redis; this is a reference to its URL: env:NAME or file:/path."""
 
 
 class AuditOptions(Options):
-    """Redis x outbox x archive x lake."""
+    """Compare Redis, outbox, archive and lake; repair what differs.
 
-    pause: NotNegative = 5.0
-    """Seconds between the first look and the second one, by id, that a difference must survive."""
+    The exit code is 3 when there are differences, also when all of them are repaired.
+
+      python manage.py delayq pipeline audit --lake /data/lake --repair
+    """
+
+    takes = ("lake", "topic", "dry_run")
+
+    pause: Seconds = 5.0
+    """Time between the two comparisons. Only a difference that both find counts."""
     repair: bool = False
+    """Repair what differs, each with an operator action. Without it nothing is changed."""
     by: str = ""
-    """Who, for the OperatorActions of what is repaired."""
-    most: Annotated[int, msgspec.Meta(ge=1)] = 10_000
-    """Differences of a kind that one run looks at again and repairs; all are counted."""
+    """Who, for the record."""
+    most: Count = 10_000
+    """Differences of a kind that are compared again and repaired; all are counted."""
+
+    def check(self, params: Params) -> None:
+        """A repair changes something."""
+        super().check(params)
+        if self.repair and params.dry_run:
+            raise Refused(
+                "--repair and --dry-run contradict each other. Leave --repair out: then the audit "
+                "changes nothing."
+            )
 
 
 class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,64 +183,105 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleOptions(Options):
-    """Rows -> messages of a task."""
+    """Enqueue a message per row of a file, a table or a query.
+
+    The same job again adds nothing twice.
+
+      python manage.py delayq pipeline schedule --job spring --task shop.tasks.remind
+          --source coupons.csv --format csv --key id --due expires_at
+    """
 
     job: str
     """Names this load. The same job again adds nothing twice, also after its messages have
     finished."""
     task: TaskSpec
+    """Name of the task."""
     source: str
-    """Path of files, name of a table, or a SELECT; see `format`."""
+    """Path of files, name of a table, or a SELECT; see --format."""
     format: Literal["parquet", "csv", "json", "table", "query"]
-    """`json`: JSON lines. `table` and `query`: of the database of the archive."""
-    key: str
-    """Column that identifies a row: unique, no nulls."""
+    """What the source is. json: a document per line. table and query: of the archive's database."""
+    key: Column
+    """Identifies a row: unique, no nulls."""
     keyed: bool = True
-    """Whether the messages get its value as their key; else only their ids are made of it."""
-    columns: Mapping[str, str] = {}
-    """Parameter -> column; empty: the columns that are named as parameters."""
-    due: str = ""
-    """Column with the due time; empty: `delay_ms` from the start of the job."""
-    delay_ms: Delay = 0
-    rejects: str = ""
-    """Directory: JSON lines of rows that are refused, with reasons, go to JOB.rejects in it; empty:
-    one such row refuses the job."""
-    max_per_second: Positive | None = None
-    splits: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    """Parts of each partition of the topic that are written side by side. Part of the job: it may
-    not change."""
+    """The column makes the ids of the messages, but is not their key."""
+    columns: Columns = {}
+    """The parameter gets its value from the column. Without it: columns named as parameters."""
+    due: Column = ""
+    """Has the due time. Without it: see --delay."""
+    delay_ms: Milliseconds = 0
+    """Messages are due this long after the start of the job."""
+    rejects: Folder = ""
+    """Write refused rows here, with reasons, to JOB.rejects. Without it one refused row refuses
+    the job."""
+    max_per_second: Rate | None = None
+    """At most this many messages per second, so that the workers keep up."""
+    splits: Splits = 4
+    """Parts of each partition that are written side by side. Keep it when you repeat a job."""
+
+    def check(self, params: Params) -> None:
+        """There is one due time."""
+        super().check(params)
+        if self.due and self.delay_ms:
+            raise Refused(
+                "--due and --delay contradict each other: a message is due at the time of its row, "
+                "or after the delay. Give one of them."
+            )
 
 
 class ReplayOptions(Options):
-    """Dead letters -> messages."""
+    """Enqueue dead letters again, each of them once.
+
+    Use it for very many dead letters; `delayq replay` does the same without Spark.
+
+      python manage.py delayq pipeline replay --job march-7 --where "error_class = 'Timeout'"
+    """
+
+    takes = ("lake", "since", "until", "topic", "dry_run")
 
     job: str
-    """As in ScheduleOptions."""
+    """Names this load. The same job again replays nothing twice."""
     tasks: Sequence[TaskSpec] = ()
-    """Of the declared tasks: what is dead of another one is left alone, and counted."""
+    """The declared tasks: a dead letter of another task is left alone, and counted."""
     source: Literal["archive", "lake"] = "archive"
-    where: str = ""
-    """Condition in Spark SQL over the columns of the archive, e.g. "error_class = 'Timeout' and
-    attempts < 9"."""
-    edits: Mapping[str, str] = {}
-    """Argument by name -> expression in Spark SQL over the columns; `kwargs` is a VARIANT, `args`
-    an array of them."""
-    delay_ms: Delay = 0
+    """Where to read the dead letters."""
+    where: Condition = ""
+    """Condition over the columns of the archive, such as "error_class = 'Timeout' and attempts <
+    9"."""
+    edits: Edits = {}
+    """The argument gets the value of the expression, in SQL over the same columns."""
+    delay_ms: Milliseconds = 0
+    """Messages are due this long after the start of the job."""
     reason: str = ""
+    """Why, for the record."""
     by: str = ""
-    """Who, for the OperatorAction."""
-    max_per_second: Positive | None = None
-    splits: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    """Who, for the record."""
+    max_per_second: Rate | None = None
+    """At most this many messages per second, so that the workers keep up."""
+    splits: Splits = 4
+    """Parts of each partition that are written side by side. Keep it when you repeat a job."""
+
+    def needs_lake(self) -> bool:
+        """Unless it reads the archive."""
+        return self.source == "lake"
 
 
 class StreamOptions(Options):
-    """archive -> lake, continuously."""
+    """Copy finished messages to the lake continuously.
 
-    checkpoint: str = ""
-    """Directory of Spark's offsets; empty: `_stream` in the lake."""
-    interval: Positive | None = None
-    """Seconds between two looks; None: take what is there, then end."""
-    batch: Annotated[int, msgspec.Meta(ge=1)] = 500_000
+    python manage.py delayq pipeline stream --lake /data/lake --interval 30s
+    """
+
+    takes = ("lake", "dry_run")
+
+    checkpoint: Folder = ""
+    """Spark's offsets. Without it: _stream in the lake."""
+    interval: Annotated[float, _meta("DURATION", gt=0)] | None = None
+    """Poll again after this long, until Ctrl-C. Without it: end when all is copied."""
+    batch: Count = 500_000
     """Rows of one batch of the lake at most."""
-    settle: NotNegative = 60.0
-    """As for the export."""
+    settle: Seconds = 60.0
+    """Rows that the database got more recently than this wait for the next batch."""
+
+    def needs_lake(self) -> bool:
+        """It writes the lake."""
+        return True

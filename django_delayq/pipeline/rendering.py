@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.text import table
 from .params import Report
 
 
@@ -17,7 +18,7 @@ def as_json(report: Report) -> str:
 
 def as_text(report: Report) -> str:
     """The table if there is one, the figures in a line, and a line for each problem."""
-    lines = list(_table(report.rows))
+    lines = list(_table(report.rows)) if report.rows else []
     if report.figures:
         words = ", ".join(
             f"{name.replace('_', ' ')} {_cell(value)}" for name, value in report.figures.items()
@@ -29,21 +30,11 @@ def as_text(report: Report) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    if not rows:
-        return
     names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [
-        [name.replace("_", " ") for name in names],
-        *([_cell(row.get(name)) for name in names] for row in rows),
-    ]
+    head = [name.replace("_", " ") for name in names]
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        padded = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        )
-        yield "  ".join(padded).rstrip()
+    return table([head, *cells], numeric)
 
 
 def _cell(value: Any) -> str:

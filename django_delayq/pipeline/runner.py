@@ -4,29 +4,19 @@ code."""
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from . import options
 from .error_messages import cause
 from .errors import Refused
-from .jobs import Tell, run
+from .jobs import Tell, check, run
 from .params import SECRET_NAME, Params, Report
 from .session import build_session
 
-#: Job -> what its options are checked by.
-OPTIONS: dict[str, type[options.Options]] = {
-    "export": options.ExportOptions,
-    "stats": options.StatsOptions,
-    "forecast": options.ForecastOptions,
-    "audit": options.AuditOptions,
-    "schedule": options.ScheduleOptions,
-    "replay": options.ReplayOptions,
-    "stream": options.StreamOptions,
-}
 #: scheme://user:password@host
 _CREDENTIALS = re.compile(r"://[^/\s]*:[^/\s]*@")
 
@@ -47,8 +37,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
     """Run one of jobs.JOBS. Raises DelayQError, whatever Spark raised; its __cause__ is what that
     was."""
-    params.options(OPTIONS[name])  # before Java takes its seconds
-    params.period()
+    check(name, params)  # before Java takes its seconds
     try:
         with _session(start) as spark:
             return run(name, spark, params, tell)
@@ -57,6 +46,34 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
         if found is error:
             raise
         raise found from error
+
+
+def add_start_arguments(parser: ArgumentParser) -> None:
+    """The options that become a Start. Under spark-submit its own options count."""
+    parser.add_argument(
+        "--master",
+        default="local[*]",
+        help="Where Spark runs. (default: %(default)s, all cores of this machine)",
+    )
+    parser.add_argument(
+        "--driver-memory", default="1g", help="Memory of Java here. (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Configuration of Spark, no secrets. May be repeated.",
+    )
+
+
+def start_of(given: Mapping[str, Any]) -> Start:
+    """From the values of these options. Raises Refused."""
+    return Start(
+        master=given["master"],
+        driver_memory=given["driver_memory"],
+        configuration=configuration_of(given["conf"]),
+    )
 
 
 def interruption(name: str) -> str:

@@ -3,7 +3,7 @@ page alike.
 
 A value in microseconds falls into one of 16 equal parts of its power of two, so a bucket is at most
 1/16 as wide as its lower end and its middle is off by 3.1 % at most (HdrHistogram's scheme, with 4
-significant bits). numpy gives the same bucket for every value in pipeline/cells.py.
+significant bits). numpy gives the same bucket for every value in pipeline/stats/aggregates.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-
-#: A value, or what a percentile says of it, is off by at most so much of itself (above 16
-#: microseconds).
-RELATIVE_ERROR = 1 / 32
+from typing import NamedTuple, TypeVar
 
 #: Microseconds (36,000 years): values beyond it are taken for it, so that every double has a bucket
 #: in Spark, too.
@@ -22,6 +19,8 @@ LARGEST = 2.0**60
 
 _PARTS = 16
 _BITS = 4
+
+Number = TypeVar("Number", int, float)
 
 Histogram = Mapping[int, int]
 """Bucket -> count."""
@@ -42,11 +41,6 @@ def bucket(milliseconds: float) -> int:
     return _PARTS * exponent + (n >> exponent)
 
 
-def bounds(index: int) -> tuple[float, float]:
-    """The lowest value of a bucket and that of the next one, in milliseconds."""
-    return _low(index) / 1000, _low(index + 1) / 1000
-
-
 def middle(index: int) -> float:
     """What stands for the values of a bucket, in milliseconds."""
     if index < _PARTS:
@@ -54,33 +48,47 @@ def middle(index: int) -> float:
     return (_low(index) + _low(index + 1)) / 2000
 
 
-def histogram(values: Iterable[float]) -> dict[int, int]:
-    """Of values in milliseconds."""
-    counts: dict[int, int] = {}
-    for value in values:
-        index = bucket(value)
-        counts[index] = counts.get(index, 0) + 1
-    return counts
-
-
 def merged(histograms: Iterable[Histogram]) -> dict[int, int]:
     """The sum of several. In whatever order, the result is the same."""
     counts: dict[int, int] = {}
-    for one in histograms:
-        for index, count in one.items():
+    for counted in histograms:
+        for index, count in counted.items():
             counts[index] = counts.get(index, 0) + count
     return counts
 
 
 def percentile(counts: Histogram, share: float) -> float | None:
-    """The value (ms) below or at which this share (0 to 1) of all lies; None of nothing. By nearest
-    rank."""
+    """The value (ms) below or at which this share (0 to 1) of all lies; None of nothing."""
+    index = nearest_rank(counts, share)
+    return None if index is None else middle(index)
+
+
+def nearest_rank(counts: Mapping[Number, int], share: float) -> Number | None:
+    """The key below or at which this share (0 to 1) of all counts lies; None without any."""
     rank = max(1, math.ceil(share * sum(counts.values())))
-    for index in sorted(counts):
-        rank -= counts[index]
+    for key in sorted(counts):
+        rank -= counts[key]
         if rank <= 0:
-            return middle(index)
+            return key
     return None
+
+
+class Times(NamedTuple):
+    """Lateness or run times, in milliseconds; None when nothing ran."""
+
+    p50: float | None
+    p99: float | None
+    highest: float | None
+
+    @classmethod
+    def of(cls, counts: Histogram, highest: float | None) -> Times:
+        """Of a histogram and the highest value in it."""
+        # The middle of a bucket may lie above the highest value in it.
+        p50, p99 = (
+            value if value is None or highest is None else min(value, highest)
+            for value in (percentile(counts, 0.5), percentile(counts, 0.99))
+        )
+        return cls(p50, p99, highest)
 
 
 def encode(counts: Histogram) -> str:

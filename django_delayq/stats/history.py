@@ -1,21 +1,24 @@
-"""Reads the figures of past hours and days: for the statistics page and `delayq_stats
---history`."""
+"""Reads the figures of past hours and days, and the newest forecast: for the statistics page,
+`delayq stats --history` and the overview."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from ..archive.archive_rows import instant_of
-from ..core.conf import NAME
-from ..models import Final, TaskDay, TopicHour
-from .histogram import decode, merged, percentile
-from .hourly import DAY, HOUR, error_counts, hour_of
+from django.db.models import Sum
 
-#: What may be asked for: how far back, and in steps of what.
+from ..core.conf import NAME
+from ..core.times import stored, utc
+from ..models import Final, Forecast, ForecastCount, ForecastUnit, TaskDay, TopicHour
+from .histogram import Times, decode, merged
+from .hourly import DAY, HOUR, beginning_of, hour_of, most_frequent
+
+#: The periods that one can ask for: their length and their step.
 PERIODS: Mapping[str, tuple[timedelta, timedelta]] = {
     "24h": (timedelta(hours=24), HOUR),
     "7d": (timedelta(days=7), DAY),
@@ -24,10 +27,14 @@ PERIODS: Mapping[str, tuple[timedelta, timedelta]] = {
 }
 #: Kinds of errors that are shown of a task.
 ERRORS = 3
+#: Days of a forecast that are shown, its own included.
+FORECAST_DAYS = 14
+#: An older forecast says little of what waits now.
+FORECAST_OLD_AFTER = timedelta(days=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class PeriodFigures:
     """Of some messages. Times are in milliseconds, None when none of them ran."""
 
     messages: int
@@ -50,12 +57,12 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class Step:
     """One hour or day, UTC."""
 
     at: datetime
     """Its beginning."""
-    figures: Figures
+    figures: PeriodFigures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +71,7 @@ class TaskHistory:
 
     topic: str
     task: str
-    figures: Figures
+    figures: PeriodFigures
     errors: Sequence[tuple[str, int]]
     """The most frequent ones of its dead letters."""
 
@@ -74,9 +81,9 @@ class History:
     """What happened in a period."""
 
     step: timedelta
-    spans: Sequence[Span]
+    steps: Sequence[Step]
     """The oldest first, also those in which nothing finished. The last one still goes on."""
-    total: Figures
+    total: PeriodFigures
     tasks: Sequence[TaskHistory]
     """Of whole days that the period touches; those with the most messages first."""
     topics: Sequence[str]
@@ -89,14 +96,18 @@ def history(period: str, topic: str = "") -> History:
     now = datetime.now(tz=timezone.utc)
     last = hour_of(now) if step == HOUR else hour_of(now).replace(hour=0)
     begins = [last - step * n for n in range(length // step - 1, -1, -1)]
-    days = _days(begins[0], topic)
-    by_span: dict[datetime, list[Any]] = defaultdict(list)
-    for row in _hours(begins[0], topic) if step == HOUR else days:
-        by_span[_begin(row)].append(row)
+    days = _of(TaskDay.objects.filter(day__gte=begins[0].date()), topic)
+    by_step: dict[datetime, list[Any]] = defaultdict(list)
+    if step == HOUR:
+        for hour in _of(TopicHour.objects.filter(hour__gte=stored(begins[0])), topic):
+            by_step[hour_of(hour.hour)].append(hour)
+    else:
+        for day in days:
+            by_step[beginning_of(day.day)].append(day)
     return History(
         step=step,
-        spans=[Span(at=begin, figures=figures_of(by_span[begin])) for begin in begins],
-        total=figures_of(row for begin in begins for row in by_span[begin]),
+        steps=[Step(at=begin, figures=figures_of(by_step[begin])) for begin in begins],
+        total=figures_of(row for begin in begins for row in by_step[begin]),
         tasks=_tasks(days),
         topics=sorted(
             set(TaskDay.objects.filter(day__gte=begins[0].date()).values_list("topic", flat=True))
@@ -104,66 +115,113 @@ def history(period: str, topic: str = "") -> History:
     )
 
 
-def figures_of(rows: Iterable[TopicHour | TaskDay]) -> Figures:
+def figures_of(rows: Iterable[TopicHour | TaskDay]) -> PeriodFigures:
     """Of several rows together."""
     rows = list(rows)
     lateness, run = (
-        merged(decode(getattr(row, name)) for row in rows) for name in ("lateness", "run")
+        Times.of(
+            merged(decode(getattr(row, metric)) for row in rows),
+            max(
+                (highest for row in rows if (highest := getattr(row, f"{metric}_max")) is not None),
+                default=None,
+            ),
+        )
+        for metric in ("lateness", "run")
     )
-    states = {state: sum(getattr(row, state) for row in rows) for state in Final.values}
-    late_max = max((row.lateness_max for row in rows if row.lateness_max is not None), default=None)
-    run_max = max((row.run_max for row in rows if row.run_max is not None), default=None)
-    return Figures(
+    return PeriodFigures(
         messages=sum(row.messages for row in rows),
-        states=states,
+        states={state: sum(getattr(row, state) for row in rows) for state in Final.values},
         retried=sum(row.retried for row in rows),
-        late_p50_ms=_within(percentile(lateness, 0.5), late_max),
-        late_p99_ms=_within(percentile(lateness, 0.99), late_max),
-        late_max_ms=late_max,
-        run_p50_ms=_within(percentile(run, 0.5), run_max),
-        run_p99_ms=_within(percentile(run, 0.99), run_max),
-        run_max_ms=run_max,
+        late_p50_ms=lateness.p50,
+        late_p99_ms=lateness.p99,
+        late_max_ms=lateness.highest,
+        run_p50_ms=run.p50,
+        run_p99_ms=run.p99,
+        run_max_ms=run.highest,
     )
-
-
-def _within(value: float | None, highest: float | None) -> float | None:
-    """The middle of a bucket may lie above the highest value in it."""
-    return value if value is None or highest is None else min(value, highest)
-
-
-def _hours(begin: datetime, topic: str) -> list[TopicHour]:
-    return _of(TopicHour.objects.filter(hour__gte=instant_of(begin.timestamp() * 1000)), topic)
-
-
-def _days(begin: datetime, topic: str) -> list[TaskDay]:
-    return _of(TaskDay.objects.filter(day__gte=begin.date()), topic)
 
 
 def _of(rows: Any, topic: str) -> list[Any]:
-    """What cannot name a topic has no figures, and some of it no database takes."""
+    """A text that cannot name a topic has no figures, and no database takes all of them."""
     if topic and not NAME.match(topic):
         return []
     return list(rows.filter(topic=topic) if topic else rows)
-
-
-def _begin(row: TopicHour | TaskDay) -> datetime:
-    if isinstance(row, TopicHour):
-        return hour_of(row.hour)
-    return datetime(row.day.year, row.day.month, row.day.day, tzinfo=timezone.utc)
 
 
 def _tasks(rows: Iterable[TaskDay]) -> list[TaskHistory]:
     groups: dict[tuple[str, str], list[TaskDay]] = defaultdict(list)
     for row in rows:
         groups[row.topic, row.task].append(row)
-    found = [
-        TaskHistory(
-            topic=topic, task=task, figures=figures_of(group), errors=_frequent(error_counts(group))
+    found = []
+    for (topic, task), group in groups.items():
+        errors = Counter[str]()
+        for row in group:
+            errors.update(json.loads(row.errors or "{}"))
+        found.append(
+            TaskHistory(
+                topic=topic,
+                task=task,
+                figures=figures_of(group),
+                errors=list(most_frequent(errors, ERRORS).items()),
+            )
         )
-        for (topic, task), group in groups.items()
-    ]
-    return sorted(found, key=lambda one: (-one.figures.messages, one.topic, one.task))
+    return sorted(found, key=lambda task: (-task.figures.messages, task.topic, task.task))
 
 
-def _frequent(errors: Counter[str]) -> list[tuple[str, int]]:
-    return sorted(errors.items(), key=lambda pair: (-pair[1], pair[0]))[:ERRORS]
+# The newest forecast
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptForecast:
+    """A forecast of the pipeline: what waited at one instant, and when it falls due."""
+
+    taken_at: datetime
+    waiting: int
+    overdue: int
+    peak_at: datetime | None
+    """The minute to come in which most fall due."""
+    peak: int
+    drain_rate: float | None
+    """Messages a second; None: not known."""
+    days: Sequence[tuple[datetime, int]]
+    """Beginning (UTC) and messages of each of the next FORECAST_DAYS. The first has also what was
+    overdue."""
+
+    @property
+    def work(self) -> float | None:
+        """Seconds that the messages of the peak take."""
+        return self.peak / self.drain_rate if self.drain_rate else None
+
+    @property
+    def later(self) -> int:
+        """Messages that fall due after these days."""
+        return self.waiting - sum(messages for _, messages in self.days)
+
+    def is_old(self, now: datetime) -> bool:
+        """Whether it says little of what waits now."""
+        return now - self.taken_at > FORECAST_OLD_AFTER
+
+
+def newest_forecast() -> KeptForecast | None:
+    """The newest that the pipeline has written, or None. Two queries. Raises django.db.Error."""
+    kept = Forecast.objects.order_by("-taken_at").first()
+    if kept is None:
+        return None
+    taken_at = utc(kept.taken_at)
+    begin = taken_at.replace(hour=0, minute=0, second=0, microsecond=0)
+    until = stored(begin + FORECAST_DAYS * DAY)
+    rows = ForecastCount.objects.filter(
+        forecast=kept, unit=ForecastUnit.DAY, at__lt=until
+    ).values_list("at")
+    counts = {utc(at): messages for at, messages in rows.annotate(Sum("messages"))}
+    return KeptForecast(
+        taken_at=taken_at,
+        waiting=kept.waiting,
+        overdue=kept.overdue,
+        peak_at=utc(kept.peak_at) if kept.peak_at else None,
+        peak=kept.peak,
+        drain_rate=kept.drain_rate,
+        days=[
+            (begin + nth * DAY, counts.get(begin + nth * DAY, 0)) for nth in range(FORECAST_DAYS)
+        ],
+    )

@@ -1,22 +1,24 @@
 """Counts and histograms per hour and topic, and per day, topic and task: computed from the archive,
-kept in SQL."""
+and stored in SQL. The pipeline computes the same from its lake, and stores it by replace_each()."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
+from enum import Enum
 from typing import Any
 
+from django.db import connections, transaction
+from django.db.models import QuerySet
 from django.utils import timezone as django_timezone
-from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
-from ..archive.archive_rows import instant_of
+from ..core.conf import get_settings
+from ..core.times import stored, utc
 from ..models import ArchivedMessage, Final, TaskDay, TopicHour
-from .figure_rows import Outcome, replace, replace_all
-from .histogram import bucket, decode, encode, merged, microseconds, percentile
+from .histogram import bucket, decode, encode, microseconds
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 #: Rows that are read in one query.
@@ -24,7 +26,13 @@ PAGE = 10_000
 #: Kinds of errors that a day of a task tells apart.
 MOST_ERRORS = 50
 
+#: These counts only grow when messages are added to an hour or a day.
+COUNTS = (*Final.values, "attempts", "retried")
+HISTOGRAMS = ("lateness", "run")
+
 _READ = ("topic", "task", "state", "attempts", "lateness_ms", "run_ms", "error_class", "reason")
+#: The column that says which hour, or day, a row is of.
+_SPAN: Mapping[type[Any], str] = {TopicHour: "hour", TaskDay: "day"}
 
 
 class Sums:
@@ -44,14 +52,19 @@ class Sums:
         self.errors = Counter[str]()
 
     def add(
-        self, state: str, attempts: int, times: tuple[float | None, float | None], error: str
+        self,
+        state: str,
+        attempts: int,
+        lateness_ms: float | None,
+        run_ms: float | None,
+        error: str,
     ) -> None:
-        """One message: lateness and run time are in milliseconds; None for one that never ran, as
-        what is no number."""
+        """Count a message. Lateness and run time are None when it never ran; NaN and infinity count
+        as None."""
         self.states[state] += 1
         self.attempts += attempts
         self.retried += attempts > 1
-        for which, value in enumerate(times):
+        for which, value in enumerate((lateness_ms, run_ms)):
             if value is None or not math.isfinite(value):
                 continue
             counts, at, highest = self.histograms[which], bucket(value), self.highest[which]
@@ -79,39 +92,39 @@ class Sums:
         }
 
 
-def compute_hour(
-    hour: datetime, pause: Callable[[], object] = bool, only_more: bool = False
-) -> int:
-    """Replace the figures of the hour (UTC) that begins then. Returns how many messages the archive
-    has of it.
+def compute_hour(hour: datetime, pause: Callable[[], object] | None = None) -> int:
+    """Store the figures of the hour (UTC) that begins then. Returns how many messages the archive
+    has of it. Stored figures that count pruned messages stay.
 
-    `pause()` is called after each page of rows. `only_more`: figures that count what the archive
-    has no more stay.
+    `pause()` is called after each page of rows.
     """
-    sums: dict[str, Sums] = {}
-    for topic, _, *figures in _rows(hour, hour + HOUR, pause):
-        _sums(sums, topic).add(*_message(*figures))
-    when = instant_of(hour.timestamp() * 1000)
-    rows = [
-        TopicHour(hour=when, topic=topic, **one.fields()) for topic, one in sorted(sums.items())
-    ]
-    _store(TopicHour.objects.filter(hour=when), rows, only_more)
-    return sum(row.messages for row in rows)
+    sums: dict[str, Sums] = defaultdict(Sums)
+    for topic, _, state, attempts, late, ran, error, reason in _finished(hour, hour + HOUR, pause):
+        sums[topic].add(state, attempts, late, ran, error or reason)
+    at = stored(hour)
+    rows = [TopicHour(hour=at, topic=topic, **sums[topic].fields()) for topic in sorted(sums)]
+    return _save(TopicHour, at, rows)
 
 
-def compute_day(day: date, pause: Callable[[], object] = bool, only_more: bool = False) -> int:
-    """Replace the figures of the day (UTC). Returns how many messages the archive has of it. As
-    compute_hour()."""
-    begin = datetime(day.year, day.month, day.day, tzinfo=timezone.utc)
-    sums: dict[tuple[str, str], Sums] = {}
-    for topic, task, *figures in _rows(begin, begin + DAY, pause):
-        _sums(sums, (topic, task)).add(*_message(*figures))
+def compute_day(day: date, pause: Callable[[], object] | None = None) -> int:
+    """Store the figures of the day (UTC). Otherwise as compute_hour()."""
+    begin = beginning_of(day)
+    sums: dict[tuple[str, str], Sums] = defaultdict(Sums)
+    for topic, task, state, attempts, late, ran, error, reason in _finished(
+        begin, begin + DAY, pause
+    ):
+        sums[topic, task].add(state, attempts, late, ran, error or reason)
     rows = [
-        TaskDay(day=day, topic=topic, task=task, errors=encode_errors(one.errors), **one.fields())
-        for (topic, task), one in sorted(sums.items())
+        TaskDay(
+            day=day,
+            topic=topic,
+            task=task,
+            errors=encode_errors(sums[topic, task].errors),
+            **sums[topic, task].fields(),
+        )
+        for topic, task in sorted(sums)
     ]
-    _store(TaskDay.objects.filter(day=day), rows, only_more)
-    return sum(row.messages for row in rows)
+    return _save(TaskDay, day, rows)
 
 
 def hour_of(when: datetime) -> datetime:
@@ -124,63 +137,34 @@ def day_of(when: datetime) -> date:
     return utc(when).date()
 
 
-def utc(when: datetime) -> datetime:
-    """Aware, in UTC. Naive ones, without USE_TZ, are in the project's time zone."""
-    return (make_aware(when, get_default_timezone()) if is_naive(when) else when).astimezone(
-        timezone.utc
-    )
-
-
-def late_percentile(rows: Iterable[Any], share: float, metric: str = "lateness") -> float | None:
-    """Of several rows of TopicHour or TaskDay together: lateness or run, in milliseconds; None when
-    nothing ran."""
-    return percentile(merged(decode(getattr(row, metric)) for row in rows), share)
-
-
-def error_counts(rows: Iterable[TaskDay]) -> Counter[str]:
-    """Dead letters by error, of several days together."""
-    counts = Counter[str]()
-    for row in rows:
-        counts.update(json.loads(row.errors or "{}"))
-    return counts
-
-
-def _sums(sums: dict[Any, Sums], key: Any) -> Sums:
-    found = sums.get(key)
-    if found is None:
-        found = sums[key] = Sums()
-    return found
-
-
-def _message(
-    state: str,
-    attempts: int,
-    lateness_ms: float | None,
-    run_ms: float | None,
-    error_class: str,
-    reason: str,
-) -> tuple[str, int, tuple[float | None, float | None], str]:
-    return state, attempts, (lateness_ms, run_ms), error_class or reason
+def beginning_of(day: date) -> datetime:
+    """Its first instant, UTC, aware."""
+    return datetime(day.year, day.month, day.day, tzinfo=timezone.utc)
 
 
 def encode_errors(counts: Mapping[str, int]) -> str:
-    """The most frequent ones as JSON; of equally frequent ones those that come first by their
-    names."""
-    frequent = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST_ERRORS]
-    return json.dumps(dict(frequent), sort_keys=True)
+    """The most frequent ones as JSON."""
+    return json.dumps(most_frequent(counts, MOST_ERRORS), sort_keys=True)
 
 
-def _rows(begin: datetime, end: datetime, pause: Callable[[], object]) -> Iterator[Sequence[Any]]:
-    """What finished from then until then, along the index of finished_at, a page at a time."""
-    first, last = (instant_of(one.timestamp() * 1000) for one in (begin, end))
-    rows = ArchivedMessage.objects.filter(finished_at__gte=first, finished_at__lt=last).order_by(
-        "finished_at", "pk"
-    )
+def most_frequent(counts: Mapping[str, int], limit: int) -> dict[str, int]:
+    """The highest counts; of equal ones those that come first by their names."""
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
+
+
+def _finished(
+    begin: datetime, end: datetime, pause: Callable[[], object] | None
+) -> Iterator[Sequence[Any]]:
+    """Messages that finished in between, along the index of finished_at, a page at a time."""
+    rows = ArchivedMessage.objects.filter(
+        finished_at__gte=stored(begin), finished_at__lt=stored(end)
+    ).order_by("finished_at", "pk")
     columns = rows.values_list("finished_at", "pk", *_READ)
     page = list(columns[:PAGE])
     while page:
         yield from (row[2:] for row in page)
-        pause()
+        if pause:
+            pause()
         if len(page) < PAGE:
             return
         finished_at, pk = page[-1][:2]
@@ -190,8 +174,103 @@ def _rows(begin: datetime, end: datetime, pause: Callable[[], object]) -> Iterat
         page = list(further[:PAGE])
 
 
-def _store(old: Any, rows: Sequence[Any], only_more: bool) -> None:
-    if not only_more:
-        replace_all(old, rows)
-    elif replace(old, rows) is not Outcome.REPLACED:
-        old.update(computed_at=django_timezone.now())  # else they would be due for ever
+def _save(model: type[Any], at: Any, rows: Sequence[Any]) -> int:
+    if replace_each(model, {at: rows})[at] is not Replacement.REPLACED:
+        # Else they would be due for ever.
+        _rows_of(model, [at]).update(computed_at=django_timezone.now())
+    return sum(row.messages for row in rows)
+
+
+# Replacing stored figures
+
+Spans = Mapping[Any, Sequence[Any]]
+"""Hour, or day -> its new rows; none: nothing finished in it."""
+
+
+class Replacement(Enum):
+    """What became of the new figures of an hour or a day."""
+
+    REPLACED = "replaced"
+    SAME = "same"
+    """They equal the stored ones: nothing was written."""
+    KEPT = "kept"
+    """The stored ones count messages that the new figures do not: they stayed."""
+
+
+def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict[Any, Replacement]:
+    """Put the rows of these hours, or days, in the place of the stored ones. One transaction; each
+    hour is replaced, or stays, by itself.
+
+    The messages of an hour only become more. New figures that lack messages which were counted
+    before come from an archive, or a lake, that was pruned: they are refused, unless `fewer`.
+    """
+    with transaction.atomic(using=get_settings().database):
+        outcomes = compare_each(model, spans, fewer=fewer)
+        replaced = [span for span, outcome in outcomes.items() if outcome is Replacement.REPLACED]
+        if replaced:
+            _rows_of(model, replaced).delete()
+            # Another process may have computed the same at the same moment; MariaDB takes Orders
+            # and orders for one.
+            model._default_manager.using(get_settings().database).bulk_create(
+                [row for span in replaced for row in spans[span]], ignore_conflicts=True
+            )
+    return outcomes
+
+
+def compare_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict[Any, Replacement]:
+    """What replace_each() would do, in the order of the spans. Inside a transaction it locks the
+    stored rows."""
+    old = _rows_of(model, list(spans))
+    if transaction.get_connection(get_settings().database).in_atomic_block:
+        list(old.select_for_update().order_by("pk").values_list("pk", flat=True))
+    rows = defaultdict(list)
+    for row in old.all():  # after the lock: another process may have replaced them
+        rows[stored_as(getattr(row, _SPAN[model]))].append(row)
+    return {span: _outcome(rows[stored_as(span)], new, fewer) for span, new in spans.items()}
+
+
+def stored_as(span: date) -> Any:
+    """An hour, or day, as the database has it: equal for two hours that are one there, when clocks
+    are put back in the zone of its times."""
+    if not isinstance(span, datetime):
+        return span
+    if (
+        span.tzinfo is not None
+    ):  # else instants of several zones are unequal in the hour that comes twice (PEP 495)
+        span = span.astimezone(timezone.utc)
+    return connections[get_settings().database].ops.adapt_datetimefield_value(span)
+
+
+def _rows_of(model: type[Any], spans: Sequence[Any]) -> QuerySet[Any]:
+    rows = model._default_manager.using(get_settings().database)
+    of_spans: QuerySet[Any] = rows.filter(**{f"{_SPAN[model]}__in": spans})
+    return of_spans
+
+
+def _outcome(old: Sequence[Any], rows: Sequence[Any], fewer: bool) -> Replacement:
+    known, new = (
+        {(row.topic, getattr(row, "task", "")): row for row in group} for group in (old, rows)
+    )
+    if known.keys() == new.keys() and all(
+        _figures(known[key]) == _figures(new[key]) for key in new
+    ):
+        return Replacement.SAME
+    is_whole = all(key in new and _counts_all(new[key], row) for key, row in known.items())
+    return Replacement.REPLACED if fewer or is_whole else Replacement.KEPT
+
+
+def _figures(row: Any) -> Mapping[str, Any]:
+    return {
+        field.attname: getattr(row, field.attname)
+        for field in row._meta.concrete_fields
+        if field.attname not in ("id", "hour", "day", "computed_at")
+    }
+
+
+def _counts_all(new: Any, old: Any) -> bool:
+    """Whether the new figures count all that the stored ones count."""
+    for name in HISTOGRAMS:
+        counts = decode(getattr(new, name))
+        if any(counts.get(at, 0) < count for at, count in decode(getattr(old, name)).items()):
+            return False
+    return all(getattr(new, name) >= getattr(old, name) for name in COUNTS)

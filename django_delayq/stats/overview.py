@@ -1,55 +1,47 @@
-"""What the operators' overview shows: one pipelined read of Redis, whose cost does not grow with
-the queue, and a few short queries, all of it kept for a moment so that many open tabs cost one
-read."""
+"""The overview of all topics: one pipelined read of Redis, whose cost does not grow with the queue,
+and a few short queries. Both answers are kept for a moment, so that many open tabs cost one read.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from itertools import pairwise
-from math import ceil
 from typing import Any, NamedTuple
 
 from django.db import Error
 from django.utils.timezone import get_current_timezone
 
+from ..client.topics import topic_stats
 from ..core.exceptions import StoreError
 from ..core.message import Final
-from ..core.times import from_ms, in_words, shown_instant
+from ..core.times import from_ms, in_words
 from ..store import get_store
 from ..store.keys import Partition
-from ..store.queries import COUNTERS, PartitionStats, Snapshot, lag_of
+from ..store.queries import PartitionStats, Snapshot
 from ..store.store import RedisStore
-from ..store.topic_stats import lasting_pause
+from ..store.topic_stats import Pause, TopicStats, stats_of_topic
 from ..tasks import registry
-from . import sql_figures
-from .figure_types import Bucket, Overview, Sample, TopicFigures, WorkerFigures
-from .sql_figures import SqlFigures
+from . import overview_sql
+from .histogram import nearest_rank
+from .history import KeptForecast
+from .overview_sql import DatabaseFigures
 
-__all__ = [
-    "Bucket",
-    "Overview",
-    "Sample",
-    "TopicFigures",
-    "WorkerFigures",
-    "forget",
-    "overview",
-    "problem_of",
-    "workers",
-]
-
-#: Seconds for which what was read of Redis serves other requests; after a failure, so that a frozen
+#: An answer of Redis is kept for so many seconds. A failure is kept for longer, so that a frozen
 #: server holds up one request and not each.
 KEPT, KEPT_AFTER_FAILURE = 1.0, 5.0
-#: The same for the database: fifty times as long as its queries took, within these bounds.
+#: An answer of the database is kept fifty times as long as its queries took, within these bounds.
 SQL_KEPT, SQL_SHARE, SQL_KEPT_AT_MOST = 5.0, 50.0, 60.0
-#: Seconds that a request waits for another one that reads what nobody has read before.
+#: While nothing was read yet, a request waits so many seconds for the one that reads.
 FIRST_WAIT = 2.0
-#: Seconds after which a worker without a heartbeat is taken for dead: two and a half beats.
+#: A worker is dead after so many seconds without a heartbeat: two and a half beats.
 ALIVE_FOR = 25.0
 #: Samples that the chart begins with: three hours.
 SAMPLES = 180
@@ -61,242 +53,363 @@ LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 60_000)
 _MINUTE_MS = 60_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class TopicOverview(TopicStats):
+    """One row of the overview."""
+
+    outbox: int
+    """Waiting in SQL: far from due, or Redis was away. Of the nearest OUTBOX_CAP of all topics."""
+    per_second: float | None
+    """Finished messages per second over the last minutes; None until there are two samples."""
+    late_p50_ms: float | None
+    late_p99_ms: float | None
+    """Of the newest 200 acked runs, without those that are older than a day."""
+    dead_letters: int
+    """Open ones, of the newest DEAD_CAP of all topics."""
+    workers: int
+    """Living workers that claim messages of the topic."""
+    quiet_workers: int = 0
+    """Living workers that serve the topic, but claim nothing because an operator made them
+    quiet."""
+    declared: bool = True
+    """Whether the code of this process declares it."""
+
+    @property
+    def waiting(self) -> int:
+        """Messages that have not ended: in Redis, leased or not, and in the outbox."""
+        return self.backlog + self.delayed + self.leased + self.outbox
+
+    @property
+    def is_past(self) -> bool:
+        """Nothing is left of it: no code here declares it, no worker serves it, and there is
+        nothing to do about it."""
+        return not (
+            self.declared or self.workers or self.waiting or self.finished or self.dead_letters
+        )
+
+    @property
+    def without_worker(self) -> bool:
+        """No worker serves it, and no pause says that this is meant."""
+        return not self.workers and not self.paused
+
+    @property
+    def unserved(self) -> bool:
+        """No worker serves it although messages wait: somebody has to do something."""
+        return self.without_worker and self.waiting > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One bar of a picture."""
+
+    label: str
+    count: int
+    at: datetime | None = None
+    in_full: str = ""
+    """For the table, when the label below the bar has too little room."""
+
+    @property
+    def words(self) -> str:
+        """The label in full."""
+        return self.in_full or self.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One minute of the chart."""
+
+    at_ms: int
+    finished_per_second: float
+    lag: float
+    waiting: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStatus:
+    """One heartbeat."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    topics: Sequence[str]
+    concurrency: int
+    running: int
+    """Messages whose tasks run now."""
+    in_flight: int
+    """Messages that it has claimed and not settled: those that run, and those that wait for a
+    thread."""
+    rss_mb: float
+    started_at: datetime
+    beat_at: datetime
+    alive: bool
+    """Whether its last heartbeat is recent."""
+    draining: bool
+    quiet: bool
+    """Claims nothing, because an operator made it quiet."""
+    quiet_requested: bool
+    """An operator made it quiet. The worker obeys within five heartbeats."""
+    settled: dict[str, int]
+    services: dict[str, dict[str, Any]]
+    """archiver, relay ...: what they have done."""
+
+    @property
+    def held(self) -> int:
+        """Messages that it has claimed and does not run."""
+        return max(0, self.in_flight - self.running)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it claims messages of its topics."""
+        return self.alive and not self.draining and not self.quiet_requested
+
+    @property
+    def keeps_quiet(self) -> bool:
+        """Whether it would claim messages if no operator had made it quiet."""
+        return self.alive and not self.draining and self.quiet_requested
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """All topics and workers at one instant."""
+
+    at: datetime
+    """By Redis' clock."""
+    topics: Sequence[TopicOverview] = ()
+    minutes: Sequence[Bucket] = ()
+    """Due in each of the next 60 minutes, from Redis and the outbox; the first one also has what is
+    overdue."""
+    hours: Sequence[Bucket] = ()
+    """Due in each of the next 24 hours."""
+    lateness: Sequence[Bucket] = ()
+    """Newest runs of all topics, none older than a day, by lateness: up to 1 ms, 2, 5, 10 ... and
+    more."""
+    samples: Sequence[Sample] = ()
+    """The last three hours by minute, the oldest first."""
+    workers: Sequence[WorkerStatus] = ()
+    forecast: KeptForecast | None = None
+    """The newest that the pipeline has made."""
+    dead_capped: bool = False
+    """Whether there are more open dead letters than are counted."""
+    outbox_capped: bool = False
+    """Whether there are more waiting rows in the outbox than are counted."""
+    unarchivable: bool = False
+    """Whether there are messages that the archive refused."""
+    stale: bool = False
+    """Whether Redis could not be read: then everything is as it was at `at`."""
+    problem: str = ""
+    """Why Redis or the database could not be read, or empty. Then its part is as it was at `at`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obstacles:
+    """What keeps messages of a topic from being started."""
+
+    pause: Pause | None = None
+    unserved: bool = False
+    """No living worker serves it; false when that is not known."""
+
+
 def overview() -> Overview:
-    """The figures of now, at most a second old. Never raises because Redis or the database is away:
-    see `problem`."""
-    global _reader  # noqa: PLW0603 - one per process, as the store
+    """The overview of now, at most a second old. Never raises because Redis or the database is
+    away: see `problem`."""
     with _lock:
-        if _reader is None or _reader.store is not get_store():
-            _reader = _Reader(get_store())
-        reader = _reader
+        reader = reader_of(get_store())
     return reader.overview()
 
 
-def workers() -> Sequence[WorkerFigures]:
+def workers() -> Sequence[WorkerStatus]:
     """All heartbeats, the living first. Raises StoreUnavailable."""
     store = get_store()
     return _workers(store.queries.snapshot((), (), 1), store.clock_ms())
 
 
-def forget() -> None:
-    """Read everything anew at the next use."""
-    global _reader  # noqa: PLW0603
-    with _lock:
-        _reader = None
+def obstacles(topic: str) -> Obstacles:
+    """Why messages of the topic do not start although they are due. Workers are those of at most a
+    second ago. Nothing is known while Redis is away. Raises UnknownTopic."""
+    with suppress(StoreError):
+        pause, now = topic_stats(topic).paused, overview()
+        row = next((row for row in now.topics if row.topic == topic), None)
+        return Obstacles(
+            pause=pause, unserved=row is not None and not now.problem and not row.workers
+        )
+    return Obstacles()
 
 
-def problem_of(error: StoreError) -> str:
-    """Why Redis could not be read. What the error says of sending is left out: nothing was to be
-    sent."""
-    return str(error).removesuffix(" Nothing was changed. Is it running?")
+class _Source:
+    """Redis or the database: when it is read again, and by which thread."""
+
+    def __init__(self) -> None:
+        self.has_answered = False
+        """Also with an error."""
+        self.problem = ""
+        self._kept_until = 0.0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def reading(self) -> Iterator[bool]:
+        """Whether this thread is to read it now. Others are given what is kept; while nothing is
+        kept they wait a moment."""
+        if self._is_fresh() or not (
+            self._lock.acquire(blocking=False)
+            if self.has_answered
+            else self._lock.acquire(timeout=FIRST_WAIT)
+        ):
+            yield False
+            return
+        try:
+            yield not self._is_fresh()  # another thread may have just read it
+        finally:
+            self._lock.release()
+
+    def keep(self, until: float, problem: str) -> None:
+        """Note an answer, or why there is none."""
+        self.has_answered, self.problem, self._kept_until = True, problem, until
+
+    def _is_fresh(self) -> bool:
+        return time.monotonic() < self._kept_until
 
 
 class _Reader:
     """Reads, and keeps what it has read. While one thread reads, the others are given what is kept:
-    a slow query or a frozen Redis holds up one request, and what the other side says stays new."""
+    a slow query or a frozen Redis holds up one request, and the other source stays new."""
 
     def __init__(self, store: RedisStore) -> None:
-        self.store = store
+        self._store = store
         self._used: Sequence[Partition] | None = None
-        self._last = Overview(
-            at=datetime.now(tz=timezone.utc),
-            topics=(),
-            minutes=(),
-            hours=(),
-            lateness=(),
-            samples=(),
-            workers=(),
-        )
-        self._reading, self._reading_sql, self._composing = (
-            threading.Lock(),
-            threading.Lock(),
-            threading.Lock(),
-        )
-        self._until = self._sql_until = 0.0
+        self._redis, self._database = _Source(), _Source()
         self._seen: _Seen | None = None
-        self._problem = ""
-        self._sql: SqlFigures | None = None
-        self._sql_problem = ""
-        self._sql_asked = False
-        """Whether the database has answered, be it with an error."""
+        self._sql: DatabaseFigures | None = None
+        self._composing = threading.Lock()
+        self._last = Overview(at=datetime.now(tz=timezone.utc))
 
     def overview(self) -> Overview:
         """What is kept, or read anew."""
-        if self._is_mine(self._reading, "_until", self._seen is not None or bool(self._problem)):
-            try:
-                self._read()
-            finally:
-                self._reading.release()
-        # Without Redis nothing of it would be new.
-        if (
-            self._seen
-            and not self._problem
-            and self._is_mine(self._reading_sql, "_sql_until", self._sql_asked)
-        ):
-            try:
-                self._read_sql(self._seen)
-            finally:
-                self._reading_sql.release()
-        if self._seen and not self._sql_asked:  # another thread still waits for it
+        with self._redis.reading() as mine:
+            if mine:
+                self._read_redis()
+        if not self._seen:
+            return self._last
+        if not self._redis.problem:  # without Redis no row of the database would be shown anew
+            with self._database.reading() as mine:
+                if mine:
+                    self._read_database(self._seen)
+        if not self._database.has_answered:  # another thread still waits for it
             return replace(
                 self._last, problem=self._last.problem or "The database has not answered yet."
             )
         return self._last
 
-    def _is_mine(self, lock: threading.Lock, until: str, is_kept: bool) -> bool:
-        """Whether it is due, and this thread is to read it: then it holds the lock. Where nothing
-        is kept, others wait a moment."""
-        if time.monotonic() < getattr(self, until):
-            return False
-        if not (lock.acquire(blocking=False) if is_kept else lock.acquire(timeout=FIRST_WAIT)):
-            return False
-        if time.monotonic() < getattr(self, until):  # somebody else has just read it
-            lock.release()
-            return False
-        return True
-
-    def _read(self) -> None:
+    def _read_redis(self) -> None:
         try:
-            self._seen, self._problem = self._look(), ""
-            self._until = time.monotonic() + KEPT
+            if self._used is None:
+                self._used = self._store.topics.used_partitions()
+            # Of topics that were used, and of those that tasks declare.
+            declared = {task.options.topic for task in registry.by_name.values()} | set(
+                self._store.client.settings.topics
+            )
+            partitions = sorted(
+                {
+                    *self._used,
+                    *(
+                        Partition(name, n)
+                        for name in declared
+                        for n in range(self._store.topics.configured(name))
+                    ),
+                }
+            )
+            now_ms = self._store.now_us() / 1000
+            minutes, hours = _bounds(now_ms)
+            snapshot = self._store.queries.snapshot(
+                partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES
+            )
+            self._used = snapshot.used
+            at_ms = max([part.now_ms for part in snapshot.stats.values()], default=now_ms)
+            self._seen = _Seen(snapshot, at_ms, minutes, hours)
+            self._redis.keep(time.monotonic() + KEPT, "")
         except StoreError as error:
-            self._problem = problem_of(error)
-            self._until = time.monotonic() + KEPT_AFTER_FAILURE
+            self._redis.keep(time.monotonic() + KEPT_AFTER_FAILURE, error.problem)
         self._compose()
 
-    def _look(self) -> _Seen:
-        if self._used is None:
-            self._used = self.store.topics.used_partitions()
-        partitions = self._partitions(self._used)
-        now_ms = self.store.now_us() / 1000
-        minutes, hours = _bounds(now_ms)
-        snapshot = self.store.queries.snapshot(
-            partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES
-        )
-        self._used = snapshot.used
-        at_ms = max([part.now_ms for part in snapshot.stats.values()], default=now_ms)
-        return _Seen(
-            snapshot,
-            at_ms,
-            (minutes, hours),
-            frozenset(partition.topic for partition in partitions),
-        )
-
-    def _partitions(self, used: Iterable[Partition]) -> list[Partition]:
-        """Of topics that were used, and of those that tasks declare."""
-        declared = {task.options.topic for task in registry.by_name.values()} | set(
-            self.store.client.settings.topics
-        )
-        new = (
-            Partition(name, n)
-            for name in declared
-            for n in range(self.store.topics.configured(name))
-        )
-        return sorted({*used, *new})
-
-    def _read_sql(self, seen: _Seen) -> None:
-        began = time.monotonic()
+    def _read_database(self, seen: _Seen) -> None:
+        began, problem = time.monotonic(), ""
+        topics = sorted({partition.topic for partition in seen.snapshot.stats})
         try:
-            self._sql, self._sql_problem = (
-                sql_figures.read(sorted(seen.topics), int(seen.bounds[1][-1])),
-                "",
-            )
+            self._sql = overview_sql.read(topics, int(seen.hours[-1]))
         except Error as error:
-            self._sql_problem = sql_figures.problem_of(error)
+            problem = overview_sql.problem_of(error)
         took = time.monotonic() - began
-        keep = (
-            SQL_KEPT
-            if self._sql_problem
-            else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
-        )
-        self._sql_asked, self._sql_until = True, began + took + keep
+        kept = SQL_KEPT if problem else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
+        self._database.keep(began + took + kept, problem)
         self._compose()
 
     def _compose(self) -> None:
         with self._composing:
             if self._seen:
-                self._last = _overview(self._seen, self._sql, self._sql_problem)
-            if self._problem:
-                self._last = replace(self._last, problem=self._problem, stale=True)
+                self._last = _overview(self._seen, self._sql, self._database.problem)
+            if self._redis.problem:
+                self._last = replace(self._last, problem=self._redis.problem, stale=True)
 
 
 class _Seen(NamedTuple):
-    """What Redis has said."""
+    """An answer of Redis."""
 
     snapshot: Snapshot
     at_ms: float
-    bounds: tuple[list[float], list[float]]
-    topics: frozenset[str]
+    minutes: Sequence[float]
+    """Ends of the bars, in ms."""
+    hours: Sequence[float]
 
 
 _lock = threading.Lock()
-_reader: _Reader | None = None
+#: One for the store of this process.
+reader_of = lru_cache(maxsize=1)(_Reader)
 
 
 # From what was read to what is shown
 
 
-def _overview(seen: _Seen, sql: SqlFigures | None, problem: str) -> Overview:
-    snapshot, at_ms, bounds, _ = seen
+def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overview:
+    snapshot, at_ms, minutes, hours = seen
+    sql = sql or DatabaseFigures()
     living = _workers(snapshot, at_ms)
-    sums = [sum(column) for column in zip(*snapshot.forecast.values(), strict=True)] or [0] * sum(
-        map(len, bounds)
-    )
-    outbox = sql.outbox_minutes if sql else {}
-    # Of some only the outbox knows: no code declares them, and nothing of them was ever near its
-    # time.
-    names = {partition.topic for partition in snapshot.stats} | (
-        sql.outbox.keys() if sql else set()
-    )
-    topics = [_topic(name, snapshot, sql, living, at_ms) for name in sorted(names)]
-    split = len(bounds[0])
+    due = [sum(column) for column in zip(*snapshot.forecast.values(), strict=True)]
+    due = due or [0] * (len(minutes) + len(hours))
+    # Some topics are only in the outbox: no code declares them, and no message of them was near
+    # its time.
+    names = {partition.topic for partition in snapshot.stats} | sql.outbox.keys()
+    topics = [_topic(name, seen, sql, living) for name in sorted(names)]
     return Overview(
         at=from_ms(at_ms),
         topics=[topic for topic in topics if not topic.is_past],
-        minutes=_due(bounds[0], sums[:split], outbox, _MINUTE_MS),
-        hours=_due(bounds[1], sums[split:], outbox, 60 * _MINUTE_MS),
-        lateness=_histogram(sql),
+        minutes=_due(minutes, due[: len(minutes)], sql.outbox_minutes, _MINUTE_MS),
+        hours=_due(hours, due[len(minutes) :], sql.outbox_minutes, 60 * _MINUTE_MS),
+        lateness=_lateness(sql),
         samples=rates(snapshot.samples),
         workers=living,
-        forecast=sql.forecast if sql else None,
-        dead_capped=sum(sql.dead_letters.values()) >= sql_figures.DEAD_CAP if sql else False,
-        outbox_capped=sum(sql.outbox.values()) >= sql_figures.OUTBOX_CAP if sql else False,
-        unarchivable=sql.unarchivable if sql else False,
+        forecast=sql.forecast,
+        dead_capped=sql.dead_letters.total() >= overview_sql.DEAD_CAP,
+        outbox_capped=sql.outbox.total() >= overview_sql.OUTBOX_CAP,
+        unarchivable=sql.unarchivable,
         problem=problem,
     )
 
 
 def _topic(
-    name: str,
-    snapshot: Snapshot,
-    sql: SqlFigures | None,
-    living: Sequence[WorkerFigures],
-    at_ms: float,
-) -> TopicFigures:
+    name: str, seen: _Seen, sql: DatabaseFigures, living: Sequence[WorkerStatus]
+) -> TopicOverview:
+    snapshot = seen.snapshot
     parts = [stats for partition, stats in snapshot.stats.items() if partition.topic == name]
-    heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
-    note = next((part.meta["paused"] for part in parts if "paused" in part.meta), None)
-    late = sql.lateness_ms.get(name, ()) if sql else ()
-    ready = sum(part.ready for part in parts)
-    return TopicFigures(
-        topic=name,
-        delayed=sum(part.waiting for part in parts) - ready,
-        ready=ready,
-        leased=sum(part.leased for part in parts),
-        unarchived=sum(part.finished for part in parts),
-        outbox=sql.outbox[name] if sql else 0,
-        lag=lag_of(parts),
-        next_due_at=shown_instant(min(heads)) if heads else None,
-        paused=lasting_pause(note, at_ms),
-        counters={
-            counter: sum(int(part.meta.get(counter, 0)) for part in parts) for counter in COUNTERS
-        },
-        per_second=_rate(name, parts, snapshot.samples, at_ms),
-        late_p50_ms=_percentile(late, 0.5),
-        late_p99_ms=_percentile(late, 0.99),
-        dead_letters=sql.dead_letters[name] if sql else 0,
-        workers=sum(name in one.topics and one.serves for one in living),
-        quiet_workers=sum(name in one.topics and one.keeps_quiet for one in living),
+    late = Counter(sql.lateness_ms.get(name, ()))
+    return TopicOverview(
+        **vars(stats_of_topic(name, parts)),
+        outbox=sql.outbox[name],
+        per_second=_rate(name, parts, snapshot.samples, seen.at_ms),
+        late_p50_ms=nearest_rank(late, 0.5),
+        late_p99_ms=nearest_rank(late, 0.99),
+        dead_letters=sql.dead_letters[name],
+        workers=sum(name in worker.topics and worker.serves for worker in living),
+        quiet_workers=sum(name in worker.topics and worker.keeps_quiet for worker in living),
         declared=name in registry.known_topics(),
     )
 
@@ -306,36 +419,35 @@ def _rate(
 ) -> float | None:
     before = next(
         (
-            s
-            for s in reversed(samples)
-            if s["at_ms"] <= at_ms - RATE_OVER_MS and topic in s["topics"]
+            sample
+            for sample in reversed(samples)
+            if sample["at_ms"] <= at_ms - RATE_OVER_MS and topic in sample["topics"]
         ),
         None,
     )
     if before is None or before["at_ms"] < at_ms - RATE_OVER_AT_MOST_MS:
         return None
-    before_that: int = before["topics"][topic]["finished"]
-    finished = (
-        sum(int(part.meta.get(name, 0)) for part in parts for name in Final.values) - before_that
-    )
+    finished = sum(int(part.meta.get(name, 0)) for part in parts for name in Final.values)
+    finished -= before["topics"][topic]["finished"]
     return max(0.0, float(finished * 1000 / (at_ms - before["at_ms"])))
 
 
 def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """The store's samples as points of the chart. A rate needs two; counters that went back
-    (FLUSHALL) are nothing."""
+    """The store's samples as points of the chart. A rate needs two samples. Counters that went back
+    (FLUSHALL) count as no rate."""
     chart = []
     for before, sample in pairwise(samples):
+        topics = sample["topics"]
         finished = sum(
-            max(0, one["finished"] - before["topics"].get(name, {"finished": 0})["finished"])
-            for name, one in sample["topics"].items()
+            max(0, topic["finished"] - before["topics"].get(name, {"finished": 0})["finished"])
+            for name, topic in topics.items()
         )
         chart.append(
             Sample(
                 at_ms=sample["at_ms"],
                 finished_per_second=finished * 1000 / max(1, sample["at_ms"] - before["at_ms"]),
-                lag=max([0.0, *(one["lag"] for one in sample["topics"].values())]),
-                waiting=sum(one["waiting"] for one in sample["topics"].values()),
+                lag=max([0.0, *(topic["lag"] for topic in topics.values())]),
+                waiting=sum(topic["waiting"] for topic in topics.values()),
             )
         )
     return chart
@@ -347,14 +459,13 @@ def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
 def _bounds(now_ms: float) -> tuple[list[float], list[float]]:
     """The ends (ms) of this and the next 59 minutes, and of this and the next 23 hours, by the
     project's clock."""
-    now = from_ms(now_ms).astimezone(get_current_timezone())
-    minute, hour = (
-        now.replace(second=0, microsecond=0),
-        now.replace(minute=0, second=0, microsecond=0),
-    )
+    minute = from_ms(now_ms).astimezone(get_current_timezone()).replace(second=0, microsecond=0)
+    hour = minute.replace(minute=0).timestamp() * 1000
     step = timedelta(minutes=1)
-    minutes = [(minute + step * n).timestamp() * 1000 for n in range(1, 61)]
-    return minutes, [hour.timestamp() * 1000 + 3_600_000 * n for n in range(1, 25)]
+    return (
+        [(minute + step * n).timestamp() * 1000 for n in range(1, 61)],
+        [hour + 60 * _MINUTE_MS * n for n in range(1, 25)],
+    )
 
 
 def _due(
@@ -373,53 +484,42 @@ def _due(
     return bars
 
 
-def _histogram(sql: SqlFigures | None) -> list[Bucket]:
-    late = [one for values in sql.lateness_ms.values() for one in values] if sql else []
-    lows = (float("-inf"), *LATENESS_MS)
-    highs = (*LATENESS_MS, float("inf"))
-    labels = [f"≤ {in_words(high / 1000)}" for high in LATENESS_MS] + [
-        f"> {in_words(LATENESS_MS[-1] / 1000)}"
-    ]
+def _lateness(sql: DatabaseFigures) -> list[Bucket]:
+    late = [value for values in sql.lateness_ms.values() for value in values]
+    ends = (float("-inf"), *LATENESS_MS, float("inf"))
+    labels = [f"≤ {in_words(high / 1000)}" for high in LATENESS_MS]
+    labels.append(f"> {in_words(LATENESS_MS[-1] / 1000)}")
     return [
-        Bucket(label=label, count=sum(low < one <= high for one in late))
-        for label, low, high in zip(labels, lows, highs, strict=True)
+        Bucket(label=label, count=sum(low < value <= high for value in late))
+        for label, (low, high) in zip(labels, pairwise(ends), strict=True)
     ]
 
 
-def _percentile(values: Sequence[float], share: float) -> float | None:
-    """Of sorted values: the nearest rank."""
-    return values[max(0, ceil(share * len(values)) - 1)] if values else None
-
-
-def _workers(snapshot: Snapshot, now_ms: float) -> list[WorkerFigures]:
+def _workers(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:
     found = [
-        _worker(name, beat, name in snapshot.quiet, now_ms)
+        WorkerStatus(
+            name=name,
+            host=str(beat.get("host", "")),
+            pid=int(beat.get("pid", 0)),
+            version=str(beat.get("version", "")),
+            topics=list(beat.get("topics", ())),
+            concurrency=int(beat.get("concurrency", 0)),
+            running=int(beat.get("running", beat.get("in_flight", 0))),
+            in_flight=int(beat.get("in_flight", 0)),
+            rss_mb=beat.get("rss_kb", 0) / 1024,
+            started_at=from_ms(beat.get("started_ms", 0)),
+            beat_at=from_ms(beat["at_ms"]),
+            alive=now_ms - beat["at_ms"] <= ALIVE_FOR * 1000,
+            draining=bool(beat.get("draining")),
+            quiet=bool(beat.get("quiet")),
+            quiet_requested=name in snapshot.quiet,
+            settled=dict(beat.get("settled", {})),
+            services={
+                key: value
+                for key, value in beat.items()
+                if isinstance(value, dict) and key != "settled"
+            },
+        )
         for name, beat in snapshot.heartbeats.items()
     ]
-    return sorted(found, key=lambda one: (not one.alive, one.name))
-
-
-def _worker(name: str, beat: Mapping[str, Any], told_quiet: bool, now_ms: float) -> WorkerFigures:
-    return WorkerFigures(
-        name=name,
-        host=str(beat.get("host", "")),
-        pid=int(beat.get("pid", 0)),
-        version=str(beat.get("version", "")),
-        topics=list(beat.get("topics", ())),
-        concurrency=int(beat.get("concurrency", 0)),
-        running=int(beat.get("running", beat.get("in_flight", 0))),
-        in_flight=int(beat.get("in_flight", 0)),
-        rss_mb=beat.get("rss_kb", 0) / 1024,
-        started_at=from_ms(beat.get("started_ms", 0)),
-        beat_at=from_ms(beat["at_ms"]),
-        alive=now_ms - beat["at_ms"] <= ALIVE_FOR * 1000,
-        draining=bool(beat.get("draining")),
-        quiet=bool(beat.get("quiet")),
-        told_quiet=told_quiet,
-        settled=dict(beat.get("settled", {})),
-        services={
-            key: value
-            for key, value in beat.items()
-            if isinstance(value, dict) and key != "settled"
-        },
-    )
+    return sorted(found, key=lambda worker: (not worker.alive, worker.name))

@@ -1,11 +1,10 @@
-"""Finds topics whose messages nobody runs: no living worker serves them, or no code declares them
-any more."""
+"""Finds topics that have messages and no living worker, and warns of them in the log."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,109 +15,77 @@ from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import CAP, count_outbox
 from ..store.queries import PartitionStats
 from ..store.store import RedisStore
-from ..store.topic_stats import lasting_pause
+from ..store.topic_stats import TopicStats, stats_of_topic
 from ..tasks import registry
 from ..worker.heartbeat import DEAD_AFTER
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds between two lines of the log; workers that start together have said what they serve by
-#: then.
+#: Seconds between two lines of the log. Workers that start together have sent heartbeats by then.
 INTERVAL = 60.0
-TURN = "unserved"
 
 
 class Unserved(NamedTuple):
-    """One of these topics, and what waits in it."""
+    """A topic that no worker serves, and what waits in it."""
 
-    topic: str
-    waiting: int
-    """In Redis, also what is due."""
-    due: int
-    held: int
-    """Leased: by a worker that has ended, as none serves it."""
+    stats: TopicStats
     outbox: int
     declared: bool
     """Whether this process' code declares it."""
 
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        return self.stats.topic
+
     def __str__(self) -> str:
-        counts = [f"{self.waiting:,} waiting", f"{self.due:,} of them due"]
-        counts += [f"{self.held:,} held"] if self.held else []
-        counts += (
-            [f"{self.outbox:,}{'+' if self.outbox == CAP else ''} in the outbox"]
-            if self.outbox
-            else []
-        )
-        why = (
-            "no worker serves it"
-            if self.declared
-            else "no worker serves it and no code here declares it"
-        )
-        return f"{self.topic}: {', '.join(counts)}; {why}"
+        stats, outbox = self.stats, self.outbox
+        counts = f"{stats.delayed + stats.backlog:,} waiting, {stats.backlog:,} of them due"
+        if stats.leased:  # by a worker that has ended, as none serves it
+            counts += f", {stats.leased:,} held"
+        if outbox:
+            counts += f", {outbox:,}{'+' if outbox == CAP else ''} in the outbox"
+        undeclared = "" if self.declared else " and no code here declares it"
+        return f"{stats.topic}: {counts}; no worker serves it{undeclared}"
 
 
 def unserved_topics(
     store: RedisStore, serving: Iterable[str] = (), *, outbox: bool = True
 ) -> Sequence[Unserved]:
-    """Topics with messages that no living worker serves, but for paused ones. `serving`: those that
-    one is about to.
+    """Topics with messages that no living worker serves, without paused ones. `serving`: the topics
+    that the caller is about to serve.
 
     Two round trips to Redis; of the database only what waits in these topics. Raises
     StoreUnavailable.
     """
-    stats = _stats(store)
-    silent = {
-        *serving,
-        *_served(store),
-        *(topic for topic, parts in stats.items() if _is_paused(parts)),
-    }
-    rows = dict.fromkeys(stats.keys() - silent, 0)
-    if outbox:
-        with suppress(Error):  # it is away, or not migrated: others say so
-            rows = {topic: count_outbox(topic) for topic in {*rows, *topics_of_outbox()} - silent}
-    known = registry.known_topics()
-    found = [
-        _unserved(topic, stats.get(topic, ()), rows[topic], topic in known)
-        for topic in sorted(rows)
-    ]
-    return [one for one in found if one.waiting or one.held or one.outbox]
-
-
-def _served(store: RedisStore) -> set[str]:
-    beats, now_ms = store.workers.heartbeats().values(), store.clock_ms()
-    return {
-        topic
-        for beat in beats
-        if now_ms - beat["at_ms"] <= DEAD_AFTER * 1000
-        for topic in beat.get("topics", ())
-    }
-
-
-def _stats(store: RedisStore) -> Mapping[str, Sequence[PartitionStats]]:
     partitions = store.topics.used_partitions()
     parts: dict[str, list[PartitionStats]] = defaultdict(list)
-    for partition, stats in zip(partitions, store.queries.all_stats(partitions), strict=True):
-        parts[partition.topic].append(stats)
-    return dict(parts)
-
-
-def _is_paused(parts: Sequence[PartitionStats]) -> bool:
-    return any(lasting_pause(part.meta.get("paused"), part.now_ms) for part in parts)
-
-
-def _unserved(topic: str, parts: Sequence[PartitionStats], outbox: int, declared: bool) -> Unserved:
-    return Unserved(
-        topic=topic,
-        waiting=sum(part.waiting for part in parts),
-        due=sum(part.ready for part in parts),
-        held=sum(part.leased for part in parts),
-        outbox=outbox,
-        declared=declared,
-    )
+    for partition, part in zip(partitions, store.queries.all_stats(partitions), strict=True):
+        parts[partition.topic].append(part)
+    stats = {topic: stats_of_topic(topic, of_topic) for topic, of_topic in parts.items()}
+    served = {*serving, *(topic for topic, figures in stats.items() if figures.paused)}
+    now_ms = store.clock_ms()
+    for beat in store.workers.heartbeats().values():
+        if now_ms - beat["at_ms"] <= DEAD_AFTER * 1000:
+            served.update(beat.get("topics", ()))
+    rows = dict.fromkeys(stats.keys() - served, 0)
+    if outbox:
+        with suppress(Error):  # the database is away, or not migrated: others report that
+            rows = {topic: count_outbox(topic) for topic in {*rows, *topics_of_outbox()} - served}
+    known = registry.known_topics()
+    found = [
+        Unserved(stats.get(topic) or stats_of_topic(topic, ()), rows[topic], topic in known)
+        for topic in sorted(rows)
+    ]
+    return [
+        row
+        for row in found
+        if row.outbox or row.stats.delayed or row.stats.backlog or row.stats.leased
+    ]
 
 
 class UnservedWatch(Service):
-    """Says once a minute which topics nobody serves. One of all processes says it."""
+    """Warns once a minute of the topics that no worker serves. One of all processes does it."""
 
     name = "unserved"
     interval = INTERVAL
@@ -129,11 +96,11 @@ class UnservedWatch(Service):
         self._begun = False
 
     def run_once(self) -> float:
-        """Look, unless somebody has; not at the very start, when other workers have not said yet
-        what they serve."""
+        """Warn, unless another process has. The first run does nothing: other workers may not have
+        sent a heartbeat yet."""
         if not self._begun:
             self._begun = True
-        elif self._store.workers.acquire_lock(TURN, int(INTERVAL * 1000) - 5_000):
-            for one in unserved_topics(self._store):
-                logger.warning("topic %s", one)
+        elif self._store.workers.acquire_lock(self.name, int(INTERVAL * 1000) - 5_000):
+            for topic in unserved_topics(self._store):
+                logger.warning("topic %s", topic)
         return self.interval

@@ -18,32 +18,32 @@ class CircuitBreaker:
 
     def __init__(self, probe: Callable[[], object]) -> None:
         self._probe = probe
-        self._opened_in = 0
-        """The process that has opened it. In a fork there is no thread that would close it again.
-        """
+        self.opened_in = 0
+        """The process that has opened it, 0 while it is closed. In a fork there is no thread that
+        would close it again."""
         self._lock = threading.Lock()
         self._closed_for_good = threading.Event()
 
     @property
     def open(self) -> bool:
         """Whether a call would probably fail."""
-        return self._opened_in != 0 and self._opened_in == os.getpid()
+        return self.opened_in != 0 and self.opened_in == os.getpid()
 
     def trip(self) -> None:
         """A call has failed: open until a probe succeeds."""
         with self._lock:
             if self.open or self._closed_for_good.is_set():
                 return
-            self._opened_in = os.getpid()
+            self.opened_in = os.getpid()
         try:
             threading.Thread(target=self._watch, name="delayq-breaker", daemon=True).start()
         except RuntimeError:  # no threads here: then every call finds out for itself
-            self._opened_in = 0
+            self.opened_in = 0
 
     def stop(self) -> None:
         """End the thread: the store is closed."""
         self._closed_for_good.set()
-        self._opened_in = 0
+        self.opened_in = 0
 
     def _watch(self) -> None:
         while not self._closed_for_good.wait(PROBE_INTERVAL):
@@ -51,5 +51,5 @@ class CircuitBreaker:
                 self._probe()
             except Exception:  # whatever it is, Redis cannot be used yet
                 continue
-            self._opened_in = 0
+            self.opened_in = 0
             return

@@ -76,8 +76,9 @@ def translate(error: Exception, where: str) -> DelayQError:
         return refusal(f"{refusal.meaning()} Redis at {where} said: {text or type(error).__name__}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         if any(word in text for word in _NOT_SENT):
+            problem = f"Cannot reach Redis at {where}: {text}."
             return StoreUnavailable(
-                f"Cannot reach Redis at {where}: {text}. Nothing was changed. Is it running?"
+                f"{problem} Nothing was changed. Is it running?", problem=problem
             )
         return OutcomeUnknown(
             f"The connection to Redis at {where} broke before the answer came: {text}"

@@ -51,12 +51,6 @@ def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
     return tuple(base + name for name in names)
 
 
-def lone_keys(prefix: str, partition: Partition, lane: int) -> tuple[str, str, str]:
-    """What a script for one new message takes (shared/lone.lua): its lane, messages and meta."""
-    all_keys = partition_keys(prefix, partition)
-    return all_keys[lane], all_keys[4], all_keys[8]
-
-
 def leased_key(prefix: str, partition: Partition) -> str:
     """The zset of leases."""
     return partition_keys(prefix, partition)[3]

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 from ..core.conf import Settings
 from ..core.exceptions import MessageChanged, MessageNotFound, MessageRunning, NotReplicated
 from ..core.message import Found, lane_sent
+from ..core.times import When
 from .bulk_load import BulkLoader
 from .client import BATCH, Read, RedisClient
 from .connection import RedisPy
-from .keys import Partition, lone_keys, partition_keys
+from .keys import Partition, partition_keys
 from .lease import Lease
 from .partitions import Partitions
 from .queries import Life, Queries, found_in, optional
@@ -35,8 +36,17 @@ T = TypeVar("T")
 Ids = list[bytes]
 Leases = list[Lease]
 
-#: id, mode, when, expires, record: see enqueue.lua.
-Outgoing = tuple[bytes, str, str, str, bytes]
+
+class Outgoing(NamedTuple):
+    """A message for the enqueue script."""
+
+    id: bytes
+    mode: str
+    """raise, keep, replace or adopt: see enqueue.lua."""
+    when: When
+    expires: When
+    record: bytes
+    """Without its stamp."""
 
 
 class Claimed(NamedTuple):
@@ -143,7 +153,7 @@ class RedisStore:
         return next((word for word in ("RUNNING", "OK") if word in words), "NOT_FOUND")
 
     def reschedule(
-        self, topic: str, message_id: bytes, when: str, before_us: int | None = None
+        self, topic: str, message_id: bytes, when: When, before_us: int | None = None
     ) -> int:
         """Delayed -> delayed with another due time, which is returned, in every partition that can
         have it. Raises MessageNotFound, or MessageRunning when it runs and waits nowhere."""
@@ -235,9 +245,10 @@ class RedisStore:
         message_id, mode, when, expires, record = messages[0]
         # With the other modes, and from SQL, an id may well be live: that would be a second round
         # trip.
-        if mode != "raise" or when[:1] == "@":
+        if mode != "raise" or when.stamp_us:
             return self._begin_words(partition, {}, messages)
-        script_keys = lone_keys(self.client.prefix, partition, lane_sent(record))
+        all_keys = partition_keys(self.client.prefix, partition)
+        script_keys = all_keys[lane_sent(record)], all_keys[4], all_keys[8]
         client = self.client
         begin = client.begin_replicated if client.settings.wait_replicas else client.begin
         answer = begin("enqueue_one", script_keys, (message_id, when, expires, record))
@@ -264,7 +275,9 @@ class RedisStore:
             args += message
         client = self.client
         # SQL keeps what it has accepted: that need not wait for replicas.
-        waits = client.settings.wait_replicas and any(message[2][:1] != "@" for message in messages)
+        waits = client.settings.wait_replicas and not all(
+            message.when.stamp_us for message in messages
+        )
         begin = client.begin_replicated if waits else client.begin
         answer = begin("enqueue", partition_keys(client.prefix, partition), args)
 
@@ -400,7 +413,7 @@ class RedisStore:
         return [word.decode() for word in answer]
 
     def reschedule_in(
-        self, partition: Partition, message_id: bytes, when: str, before_us: int | None = None
+        self, partition: Partition, message_id: bytes, when: When, before_us: int | None = None
     ) -> int:
         """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or
         MessageRunning.

@@ -1,4 +1,4 @@
-"""The figures of a topic, summed up from those of its partitions."""
+"""The figures of a topic: the sums over its partitions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from ..core.times import shown_instant
 from .queries import COUNTERS, PartitionStats, lag_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Somebody holds the topic."""
+
+    by: str
+    reason: str
+    since: datetime | None
+    until: datetime | None
+    """None until somebody resumes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,20 +39,15 @@ class TopicStats:
     """Seconds since the oldest waiting message fell due; 0 without a backlog."""
     next_due_at: datetime | None
     """When the next message is due; in the past with a backlog."""
-    paused: dict[str, Any] | None
-    """Who paused the topic (by), when (at), why (reason) and at most until when (until, or None);
-    None while it runs.
-
-    Instants are milliseconds since 1970.
-    """
+    paused: Pause | None
+    """Who paused the topic, why and until when; None while it runs."""
     counters: dict[str, int] = field(default_factory=dict)
     """Since the first message: enqueued, acked, retried, dead, cancelled, expired, reclaimed."""
 
 
 def stats_of_topic(topic: str, parts: Sequence[PartitionStats]) -> TopicStats:
-    """Sums over the partitions of a topic, at least one."""
+    """Sums over the partitions of a topic; all zero without a partition."""
     heads = [part.next_due_ms for part in parts if part.next_due_ms is not None]
-    paused = next((part.meta["paused"] for part in parts if "paused" in part.meta), None)
     return TopicStats(
         topic=topic,
         delayed=sum(part.waiting - part.ready for part in parts),
@@ -51,12 +56,24 @@ def stats_of_topic(topic: str, parts: Sequence[PartitionStats]) -> TopicStats:
         finished=sum(part.finished for part in parts),
         lag=lag_of(parts),
         next_due_at=shown_instant(min(heads)) if heads else None,
-        paused=lasting_pause(paused, parts[0].now_ms),
+        paused=next(
+            (pause_of(part.meta["paused"], part.now_ms) for part in parts if "paused" in part.meta),
+            None,
+        ),
         counters={name: sum(int(part.meta.get(name, 0)) for part in parts) for name in COUNTERS},
     )
 
 
-def lasting_pause(note: str | None, now_ms: float) -> dict[str, Any] | None:
-    """The note of a pause that lasts: one that has ended goes with the next claim."""
-    pause: dict[str, Any] | None = json.loads(note) if note else None
-    return None if pause and pause.get("until") and pause["until"] <= now_ms else pause
+def pause_of(note: str | None, now_ms: float) -> Pause | None:
+    """The pause that a partition's note describes; None when it has ended. The next claim removes
+    such a note."""
+    stored = json.loads(note) if note else None
+    if stored is None or (stored.get("until") and stored["until"] <= now_ms):
+        return None
+    since, until = stored.get("at"), stored.get("until")
+    return Pause(
+        by=str(stored.get("by") or ""),
+        reason=str(stored.get("reason") or ""),
+        since=shown_instant(since) if since else None,
+        until=shown_instant(until) if until else None,
+    )

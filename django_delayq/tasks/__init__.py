@@ -1,1 +1,6 @@
+"""Tasks as code declares them: their options, the registry, and the message that a call makes.
+
+Stands on the store and core, and sends nothing. Start with task.py, then builder.py.
+"""
+
 from __future__ import annotations

@@ -152,7 +152,7 @@ def layout(task: str, arguments: Arguments | None = None) -> Layout:
     if declared is None:
         return raw
     signature = declared.definition.signature
-    parameters = tuple(_parameter(one) for one in signature.parameters.values())
+    parameters = tuple(_parameter(parameter) for parameter in signature.parameters.values())
     if arguments is None:
         return Layout(parameters=parameters)
     try:
@@ -167,15 +167,15 @@ def layout(task: str, arguments: Arguments | None = None) -> Layout:
     return Layout(parameters=parameters, given=given, by_position=len(args))
 
 
-def _parameter(one: inspect.Parameter) -> Parameter:
-    annotation = "" if one.annotation is one.empty else inspect.formatannotation(one.annotation)
+def _parameter(raw: inspect.Parameter) -> Parameter:
+    annotation = "" if raw.annotation is raw.empty else inspect.formatannotation(raw.annotation)
     return Parameter(
-        name=one.name,
-        kind=one.kind,
+        name=raw.name,
+        kind=raw.kind,
         annotation=annotation.strip("'\""),
-        default=None if one.default is one.empty else f"{one.default!r:.200}",
-        is_text=one.annotation in (str, "str")
-        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD),
+        default=None if raw.default is raw.empty else f"{raw.default!r:.200}",
+        is_text=raw.annotation in (str, "str")
+        and raw.kind not in (raw.VAR_POSITIONAL, raw.VAR_KEYWORD),
     )
 
 

@@ -1,5 +1,5 @@
-"""What can be a task, what its name is, and whether two functions are the same one. Looked at when
-it is declared."""
+"""What can be a task, what its name is, and whether two functions are the same: checked when a task
+is declared."""
 
 from __future__ import annotations
 
@@ -31,17 +31,15 @@ def check_function(func: Any) -> None:
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise InvalidTask(
             f"{name} is a generator: a call runs nothing of it until somebody takes its values, "
-            f"and a worker does not."
+            "and a worker does not."
         )
     hidden = inspect.unwrap(func)
     if hidden is not func and iscoroutinefunction(hidden) and not iscoroutinefunction(func):
         raise InvalidTask(
             f"{name} is async def, and its decorator is not: nobody can tell whether a call runs "
-            f"it or only makes a "
-            "coroutine. Let the decorator give an `async def` that awaits it, or mark what it "
-            "gives with "
-            "asgiref.sync.markcoroutinefunction. If it runs the coroutine itself, leave "
-            "functools.wraps away."
+            "it or only makes a coroutine. Let the decorator give an `async def` that awaits it, "
+            "or mark what it gives with asgiref.sync.markcoroutinefunction. If it runs the "
+            "coroutine itself, leave functools.wraps away."
         )
 
 
@@ -72,7 +70,7 @@ def name_of(func: Callable[..., Any], given: str | None) -> str:
         if not isinstance(given, str) or not _CHARACTERS.fullmatch(given):
             raise InvalidName(
                 f"{given!r:.80} cannot name a task: use A-Z a-z 0-9 _ . - and at most 200 "
-                f"characters."
+                "characters."
             )
         return given
     name = f"{func.__module__}.{func.__qualname__}"
@@ -82,13 +80,11 @@ def name_of(func: Callable[..., Any], given: str | None) -> str:
         kind = "a lambda" if name.endswith("<lambda>") else "made inside another function"
         raise InvalidName(
             f"{func.__qualname__} is {kind}: others may come out of there under the same name. "
-            f"Give it one of its own: "
-            "@delayed_task(name=...). If a decorator has made it, functools.wraps in there keeps "
-            "the name."
+            "Give it one of its own: @delayed_task(name=...). If a decorator has made it, "
+            "functools.wraps in there keeps the name."
         )
     raise InvalidName(
-        f"{name:.250} cannot name a task: give it @delayed_task(name=...). A-Z a-z 0-9 _ . - may "
-        f"be in it."
+        f"{name:.250} cannot name a task: give it @delayed_task(name=...), of A-Z a-z 0-9 _ . -"
     )
 
 
@@ -106,7 +102,7 @@ def signature_of(func: Callable[..., Any]) -> inspect.Signature:
         except ValueError:  # made in C, as functools.cache
             pass
         else:
-            if [one.kind for one in own.parameters.values()] != open_:
+            if [parameter.kind for parameter in own.parameters.values()] != open_:
                 return own
         func = func.__wrapped__
     return inspect.signature(func)
@@ -127,8 +123,8 @@ def fingerprint(func: Any, seen: set[int] | None = None) -> Any:
     anew.
 
     The same place in the same file is not enough: a decorator and a factory give many functions
-    from there, which differ by what they close over. `seen`: what has been looked at, as things may
-    hold each other.
+    from there, which differ by what they close over. `seen`: what was compared before, as things
+    may hold each other.
     """
     kind, seen = type(func).__qualname__, seen if seen is not None else set()
     if id(func) in seen:
@@ -167,8 +163,8 @@ def _held(value: Any, seen: set[int]) -> Any:
         seen.add(id(value))
         # No pairs of items(): what is made here and goes again leaves its id to something else.
         inner = [*value, *value.values()] if isinstance(value, dict) else list(value)
-        return [_held(one, seen) for one in inner]
+        return [_held(part, seen) for part in inner]
     facts = vars(value) if hasattr(value, "__dict__") else {}
     return type(value).__qualname__, {
-        name: one for name, one in facts.items() if isinstance(one, _SIMPLE)
+        name: fact for name, fact in facts.items() if isinstance(fact, _SIMPLE)
     }

@@ -1,4 +1,4 @@
-"""What a task and a call can be told: the options, checked at the door."""
+"""The options of a task and of a call, checked where they are given."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
 from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.ids import parse_id
-from ..core.message import Priority
-from ..core.times import duration_ms, instant_ms
+from ..core.message import Priority, parse_id
+from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, as_backoff, exponential
 
 OnDuplicate = Literal["raise", "keep", "replace"]
-Duration = timedelta | float
+
+NOW, NEVER = When.after(0), When()
 
 
 class SharedOptions(TypedDict, total=False):
@@ -87,14 +87,14 @@ class Options:
     """Checked options of a task or of one call. Times are milliseconds."""
 
     topic: str = DEFAULT_TOPIC
-    when: str = "+0"
+    when: When = NOW
     ttr_ms: int | None = None
     max_runtime_ms: int | None = None
     max_attempts: int | None = None
     backoff: Backoff = field(default_factory=exponential)
     retry_for: tuple[type[BaseException], ...] = (Exception,)
     priority: Priority = Priority.NORMAL
-    expires: str = ""
+    expires: When = NEVER
     on_duplicate: OnDuplicate = "raise"
     key: str | None = None
     id: bytes | None = None
@@ -105,7 +105,7 @@ class Options:
     on_redis_error: Literal["spill", "raise"] | None = None
     exactly_once: bool = False
     replay_of: int | None = None
-    """Id of the archived message that is replayed. Only replay.py sets it."""
+    """Id of the archived message that is replayed. Only a replay sets it."""
 
     @classmethod
     def declared(cls, options: TaskOptions) -> Options:
@@ -197,20 +197,22 @@ def _duration(low_s: int, high_s: int, name: str) -> Callable[[Any], int]:
     return check
 
 
-def _expires(value: Any) -> str:
+def _expires(value: Any) -> When:
     if value is None:
-        return ""
-    return (
-        str(instant_ms(value, "expires"))
-        if isinstance(value, datetime)
-        else f"+{duration_ms(value, 'expires')}"
-    )
+        return NEVER
+    if isinstance(value, datetime):
+        return When.at(instant_ms(value, "expires"))
+    return When.after(duration_ms(value, "expires"))
 
 
-def _on_duplicate(value: Any) -> Any:
-    if value not in ("raise", "keep", "replace"):
-        raise InvalidMessage(f'on_duplicate is {value!r}: use "raise", "keep" or "replace".')
-    return value
+def _choice(name: str, *choices: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value not in choices:
+            *first, last = [f'"{choice}"' for choice in choices]
+            raise InvalidMessage(f"{name} is {value!r}: use {', '.join(first)} or {last}.")
+        return value
+
+    return check
 
 
 def _boolean(name: str) -> Callable[[Any], bool]:
@@ -220,12 +222,6 @@ def _boolean(name: str) -> Callable[[Any], bool]:
         return value
 
     return check
-
-
-def _on_redis_error(value: Any) -> Any:
-    if value not in ("spill", "raise"):
-        raise InvalidMessage(f'on_redis_error is {value!r}: use "spill" or "raise".')
-    return value
 
 
 def check_key(value: Any) -> str | None:
@@ -275,8 +271,8 @@ def _headers(value: Any) -> dict[str, str]:
 
 _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "topic": ("topic", lambda value: check_name(value, "a topic")),
-    "delay": ("when", lambda value: f"+{duration_ms(value)}"),
-    "due_at": ("when", lambda value: str(instant_ms(value))),
+    "delay": ("when", lambda value: When.after(duration_ms(value))),
+    "due_at": ("when", lambda value: When.at(instant_ms(value))),
     "ttr": ("ttr_ms", _duration(1, 86_400, "ttr")),
     "max_runtime": ("max_runtime_ms", _duration(1, 7 * 86_400, "max_runtime")),
     "max_attempts": ("max_attempts", _between(1, 1000, "max_attempts")),
@@ -284,21 +280,13 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "retry_for": ("retry_for", _retry_for),
     "priority": ("priority", Priority.parse),
     "expires": ("expires", _expires),
-    "on_duplicate": ("on_duplicate", _on_duplicate),
+    "on_duplicate": ("on_duplicate", _choice("on_duplicate", "raise", "keep", "replace")),
     "key": ("key", check_key),
     "id": ("id", parse_id),
     "headers": ("headers", _headers),
     "database": ("database", str),
     "after_commit": ("after_commit", _boolean("after_commit")),
     "durable": ("durable", _boolean("durable")),
-    "on_redis_error": ("on_redis_error", _on_redis_error),
+    "on_redis_error": ("on_redis_error", _choice("on_redis_error", "spill", "raise")),
     "exactly_once": ("exactly_once", _boolean("exactly_once")),
 }
-
-
-def when(delay: Duration | None, due_at: datetime | None) -> str:
-    """`+ms` for a delay, the instant in ms for a due_at. Raises InvalidMessage unless exactly one
-    is given."""
-    if (delay is None) == (due_at is None):
-        raise InvalidMessage("Give either delay or due_at.")
-    return f"+{duration_ms(delay)}" if due_at is None else str(instant_ms(due_at))

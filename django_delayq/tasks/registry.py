@@ -9,14 +9,14 @@ from ..core.exceptions import DuplicateTask, UnknownTopic
 from .declaration import fingerprint, place_of
 
 if TYPE_CHECKING:
-    from .task import DelayedTask
+    from .task import Task
 
 #: Every declared task by name and by code. Messages are resolved here and nowhere else.
-by_name: dict[str, DelayedTask[Any, Any]] = {}
-by_code: dict[bytes, DelayedTask[Any, Any]] = {}
+by_name: dict[str, Task[Any, Any]] = {}
+by_code: dict[bytes, Task[Any, Any]] = {}
 
 
-def register(task: DelayedTask[Any, Any]) -> None:
+def register(task: Task[Any, Any]) -> None:
     """Make the task known. Raises DuplicateTask when its name, or its code, belongs to another
     function."""
     new = task.definition
@@ -24,8 +24,8 @@ def register(task: DelayedTask[Any, Any]) -> None:
     if known is not None and fingerprint(known.definition.func) != fingerprint(new.func):
         raise DuplicateTask(
             f"Two tasks are named {new.name!r} (or share its code): "
-            f"{place_of(known.definition.func)} and "
-            f"{place_of(new.func)}. Give one of them another name: @delayed_task(name=...)."
+            f"{place_of(known.definition.func)} and {place_of(new.func)}. Give one of them another "
+            "name: @delayed_task(name=...)."
         )
     by_name[new.name] = by_code[new.code] = task
 

@@ -11,10 +11,10 @@ from ..store.keys import Partition
 #: The heap is made anew when it holds so many entries for each partition. Those that are planned
 #: anew stay in it until they come to its top: with something far-future waiting, that would be one
 #: for each claim until then.
-HEAP_PER_TURN = 4
+HEAP_PER_VISIT = 4
 
 
-class Turn:
+class Visit:
     """What the dispatcher knows of one partition."""
 
     __slots__ = ("due_ms", "finished", "partition", "wakeups")
@@ -22,9 +22,9 @@ class Turn:
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.due_ms: float | None = None
-        """When to look there; None: nothing waits there."""
+        """When to claim there; None: nothing waits."""
         self.wakeups = -1
-        """The counter as of the last look; another value means that there is something new."""
+        """The counter as of the last visit; another value means that there is something new."""
         self.finished = -1
         """How many messages had ended as of the last sweep."""
 
@@ -38,56 +38,54 @@ class Agenda:
         self._served: dict[str, float] = {}
         """Messages claimed per topic, divided by its weight."""
         self._newest = 0.0
-        self._heap: list[tuple[float, int, Turn]] = []
+        self._heap: list[tuple[float, int, Visit]] = []
         self._order = itertools.count()
-        self.turns: dict[Partition, Turn] = {}
+        self.visits: dict[Partition, Visit] = {}
 
     def add(self, partition: Partition) -> None:
-        """Serve this partition too, beginning with a look at it."""
-        if partition not in self.turns:
-            self.turns[partition] = Turn(partition)
-            self.look(partition, 0)
+        """Serve this partition too, beginning with a visit."""
+        if partition not in self.visits:
+            self.visits[partition] = Visit(partition)
+            self.expect(partition, 0)
 
-    def look(self, partition: Partition, due_ms: float) -> None:
-        """Look at the partition at `due_ms`, or before if that was planned."""
-        turn = self.turns.get(partition)
-        if turn is not None and (turn.due_ms is None or due_ms < turn.due_ms):
-            self.plan(turn, due_ms)
+    def expect(self, partition: Partition, due_ms: float) -> None:
+        """Visit the partition at `due_ms`, or before if that was planned."""
+        visit = self.visits.get(partition)
+        if visit is not None and (visit.due_ms is None or due_ms < visit.due_ms):
+            self.plan(visit, due_ms)
 
-    def plan(self, turn: Turn, due_ms: float | None) -> None:
-        """Look at it at `due_ms` and not before."""
-        turn.due_ms = due_ms
+    def plan(self, visit: Visit, due_ms: float | None) -> None:
+        """Visit it at `due_ms` and not before."""
+        visit.due_ms = due_ms
         if due_ms is not None:
-            heapq.heappush(self._heap, (due_ms, next(self._order), turn))
-            if len(self._heap) > HEAP_PER_TURN * len(self.turns):
-                self._forget_old_plans()
-
-    def _forget_old_plans(self) -> None:
-        planned = [(turn.due_ms, turn) for turn in self.turns.values() if turn.due_ms is not None]
-        self._heap = [(due_ms, next(self._order), turn) for due_ms, turn in planned]
-        heapq.heapify(self._heap)
+            heapq.heappush(self._heap, (due_ms, next(self._order), visit))
+            if len(self._heap) > HEAP_PER_VISIT * len(self.visits):
+                visits = self.visits.values()
+                planned = [(each.due_ms, each) for each in visits if each.due_ms is not None]
+                self._heap = [(due_ms, next(self._order), each) for due_ms, each in planned]
+                heapq.heapify(self._heap)
 
     def next_due_ms(self) -> float | None:
-        """The earliest time to look anywhere."""
+        """The time of the earliest visit."""
         while self._heap and self._heap[0][2].due_ms != self._heap[0][0]:
             heapq.heappop(self._heap)  # planned anew since
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now_ms: float) -> list[Turn]:
-        """The turns to take now, the most entitled topic first. They stay due until they are
+    def due(self, now_ms: float) -> list[Visit]:
+        """The visits to make now, the most entitled topic first. They stay due until they are
         planned anew."""
-        turns: list[Turn] = []
+        visits: list[Visit] = []
         while (head := self.next_due_ms()) is not None and head <= now_ms:
-            turn = heapq.heappop(self._heap)[2]
-            turn.due_ms = None
-            turns.append(turn)
-        for turn in turns:
-            self.plan(turn, 0)
-            # A topic that was idle does not save up turns to spend them all at once.
-            topic = turn.partition.topic
+            visit = heapq.heappop(self._heap)[2]
+            visit.due_ms = None
+            visits.append(visit)
+        for visit in visits:
+            self.plan(visit, 0)
+            # A topic that was idle does not save up visits to spend them all at once.
+            topic = visit.partition.topic
             self._served[topic] = max(self._served.get(topic, 0.0), self._newest - 1000)
-        turns.sort(key=lambda turn: self._served[turn.partition.topic])
-        return turns
+        visits.sort(key=lambda visit: self._served[visit.partition.topic])
+        return visits
 
     def charge(self, topic: str, messages: int) -> None:
         """The topic has had so many messages."""

@@ -18,7 +18,7 @@ from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..tasks import registry
-from .agenda import Agenda, Turn
+from .agenda import Agenda, Visit
 from .catch_up import CatchUp
 from .event_loop import EventLoop
 from .pool import Pool
@@ -95,7 +95,7 @@ class Dispatcher(Service):
     def run_once(self) -> float:
         """Claim what is due and return how long to sleep."""
         try:
-            pause = self._turn_round()
+            pause = self._round()
         except DelayQError:
             self._down_since = self._down_since or time.monotonic()
             self._hints.append((None, 0))  # whatever happened meanwhile: look everywhere
@@ -118,11 +118,13 @@ class Dispatcher(Service):
 
     # One round
 
-    def _turn_round(self) -> float:
+    def _round(self) -> float:
         self._recover()
         self._take_hints()
         self._sweep()
-        self._give_back()
+        # What has waited for a thread for too long: another worker, or this one later, is quicker.
+        if old := self._pool.take_back(BUFFER_SECONDS):
+            self._release(old)
         if self._is_behind:  # and Redis has just answered the sweep
             self._is_behind = False
             self._catch_up.begin()
@@ -140,60 +142,59 @@ class Dispatcher(Service):
         return self._until_next()
 
     def _serve(self) -> bool:
-        """Claim for the turns that are due, as far as there is room. Returns whether due turns had
-        to wait."""
+        """Make the visits that are due, as far as there is room. True when some had to wait."""
         if self.quiet:
             self.nothing_due = True
             return False
         now_ms = self._clock.now_ms() if self._clock.known else float("inf")
-        turns = self.agenda.due(now_ms)
+        visits = self.agenda.due(now_ms)
         waiting, before = False, self._taken
-        for turn in turns:
+        for visit in visits:
             if (
                 self.quiet or self.quarantine.keeps
-            ):  # told meanwhile, or an earlier turn has brought a suspect
+            ):  # told meanwhile, or an earlier visit has brought a suspect
                 waiting = True
                 break
-            room = self._room(turn.partition.topic)
+            room = self._room(visit.partition.topic)
             if room <= 0:
                 waiting = True
                 continue
             # Several topics are due: each gets a part, the rest of its backlog comes in the next
             # round.
-            self._claim(turn, max(1, room // len(turns)))
+            self._claim(visit, max(1, room // len(visits)))
         head = self.agenda.next_due_ms()
         found = waiting or self._taken != before or self.quarantine.owes
         self.nothing_due = not found and (head is None or head > self._clock.now_ms())
         return waiting
 
-    def _claim(self, turn: Turn, limit: int) -> None:
+    def _claim(self, visit: Visit, limit: int) -> None:
         token = os.urandom(16)
         try:
-            claimed = self._store.claim(turn.partition, limit, token)
+            claimed = self._store.claim(visit.partition, limit, token)
         except OutcomeUnknown:
-            self._unanswered.append((turn.partition, token))
+            self._unanswered.append((visit.partition, token))
             raise
         except StoreError as error:
             if not error.is_bug:
                 raise
             # Only this partition is damaged: the others go on.
             logger.error(
-                "%s cannot be claimed from, next try in %d s: %s", turn.partition, DAMAGED_S, error
+                "%s cannot be claimed from, next try in %d s: %s", visit.partition, DAMAGED_S, error
             )
-            self.agenda.plan(turn, self._clock.now_ms() + DAMAGED_S * 1000)
+            self.agenda.plan(visit, self._clock.now_ms() + DAMAGED_S * 1000)
             return
         self._clock.sync(claimed.now_us)
-        turn.wakeups = claimed.wakeups
+        visit.wakeups = claimed.wakeups
         # Nobody says that there is room again when the archiver knows another limit, or the stream
         # was emptied by hand.
         again_ms = self._clock.now_ms() + UNARCHIVED_LOOK_MS if claimed.unarchived else None
-        self.agenda.plan(turn, again_ms or claimed.next_due_ms)
+        self.agenda.plan(visit, again_ms or claimed.next_due_ms)
         self._hand_out(claimed.leases)
-        self._say_unarchived(turn.partition, claimed.unarchived)
+        self._say_unarchived(visit.partition, claimed.unarchived)
         if claimed.over:
             events = [Event(message_id.hex(), reason="expired") for message_id in claimed.over]
-            signals.report(signals.expired, turn.partition.topic, events)
-        self.agenda.charge(turn.partition.topic, max(1, len(claimed.leases)))
+            signals.report(signals.expired, visit.partition.topic, events)
+        self.agenda.charge(visit.partition.topic, max(1, len(claimed.leases)))
 
     def _say_unarchived(self, partition: Partition, unarchived: bool) -> None:
         if unarchived and partition not in self._unarchived:
@@ -269,8 +270,8 @@ class Dispatcher(Service):
     def _take_hints(self) -> None:
         while self._hints:
             partition, due_ms = self._hints.popleft()
-            for one in [partition] if partition else list(self.agenda.turns):
-                self.agenda.look(one, due_ms)
+            for each in [partition] if partition else list(self.agenda.visits):
+                self.agenda.expect(each, due_ms)
 
     def _sweep(self) -> None:
         """Look at the wake-up counters: what makes every guarantee hold when hints are lost."""
@@ -278,15 +279,15 @@ class Dispatcher(Service):
         if now < self._sweep_at:
             return
         self._learn_partitions(now)
-        partitions = list(self.agenda.turns)
+        partitions = list(self.agenda.visits)
         for partition, (wakeups, finished) in zip(
             partitions, self._store.queries.counters(partitions), strict=True
         ):
-            turn = self.agenda.turns[partition]
-            if wakeups != turn.wakeups:
-                self.agenda.look(partition, 0)
-            if finished != turn.finished:
-                turn.finished = finished
+            visit = self.agenda.visits[partition]
+            if wakeups != visit.wakeups:
+                self.agenda.expect(partition, 0)
+            if finished != visit.finished:
+                visit.finished = finished
                 self.on_finished()
         self._sweep_at = now + self._shared.settings.sweep_interval
 
@@ -311,13 +312,6 @@ class Dispatcher(Service):
                 ]
                 self._store.release(partition, leases, repeated=True)
             self._unanswered.pop()
-
-    def _give_back(self) -> None:
-        """Release what waits for a thread for too long: another worker, or this one later, will be
-        quicker."""
-        old = self._pool.take_back(BUFFER_SECONDS)
-        if old:
-            self._release(old)
 
 
 def _is_async(lease: Lease) -> bool:

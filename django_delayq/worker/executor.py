@@ -34,7 +34,7 @@ from ..store.keys import Partition
 from ..store.lease import Lease
 from ..tasks import registry
 from ..tasks.context import running
-from ..tasks.task import DelayedTask
+from ..tasks.task import Task
 from .outcome import Outcome, Result
 from .shared import Shared
 
@@ -78,7 +78,7 @@ _ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
 class Resolved(NamedTuple):
     """A message whose task is known and can be called."""
 
-    task: DelayedTask[..., Any]
+    task: Task[..., Any]
     body: Body
 
 
@@ -91,7 +91,7 @@ class Executor:
         self._clock = shared.clock
         self._settle = settle
         self._connections_checked_at = 0.0
-        self._look: asyncio.Future[None] | None = None
+        self._connection_check: asyncio.Future[None] | None = None
         self._names: dict[tuple[Partition, bytes], str] = {}
         """Of tasks that are not declared here."""
 
@@ -179,7 +179,7 @@ class Executor:
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)  # a coroutine task has a context of its own
         try:
-            self._look_at_connections()
+            self._check_connections()
             result = await resolved.task.definition.func(
                 *resolved.body.args, **resolved.body.kwargs
             )
@@ -189,15 +189,15 @@ class Executor:
             return error
         return None
 
-    def _look_at_connections(self) -> None:
+    def _check_connections(self) -> None:
         """Now and then, and without waiting: the one thread for all may be busy for long with
         somebody else's query."""
         now = time.monotonic()
         if now - self._connections_checked_at > ASYNC_CONNECTION_CHECK and (
-            not self._look or self._look.done()
+            not self._connection_check or self._connection_check.done()
         ):
             self._connections_checked_at = now
-            self._look = asyncio.ensure_future(sync_to_async(close_broken)())
+            self._connection_check = asyncio.ensure_future(sync_to_async(close_broken)())
 
     def _end(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
         if error is None:

@@ -33,12 +33,12 @@ class Heartbeat(Service):
         self._worker = shared.name
         self._figures = figures
         self._set_quiet = set_quiet
-        self._told = False
+        self._asked = False
         self._beats = 0
 
-    def look(self) -> None:
+    def check_quiet(self) -> None:
         """Somebody may have told workers to claim nothing, or to go on: look at once."""
-        self._told = True
+        self._asked = True
         self.sleeper.wake()
 
     def run_once(self) -> float:
@@ -47,8 +47,10 @@ class Heartbeat(Service):
         self._clock.sync(
             int(now_ms * 1000)
         )  # also notices when Redis' clock was set while nothing was claimed
-        if self._told or self._beats % 6 == 0:  # hints may be lost
-            self._told = False  # before the question: who tells it meanwhile is heard the next time
+        if self._asked or self._beats % 6 == 0:  # hints may be lost
+            self._asked = (
+                False  # before the question: who tells it meanwhile is heard the next time
+            )
             self._set_quiet(self._store.workers.is_quiet(self._worker))
         self._store.workers.beat(
             self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()})

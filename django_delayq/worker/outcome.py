@@ -13,7 +13,7 @@ from ..core.message import Record, decode_body
 from ..core.signals import Event
 from ..store.clock import ServerClock
 from ..store.lease import Lease
-from ..tasks.task import DelayedTask
+from ..tasks.task import Task
 
 #: Most characters of an error in a line of a message's history.
 MAX_HISTORY_ERROR = 300
@@ -47,7 +47,7 @@ class Outcome:
     def __init__(
         self,
         lease: Lease,
-        task: DelayedTask[..., object] | None,
+        task: Task[..., object] | None,
         result: Result,
         ended_at: float,
         reason: str = "",

@@ -21,7 +21,6 @@ UNMATCHED = 60.0
 #: For how long a suspect that is given back stays away (ms, any number between): many that were
 #: claimed together do not come together.
 AWAY_MS = (500, 1500)
-_NO_CRASHES = b"\0\0"
 
 
 class Quarantine:
@@ -58,7 +57,8 @@ class Quarantine:
 
     def admit(self, leases: list[Lease]) -> list[Lease]:
         """The leases that may run at once. Of the suspects among them one is kept at the most."""
-        suspects = [lease for lease in leases if lease.attempts.crashes and self._is_suspect(lease)]
+        last_chance = self._last_chance
+        suspects = [lease for lease in leases if 0 < last_chance <= lease.attempts.crashes]
         if not suspects:
             return leases
         chosen = set(suspects)
@@ -128,6 +128,3 @@ class Quarantine:
         """Whether something would suffer if the process died. What hangs has lost its lease
         already."""
         return any(lease is not suspect and not lease.ended for lease in list(self._held))
-
-    def _is_suspect(self, lease: Lease) -> bool:
-        return 0 < self._last_chance <= lease.attempts.crashes

@@ -37,7 +37,7 @@ class Reclaimer(Service):
     def run_once(self) -> float:
         """Reclaim in every partition."""
         more, failed = False, None
-        for partition in list(self._agenda.turns):
+        for partition in list(self._agenda.visits):
             try:
                 ends = self._store.queries.oldest_lease_ms(partition)
                 if ends is not None and ends <= self._clock.now_ms():

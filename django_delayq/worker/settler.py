@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from django.dispatch import Signal
 
@@ -21,7 +20,6 @@ from .outcome import Events, Outcome, Result
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
-T = TypeVar("T")
 
 #: Seconds from the start of one batch to the next, after a batch of so many: when outcomes come so
 #: quickly, each batch takes the interpreter from the tasks (a tenth of the rate of coroutines).
@@ -74,17 +72,21 @@ class Settler(Service):
         """Settle all that waits."""
         self.busy = True
         try:
-            self._gather()
+            # Let a batch grow when outcomes come quickly.
+            left = self._settled_at + GATHER - time.monotonic()
+            if left > 0 and self._last_batch >= GATHER_AFTER:
+                self._pace.wait(left)
+            self._settled_at = time.monotonic()
             batch, self._again = self._again, []
             while self._waiting:
                 batch.append(self._waiting.popleft())
             self._last_batch = len(batch)
             try:
-                for partition, outcomes in _by_partition(batch):
-                    self._settle(partition, outcomes)
-            except (
-                BaseException
-            ):  # a receiver of signals that means to end the program, for example
+                for (partition, call), outcomes in _groups(batch).items():
+                    for at in range(0, len(outcomes), BATCH):
+                        self._settle_chunk(call, partition, outcomes[at : at + BATCH])
+            # A receiver of signals that means to end the program, for example.
+            except BaseException:
                 self._keep_the_rest(batch)
                 raise
         finally:
@@ -101,21 +103,8 @@ class Settler(Service):
                 outcome.repeated = True
                 self._again.append(outcome)
 
-    def _gather(self) -> None:
-        """Let a batch grow when outcomes come quickly."""
-        left = self._settled_at + GATHER - time.monotonic()
-        if left > 0 and self._last_batch >= GATHER_AFTER:
-            self._pace.wait(left)
-        self._settled_at = time.monotonic()
-
-    def _settle(self, partition: Partition, outcomes: list[Outcome]) -> None:
-        """One or two script calls; what Redis could not take now is kept until the lease would have
-        ended."""
-        for call, group in _by_call(outcomes):
-            for chunk in _chunks(group, BATCH):
-                self._settle_chunk(call, partition, chunk)
-
     def _settle_chunk(self, call: str, partition: Partition, chunk: list[Outcome]) -> None:
+        """One script call. What Redis could not take is kept until the lease would have ended."""
         try:
             lost = getattr(self, call)(partition, chunk, any(outcome.repeated for outcome in chunk))
         except DelayQError as error:
@@ -199,20 +188,10 @@ class Settler(Service):
 _CALLS = {Result.ACKED: "_ack", Result.RELEASED: "_release", Result.PUT_OFF: "_put_off"}
 
 
-def _by_call(outcomes: list[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
-    """The methods that settle them: most batches hold nothing but acks."""
-    groups: dict[str, list[Outcome]] = {}
+def _groups(outcomes: list[Outcome]) -> dict[tuple[Partition, str], list[Outcome]]:
+    """The outcomes that one method settles in one partition."""
+    groups: dict[tuple[Partition, str], list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(_CALLS.get(outcome.result, "_nack"), []).append(outcome)
-    return iter(groups.items())
-
-
-def _by_partition(outcomes: Iterable[Outcome]) -> Iterator[tuple[Partition, list[Outcome]]]:
-    groups: dict[Partition, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(outcome.lease.partition, []).append(outcome)
-    return iter(groups.items())
-
-
-def _chunks(items: list[T], size: int) -> Iterator[list[T]]:
-    return (items[at : at + size] for at in range(0, len(items), size))
+        call = _CALLS.get(outcome.result, "_nack")
+        groups.setdefault((outcome.lease.partition, call), []).append(outcome)
+    return groups

@@ -224,7 +224,7 @@ class Worker:
 
     def _on_hint(self, partition: Partition | None, due_ms: float) -> None:
         if partition and partition.topic == QUIET_HINT:
-            self.heartbeat.look()
+            self.heartbeat.check_quiet()
         else:
             self.dispatcher.hint(partition, due_ms)
 

@@ -11,7 +11,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_delayq.archive import archive_rows
-from django_delayq.core.ids import new_ids
+from django_delayq.core.message import new_ids
 
 from .models import Coupon
 from .tasks import expire_coupon

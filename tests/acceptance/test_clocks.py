@@ -19,7 +19,7 @@ from tests.acceptance.clocks import Clock
 from tests.acceptance.harness import ROOT, Figure, Queue, percentile, running
 from tests.servers import wait_until
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.alone]
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -5,19 +5,19 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from django_delayq.stats.figure_types import Bucket, Overview, Sample, TopicFigures, WorkerFigures
+from django_delayq.stats.overview import Bucket, Overview, Sample, TopicOverview, WorkerStatus
 
 AT = datetime(2026, 11, 20, 10, 20, 11, tzinfo=timezone.utc)
 
 
-def topic(name: str = "orders", **changes: Any) -> TopicFigures:
+def topic(name: str = "orders", **changes: Any) -> TopicOverview:
     """A busy topic that all is well with."""
     usual: dict[str, Any] = {
         "topic": name,
         "delayed": 1_200,
-        "ready": 7,
+        "backlog": 7,
         "leased": 3,
-        "unarchived": 5,
+        "finished": 5,
         "outbox": 0,
         "lag": 0.25,
         "next_due_at": AT + timedelta(seconds=2.4),
@@ -29,7 +29,7 @@ def topic(name: str = "orders", **changes: Any) -> TopicFigures:
         "dead_letters": 14,
         "workers": 2,
     }
-    return TopicFigures(**{**usual, **changes})
+    return TopicOverview(**{**usual, **changes})
 
 
 def overview(**changes: Any) -> Overview:
@@ -77,7 +77,7 @@ def sample(minute: int) -> Sample:
     )
 
 
-def worker(name: str, **changes: Any) -> WorkerFigures:
+def worker(name: str, **changes: Any) -> WorkerStatus:
     """One that lives."""
     usual: dict[str, Any] = {
         "host": "host",
@@ -93,8 +93,8 @@ def worker(name: str, **changes: Any) -> WorkerFigures:
         "alive": True,
         "draining": False,
         "quiet": False,
-        "told_quiet": False,
+        "quiet_requested": False,
         "settled": {},
         "services": {},
     }
-    return WorkerFigures(name=name, **{**usual, **changes})
+    return WorkerStatus(name=name, **{**usual, **changes})

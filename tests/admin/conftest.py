@@ -198,8 +198,8 @@ def changing(monkeypatch: pytest.MonkeyPatch) -> None:
         return by_hand.overview(
             at=by_hand.AT + timedelta(seconds=nth),
             topics=[
-                by_hand.topic(ready=nth),
-                by_hand.topic("mail", ready=0, dead_letters=3, workers=0),
+                by_hand.topic(backlog=nth),
+                by_hand.topic("mail", backlog=0, dead_letters=3, workers=0),
             ],
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from django_delayq.tasks.handle import Handle
+from django_delayq.client.handle import Handle
 from tests.admin.browser import address
 from tests.app.tasks import close_order
 from tests.hands import DAY, Hands

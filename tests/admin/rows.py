@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
-from django_delayq.core.ids import key_id, new_id
+from django_delayq.core.message import key_id, new_id
 from django_delayq.models import ArchivedMessage
 from tests.hands import stored
 

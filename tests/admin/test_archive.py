@@ -83,10 +83,10 @@ def test_a_topic_of_former_days_can_be_filtered(as_user: AsUser) -> None:
         ({"q": "key:" + "x" * 300}, "1 to 256 characters"),
         ({"q": "a\0b"}, "Null characters are not allowed"),
         ({"topic": "a\0b"}, "character 0"),
-        ({"ids": "1,x"}, "ids are numbers"),
-        ({"ids": "99999999999999999999"}, "ids are numbers"),
+        ({"ids": "1,x"}, "ids must be row numbers"),
+        ({"ids": "99999999999999999999"}, "ids must be row numbers"),
         ({"before": "here"}, "not a place in this list"),
-        ({"q": "args.order_id:1042"}, "inside a period"),
+        ({"q": "args.order_id:1042"}, "needs a period"),
     ],
 )
 def test_filters_that_mean_nothing_are_explained(
@@ -146,8 +146,8 @@ def test_a_page_that_is_not_full_offers_to_look_further(
     page = as_user("view_dashboard").get(
         address("archive"), {"state": "dead", "task": "tests.app.tasks.noop"}
     )
-    assert "Looked back to" in page.content.decode()
-    assert "Look further back" in page.content.decode()
+    assert "Searched back to" in page.content.decode()
+    assert "Search further back" in page.content.decode()
 
 
 def test_what_matches_is_offered_for_bulk_operations(as_user: AsUser) -> None:
@@ -225,7 +225,7 @@ def test_one_box_selects_all_of_the_page(as_user: AsUser, browser_page: Callable
     assert everything.is_checked()
     everything.uncheck()
     page.get_by_role("button", name="Discard selected").click()
-    page.get_by_text("Nothing was selected").wait_for()
+    page.get_by_text("No message is selected").wait_for()
     assert page.url.endswith(f"{address('archive')}?topic=orders")
 
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction
-from django_delayq.operators import bulk, bulk_check
+from django_delayq.operators import bulk
 from django_delayq.store.store import RedisStore
 from tests.admin.browser import address
 from tests.admin.bulk_orders import form_of, order, send, text_of
@@ -52,7 +52,7 @@ def test_the_form_says_what_it_is_about(operator: Client) -> None:
 
 
 def test_a_count_of_very_many_is_cut_off(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_check, "MANY", 10)
+    monkeypatch.setattr(bulk, "MANY", 10)
     dead(11)
     assert "Dead letters 10+" in text_of(
         operator.get(f"{address('bulk_new')}?kind=discard&open=on")
@@ -71,7 +71,7 @@ def test_rows_may_be_named_one_by_one(operator: Client) -> None:
 def test_nothing_among_them_leaves_nothing_to_order(operator: Client) -> None:
     dead(2, state="acked")
     response = operator.get(f"{address('bulk_new')}?kind=replay&state=acked")
-    assert "there is nothing to do" in text_of(response)
+    assert "There is nothing to do" in text_of(response)
     assert address("bulk_start") not in response.content.decode()
 
 
@@ -81,14 +81,14 @@ def test_nothing_among_them_leaves_nothing_to_order(operator: Client) -> None:
         ("", "is not a bulk operation"),
         ("kind=burn&open=on", "is not a bulk operation"),
         ("kind=replay", "Say which"),
-        ("kind=replay&id=x", "numbers of rows"),
-        ("kind=replay&ids=99999999999999999999999", "numbers of rows"),
+        ("kind=replay&id=x", "row numbers"),
+        ("kind=replay&ids=99999999999999999999999", "row numbers"),
         ("kind=discard&state=lost", "lost"),
         ("kind=replay&q=args.order_id:1042&period=24h", "narrow it down"),
         ("kind=purge", "is not declared"),
         ("kind=purge&topic=nobody-declares-it", "nobody-declares-it"),
         ("kind=purge&topic=orders&task=x", "all that waits in one topic"),
-        ("kind=discard&topic=%00", "is in no name"),
+        ("kind=discard&topic=%00", "cannot contain the character 0"),
     ],
 )
 def test_what_cannot_be_ordered_is_said_in_words(operator: Client, query: str, words: str) -> None:
@@ -116,7 +116,7 @@ def test_buttons_say_how_many(operator: Client) -> None:
     text = text_of(operator.get(f"{address('bulk_new')}?kind=purge&topic=orders"))
     assert "Purge 1 message" in text
     assert "Purge 1 messages" not in text
-    assert "what waits in topic orders when a worker takes it up" in text
+    assert "all messages that wait in topic orders when a worker starts the operation" in text
 
 
 def test_without_a_worker_that_does_it_the_form_says_so(
@@ -138,7 +138,7 @@ def test_with_nothing_ticked_one_is_back_at_the_list(operator: Client) -> None:
     query = {"kind": "discard", "list": "topic=default&state=dead"}
     answer = operator.get(address("bulk_new"), query)
     assert answer["Location"] == f"{address('archive')}?topic=default&state=dead"
-    assert "Nothing was selected" in text_of(operator.get(answer["Location"]))
+    assert "No message is selected" in text_of(operator.get(answer["Location"]))
     pk = str(ArchivedMessage.objects.latest("pk").pk)
     assert "Discard 1 message" in text_of(operator.get(address("bulk_new"), {**query, "id": pk}))
 
@@ -177,7 +177,7 @@ def test_a_window_stays_the_one_that_was_looked_at(operator: Client) -> None:
 def test_a_reason_is_required_but_for_a_dry_run(operator: Client) -> None:
     dead(3)
     form = form_of(operator, "kind=discard&open=on")
-    assert "a reason is required" in text_of(send(operator, form, reason="  "))
+    assert "Write a reason" in text_of(send(operator, form, reason="  "))
     assert not BulkOperation.objects.exists()
     assert send(operator, form, dry_run="1").status_code == 302
     assert BulkOperation.objects.get().dry_run
@@ -214,7 +214,7 @@ def test_for_very_many_a_word_has_to_be_typed(
     dead(4)
     query = f"kind=discard&open=on{filters}"
     assert 'name="word"' not in operator.get(f"{address('bulk_new')}?{query}").content.decode()
-    monkeypatch.setattr(bulk_check, "MANY", 3)
+    monkeypatch.setattr(bulk, "MANY", 3)
     form = form_of(operator, query)
     for typed in ("", "Default", "all"):
         assert f"Type “{word}” here" in text_of(send(operator, form, reason="old", word=typed))

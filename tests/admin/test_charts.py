@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from django_delayq.admin import charts
-from django_delayq.stats.figure_types import Bucket
+from django_delayq.stats.overview import Bucket
 from tests.admin.by_hand import buckets
 
 MARKUP = "<script>alert(1)</script>\"'&"

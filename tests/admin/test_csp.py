@@ -57,7 +57,7 @@ _SOUND: dict[str, Any] = {
 }
 
 
-def shown_pages() -> Iterator[site.Page]:
+def shown_pages() -> Iterator[site.PageRoute]:
     """All that are HTML and have an address of their own."""
     return (
         page

@@ -175,8 +175,8 @@ def test_an_impossible_topic_is_told_and_everything_is_shown(page: Callable[...,
 
 def test_nothing_open_says_so(page: Callable[..., str]) -> None:
     died(3, HOUR * 24 * 10)
-    assert "Nothing died in the last 7 days" in page()
-    assert "Nothing of topic orders died" in page(topic="orders")
+    assert "There are no open dead letters of the last 7 days" in page()
+    assert "Topic orders has no open dead letters" in page(topic="orders")
 
 
 def test_a_flood_is_told(page: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_a_flood_is_told(page: Callable[..., str], monkeypatch: pytest.MonkeyPat
     for minutes in range(6):
         died(1, timedelta(minutes=minutes))
     text = page()
-    assert "too many to count them all" in text
+    assert "too many to count" in text
     assert [shown for _, shown in links(table(text), "archive")] == ["4+", "4+", "4+"]
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from django_delayq import delayed_task
 from django_delayq.admin.forms.message_forms import ArgumentsForm, WhenForm, clock_in_words
+from django_delayq.client.task import DelayedTask
 from django_delayq.tasks.arguments import in_one_line
-from django_delayq.tasks.task import DelayedTask
 
 HOSTILE = "</textarea><script>alert(1)</script>"
 
@@ -230,9 +230,9 @@ def test_the_page_shows_what_is_there_and_nothing_of_it_works() -> None:
 def test_each_field_says_what_it_takes() -> None:
     html = str(ArgumentsForm("tests.app.tasks.close_order"))
     assert '<label for="id_argument_order_id">order_id</label>' in html
-    assert "int. JSON; text in double quotes." in html
+    assert "int. JSON. Write text in double quotes." in html
     assert (
-        "str. Text as it is; in double quotes it is read as JSON. Left empty: &#x27;unpaid&#x27;."
+        "str. Plain text. Text in double quotes is read as JSON. If empty: &#x27;unpaid&#x27;."
         in html
     )
     assert (

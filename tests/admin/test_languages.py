@@ -13,8 +13,8 @@ from django.utils import translation
 from django_delayq.admin import site
 from django_delayq.admin.pages.operator_actions_page import ACTIONS
 from django_delayq.core.message import State
+from django_delayq.core.present import word
 from django_delayq.models import BulkKind, BulkStatus, Final
-from django_delayq.templatetags.delayq import word
 from django_delayq.worker.outcome import Result
 from tests.admin.browser import address
 from tests.admin.catalogues import (
@@ -140,7 +140,7 @@ def english_on(html: str, language: str) -> list[str]:
     return [text for text in read(html) if text in ours - theirs - data]
 
 
-def seen_on(client: Client, page: site.Page, world: World) -> str:
+def seen_on(client: Client, page: site.PageRoute, world: World) -> str:
     answer = client.get(address(page.name, **world.fill(page)), follow=True)
     assert answer.status_code == 200, page.name
     return answer.content.decode()
@@ -191,8 +191,8 @@ def test_a_form_says_what_is_wrong_in_the_language(
     there = address("message_reschedule", topic="orders", message_id=world.waiting.id)
     html = as_user(superuser=True).post(there, nothing).content.decode()
     said = {
-        "de": "Eines von beiden angeben: in welcher Zeit von jetzt an oder zu welchem Zeitpunkt.",
-        "zh-hans": "请填写其中一项：从现在起多久，或具体时间。",
+        "de": "Eines von beiden ausfüllen: eine Verzögerung oder einen Zeitpunkt.",
+        "zh-hans": "请填写其中一项：延时或时间。",
     }
     assert said[language] in html
     assert english_on(html, language) == []

@@ -12,12 +12,12 @@ import pytest
 from django.conf import settings as django_settings
 from django.test import Client
 
-from django_delayq.client import client as producer
+from django_delayq.client import changes as producer
 from django_delayq.client import topics
+from django_delayq.client.handle import Handle
 from django_delayq.core import exceptions
 from django_delayq.models import OperatorAction
 from django_delayq.operators import operations
-from django_delayq.tasks.handle import Handle
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
 from tests.admin.world import heartbeat
@@ -35,7 +35,8 @@ def test_cancel_takes_it_back_and_records_why(
     assert waiting.get() is None
     action = OperatorAction.objects.get()
     assert (action.action, action.reason, action.count) == ("cancel", "paid twice", 1)
-    assert f"message {waiting.id} of orders" in action.selection
+    assert action.message_id is not None
+    assert (action.message_id.hex, action.topic) == (waiting.id, "orders")
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "a\0b", "x" * 501])
@@ -50,9 +51,9 @@ def test_cancel_wants_a_reason(operator: Client, waiting: Handle, reason: str) -
 @pytest.mark.parametrize(
     ("until", "served", "words"),
     [
-        (None, True, "it runs as soon as a worker is free"),
+        (None, True, "It runs as soon as a worker is free"),
         (None, False, "no worker serves its topic"),
-        ("", True, "it runs when somebody resumes the topic"),
+        ("", True, "It runs when somebody resumes the topic"),
         ("2030-01-01 09:00", True, "paused until 2030-01-01 09:00:00"),
     ],
 )
@@ -110,16 +111,16 @@ def test_reschedule_moves_it_to_an_instant_of_the_projects_time_zone(
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({}, "Give one of the two"),
-        ({"delay": "5", "at": "2030-01-01T00:00"}, "Give one of the two"),
+        ({}, "Fill in one of the two"),
+        ({"delay": "5", "at": "2030-01-01T00:00"}, "Fill in one of the two"),
         ({"delay": "-5"}, "greater than or equal to 0"),
         ({"delay": "nan"}, "Enter a number"),
         ({"delay": "inf"}, "Enter a number"),
         ({"delay": "5", "delay_unit": "7"}, "Select a valid choice"),
         ({"delay": "4000", "delay_unit": "86400"}, "more than ten years"),
-        ({"at": "2020-01-01T00:00"}, "That has passed already"),
+        ({"at": "2020-01-01T00:00"}, "This time is in the past"),
         ({"at": "2050-01-01T00:00"}, "more than ten years ahead"),
-        ({"at": "tomorrow"}, "Enter a valid date/time"),
+        ({"at": "tomorrow"}, "Write a date and a time"),
     ],
 )
 def test_a_wrong_time_is_refused_at_its_field(
@@ -169,7 +170,7 @@ def test_wrong_arguments_are_refused_at_their_field(operator: Client, waiting: H
 
 def test_what_the_service_refuses_is_said_at_the_form(operator: Client, waiting: Handle) -> None:
     with mock.patch.object(
-        operations.client, "edit", side_effect=exceptions.BodyTooLarge("too large by far")
+        operations.changes, "edit", side_effect=exceptions.BodyTooLarge("too large by far")
     ):
         response = edited(operator, waiting, order_id="7")
     assert response.status_code == 200 and "too large by far" in response.content.decode()
@@ -268,7 +269,7 @@ def test_a_message_is_moved_edited_and_cancelled_in_a_browser(
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
     page.get_by_text("Reschedule", exact=True).first.click()
-    page.get_by_label("In, from now").fill("2")
+    page.get_by_label("Delay from now").fill("2")
     page.get_by_label("Unit").select_option("hours")
     page.get_by_role("button", name="Reschedule").click()
     assert (

@@ -16,8 +16,8 @@ from django.db import connection
 from django.test import Client
 
 from django_delayq.admin import site
+from django_delayq.core.present import distance, next_due
 from django_delayq.models import ArchivedMessage
-from django_delayq.templatetags.delayq import distance, next_due
 from tests.admin.browser import address
 from tests.admin.test_overview import text_of
 from tests.admin.world import World
@@ -72,7 +72,7 @@ def test_every_page_is_there_and_its_times_are_local(
     assert all("ago" in said[name] for name in ("archived", "message", "workers"))
 
 
-def looked_at() -> list[site.Page]:
+def looked_at() -> list[site.PageRoute]:
     return [one for one in site._pages if "GET" in one.methods and one.name != "archive_csv"]
 
 

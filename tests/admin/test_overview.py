@@ -70,7 +70,7 @@ def test_rows_lead_to_their_topic_and_its_dead_letters(viewer: Client, shown: Ca
 def test_the_tiles_are_the_sums(viewer: Client, shown: Callable[..., None]):
     other = by_hand.topic(
         "mail",
-        ready=5,
+        backlog=5,
         lag=9.0,
         dead_letters=0,
         outbox=3,
@@ -97,7 +97,7 @@ def test_a_topic_without_figures_yet_shows_dashes(viewer: Client, shown: Callabl
     shown(by_hand.overview(topics=[new], samples=()))
     html = page(viewer)
     assert text_of(html).count("–") >= 4
-    assert "The first samples come after a minute" in html
+    assert "The first samples appear when a worker has run for a minute" in html
 
 
 def test_the_three_pictures_and_the_chart_are_there(viewer: Client, shown: Callable[..., None]):
@@ -142,9 +142,8 @@ def test_the_first_bar_says_that_it_has_what_is_overdue(viewer: Client, shown: C
 
 def test_it_is_said_which_runs_the_lateness_is_of(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview())
-    assert (
-        "Of each topic the newest 200 acked runs, as far as they ended within the last 24 hours."
-        in page(viewer)
+    assert "The newest 200 acked runs of each topic that ended within the last 24 hours." in page(
+        viewer
     )
 
 
@@ -226,7 +225,7 @@ def test_the_cost_does_not_grow_with_the_queue(
 
 
 def queries_of(viewer: Client) -> int:
-    overview.forget()
+    overview.reader_of.cache_clear()
     with CaptureQueriesContext(connection) as queries:
         viewer.get(address("live"))
     return len(queries)

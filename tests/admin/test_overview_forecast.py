@@ -17,7 +17,7 @@ from django.utils.timezone import make_naive
 
 from django_delayq.models import Forecast, ForecastCount
 from django_delayq.stats import overview
-from django_delayq.stats.forecasts import DAYS, KeptForecast, newest_forecast
+from django_delayq.stats.history import FORECAST_DAYS, KeptForecast, newest_forecast
 from django_delayq.store.store import RedisStore
 from tests.admin import by_hand
 from tests.admin.test_overview import page, text_of
@@ -55,10 +55,12 @@ def test_the_peak_is_told_as_work(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(forecast=kept()))
     said = text_of(section(page(viewer)))
     assert (
-        "Of 2026-11-20 09:20:11 , 60 min ago : 70,500 waited in Redis and in the outbox, 3 of them "
+        "Taken 2026-11-20 09:20:11 , 60 min ago : 70,500 messages waited in Redis and in the outbox, 3 of them "
         "overdue." in said
     )
-    assert "Most fall due in the minute of 2026-11-20 12:00:00 , in 100 min : 61,000." in said
+    assert (
+        "Most messages fall due in the minute of 2026-11-20 12:00:00 , in 100 min : 61,000." in said
+    )
     assert "That is 14 s of work at 4,357 messages per second." in said
     assert "Due after these days: 8,000." in said
     assert "older than a day" not in said
@@ -85,14 +87,14 @@ def test_a_forecast_of_yesterday_has_a_warning(viewer: Client, shown: Callable[.
 def test_what_is_not_known_is_not_told(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(forecast=kept(drain_rate=None)))
     said = section(page(viewer))
-    assert "Most fall due" in said and "of work" not in said
+    assert "Most messages fall due" in said and "of work" not in said
     shown(
         by_hand.overview(
             forecast=kept(waiting=0, overdue=0, peak=0, peak_at=None, days=[(TODAY, 0)])
         )
     )
     said = section(page(viewer))
-    assert "Most fall due" not in said and "Due after" not in said
+    assert "Most messages fall due" not in said and "Due after" not in said
     assert "Due by day (UTC): nothing." in said
 
 
@@ -140,7 +142,7 @@ def test_the_newest_is_read_with_its_next_days(delayq: RedisStore):
     found = newest_forecast()
     assert found is not None
     assert (found.taken_at, found.waiting, found.work, found.later) == (by_hand.AT, 24, 0.5, 10)
-    assert len(found.days) == DAYS
+    assert len(found.days) == FORECAST_DAYS
     assert {at: messages for at, messages in found.days if messages} == {
         TODAY: 6,
         TODAY + 13 * DAY: 8,
@@ -167,7 +169,7 @@ def test_it_costs_two_queries_and_reaches_the_page(viewer: Client, delayq: Redis
     with CaptureQueriesContext(connection) as queries:
         newest_forecast()
     assert len(queries) == 2
-    overview.forget()
-    assert "3 waited in Redis and in the outbox, 1 of them overdue." in text_of(
+    overview.reader_of.cache_clear()
+    assert "3 messages waited in Redis and in the outbox, 1 of them overdue." in text_of(
         section(page(viewer))
     )

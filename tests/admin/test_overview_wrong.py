@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from django_delayq.models import ArchivedMessage
 from django_delayq.operators import operations
 from django_delayq.stats import overview
 from django_delayq.store.store import RedisStore
+from django_delayq.store.topic_stats import Pause
 from tests.admin import by_hand
 from tests.admin.browser import address
 from tests.admin.test_overview import HOSTILE, page, text_of
@@ -47,7 +49,7 @@ def test_a_database_that_goes_away_in_the_midst_of_an_action_leaves_it_open_what
     text = text_of(answer.content.decode())
     assert answer.status_code == 503
     assert "The database does not answer: OperationalError." in text
-    assert "It is not known whether what you asked for was done" in text
+    assert "The operation may or may not have been carried out" in text
     assert "db.internal" not in text and "delayq_app" not in text
     assert "Reload" not in text
 
@@ -67,7 +69,7 @@ def test_redis_is_down_and_the_page_says_so(viewer: Client, settings: Any, delay
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
     html = page(viewer)
     assert 'id="delayq-problem"' in html and 'role="alert"' in html
-    assert "There are no figures to show until it can be read." in html
+    assert "No figures are known yet." in html
     assert "Nothing was enqueued yet" not in html
 
 
@@ -79,7 +81,7 @@ def test_redis_is_down_and_the_last_figures_are_shown_with_their_time(
     assert '<div class="delayq-stale" data-delayq-figures data-since="10:20:11">' in html
     banner = text_of(re.findall(r'id="delayq-problem".*?</div>', html, re.S)[0])
     assert "Connection refused" in banner
-    assert "as it was last known, at 2026-11-20 10:20:11" in banner
+    assert "the last known figures, from 2026-11-20 10:20:11" in banner
     assert "1,200" in html
     assert "<script>alert" not in html
 
@@ -87,26 +89,27 @@ def test_redis_is_down_and_the_last_figures_are_shown_with_their_time(
 def test_a_topic_that_nobody_serves(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(topics=[by_hand.topic(workers=0), by_hand.topic("mail")]))
     html = page(viewer)
-    assert "No worker serves: orders (1,210 waiting)" in text_of(html)
+    assert "Topics without a worker: orders (1,210 waiting)" in text_of(html)
     assert html.count("delayq-badge-err") == 1
-    assert "Counted here too, although nothing of it fires for now: orders (no worker)" in text_of(
-        html
+    assert (
+        "These topics are counted too, but their messages do not start now: orders (no worker)"
+        in text_of(html)
     )
 
 
 def test_a_topic_that_only_quiet_workers_serve(viewer: Client, shown: Callable[..., None]):
-    quiet = by_hand.worker("two", told_quiet=True)
+    quiet = by_hand.worker("two", quiet_requested=True)
     topics = [by_hand.topic(workers=0, quiet_workers=1), by_hand.topic("mail", quiet_workers=1)]
     shown(by_hand.overview(topics=topics, workers=[by_hand.worker("one"), quiet]))
     html = page(viewer)
-    assert "No worker serves: orders (1,210 waiting, only quiet workers)" in text_of(html)
+    assert "Topics without a worker: orders (1,210 waiting, only quiet workers)" in text_of(html)
     assert "Workers 2 1 of them quiet" in text_of(html)
     assert re.search(r'delayq-badge-err">only quiet workers</span>', html)
     assert html.count("only quiet workers") == 2
 
 
 def test_nothing_waits_for_a_worker_that_is_not_there(viewer: Client, shown: Callable[..., None]):
-    shown(by_hand.overview(topics=[by_hand.topic(workers=0, ready=0, delayed=0, leased=0)]))
+    shown(by_hand.overview(topics=[by_hand.topic(workers=0, backlog=0, delayed=0, leased=0)]))
     html = page(viewer)
     assert "delayq-unserved" not in html and "delayq-held" not in html
     assert html.count("delayq-badge-err") == 0
@@ -130,13 +133,14 @@ def test_a_paused_topic_is_a_warning_that_says_who_and_why(
 
 
 def test_a_pause_that_ends_by_itself_says_when(viewer: Client, shown: Callable[..., None]):
-    at_ms = by_hand.AT.timestamp() * 1000
-    note = {"by": "", "reason": "", "at": at_ms - 60_000, "until": at_ms + 600_000}
-    shown(by_hand.overview(topics=[by_hand.topic(paused=note, workers=0)]))
+    minute = timedelta(minutes=1)
+    pause = Pause(by="", reason="", since=by_hand.AT - minute, until=by_hand.AT + 10 * minute)
+    shown(by_hand.overview(topics=[by_hand.topic(paused=pause, workers=0)]))
     html = page(viewer)
     assert "until 2026-11-20 10:30:11 , in 10 min" in text_of(html)
-    assert "Counted here too, although nothing of it fires for now: orders (paused)" in text_of(
-        html
+    assert (
+        "These topics are counted too, but their messages do not start now: orders (paused)"
+        in text_of(html)
     )
     assert "delayq-unserved" not in html
 

@@ -16,11 +16,11 @@ from django.test import Client
 
 from django_delayq.admin import site
 from django_delayq.archive.selection import Selection
+from django_delayq.client import task as tasks
 from django_delayq.core.exceptions import NotPermitted
 from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction
 from django_delayq.operators import bulk, operations
 from django_delayq.store import get_store
-from django_delayq.tasks import task as tasks
 from tests.admin.browser import address
 from tests.admin.world import WORKER, World
 from tests.app.tasks import close_order, noop
@@ -105,7 +105,7 @@ def someone(new_user: Callable[..., User]) -> Callable[[str], Any]:
 # The pages
 
 
-def reached(client: Client, page: site.Page, world: World, method: str) -> str:
+def reached(client: Client, page: site.PageRoute, world: World, method: str) -> str:
     """What became of a request: `page`, `login`, `elsewhere` (a redirect inside) or the status."""
     answer = client.generic(method, address(page.name, **world.fill(page)), follow=False)
     if answer.status_code == 302:
@@ -115,7 +115,7 @@ def reached(client: Client, page: site.Page, world: World, method: str) -> str:
     return "page" if answer.status_code == 200 else str(answer.status_code)
 
 
-def allowed(page: site.Page, method: str, held: frozenset[str]) -> set[str]:
+def allowed(page: site.PageRoute, method: str, held: frozenset[str]) -> set[str]:
     """What may become of it for a user with these permissions."""
     if not set(page.permissions) <= held:
         return {"403"}
@@ -204,7 +204,7 @@ def service_calls(module: ModuleType) -> set[str]:
         f"{prefix}.{name}"
         for name, function in functions
         if function.__module__ == module.__name__
-        and name not in ("require", "recorded")
+        and name not in ("require", "_recorded")
         and next(iter(inspect.signature(function).parameters), "") == "user"
     }
 

@@ -162,7 +162,9 @@ def test_selected_text_is_not_taken_away(opened: Callable[..., Any]):
     page = opened()
     page.locator("#delayq-topics").select_text()
     page.clock.run_for(5_000)
-    expect(page.locator("[data-delayq-status]")).to_have_text("Waits while text is selected.")
+    expect(page.locator("[data-delayq-status]")).to_have_text(
+        "Refreshing stops while text is selected."
+    )
     expect(backlog(page)).to_have_text("1")
     page.evaluate("window.getSelection().empty()")
     page.clock.run_for(5_000)

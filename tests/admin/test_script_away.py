@@ -25,7 +25,7 @@ def test_redis_away_is_read_out_once_and_its_figures_are_called_old(
     numbers = count(1)
 
     def read() -> overview.Overview:
-        topics = [by_hand.topic(ready=100 + next(numbers))]
+        topics = [by_hand.topic(backlog=100 + next(numbers))]
         return by_hand.overview(topics=topics, problem="Connection refused", stale=True)
 
     monkeypatch.setattr(overview, "overview", read)
@@ -51,7 +51,7 @@ def test_redis_is_away_from_the_start(opened: Callable[..., Any], monkeypatch: p
         overview, "overview", lambda: by_hand.empty(problem="Connection refused", stale=True)
     )
     page.reload()
-    expect(page.locator("[data-delayq-alert]")).to_contain_text("There are no figures to show")
+    expect(page.locator("[data-delayq-alert]")).to_contain_text("No figures are known yet")
     expect(page.locator("[data-delayq-status]")).to_be_empty()
 
 

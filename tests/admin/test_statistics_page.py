@@ -192,7 +192,7 @@ def test_one_topic_may_be_chosen(busy: None, as_user: Callable[..., Client]):
 
 def test_nothing_is_said_of_nothing(delayq: Any, as_user: Callable[..., Client]):
     html = page(as_user("view_dashboard"))
-    assert "Nothing finished in this period" in html
+    assert "No message finished in this period" in html
     assert "<figure" not in html and "delayq-tile" not in html
     assert 'name="period"' in html
 
@@ -264,7 +264,7 @@ def test_an_unknown_topic_has_nothing(topic: str, busy: None, as_user: Callable[
     answer = as_user("view_dashboard").get(f"{address('statistics')}?{question}")
     assert answer.status_code == 200
     html = answer.content.decode()
-    assert "Nothing finished in this period" in html
+    assert "No message finished in this period" in html
     assert "<script>hit()" not in html
 
 

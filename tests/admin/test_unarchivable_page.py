@@ -102,10 +102,10 @@ def test_a_damaged_entry_is_shown(
 def test_pages_that_lack_it_say_so(
     name: str, aside: UnarchivableEntry, as_user: Callable[..., Client]
 ):
-    overview.forget()
+    overview.reader_of.cache_clear()
     client = as_user("view_dashboard")
     link = f'href="{address("unarchivable")}"'
     assert link in client.get(address(name)).content.decode()
     aside.delete()
-    overview.forget()
+    overview.reader_of.cache_clear()
     assert link not in client.get(address(name)).content.decode()

@@ -73,7 +73,7 @@ def read(text: str) -> str:
 
 def unserved(text: str) -> list[str]:
     """The topics that are named as served by nobody."""
-    named = re.search(r"Nobody serves these topics:(.*?)</p>", text, re.S)
+    named = re.search(r"No worker serves these topics:(.*?)</p>", text, re.S)
     return re.findall(r">([^<>]+)</a>", named[1]) if named else []
 
 
@@ -110,7 +110,7 @@ def test_the_enter_key_in_the_reason_acts_on_no_worker(
     assert tab.get_by_label("Reason").input_value() == "it eats memory"
     assert not delayq.workers.is_quiet(NAME)
     tab.get_by_role("button", name="Stop claiming").click()
-    tab.get_by_text("claims nothing more").wait_for()
+    tab.get_by_text("claims no more messages").wait_for()
     assert OperatorAction.objects.get().reason == "it eats memory"
 
 
@@ -184,7 +184,7 @@ def test_a_worker_is_told_to_stop_and_to_go_on(
     assert answer["Location"] == address("workers")
     assert delayq.workers.is_quiet(NAME)
     text = read(client.get(address("workers")).content.decode())
-    assert f"{NAME} claims nothing more" in text
+    assert f"{NAME} claims no more messages" in text
     assert "Resume claiming" in text
     assert "Stop claiming" not in text
     client.post(address("worker_unquiet"), {"worker": NAME})

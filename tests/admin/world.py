@@ -8,12 +8,12 @@ from typing import Any
 
 from django_delayq.archive import unarchivable
 from django_delayq.archive.selection import Selection
+from django_delayq.client.handle import Handle
 from django_delayq.models import ArchivedMessage, UnarchivableEntry
 from django_delayq.operators import bulk
 from django_delayq.store.finished import GROUP, FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
-from django_delayq.tasks.handle import Handle
 from tests.app.tasks import act, close_order
 from tests.hands import DAY, ORDERS, Hands
 

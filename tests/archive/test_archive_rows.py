@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from django_delayq import delayed_task, purge_topic
-from django_delayq.archive.archive_rows import COLUMNS, instant_of
+from django_delayq.archive.archive_rows import COLUMNS
 from django_delayq.core.conf import get_settings
 from django_delayq.core.message import STAMP, Record, compress
-from django_delayq.core.times import from_ms
+from django_delayq.core.times import from_ms, stored_ms
 from django_delayq.models import ArchivedMessage
 from django_delayq.store import keys
 from django_delayq.tasks import registry
@@ -229,7 +229,7 @@ def test_an_undecodable_body_is_kept_as_it_is(hands: Hands, damage: bytes) -> No
     assert (row.state, row.reason) == ("dead", "undecodable")
     assert row.task == "tests.app.tasks.record"
     assert set(body(row)) == {"record"}
-    assert row.enqueued_at == instant_of(STAMP.unpack_from(raw)[0] / 1000)
+    assert row.enqueued_at == stored_ms(STAMP.unpack_from(raw)[0] / 1000)
 
 
 def test_a_missing_body_is_a_row_too(hands: Hands) -> None:
@@ -257,7 +257,7 @@ def test_instants_are_exact(hands: Hands) -> None:
 @pytest.mark.parametrize("offset", range(0, 1_000_000, 99_991))
 def test_every_microsecond_survives(offset: int) -> None:
     epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
-    assert instant_of((NOW_US + offset) / 1000) == epoch + timedelta(microseconds=NOW_US + offset)
+    assert stored_ms((NOW_US + offset) / 1000) == epoch + timedelta(microseconds=NOW_US + offset)
 
 
 @pytest.mark.parametrize(

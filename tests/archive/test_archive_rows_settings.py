@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone as django_timezone
 
-from django_delayq.archive.archive_rows import instant_of
+from django_delayq.core.times import stored_ms
 from tests.app.tasks import noop
 from tests.archive.test_archive_rows import NOW_US, body
 from tests.hands import DEFAULT, ORDERS, Hands, only_row, put_entry, stored_record
@@ -92,4 +92,4 @@ def test_without_use_tz_instants_are_local(hands: Hands, settings: Any) -> None:
 def test_without_use_tz_an_activated_time_zone_changes_nothing(settings: Any) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
     with django_timezone.override("America/New_York"):
-        assert instant_of(NOW_US / 1000) == datetime(2025, 11, 20, 18, 50, 0, 123456)
+        assert stored_ms(NOW_US / 1000) == datetime(2025, 11, 20, 18, 50, 0, 123456)

@@ -16,7 +16,7 @@ from django_delayq.archive import dead_letters
 from django_delayq.archive.dead_letters import WINDOWS, DeadLetters, Group, grouped
 from django_delayq.core.exceptions import InvalidName
 from django_delayq.models import ArchivedMessage
-from django_delayq.stats import sql_figures
+from django_delayq.stats import overview_sql
 from tests.operators.test_replay import dead
 
 pytestmark = [pytest.mark.databases, pytest.mark.django_db(transaction=True)]
@@ -269,7 +269,7 @@ def test_no_query_reads_what_was_dealt_with(now: datetime) -> None:
         cursor.fetchall()
         cursor.execute("FLUSH STATUS")
     found = grouped(messages=True)
-    figures = sql_figures.read(["default"], 0)
+    figures = overview_sql.read(["default"], 0)
     with connection.cursor() as cursor:
         cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
         read = sum(int(count) for _, count in cursor.fetchall())

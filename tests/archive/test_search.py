@@ -163,7 +163,7 @@ def test_upwards_is_downwards_reversed(seed: int) -> None:
     for selection in [Selection(), *selections(seed, 20)]:
         down = downwards(selection)
         timed = search._kind(selection) is search._Times
-        assert upwards(selection, "0.-1" if timed else "-1") == down, selection
+        assert upwards(selection, "0.0" if timed else "0") == down, selection
 
 
 @pytest.mark.parametrize("part", [{}, {"since": NOON - timedelta(days=1)}, {"state": "dead"}])
@@ -251,7 +251,7 @@ def test_a_place_that_is_none_is_refused(cursor: str, part: dict[str, Any]) -> N
 
 def test_a_place_of_another_list_is_refused() -> None:
     for part, cursor in (({}, "1790000000000000.5"), ({"since": NOON}, "5")):
-        with pytest.raises(InvalidMessage, match="begin at its top"):
+        with pytest.raises(InvalidMessage, match="begin at its start"):
             page_of(Selection(**part), after=cursor)
 
 

@@ -71,7 +71,7 @@ def _enqueue(count: int) -> int:
 
 
 def _arguments(task: Any, at: int, count: int) -> list[tuple[Any, ...]]:
-    needed = task.definition._positional.start
+    needed = task.definition.positional.start
     return [tuple(range(at + n, at + n + needed)) for n in range(count)]
 
 
@@ -103,7 +103,7 @@ def _page(client: Any, name: str, address: str, runs: int) -> float:
     times = []
     for _ in range(runs):
         if "kept" not in name:
-            figures.forget()
+            figures.reader_of.cache_clear()
         begun = time.perf_counter()
         answer = client.get(address)
         times.append((time.perf_counter() - begun) * 1000)

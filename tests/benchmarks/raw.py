@@ -48,10 +48,11 @@ def raw_drain(count: int) -> float:
     """Messages per second of our own claim and ack scripts in batches of 500 in one thread, nothing
     called."""
     from django_delayq.core.conf import get_settings
-    from django_delayq.core.ids import new_ids, task_code
-    from django_delayq.core.message import encode_record
+    from django_delayq.core.message import encode_record, new_ids, task_code
+    from django_delayq.core.times import When
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
+    from django_delayq.store.store import Outgoing
 
     store, partition, code = get_store(), Partition("raw", 0), task_code("raw")
     record = encode_record(
@@ -59,7 +60,8 @@ def raw_drain(count: int) -> float:
     )
     for at in range(0, count, 500):
         messages = [
-            (identity, "raise", "+0", "", record) for identity in new_ids(min(500, count - at))
+            Outgoing(identity, "raise", When.after(0), When(), record)
+            for identity in new_ids(min(500, count - at))
         ]
         store.enqueue(partition, {code: "raw"}, messages)
     done, begun = 0, time.perf_counter()

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django_delayq.core.ids import key_id
+from django_delayq.core.message import key_id
 
 BATCH = 5_000
 PERIOD = timedelta(days=30)
@@ -143,10 +143,11 @@ def _insert(count: int, connection: Any) -> None:
 
     from django.db import transaction
 
-    from django_delayq.archive.archive_rows import insert, instant_of
+    from django_delayq.archive.archive_rows import insert
+    from django_delayq.core.times import stored
 
     adapt = connection.ops.adapt_datetimefield_value
-    rows = rows_of(count, lambda when: adapt(instant_of(when.timestamp() * 1000)))
+    rows = rows_of(count, lambda when: adapt(stored(when)))
     while batch := [(row[0].hex, *row[1:]) for row in islice(rows, BATCH)]:
         with transaction.atomic(using=connection.alias):
             insert(batch, connection)
@@ -156,7 +157,7 @@ def _settle(connection: Any) -> None:
     """Half of the old dead letters are dealt with; statistics are made."""
     from django.utils import timezone as zones
 
-    from django_delayq.core.ids import new_id
+    from django_delayq.core.message import new_id
     from django_delayq.models import ArchivedMessage
 
     dead = ArchivedMessage.objects.filter(state="dead", finished_at__lt=zones.now() - PERIOD / 2)

@@ -95,7 +95,7 @@ def main(options: Options) -> int:
 
 
 def _fill(count: int) -> None:
-    from django_delayq.core.ids import key_id, new_id
+    from django_delayq.core.message import key_id, new_id
     from django_delayq.models import ArchivedMessage
 
     def row(number: int) -> ArchivedMessage:

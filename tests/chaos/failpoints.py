@@ -31,21 +31,21 @@ class Point(NamedTuple):
 POINTS = {
     # A worker, in the order in which a message passes them.
     "claimed": Point("store.store", "RedisStore.claim", True, 0.1),
-    "before_run": Point("exactly_once", "perform", False, 0.1),
-    "before_insert": Point("archive", "archive_once", False, 0.1),
-    "before_commit": Point("archive", "archive_once", True, 0.1),
-    "after_commit": Point("exactly_once", "perform", True, 0.1),
+    "before_run": Point("archive.exactly_once", "perform", False, 0.1),
+    "before_insert": Point("archive.archive_rows", "archive_once", False, 0.1),
+    "before_commit": Point("archive.archive_rows", "archive_once", True, 0.1),
+    "after_commit": Point("archive.exactly_once", "perform", True, 0.1),
     "before_ack": Point("store.store", "RedisStore.ack", False, 0.1),
     "after_ack": Point("store.store", "RedisStore.ack", True, 0.1),
     # The archiver.
-    "after_read": Point("archiver", "store_entries", False, 0.4),
-    "after_insert": Point("archive", "insert", True, 0.4),
-    "after_close": Point("outbox", "close", True, 0.4),
+    "after_read": Point("archive.archiver", "store_entries", False, 0.4),
+    "after_insert": Point("archive.archive_rows", "insert", True, 0.4),
+    "after_close": Point("archive.closing", "close", True, 0.4),
     "before_remove": Point("store.finished", "FinishedStream.remove", False, 0.4),
     "after_remove": Point("store.finished", "FinishedStream.remove", True, 0.4),
     # The relay and the reconciler.
-    "before_send": Point("relay", "send", False, 0.5),
-    "after_send": Point("relay", "send", True, 0.5),
+    "before_send": Point("outbox.relay", "send", False, 0.5),
+    "after_send": Point("outbox.relay", "send", True, 0.5),
 }
 
 

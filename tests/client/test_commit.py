@@ -15,10 +15,10 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from django_delayq import MessageNotFound, MessageRunning, list_messages
+from django_delayq.client.handle import Handle
 from django_delayq.core import exceptions, signals
 from django_delayq.core.signals import Event
 from django_delayq.store.store import RedisStore
-from django_delayq.tasks.handle import Handle
 from tests.app.tasks import crowd, record
 from tests.faults import lost_answers, scripts_run, unreachable
 from tests.hands import apart
@@ -250,6 +250,12 @@ def test_twins_for_async_code_take_the_same(delayq: RedisStore) -> None:
         handle = await keyed.aenqueue("x")
         assert await keyed.areschedule(key="k", due_at=DUE) == DUE
         assert await handle.areschedule(due_at=DUE, missing_ok=True) == DUE
+        assert [
+            found.args for found in (await handle.aget(), await keyed.aget(key="k")) if found
+        ] == [
+            ["x"],
+            ["x"],
+        ]
         assert await handle.acancel() is True
         assert await keyed.acancel(key="k", missing_ok=True) is False
         assert await keyed.aget(key="k") is None

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_delayq.client.client import edit
+from django_delayq.client.changes import edit
+from django_delayq.client.handle import Handle
 from django_delayq.core.exceptions import (
     BodyTooLarge,
     InvalidMessage,
@@ -22,7 +23,6 @@ from django_delayq.core.exceptions import (
 from django_delayq.core.message import COMPRESSED, DURABLE, STAMP, Record
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox import lookup
-from django_delayq.tasks.handle import Handle
 from tests.app.tasks import close_order, record, seen
 from tests.database_faults import without_table
 from tests.faults import lost_answers, unreachable
@@ -125,7 +125,7 @@ def test_an_outbox_that_cannot_be_reached_is_no_error(
     with without_table(OutboxMessage):
         edit("default", handle.id, [2], {})
     assert args_of(handle) == [2]
-    assert "Redis has obeyed, but the outbox could not be looked at" in caplog.text
+    assert "Redis has done it, but the outbox could not be read" in caplog.text
 
 
 def test_a_running_one_is_refused_and_so_is_its_row(hands: Hands) -> None:

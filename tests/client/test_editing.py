@@ -9,7 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from django_delayq.client.client import edit
+from django_delayq.client.changes import edit
+from django_delayq.client.handle import Handle
 from django_delayq.core import exceptions
 from django_delayq.core.conf import get_settings
 from django_delayq.core.message import COMPRESSED, DURABLE, HEADER_END, Message, Record
@@ -17,7 +18,6 @@ from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
-from django_delayq.tasks.handle import Handle
 from tests.app.tasks import close_order, crowd, noop, record
 from tests.sending import LONG_AGO, ack, claim, with_transactions
 

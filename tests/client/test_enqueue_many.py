@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 
 from django_delayq import topic_stats
-from django_delayq.client.enqueue import MOST_ON_ITS_WAY
+from django_delayq.client.sender import MOST_ON_ITS_WAY
 from django_delayq.core import exceptions
 from django_delayq.store import get_store
 from django_delayq.store.store import RedisStore

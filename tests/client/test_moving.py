@@ -21,15 +21,14 @@ from django_delayq import (
     topic_stats,
 )
 from django_delayq.client import moving
+from django_delayq.client.handle import Handle
 from django_delayq.client.moving import Moved
-from django_delayq.core.ids import key_id
-from django_delayq.core.message import State
+from django_delayq.core.message import State, key_id
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.store.workers import Workers
-from django_delayq.tasks.handle import Handle
 from tests.app.tasks import record, seen
 from tests.faults import unreachable
 from tests.hands import DAY, Hands, lose_redis, messages_in, outbox, statuses
@@ -412,12 +411,12 @@ def test_the_command_moves_and_keeps_a_record(
     leave("jobs", 1, 2)
     record.using(topic="orders", key="k", delay=60).enqueue("there")
     leave("jobs", "here", key="k")
-    call_command("delayq_move", "jobs", "--to", "orders", "--dry-run")
+    call_command("delayq", "move", "jobs", "--to", "orders", "--dry-run")
     assert (
         capsys.readouterr().out
         == "3 messages wait in Redis, 0 in the outbox; 0 run. Nothing was changed\n"
     )
-    call_command("delayq_move", "jobs", "--to", "orders", "--by", "ops", "--reason", "renamed")
+    call_command("delayq", "move", "jobs", "--to", "orders", "--by", "ops", "--reason", "renamed")
     assert capsys.readouterr().out == "moved 2 messages; 1 stay, their keys are live there: k\n"
     (action,) = OperatorAction.objects.all()
     assert (action.action, action.operator, action.reason, action.count) == (
@@ -426,7 +425,7 @@ def test_the_command_moves_and_keeps_a_record(
         "renamed",
         2,
     )
-    assert action.selection == "topic jobs, to topic orders"
+    assert (action.topic, action.selection) == ("jobs", "to topic orders")
     assert action.finished_at is not None
 
 
@@ -436,6 +435,6 @@ def test_the_command_moves_and_keeps_a_record(
 def test_the_command_refuses_what_makes_no_sense(hands: Hands, topic: str, to: str) -> None:
     leave("jobs", 1)
     with pytest.raises(CommandError) as caught:
-        call_command("delayq_move", topic, "--to", to)
+        call_command("delayq", "move", topic, "--to", to)
     assert caught.value.returncode == 2
     assert OperatorAction.objects.count() == 0

@@ -45,15 +45,17 @@ def test_pause_says_when_it_ends(delayq: RedisStore) -> None:
     pause_topic("default", by="ops", reason="SMTP is down", until=until)
     paused = topic_stats("default").paused
     assert paused is not None
-    assert (paused["by"], paused["reason"]) == ("ops", "SMTP is down")
-    assert paused["until"] == -(-int(until.timestamp() * 1_000_000) // 1000)
-    assert delayq.claim(DEFAULT, 1).next_due_ms == paused["until"]
+    assert (paused.by, paused.reason) == ("ops", "SMTP is down")
+    assert paused.until is not None
+    until_ms = int(paused.until.timestamp() * 1000)
+    assert until_ms == -(-int(until.timestamp() * 1_000_000) // 1000)
+    assert delayq.claim(DEFAULT, 1).next_due_ms == until_ms
 
 
 def test_pause_without_an_end_says_so(delayq: RedisStore) -> None:
     pause_topic("default")
     paused = topic_stats("default").paused
-    assert paused is not None and paused["until"] is None
+    assert paused is not None and paused.until is None
 
 
 def test_topic_goes_on_by_itself_at_the_end(split: RedisStore) -> None:
@@ -80,8 +82,9 @@ def test_second_pause_replaces_the_end(delayq: RedisStore) -> None:
     pause_topic("default", until=in_an_hour())
     pause_topic("default", until=in_an_hour() + SOON, reason="longer")
     paused = topic_stats("default").paused
-    assert paused is not None and paused["reason"] == "longer"
-    assert delayq.claim(DEFAULT, 1).next_due_ms == paused["until"] > in_an_hour().timestamp() * 1000
+    assert paused is not None and paused.reason == "longer"
+    until_ms = delayq.claim(DEFAULT, 1).next_due_ms
+    assert until_ms == paused.until.timestamp() * 1000 > in_an_hour().timestamp() * 1000
     pause_topic("default")
     assert delayq.claim(DEFAULT, 1).next_due_ms is None
 
@@ -100,7 +103,8 @@ def test_partitions_that_come_later_are_paused_up_to_the_same_instant(
     pause_topic("crowd", until=in_an_hour())
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 4}}}
     crowd.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(40)])
-    store, until = get_store(), topic_stats("crowd").paused["until"]  # type: ignore[index]
+    paused, store = topic_stats("crowd").paused, get_store()
+    until = int(paused.until.timestamp() * 1000)  # type: ignore[union-attr]
     assert [store.claim(p, 10).next_due_ms for p in store.partitions.all("crowd")] == [until] * 4
 
 

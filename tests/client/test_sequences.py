@@ -132,7 +132,7 @@ class Story:
             assert abs(late) < SLACK, f"{live} is {late:.0f} s late: {self}"
 
 
-def say_all(hands: Hands) -> None:
+def apply_all(hands: Hands) -> None:
     """The relay tells Redis all that it has yet to hear."""
     OutboxMessage.objects.exclude(status="sent").exclude(status="waiting", told=False).update(
         relay_at_ms=0
@@ -160,11 +160,11 @@ def test_transactions_do_what_their_calls_say(
         with unreachable() if story.away else nullcontext():
             story.transaction()
         wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
-        say_all(hands)
+        apply_all(hands)
         story.check()
     if story.wanted.version:
         assert story.task.reschedule(key=story.key, delay=0, missing_ok=True), str(story)
-    say_all(hands)
+    apply_all(hands)
     hands.work()
     hands.archive()
     assert seen == ([story.wanted.version] if story.wanted.version else []), str(story)

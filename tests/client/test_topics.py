@@ -119,10 +119,8 @@ def test_pause_says_who_when_and_why(delayq: RedisStore) -> None:
     pause_topic("default", by="ops", reason="SMTP is down")
     paused = topic_stats("default").paused
     assert paused is not None
-    assert (paused["by"], paused["reason"]) == ("ops", "SMTP is down")
-    assert datetime.fromtimestamp(paused["at"] / 1000, tz=timezone.utc) > datetime.now(
-        tz=timezone.utc
-    ) - timedelta(hours=1)
+    assert (paused.by, paused.reason) == ("ops", "SMTP is down")
+    assert paused.since > datetime.now(tz=timezone.utc) - timedelta(hours=1)
     resume_topic("default")
     assert topic_stats("default").paused is None
 
@@ -282,10 +280,10 @@ def test_listing_of_an_empty_topic(delayq: RedisStore) -> None:
     assert (page.messages, page.cursor) == ([], None)
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "12", "x:00", "12:zz", ":", "12:00:00", "-"])
+@pytest.mark.parametrize("cursor", ["", "x", "12", "x.0", "12.zz", ".", "12.0.0", f"0.{2**128}"])
 def test_wrong_cursor_is_refused(delayq: RedisStore, cursor: str) -> None:
     noop.enqueue()
-    with pytest.raises(InvalidMessage, match="is no place in this list"):
+    with pytest.raises(InvalidMessage, match="is not a place in this list"):
         list_messages("default", cursor=cursor)
 
 

@@ -23,7 +23,7 @@ from django_delayq.store.store import RedisStore
 from tests.app.tasks import noop
 from tests.servers import Replicated, wait_until
 
-pytestmark = [pytest.mark.databases, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.django_db(transaction=True)]
 PARTITION = Partition("default", 0)
 
 

@@ -23,7 +23,6 @@ from django_delayq.core.exceptions import (
     UndecodableMessage,
     UnserialisableArguments,
 )
-from django_delayq.core.ids import key_id, new_ids, parse_id, task_code
 from django_delayq.core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
@@ -40,6 +39,10 @@ from django_delayq.core.message import (
     decode_body,
     encode_body,
     encode_record,
+    key_id,
+    new_ids,
+    parse_id,
+    task_code,
 )
 from django_delayq.core.present import view
 

@@ -13,6 +13,7 @@ from django_delayq.core import last_words
 from django_delayq.core import service as module
 from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.core.service import Service, Sleeper
+from django_delayq.worker.dispatcher import Dispatcher
 from tests.worker.moving import eventually, unformattable
 
 
@@ -70,9 +71,7 @@ def test_only_one_service_says_that_redis_is_away(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "delayq"):
         Steps(StoreUnavailable("down"), 0.0).finish()
     assert caplog.records == []
-    assert [kind.__name__ for kind in Service.__subclasses__() if kind.reports_outages] == [
-        "Dispatcher"
-    ]
+    assert [kind for kind in Service.__subclasses__() if kind.reports_outages] == [Dispatcher]
 
 
 def test_workers_do_not_come_back_in_step() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from django_delayq.archive.selection import Selection
 from django_delayq.core.exceptions import InvalidMessage, NotPermitted, UnknownTopic
-from django_delayq.core.ids import key_id
+from django_delayq.core.message import key_id
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage
 from django_delayq.operators import bulk
 from django_delayq.operators.bulk_runner import BulkRunner
@@ -233,7 +233,7 @@ def test_an_order_is_stored_with_one_record(runner: BulkRunner) -> None:
     action = OperatorAction.objects.get()
     assert operation.action == action
     assert (action.action, action.operator, action.reason) == ("replay", "olga", "it works again")
-    assert action.selection == "topic default, error ValueError"
+    assert (action.topic, action.selection) == ("default", "error ValueError")
     assert (action.count, action.finished_at) == (0, None)
     assert (operation.status, operation.total, json.loads(operation.options)) == (
         "waiting",

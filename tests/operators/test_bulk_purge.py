@@ -10,7 +10,8 @@ from django_delayq import purge_topic
 from django_delayq.client import topics
 from django_delayq.models import OutboxMessage
 from django_delayq.operators import bulk
-from django_delayq.operators.bulk_runner import BulkLedger, BulkRunner
+from django_delayq.operators.bulk_run import BulkRun
+from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.outbox import lookup
 from tests.app.tasks import record
 from tests.bulk_hands import OPERATOR, Killed, at, be_silent, die, order
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.databases
 def test_a_cancelled_purge_tells_all_that_it_has_ended(hands: Hands, runner: BulkRunner) -> None:
     record.enqueue_many([record.using(delay=DAY).prepare(number) for number in range(1_200)])
     operation = order("purge")
-    with at(BulkLedger, "rest", lambda: apart(lambda: bulk.cancel(OPERATOR, operation.pk)), time=1):
+    with at(BulkRun, "rest", lambda: apart(lambda: bulk.cancel(OPERATOR, operation.pk)), time=1):
         runner.run_once()
     operation.refresh_from_db()
     assert operation.action is not None
@@ -39,7 +40,7 @@ def test_a_purge_goes_on_after_a_kill_and_ends_what_was_there(
 ) -> None:
     record.enqueue_many([record.using(delay=DAY).prepare(number) for number in range(1_200)])
     operation = order("purge")
-    with at(BulkLedger, "rest", die, time=1), pytest.raises(Killed):
+    with at(BulkRun, "rest", die, time=1), pytest.raises(Killed):
         runner.run_once()
     operation.refresh_from_db()
     assert (operation.status, operation.total, operation.count) == ("running", 1_200, 500)

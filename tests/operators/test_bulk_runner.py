@@ -13,10 +13,11 @@ from django.utils import timezone
 
 from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, BulkOperation, OutboxMessage
-from django_delayq.operators.bulk_runner import BulkLedger, BulkRunner
+from django_delayq.operators.bulk_run import BulkRun
+from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.operators.replay import discard, replay
-from django_delayq.operators.replay_sender import Sender
-from django_delayq.operators.replay_walk import Walk
+from django_delayq.operators.replayer import Replayer
+from django_delayq.operators.walk import Walk
 from tests.bulk_hands import BATCH, Killed, at, be_silent, check_agreement, check_done, die, order
 from tests.hands import apart, together
 from tests.operators.test_replay import dead, origins
@@ -28,20 +29,20 @@ pytestmark = [pytest.mark.databases, pytest.mark.usefixtures("small_batches")]
 
 STEPS: dict[str, tuple[Any, str, bool, int]] = {
     "before it has counted": (Walk, "candidates", False, 1),
-    "before the total is stored": (BulkLedger, "counted", False, 1),
-    "after the total is stored": (BulkLedger, "counted", True, 1),
-    "before the first batch": (BulkLedger, "open", False, 1),
-    "after a batch has begun": (BulkLedger, "open", True, 2),
-    "before the rows are locked": (Walk, "_lock", False, 2),
-    "before the messages are inserted": (Sender, "_insert", False, 2),
-    "after the messages are inserted": (Sender, "_insert", True, 2),
-    "after the origins are marked": (Sender, "_mark", True, 2),
-    "before it says how far it is": (BulkLedger, "enter", False, 2),
-    "before the commit": (BulkLedger, "enter", True, 2),
-    "after the commit": (BulkLedger, "rest", False, 3),
-    "after the last commit": (BulkLedger, "rest", False, 5),
-    "before it is closed": (BulkLedger, "close", False, 1),
-    "after it is closed": (BulkLedger, "close", True, 1),
+    "before the total is stored": (BulkRun, "counted", False, 1),
+    "after the total is stored": (BulkRun, "counted", True, 1),
+    "before the first batch": (BulkRun, "open", False, 1),
+    "after a batch has begun": (BulkRun, "open", True, 2),
+    "before the rows are locked": (Walk, "lock", False, 2),
+    "before the messages are inserted": (Replayer, "_insert", False, 2),
+    "after the messages are inserted": (Replayer, "_insert", True, 2),
+    "after the origins are marked": (Replayer, "_mark", True, 2),
+    "before it says how far it is": (BulkRun, "enter", False, 2),
+    "before the commit": (BulkRun, "enter", True, 2),
+    "after the commit": (BulkRun, "rest", False, 3),
+    "after the last commit": (BulkRun, "rest", False, 5),
+    "before it is closed": (BulkRun, "close", False, 1),
+    "after it is closed": (BulkRun, "close", True, 1),
 }
 
 
@@ -69,7 +70,7 @@ def test_after_a_kill_another_worker_goes_on_and_each_is_replayed_once(
 def test_a_discard_goes_on_after_a_kill(runner: BulkRunner, other: BulkRunner) -> None:
     pks = dead(3 * BATCH)
     operation = order("discard")
-    with at(BulkLedger, "enter", die, after=True), pytest.raises(Killed):
+    with at(BulkRun, "enter", die, after=True), pytest.raises(Killed):
         runner.run_once()
     be_silent()
     other.run_once()
@@ -88,7 +89,7 @@ def test_it_agrees_with_itself_at_each_commit(runner: BulkRunner) -> None:
         assert operation.total == len(pks)
         counts.append(operation.count)
 
-    with mock.patch.object(BulkLedger, "rest", look):
+    with mock.patch.object(BulkRun, "rest", look):
         runner.run_once()
     assert counts == [0, 10, 20, 30, 35]
 
@@ -136,7 +137,7 @@ def test_what_was_skipped_is_told_once_after_a_kill(
 def test_a_rate_is_kept_after_a_kill(runner: BulkRunner, other: BulkRunner) -> None:
     dead(4 * BATCH)
     order(rate=2)
-    with at(BulkLedger, "rest", die, time=3), pytest.raises(Killed):
+    with at(BulkRun, "rest", die, time=3), pytest.raises(Killed):
         runner.run_once()
     be_silent()
     other.run_once()
@@ -179,7 +180,7 @@ def test_a_runner_that_is_overtaken_at_taking_leaves_it(
 def test_several_operations_are_shared(runner: BulkRunner, other: BulkRunner) -> None:
     first, second = dead(BATCH), dead(BATCH, topic="orders")
     operations = [order(), order(selection=Selection(topic="orders"))]
-    with at(BulkLedger, "rest", lambda: apart(other.run_once)):
+    with at(BulkRun, "rest", lambda: apart(other.run_once)):
         runner.run_once()
     assert [operation.status for operation in BulkOperation.objects.order_by("pk")] == [
         "done",
@@ -202,7 +203,7 @@ def test_one_that_wakes_up_after_another_has_taken_over_changes_nothing(
         be_silent()
         apart(other.run_once)
 
-    with at(BulkLedger, "rest", sleep_too_long):
+    with at(BulkRun, "rest", sleep_too_long):
         runner.run_once()
     assert (runner.ended, other.ended) == (0, 1)
     check_done(operation, pks)
@@ -218,7 +219,7 @@ def test_one_that_wakes_up_beside_another_leaves_the_rest_to_it(
     def be_overtaken() -> None:
         BulkOperation.objects.update(worker=other._worker, alive_at=timezone.now())
 
-    with at(BulkLedger, "rest", be_overtaken):
+    with at(BulkRun, "rest", be_overtaken):
         runner.run_once()
     check_agreement(operation)
     assert (operation.status, operation.count, operation.worker) == (
@@ -236,7 +237,7 @@ def test_a_batch_whose_operation_is_lost_at_its_end_is_undone(
     dead(3 * BATCH)
     operation = order()
     with at(
-        Sender, "_mark", lambda: BulkOperation.objects.update(worker=other._worker), after=True
+        Replayer, "_mark", lambda: BulkOperation.objects.update(worker=other._worker), after=True
     ):
         runner.run_once()
     check_agreement(operation)

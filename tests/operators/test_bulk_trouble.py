@@ -9,9 +9,10 @@ import pytest
 from django_delayq.archive.selection import Selection
 from django_delayq.core.exceptions import DatabaseUnavailable, InvalidMessage, StoreUnavailable
 from django_delayq.models import ArchivedMessage, BulkOperation
-from django_delayq.operators import bulk, bulk_runner
-from django_delayq.operators.bulk_runner import BulkLedger, BulkRunner
-from django_delayq.operators.replay_sender import Sender
+from django_delayq.operators import bulk, bulk_run
+from django_delayq.operators.bulk_run import BulkRun
+from django_delayq.operators.bulk_runner import BulkRunner
+from django_delayq.operators.replayer import Replayer
 from tests.bulk_hands import BATCH, OPERATOR, at, be_silent, check_agreement, check_done, order
 from tests.database_faults import database_away, failing_commits
 from tests.faults import unreachable
@@ -37,7 +38,7 @@ def test_a_cancelled_operation_that_waits_changes_nothing(runner: BulkRunner) ->
 def test_a_cancel_between_two_batches_ends_it_there(runner: BulkRunner) -> None:
     dead(3 * BATCH)
     operation = order()
-    with at(BulkLedger, "rest", lambda: apart(lambda: bulk.cancel(OPERATOR, operation.pk))):
+    with at(BulkRun, "rest", lambda: apart(lambda: bulk.cancel(OPERATOR, operation.pk))):
         runner.run_once()
     check_agreement(operation)
     assert (operation.status, operation.count) == ("cancelled", BATCH)
@@ -57,7 +58,7 @@ def test_of_a_cancelled_operation_at_most_the_batch_that_runs_is_done(runner: Bu
         wait_until(is_cancelled, "it is cancelled")
 
     cancel = meanwhile(lambda: bulk.cancel(OPERATOR, operation.pk))
-    with cancel as begin, at(Sender, "_mark", begin), at(BulkLedger, "rest", let_it_in, time=3):
+    with cancel as begin, at(Replayer, "_mark", begin), at(BulkRun, "rest", let_it_in, time=3):
         runner.run_once()
     check_agreement(operation)
     assert (operation.status, operation.count) == ("cancelled", 2 * BATCH)
@@ -76,7 +77,7 @@ def test_what_has_ended_cannot_be_cancelled(runner: BulkRunner) -> None:
 def test_a_worker_that_stops_puts_it_down_at_once(runner: BulkRunner, other: BulkRunner) -> None:
     pks = dead(3 * BATCH)
     operation = order()
-    with at(BulkLedger, "rest", runner.stop):
+    with at(BulkRun, "rest", runner.stop):
         runner.run_once()
     check_agreement(operation)
     assert (operation.status, operation.worker, operation.count) == ("waiting", "", BATCH)
@@ -87,10 +88,10 @@ def test_a_worker_that_stops_puts_it_down_at_once(runner: BulkRunner, other: Bul
 def test_a_worker_that_stops_while_it_counts_puts_it_down(
     runner: BulkRunner, other: BulkRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_runner, "PAGE", BATCH)
+    monkeypatch.setattr(bulk_run, "PAGE", BATCH)
     pks = dead(3 * BATCH)
     operation = order()
-    with at(BulkLedger, "rest", runner.stop):
+    with at(BulkRun, "rest", runner.stop):
         runner.run_once()
     operation.refresh_from_db()
     assert (operation.status, operation.total) == ("waiting", None)
@@ -105,7 +106,7 @@ def test_it_goes_on_when_the_database_is_back(runner: BulkRunner) -> None:
     pks = dead(3 * BATCH)
     operation = order()
     with ExitStack() as outage:
-        lose = at(BulkLedger, "rest", lambda: outage.enter_context(database_away()))
+        lose = at(BulkRun, "rest", lambda: outage.enter_context(database_away()))
         with lose, pytest.raises(DatabaseUnavailable):
             runner.run_once()
     runner.run_once()

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_delayq.client import topics
 from django_delayq.core.exceptions import DelayQError
-from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
+from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage
 from django_delayq.operators import operations
 from tests.app.tasks import close_order, record, seen
 from tests.bulk_hands import OPERATOR
@@ -23,7 +23,14 @@ pytestmark = pytest.mark.databases
 WORKER = "host:1:worker"
 
 
-def check_record(action: str, selection: str, reason: str = "") -> None:
+def check_record(
+    action: str,
+    selection: str = "",
+    reason: str = "",
+    *,
+    topic: str = "",
+    message_id: str | None = None,
+) -> None:
     """The only one says this, and that it is over."""
     done = OperatorAction.objects.get()
     assert (done.action, done.operator, done.selection, done.reason) == (
@@ -32,6 +39,7 @@ def check_record(action: str, selection: str, reason: str = "") -> None:
         selection,
         reason,
     )
+    assert (done.topic, done.message_id and done.message_id.hex) == (topic, message_id)
     assert done.count == 1
     assert done.finished_at is not None
 
@@ -51,12 +59,11 @@ def test_a_paused_topic_is_held_and_says_by_whom(hands: Hands) -> None:
     operations.pause(OPERATOR, "orders", reason="the bank is down", until=until)
     paused = topics.topic_stats("orders").paused
     assert paused is not None
-    assert (paused["by"], paused["reason"]) == ("olga", "the bank is down")
-    assert paused["until"] == pytest.approx(until.timestamp() * 1000, abs=1)
+    assert (paused.by, paused.reason) == ("olga", "the bank is down")
+    assert paused.until == pytest.approx(until, abs=timedelta(milliseconds=1))
     assert hands.work(ORDERS) == 0
-    check_record(
-        "pause", f"topic orders, until {until.isoformat(' ', 'seconds')}", "the bank is down"
-    )
+    words = f"until {until.isoformat(' ', 'seconds')}"
+    check_record("pause", words, "the bank is down", topic="orders")
 
 
 def test_a_resumed_topic_goes_on(hands: Hands) -> None:
@@ -64,7 +71,7 @@ def test_a_resumed_topic_goes_on(hands: Hands) -> None:
     close_order.enqueue(1)
     operations.resume(OPERATOR, "orders", reason="it is back")
     assert hands.work(ORDERS) == 1
-    check_record("resume", "topic orders", "it is back")
+    check_record("resume", reason="it is back", topic="orders")
 
 
 # Waiting messages
@@ -76,7 +83,7 @@ def test_a_cancelled_message_never_runs(durable: bool, hands: Hands) -> None:
     operations.cancel(OPERATOR, "default", handle.id, reason="a mistake")
     assert messages_in(hands.store) == set()
     assert [row.state for row in hands.archive()] == ["cancelled"]
-    check_record("cancel", f"message {handle.id} of default", "a mistake")
+    check_record("cancel", reason="a mistake", topic="default", message_id=handle.id)
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["Redis", "outbox"])
@@ -86,7 +93,7 @@ def test_a_message_runs_now(durable: bool, hands: Hands) -> None:
     hands.relay()
     hands.work()
     assert seen == [1]
-    check_record("run now", f"message {handle.id} of default")
+    check_record("run now", topic="default", message_id=handle.id)
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["Redis", "outbox"])
@@ -97,14 +104,15 @@ def test_a_message_is_due_at_another_time(durable: bool, hands: Hands) -> None:
     message = handle.get()
     assert message is not None
     assert message.due_at == due
-    check_record("reschedule", f"message {handle.id} of default to {due.isoformat(' ', 'seconds')}")
+    words = f"to {due.isoformat(' ', 'seconds')}"
+    check_record("reschedule", words, topic="default", message_id=handle.id)
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["Redis", "outbox"])
 def test_a_message_runs_with_its_new_arguments(durable: bool, hands: Hands) -> None:
     handle = close_order.using(delay=400 * DAY, durable=durable).enqueue(1)
     operations.edit(OPERATOR, "orders", handle.id, ([2], {"reason": "paid"}), reason="wrong order")
-    check_record("edit", f"message {handle.id} of orders", "wrong order")
+    check_record("edit", reason="wrong order", topic="orders", message_id=handle.id)
     operations.run_now(OPERATOR, "orders", handle.id)
     hands.relay()
     hands.work(ORDERS)
@@ -117,7 +125,8 @@ def test_a_message_is_scheduled(hands: Hands) -> None:
     )
     hands.work(ORDERS)
     assert seen == [(5, "late")]
-    check_record("schedule", f"message {handle.id} of orders, task tests.app.tasks.close_order")
+    words = "task tests.app.tasks.close_order"
+    check_record("schedule", words, topic="orders", message_id=handle.id)
 
 
 # Dead letters
@@ -135,10 +144,13 @@ def test_a_dead_letter_is_replayed(hands: Hands) -> None:
         "it works again",
         1,
     )
-    assert (
-        action.selection
-        == f"dead letter {pk}: message {row.message_id.hex} of default, task tests.app.tasks.record"
+    assert (action.archived_id, action.message_id, action.topic, action.selection) == (
+        pk,
+        row.message_id,
+        "default",
+        "task tests.app.tasks.record",
     )
+    assert not BulkOperation.objects.exists()
     hands.relay()
     hands.work()
     assert seen == ["x"]
@@ -150,11 +162,7 @@ def test_a_dead_letter_is_replayed_with_other_arguments(hands: Hands) -> None:
     (body,) = bodies()
     assert (body.args, body.kwargs, body.replay_of) == ([7], {"reason": "edited"}, pk)
     action = OperatorAction.objects.get()
-    words = (
-        f"message {ArchivedMessage.objects.get().message_id.hex} of orders, task "
-        f"tests.app.tasks.close_order"
-    )
-    assert action.selection == f"dead letter {pk}: {words}, with other arguments"
+    assert action.selection == "task tests.app.tasks.close_order, with other arguments"
     assert (action.count, action.finished_at is None) == (1, False)
 
 

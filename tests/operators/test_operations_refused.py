@@ -29,8 +29,6 @@ from tests.faults import unreachable
 from tests.hands import DAY, Hands
 from tests.operators.test_replay import dead, origins
 
-pytestmark = pytest.mark.databases
-
 NO_ID = uuid4().hex
 
 

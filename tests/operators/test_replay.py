@@ -13,10 +13,9 @@ import pytest
 from django.db import connection, connections
 
 from django_delayq.archive.archiver import Archiver
-from django_delayq.core.ids import key_id
-from django_delayq.core.message import Body, Record, decode_body
+from django_delayq.core.message import Body, Record, decode_body, key_id
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
-from django_delayq.operators import replay_walk as module
+from django_delayq.operators import walk as module
 from django_delayq.operators.replay import discard, replay
 from django_delayq.outbox.relay import Relay
 from django_delayq.store.store import RedisStore

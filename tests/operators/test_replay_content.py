@@ -13,9 +13,9 @@ from django.db import connection
 
 from django_delayq.core.conf import get_settings
 from django_delayq.core.exceptions import InvalidMessage, StoreUnavailable
-from django_delayq.core.ids import key_id
+from django_delayq.core.message import key_id
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
-from django_delayq.operators import replay_sender as module
+from django_delayq.operators import replayer as module
 from django_delayq.operators.replay import discard, replay
 from django_delayq.outbox.relay import Relay
 from django_delayq.store import get_store
@@ -25,7 +25,6 @@ from tests.faults import unreachable
 from tests.operators.test_replay import bodies, dead, origins
 
 pytestmark = [
-    pytest.mark.databases,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("delayq"),
 ]

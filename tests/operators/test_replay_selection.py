@@ -9,12 +9,11 @@ import pytest
 
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
-from django_delayq.operators import replay_walk as module
+from django_delayq.operators import walk as module
 from django_delayq.operators.replay import Replayed, discard, preview, replay
 from tests.operators.test_replay import dead, origins
 
 pytestmark = [
-    pytest.mark.databases,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("delayq"),
 ]

@@ -91,7 +91,7 @@ def test_what_redis_has_done_is_done_though_the_database_is_away(
     with monkeypatch.context() as patch:
         patch.setattr(lookup, "find", away)
         due = handle.reschedule(delay=2 * DAY) if call == "reschedule" else handle.cancel() and None
-    assert "the outbox could not be looked at" in caplog.text
+    assert "the outbox could not be read" in caplog.text
     found = handle.get()
     assert (found.due_at if found else None) == due
 

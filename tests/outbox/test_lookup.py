@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_delayq.client.handle import Handle
 from django_delayq.core.exceptions import (
     DuplicateMessage,
     MessageNotFound,
@@ -16,7 +17,6 @@ from django_delayq.core.exceptions import (
 )
 from django_delayq.models import OutboxMessage
 from django_delayq.store import get_store
-from django_delayq.tasks.handle import Handle
 from tests.app.tasks import record, seen
 from tests.faults import unreachable
 from tests.hands import DAY, Hands, lose_redis, make_due, messages_in, only_row, rows, statuses

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_delayq import purge_topic
-from django_delayq.client import client
+from django_delayq.client import changes
 from django_delayq.core import signals
 from django_delayq.core.exceptions import (
     ConfigurationError,
@@ -21,6 +21,7 @@ from django_delayq.core.exceptions import (
     MessageNotFound,
     StoreUnavailable,
 )
+from django_delayq.core.times import When
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.outbox import outbox, postponed
 from django_delayq.store import breaker
@@ -190,11 +191,11 @@ def test_of_two_moves_in_one_transaction_the_second_counts_though_redis_hears_on
     handle = near.enqueue("x")
     reschedule, told = hands.store.reschedule, list[str]()
 
-    def only_once(partition: Any, identity: bytes, when: str) -> int:
+    def only_once(topic: str, identity: bytes, when: When) -> int:
         if told:
             raise StoreUnavailable
         told.append(when)
-        return reschedule(partition, identity, when)
+        return reschedule(topic, identity, when)
 
     with monkeypatch.context() as patch:
         patch.setattr(hands.store, "reschedule", only_once)
@@ -383,17 +384,17 @@ def test_a_move_of_what_may_have_been_stored_is_not_ignored(hands: Hands, task: 
     with unreachable():
         due = handle.reschedule(delay=1_800)
         with pytest.raises(StoreUnavailable):
-            client.edit("default", handle.id, ["y"], {})
+            changes.edit("default", handle.id, ["y"], {})
     wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
     with pytest.raises(MessageChanged):
-        client.edit("default", handle.id, ["y"], {})
+        changes.edit("default", handle.id, ["y"], {})
     back(hands)
     back(hands)
     message = handle.get()
     assert message is not None
     assert (message.due_at, message.args, statuses()) == (due, ["x"], ["sent"])
     assert OutboxMessage.objects.get().due_at_ms == int(due.timestamp() * 1000)
-    client.edit("default", handle.id, ["y"], {})
+    changes.edit("default", handle.id, ["y"], {})
     assert len(messages_in(hands.store)) == 1
 
 
@@ -465,14 +466,31 @@ def test_a_message_enqueued_by_others_after_the_cancel_is_not_meant(
     keyed.enqueue("old")
     with unreachable():
         record.cancel(key="k")
-    hands.store.cancel_in(DEFAULT, [client.Target.of("default", "k", None).identity])
+    hands.store.cancel_in(DEFAULT, [changes.Target.of("default", "k", None).identity])
     wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
-    postponed.unsaid.clear()  # this process is another one
+    postponed.pending.clear()  # this process is another one
     keyed.enqueue("new")
     back(hands)
     message = record.get(key="k")
     assert message is not None
     assert (message.args, statuses()) == (["new"], [])
+
+
+def test_a_move_of_what_is_to_follow_another_life_sends_it_and_not_only_the_reconciler(
+    hands: Hands,
+) -> None:
+    keyed.using(delay=0).enqueue("runs")
+    (lease,) = hands.claim()
+    with unreachable():
+        handle = keyed.using(on_duplicate="replace").enqueue("follows")
+        due_at = keyed.reschedule(key="k", delay=800)
+    back(hands)
+    hands.relay()
+    hands.run(lease)
+    assert messages_in(hands.store) == {handle.identity}
+    message = keyed.get(key="k")
+    assert message is not None
+    assert (message.args, message.due_at, statuses()) == (["follows"], due_at, ["sent"])
 
 
 def test_what_was_not_there_after_all_is_told_by_a_signal(hands: Hands) -> None:
@@ -562,7 +580,8 @@ def test_a_replacement_beyond_the_horizon_replaces_too(
     place(hands)
     with unreachable() if is_away else suppress(ZeroDivisionError):
         far.using(key="k", on_duplicate="replace").enqueue("second")
-    back(hands)
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    hands.relay()  # what is to be sent by now, and no more
     message = record.get(key="k")
     assert message is not None and message.args == ["second"]
     end_all(hands)
@@ -698,7 +717,7 @@ def test_a_missing_table_is_said_with_what_to_do(
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["at once", "in a transaction"])
-def test_what_follows_a_cancel_that_redis_has_obeyed_is_not_meant_by_its_row(
+def test_what_follows_a_cancel_that_redis_has_applied_is_not_meant_by_its_row(
     hands: Hands, inside: bool
 ) -> None:
     with unreachable():

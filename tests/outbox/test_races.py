@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_delayq.client import client
+from django_delayq.client import changes
 from django_delayq.core.exceptions import DuplicateMessage, MessageNotFound
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox import outbox
@@ -129,14 +129,14 @@ def test_what_has_ended_in_an_old_partition_is_not_sent_again(hands: Hands, sett
     assert any(partition_of("crowd", handle.identity, 2).number for handle in handles)
     hands.work(Partition("crowd", 0))
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 2}}}
-    hands = Hands(client.get_store())
+    hands = Hands(changes.get_store())
     assert hands.reconcile() == 0
 
 
 def test_a_cancelled_key_leaves_nothing_that_runs_later(hands: Hands) -> None:
     record.using(key="k", delay=DAY).enqueue("live")
     durable.using(key="k").enqueue("waits for it")
-    client.cancel("default", "k", None)
+    changes.cancel("default", "k", None)
     OutboxMessage.objects.update(relay_at_ms=0)
     hands.relay()
     hands.work()

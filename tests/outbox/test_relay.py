@@ -353,7 +353,7 @@ def test_it_waits_for_no_longer_than_it_may(hands: Hands, monkeypatch: pytest.Mo
     handle = record.using(key="k", delay=600).enqueue("x")
     with unreachable():
         handle.cancel()
-    monkeypatch.setattr("django_delayq.outbox.postponed.say_all", lambda: False)
+    monkeypatch.setattr("django_delayq.outbox.postponed.apply_all", lambda: False)
     begun = time.monotonic()
     before_claims(0.1)
     assert 0.1 <= time.monotonic() - begun < 5

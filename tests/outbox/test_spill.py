@@ -23,8 +23,6 @@ from tests.hands import DAY, Hands, messages_in, only_row, outbox, rows, statuse
 from tests.proxy import Proxy
 from tests.servers import Server, launcher, wait_until
 
-pytestmark = pytest.mark.databases
-
 Use = Callable[[str], Hands]
 
 

@@ -7,8 +7,9 @@ from io import StringIO
 
 from django.core.management import CommandError, call_command
 
+from django_delayq.pipeline.jobs import check
 from django_delayq.pipeline.params import Params, Report
-from django_delayq.pipeline.runner import OPTIONS, Start
+from django_delayq.pipeline.runner import Start
 
 
 class Call:
@@ -23,7 +24,7 @@ class Call:
     def __call__(self, *arguments: str) -> None:
         out, err = StringIO(), StringIO()
         try:
-            call_command("delayq_pipeline", *arguments, stdout=out, stderr=err)
+            call_command("delayq", "pipeline", *arguments, stdout=out, stderr=err)
         finally:
             self.out, self.err = out.getvalue(), err.getvalue()
 
@@ -41,7 +42,7 @@ class Call:
     def job(self, name: str, params: Params, start: Start, tell: Callable[[str], object]) -> Report:
         """In place of the job."""
         self.params, self.start = params, start
-        params.options(OPTIONS[name])
+        check(name, params)
         if isinstance(self.report, BaseException):
             raise self.report
         return self.report

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.management.commands import delayq_pipeline
+from django_delayq.management.verbs import pipeline
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.errors import SparkMissing
 from django_delayq.pipeline.params import Params
@@ -67,8 +67,8 @@ def parameters(delayq: Any, transactional_db: None, lake: str) -> Iterator[Calla
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Call:
-    """manage.py delayq_pipeline, whose jobs do nothing but remember what they were given."""
+    """manage.py delayq pipeline, whose jobs do nothing but remember what they were given."""
     call = Call()
-    monkeypatch.setattr(delayq_pipeline, "run_job", call.job)
+    monkeypatch.setattr(pipeline, "run_job", call.job)
     monkeypatch.delenv("DELAYQ_LAKE", raising=False)
     return call

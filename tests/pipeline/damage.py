@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +11,7 @@ import msgspec
 from django.db import models
 
 from django_delayq.archive.archiver import store_entries
-from django_delayq.core.ids import new_id, task_code
-from django_delayq.core.message import ATTEMPTS, HEADER, STAMP
+from django_delayq.core.message import ATTEMPTS, HEADER, STAMP, new_id, task_code
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit.finding_kinds import Kind
 from django_delayq.store import keys
@@ -20,10 +19,12 @@ from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
+from tests import hands
 from tests.app.tasks import record
 
 DEFAULT, CROWD = Partition("default", 0), Partition("crowd", 1)
 LATER = timedelta(minutes=30)
+LONG_AHEAD = datetime(2999, 1, 1, tzinfo=timezone.utc)
 FAR = "9000000000000"
 NAMES = ("high", "normal", "low", "leased", "messages", "attempts", "finished", "followers", "meta")
 
@@ -230,7 +231,7 @@ def altered_batch(world: World, *, by_export: bool = True) -> str:
         LakeBatch.objects.filter(pk=batch.pk).update(state="pruned", pruned=models.F("rows"))
     else:
         OperatorAction.objects.create(
-            action="prune", operator="ops", selection="finished before 2999-01-01 00:00:00Z"
+            action="prune", operator="ops", before=hands.stored(LONG_AHEAD)
         )
     path = sorted(Path(world.lake, "commits").glob("*.json"))[-1]
     commit = msgspec.json.decode(path.read_bytes())

@@ -12,7 +12,7 @@ from django.utils.timezone import get_default_timezone
 
 from django_delayq.archive import archive_rows
 from django_delayq.core.conf import get_settings
-from django_delayq.core.ids import new_ids
+from django_delayq.core.message import new_ids
 from django_delayq.models import ArchivedMessage
 
 #: What has confused one reader or another.

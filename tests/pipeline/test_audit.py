@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_delayq.core.ids import new_id
+from django_delayq.core.message import new_id
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.audit.confirm import SecondLook
 from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
-from django_delayq.pipeline.errors import Code, Refused
+from django_delayq.pipeline.errors import Code
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.store.store import RedisStore
@@ -156,22 +156,6 @@ def test_one_topic_can_be_looked_at_alone(world: World, look: Look) -> None:
     assert [(row["difference"], row["ids"]) for row in look(topic="orders").rows] == [
         ("stray attempts", [stray.hex()])
     ]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"repair": True, "dry_run": True}, "no dry run"),
-        ({"since": "2026-01-31T09:00:00Z"}, "since and until"),
-        ({"most": 0}, "most"),
-        ({"pause": -1}, "pause"),
-    ],
-)
-def test_what_it_is_not_made_for_is_refused(
-    look: Look, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(Refused, match=words):
-        look(**options)
 
 
 # The second look

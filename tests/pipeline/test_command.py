@@ -1,4 +1,4 @@
-"""manage.py delayq_pipeline: what it takes, and what it prints."""
+"""manage.py delayq pipeline: what it takes, and what it prints."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from django.core.management import CommandError
 
-from django_delayq.management.commands import delayq_pipeline
-from django_delayq.management.pipeline_arguments import ARGUMENTS, job_options
+from django_delayq.management.pipeline_arguments import add_job_arguments
+from django_delayq.management.verbs import pipeline
 from django_delayq.pipeline.errors import Code, Refused
 from django_delayq.pipeline.jobs import JOBS
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.runner import OPTIONS, Start, configuration_of
+from django_delayq.pipeline.runner import Start, configuration_of
 from tests.pipeline.calling import Call
 
 pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-#: Of these the command makes more than an argument: they are the specs of tasks.
-SPECS = {"task", "tasks"}
 LOAD = (
     "--task",
     "tests.app.tasks.record",
@@ -43,12 +42,21 @@ LOAD = (
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_every_option_of_every_job_can_be_given(name: str) -> None:
+def test_every_option_of_every_job_can_be_given_and_has_a_help_text(name: str) -> None:
     parser = ArgumentParser()
-    ARGUMENTS[name](parser)
-    given = {action.dest for action in parser._actions}
-    wanted = {field.removesuffix("_ms") for field in OPTIONS[name].__struct_fields__} - SPECS
-    assert wanted <= given
+    add_job_arguments(parser, JOBS[name])
+    wanted = {*JOBS[name].options.__struct_fields__, *JOBS[name].options.takes} - {"tasks"}
+    assert wanted == {action.dest for action in parser._actions} - {"help"}
+    assert all(len(action.help or "") > 10 for action in parser._actions)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_help_of_a_job_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        pipeline.Command().create_parser("manage.py", "delayq pipeline").parse_args([name, "-h"])
+    text = capsys.readouterr().out
+    assert JOBS[name].help in text
+    assert f"python manage.py delayq pipeline {name}" in text
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,8 @@ def test_arguments_become_the_options_of_the_job(
     command: Call, arguments: tuple[str, ...], expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGNAME", "beth")
-    command(*arguments, "--lake", "somewhere")
+    monkeypatch.setenv("DELAYQ_LAKE", "somewhere")
+    command(*arguments)
     assert {"by": "beth", **expected} == {"by": "beth", **command.params.job}
 
 
@@ -89,7 +98,7 @@ def test_a_load_has_the_specification_of_its_task(command: Call) -> None:
         "1500s",
         "--column",
         "value=amount",
-        "--not-keyed",
+        "--no-keyed",
         "--splits",
         "2",
     )
@@ -127,10 +136,14 @@ def test_replay_knows_every_declared_task(command: Call) -> None:
     assert command.params.job["edits"] == {"value": "value + 1"}
 
 
-def test_who_does_it_is_the_user_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_is_the_user_of_the_machine_unless_named(
+    command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOGNAME", "beth")
-    assert job_options("audit", {}) == {"by": "beth"}
-    assert job_options("audit", {"by": "ann"}) == {"by": "ann"}
+    command("audit")
+    assert command.params.job == {"by": "beth"}
+    command("audit", "--by", "ann")
+    assert command.params.job == {"by": "ann"}
 
 
 def test_a_period_is_passed_in_utc_and_a_lake_as_an_absolute_path(command: Call) -> None:
@@ -142,14 +155,11 @@ def test_a_period_is_passed_in_utc_and_a_lake_as_an_absolute_path(command: Call)
         "2026-01-31T12:00+01:00",
         "--until",
         "2026-02-01",
-        "--topic",
-        "mail",
     )
     assert (command.params.since, command.params.until) == (
         "2026-01-31T11:00:00Z",
         "2026-02-01T00:00:00Z",
     )
-    assert command.params.topic == "mail"
     assert command.params.lake == str(Path("lake").absolute())
 
 
@@ -226,15 +236,14 @@ def test_configuration_without_a_value_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("export", "--lake", "l", "--prune", "10m"), "prune"),
         (("audit", "--repair", "--dry-run"), "contradict"),
         (
             ("stats", "--lake", "l", "--since", "2026-02-02", "--until", "2026-02-01"),
-            "turn them round",
+            "is not after since",
         ),
         (("forecast", "--master", "spark://db.example:7077"), "--redis-secret"),
         (("forecast", "--redis-secret", "redis://:hunter2@db"), "never given itself"),
-        (("schedule", *LOAD, "--delay", "9999999s", "--delay", "4000d"), "delay_ms"),
+        (("schedule", *LOAD, "--due", "at", "--delay", "1h"), "contradict"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_spark_starts(
@@ -245,11 +254,32 @@ def test_what_cannot_be_meant_is_refused_before_spark_starts(
     assert "hunter2" not in command.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("export", "--prune", "10m"), "--prune"),
+        (("export", "--batch", "0"), "--batch"),
+        (("export", "--settle", "5"), "--settle"),
+        (("forecast", "--drain-rate", "nan"), "--drain-rate"),
+        (("schedule", *LOAD, "--delay", "4000d"), "--delay"),
+        (("schedule", *LOAD, "--column", "value"), "--column"),
+        (("schedule", *LOAD, "--format", "xml"), "--format"),
+        (("stats", "--topic", "mail"), "--topic"),
+        (("export", "--since", "2h"), "--since"),
+    ],
+)
+def test_what_an_option_does_not_take_is_refused_with_its_name(
+    command: Call, arguments: tuple[str, ...], option: str
+) -> None:
+    with pytest.raises(CommandError, match=f"argument.* {option}"):
+        command(*arguments)
+
+
 def test_the_commands_of_the_docs_are_accepted(command: Call) -> None:
     text = (ROOT / "docs" / "pipeline.md").read_text().replace("\\\n", " ")
-    lines = re.findall(r"^ *(?:python )?manage\.py delayq_pipeline (.+)$", text, re.MULTILINE)
+    lines = re.findall(r"^ *(?:python )?manage\.py delayq pipeline (.+)$", text, re.MULTILINE)
     assert len(lines) > 10
-    parser = delayq_pipeline.Command().create_parser("manage.py", "delayq_pipeline")
+    parser = pipeline.Command().create_parser("manage.py", "delayq pipeline")
     for line in lines:
         parser.parse_args(shlex.split(line.partition(" > ")[0], comments=True))
 

@@ -1,4 +1,4 @@
-"""manage.py delayq_pipeline: how it ends, and what it writes for a job elsewhere."""
+"""manage.py delayq pipeline: how it ends, and what it writes for a job elsewhere."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_exit_codes(command: Call, end: Any, code: int) -> None:
 def test_an_unknown_job_or_option_is_refused() -> None:
     for arguments in (["exprot"], ["forecast", "--lkae", "x"]):
         with pytest.raises(CommandError):
-            call_command("delayq_pipeline", *arguments, stderr=StringIO())
+            call_command("delayq", "pipeline", *arguments, stderr=StringIO())
 
 
 def test_without_java_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(CommandError, match="openjdk-17-jre-headless") as refused:
-        call_command("delayq_pipeline", "forecast")
+        call_command("delayq", "pipeline", "forecast")
     assert refused.value.returncode == Code.REFUSED
 
 
@@ -63,7 +63,7 @@ def test_with_an_old_java_a_sentence_says_which_is_needed(
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(CommandError, match=r"is Java 8\. Spark needs Java 17 or newer"):
-        call_command("delayq_pipeline", "forecast")
+        call_command("delayq", "pipeline", "forecast")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def missing_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("missing_secret")
 def test_an_error_of_ours_on_an_executor_is_said_as_it_is(spark: Any) -> None:
     with pytest.raises(CommandError) as failed:
-        call_command("delayq_pipeline", "forecast")
+        call_command("delayq", "pipeline", "forecast")
     assert str(failed.value).startswith("The secret 'env:NOWHERE' is not there")
     assert failed.value.returncode == Code.REFUSED
     assert spark.range(2).count() == 2, "a session that was there before stays"
@@ -100,7 +100,7 @@ def test_an_error_of_ours_on_an_executor_is_said_as_it_is(spark: Any) -> None:
 def test_with_traceback_all_of_it_is_shown(spark: Any) -> None:
     err = StringIO()
     with pytest.raises(SystemExit) as end:
-        call_command("delayq_pipeline", "forecast", "--traceback", stderr=err)
+        call_command("delayq", "pipeline", "forecast", "--traceback", stderr=err)
     assert end.value.code == Code.REFUSED
     assert "in resolve" in err.getvalue()
 

@@ -13,8 +13,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from django_delayq.core.ids import key_id, task_code
-from django_delayq.core.message import Record, decode_body
+from django_delayq.core.message import Record, decode_body, key_id, task_code
 from django_delayq.core.times import MAX_DELAY_MS
 from django_delayq.pipeline.bulk_load import json_columns, messages, schedule_frames, task_specs
 from django_delayq.pipeline.errors import Refused

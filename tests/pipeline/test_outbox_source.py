@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.core.exceptions import ConfigurationError
-from django_delayq.core.ids import new_ids
+from django_delayq.core.message import new_ids
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params

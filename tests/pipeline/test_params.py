@@ -173,9 +173,9 @@ def test_times_without_a_zone_are_in_that_of_the_database_also_where_no_project_
     tmp_path: Path,
 ) -> None:
     code = (
-        "import sys\nfrom django_delayq.pipeline import project\nfrom "
+        "import sys\nfrom django_delayq.pipeline import params_from_django\nfrom "
         "django_delayq.pipeline.params import Params\n"
-        "project.set_up(Params.decode(sys.stdin.buffer.read()))\n"
+        "params_from_django.set_up(Params.decode(sys.stdin.buffer.read()))\n"
         "from django.db import connection, models\n"
         "from django.db.models.expressions import RawSQL\n"
         "from django_delayq.models import ArchivedMessage\n"

@@ -56,7 +56,7 @@ def test_old_batches_go_and_young_ones_stay(export_now: Export, spark: Any, lake
     action = OperatorAction.objects.get()
     assert (action.action, action.operator, action.count) == ("prune", "ops", 10)
     assert action.finished_at is not None
-    assert lake in action.selection
+    assert action.lake == lake
     assert read_lake(spark, Lake(lake)).count() == 20
     assert export_now(prune=DAY).figures["pruned"] == 0
     assert OperatorAction.objects.count() == 1
@@ -73,7 +73,7 @@ def test_open_dead_letters_stay_until_somebody_deals_with_them(export_now: Expor
     ArchivedMessage.objects.filter(pk=dead[1]).update(discarded_at=AGO)
     assert export_now(prune=DAY).figures["pruned"] == 1
     assert left() == dead[2:]
-    ArchivedMessage.objects.all().delete()  # as delayq_prune --state dead
+    ArchivedMessage.objects.all().delete()  # as delayq prune --state dead
     assert export_now(prune=DAY).problems == []
 
 

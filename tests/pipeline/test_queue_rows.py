@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from django_delayq.core.message import State
+from django_delayq.core.times import When
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.sources import queue_rows
 from django_delayq.pipeline.sources.queue_rows import LANES, STRUCTURES, Structure
 from django_delayq.store.keys import Partition, partition_keys
-from django_delayq.store.store import RedisStore
+from django_delayq.store.store import Outgoing, RedisStore
 from tests.conftest import client, server  # noqa: F401 - as fixtures of their own: of the kinds below
 from tests.hands import ORDERS, stored_record
 from tests.servers import require
@@ -97,12 +98,16 @@ def test_what_the_scripts_store_is_what_is_read(store: RedisStore):
     task, ids = bytes(4), [an_id(number) for number in range(4)]
     waiting, running, ended, followed = ids
     record, durable = RECORD[14:], stored_record(1, b"[1]", flags=0x91)[14:]
-    store.enqueue(ORDERS, {task: "t"}, [(waiting, "raise", "+60000", "", record)])
-    store.enqueue(ORDERS, {}, [(one, "raise", "1", "", record) for one in (running, followed)])
-    store.enqueue(ORDERS, {}, [(ended, "raise", "@77:1", "", durable)])
+    store.enqueue(ORDERS, {task: "t"}, [Outgoing(waiting, "raise", When("+60000"), When(), record)])
+    store.enqueue(
+        ORDERS,
+        {},
+        [Outgoing(one, "raise", When("1"), When(), record) for one in (running, followed)],
+    )
+    store.enqueue(ORDERS, {}, [Outgoing(ended, "raise", When("@77:1"), When(), durable)])
     leases = {lease.id: lease for lease in store.claim(ORDERS, 10).leases}
     store.ack(ORDERS, [(leases[ended], b"{}")])
-    store.enqueue(ORDERS, {}, [(followed, "replace", "+60000", "", record)])
+    store.enqueue(ORDERS, {}, [Outgoing(followed, "replace", When("+60000"), When(), record)])
     assert places(store, waiting) == [("normal", ALL)]
     assert places(store, running) == [("leased", ALL)]
     assert places(store, followed) == [("leased", ALL), ("follower", ALL)]

@@ -25,8 +25,7 @@ from django_delayq.core.exceptions import (
     FenceChanged,
     StoreUnavailable,
 )
-from django_delayq.core.ids import key_id
-from django_delayq.core.message import Record, decode_body
+from django_delayq.core.message import Record, decode_body, key_id
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline.bulk_load import loads, messages
 from django_delayq.pipeline.bulk_load.messages import Sum
@@ -184,29 +183,6 @@ def test_another_topic_of_the_task_under_the_same_name_is_refused(
         with pytest.raises(Refused, match=r"topic was crowd and is default"):
             job(parquet, task=moved, keyed=keyed)
     assert topic_stats("default").backlog == 0
-
-
-@pytest.mark.parametrize(
-    ("params", "options", "words"),
-    [
-        ({"topic": "crowd"}, {}, "takes no topic: all rows"),
-        ({"since": "2026-01-01T00:00:00Z"}, {}, "takes no since"),
-        ({}, {"due": "number", "delay_ms": 5}, "a due column or a delay"),
-        ({}, {"delay_ms": 10**13}, "delay_ms"),
-    ],
-)
-def test_what_would_do_nothing_is_refused(
-    spark: Any, crowd: RedisStore, parameters: Any, params: Any, options: Any, words: str
-) -> None:
-    given = {
-        "job": "night",
-        "task": msgspec.to_builtins(TASK),
-        "source": "x",
-        "format": "parquet",
-        "key": "k",
-    }
-    with pytest.raises(Refused, match=words):
-        run("schedule", spark, parameters(job={**given, **options}, **params))
 
 
 def test_a_folder_for_rejects_that_has_something_else_is_left_alone(

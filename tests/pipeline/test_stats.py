@@ -24,9 +24,18 @@ from django_delayq.pipeline.params import Report
 from django_delayq.pipeline.sources import lake_files as sources_lake
 from django_delayq.pipeline.stats import stats, write_back
 from django_delayq.stats import history
-from django_delayq.stats.figure_rows import Outcome, compare, replace_all
-from django_delayq.stats.hourly import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
-from django_delayq.stats.stats_service import Statistician
+from django_delayq.stats.hourly import (
+    DAY,
+    HOUR,
+    Replacement,
+    compare_each,
+    compute_day,
+    compute_hour,
+    day_of,
+    hour_of,
+    replace_each,
+)
+from django_delayq.stats.stats_service import StatsService
 from tests.pipeline.rows import make_odd_rows, make_rows
 
 MINUTE = timedelta(minutes=1)
@@ -381,18 +390,6 @@ def test_an_empty_archive_has_no_figures(stats_now: Run) -> None:
     assert (report.figures["hours"], report.figures["days"], list(report.rows)) == (0, 0, [])
 
 
-def test_what_it_cannot_do_is_refused(spark: Any, stats_now: Run) -> None:
-    for told, reason in (
-        ({"lake": ""}, "need a lake"),
-        ({"topic": "orders"}, "not for one topic"),
-        ({"since": "2026-11-20T09:00:00"}, "add its offset"),
-        ({"since": "2026-11-20T09:00:00Z", "until": "2026-11-20T09:00:00Z"}, "is not after since"),
-        ({"sauce": "lake"}, "not what it takes"),
-    ):
-        with pytest.raises(Refused, match=reason):
-            stats_now(**told)
-
-
 def test_more_groups_than_sql_should_hold_are_refused_before_the_first_is_written(
     export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,8 +420,8 @@ def test_late_rows_make_their_hour_whole_from_the_lake_also_where_sql_is_pruned(
 ) -> None:
     ArchivedMessage.objects.filter(finished_at__lt=NOON + HOUR).delete()
     make_rows(15, finished_at=NOON, lateness_ms=3.0)
-    compute_hour(NOON, bool, True)  # as the service does when it finds late rows
-    compute_day(NOON.date(), bool, True)
+    compute_hour(NOON)  # as the service does when it finds late rows
+    compute_day(NOON.date())
     assert (by_hour()[NOON], by_day()[NOON.date()]) == (10, 20)
     export_now()
     assert stats_now().problems == []
@@ -439,11 +436,9 @@ def test_the_service_leaves_alone_what_pruned_messages_are_counted_in(empty: Non
     prune(timedelta(hours=1), by="ops")
     make_rows(3, finished_at=NOON)
     before = all_stored()
-    assert compute_hour(NOON, bool, True) == 3
-    assert compute_day(NOON.date(), bool, True) == 3
-    assert all_stored() == before
     assert compute_hour(NOON) == 3
-    assert by_hour()[NOON] == 3
+    assert compute_day(NOON.date()) == 3
+    assert all_stored() == before
 
 
 def test_a_lake_that_lacks_what_was_counted_does_not_replace_it(
@@ -488,33 +483,31 @@ def test_an_hour_of_which_nothing_is_left_is_replaced_by_nothing(
 @pytest.mark.databases
 def test_figures_are_replaced_when_all_that_was_counted_is_in_them(empty: None) -> None:
     make_rows(10, finished_at=NOON, lateness_ms=lambda n: 2.0**n)
-    compute_hour(NOON, bool, True)
+    compute_hour(NOON)
     row = TopicHour.objects.get()
-    assert compare(TopicHour.objects.all(), [row]) is Outcome.SAME
+    assert compare_each(TopicHour, {row.hour: [row]}) == {row.hour: Replacement.SAME}
     make_rows(1, finished_at=NOON, topic="mail", state="dead")
-    compute_hour(NOON, bool, True)
+    compute_hour(NOON)
     assert TopicHour.objects.count() == 2
     for fewer in ({"acked": 9}, {"retried": -1}, {"lateness": '{"111":2}'}, {"topic": "another"}):
         for name, value in fewer.items():
-            row = TopicHour.objects.get(topic="orders")
+            row, mail = (TopicHour.objects.get(topic=topic) for topic in ("orders", "mail"))
             setattr(row, name, value)
-            assert compare(TopicHour.objects.filter(topic="orders"), [row]) is Outcome.KEPT
-            assert (
-                compare(TopicHour.objects.filter(topic="orders"), [row], fewer=True)
-                is Outcome.REPLACED
-            )
+            spans = {row.hour: [row, mail]}
+            assert compare_each(TopicHour, spans) == {row.hour: Replacement.KEPT}
+            assert compare_each(TopicHour, spans, fewer=True) == {row.hour: Replacement.REPLACED}
 
 
 def test_the_service_finds_late_rows_of_a_pruned_hour_and_takes_nothing_away(
     delayq: Any, empty: None
 ) -> None:
     now = datetime.now(tz=timezone.utc)
-    service = Statistician(delayq)
+    service = StatsService(delayq)
     make_rows(10, finished_at=now - 5 * HOUR)
-    service._turn(now)
+    service._compute_due(now)
     ArchivedMessage.objects.all().delete()
     make_rows(1, finished_at=now - 5 * HOUR)
-    service._turn(now)
+    service._compute_due(now)
     assert by_hour() == {hour_of(now - 5 * HOUR): 10}
 
 
@@ -524,7 +517,7 @@ def test_an_hour_that_stays_is_not_due_again(empty: None) -> None:
     long_ago = NOON - DAY
     TopicHour.objects.update(computed_at=long_ago)
     ArchivedMessage.objects.all().delete()
-    compute_hour(NOON, bool, True)
+    compute_hour(NOON)
     assert TopicHour.objects.get().computed_at > long_ago
 
 
@@ -570,8 +563,8 @@ def test_what_another_process_counted_meanwhile_is_not_lost(empty: None) -> None
     compute_hour(NOON)
     (row,) = TopicHour.objects.filter(hour=NOON)
     row.pk, row.messages, row.acked = None, 11, 11
-    replace_all(TopicHour.objects.filter(hour=NOON), [row])
-    compute_hour(NOON, bool, True)
+    replace_each(TopicHour, {row.hour: [row]})
+    compute_hour(NOON)
     assert by_hour()[NOON] == 11
 
 

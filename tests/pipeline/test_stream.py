@@ -245,16 +245,6 @@ def test_a_lake_that_shrinks_while_it_runs_is_refused(tmp_path: Path) -> None:
         copier._bring_to(9, None)
 
 
-@pytest.mark.parametrize(
-    "told", [{"topic": "orders"}, {"since": "2026-01-01T00:00:00Z"}, {"lake": ""}]
-)
-def test_a_part_of_the_archive_or_no_lake_is_refused(
-    spark: Any, parameters: Any, told: dict[str, str]
-) -> None:
-    with pytest.raises(Refused):
-        stream.run(spark, parameters(**told), print)
-
-
 def test_no_secret_is_in_the_checkpoint(
     spark: Any, parameters: Any, lake: str, tmp_path: Path
 ) -> None:

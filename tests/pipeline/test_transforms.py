@@ -21,6 +21,8 @@ from django_delayq.pipeline import schemas, transforms
 from django_delayq.pipeline.stats import aggregates
 from django_delayq.stats import histogram
 from django_delayq.stats import hourly as statistics_module
+from tests.stats.histograms import bounds
+from tests.stats.histograms import histogram as counted
 
 NINE = datetime(2026, 11, 20, 9, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -61,8 +63,8 @@ def doubles() -> Iterator[float]:
         for step in (power, power + 0.5):
             yield from near(2.0**step / 1000)
     for index in range(700):
-        yield from near(histogram.bounds(index)[0])
-        yield from near((histogram.bounds(index)[0] * 1000 - 0.5) / 1000)
+        yield from near(bounds(index)[0])
+        yield from near((bounds(index)[0] * 1000 - 0.5) / 1000)
     yield from (n / 1000 + 0.0005 for n in range(2_000))
     yield from (round(chance.lognormvariate(3, 4), 3) for _ in range(5_000))
     yield from (struct.unpack("<d", chance.randbytes(8))[0] for _ in range(20_000))
@@ -173,7 +175,7 @@ def test_an_hour_of_a_topic_is_what_its_rows_say(spark: Any) -> None:
         ],
         f"hour long, topic string, {names}, run_max double, lateness string, run string",
     )  # fmt: skip
-    assert histogram.encode(histogram.histogram([2.0, 0.1, 0.2])) == '{"57":1,"73":1,"127":1}'
+    assert histogram.encode(counted([2.0, 0.1, 0.2])) == '{"57":1,"73":1,"127":1}'
     assertDataFrameEqual(found, wanted.select(found.columns), rtol=0, atol=0)
     assertSchemaEqual(found.schema, wanted.select(found.columns).schema)
 
@@ -195,7 +197,7 @@ def test_what_is_no_finite_number_is_as_what_never_ran(spark: Any, odd: float) -
         20.0,
         20.0,
     )
-    assert one["lateness"] == histogram.encode(histogram.histogram([4.0]))
+    assert one["lateness"] == histogram.encode(counted([4.0]))
     sums = statistics_module.Sums()
     for late, ran in ((odd, 20.0), (4.0, odd)):
         sums.add("acked", 1, (late, ran), "")

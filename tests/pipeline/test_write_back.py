@@ -18,7 +18,7 @@ from django_delayq.core.conf import get_settings
 from django_delayq.models import TaskDay, TopicHour
 from django_delayq.pipeline.stats import write_back as write_back_module
 from django_delayq.pipeline.stats.write_back import Chunk, _transactions, write_back
-from django_delayq.stats.figure_rows import Outcome, compare_each, replace, replace_each
+from django_delayq.stats.hourly import Replacement, compare_each, replace_each
 
 NOON, HOUR = datetime(2026, 11, 20, 12, tzinfo=timezone.utc), timedelta(hours=1)
 HOURS = [NOON + n * HOUR for n in range(4)]
@@ -43,7 +43,7 @@ def test_each_hour_of_a_transaction_is_replaced_or_stays_by_itself(transactional
         hour: [figures(hour, messages)]
         for hour, messages in zip(HOURS, (10, 11, 9, 7), strict=True)
     }
-    wanted = [Outcome.SAME, Outcome.REPLACED, Outcome.KEPT, Outcome.REPLACED]
+    wanted = [Replacement.SAME, Replacement.REPLACED, Replacement.KEPT, Replacement.REPLACED]
     assert list(compare_each(TopicHour, spans).items()) == list(zip(HOURS, wanted, strict=True))
     assert list(replace_each(TopicHour, spans).values()) == wanted
     assert list(stored().values()) == [10, 11, 10, 7]
@@ -51,7 +51,7 @@ def test_each_hour_of_a_transaction_is_replaced_or_stays_by_itself(transactional
     assert untouched == {HOURS[0], HOURS[2]}
     assert (
         replace_each(TopicHour, {HOURS[0]: [], HOURS[1]: []}, fewer=True)[HOURS[0]]
-        is Outcome.REPLACED
+        is Replacement.REPLACED
     )
     assert list(stored()) == HOURS[2:]
 
@@ -84,10 +84,7 @@ def service(messages: int) -> None:
     """Writes each hour. What fails is tried again at its next turn."""
     for hour in HOURS:
         with suppress(OperationalError):
-            replace(
-                TopicHour.objects.filter(hour=hour),
-                [figures(hour, messages, topic) for topic in TOPICS],
-            )
+            replace_each(TopicHour, {hour: [figures(hour, messages, topic) for topic in TOPICS]})
 
 
 @pytest.mark.databases
@@ -120,7 +117,7 @@ def test_a_transaction_that_the_database_ended_is_repeated_with_what_ends_it(
 
     (chunk,) = chunks = [Chunk(TopicHour, NOON, NOON, [figures(NOON, 3)])]
     written = write_back(chunks, finish)
-    assert (written.outcomes, stored()) == ({Outcome.REPLACED: 1}, {NOON: 3})
+    assert (written.outcomes, stored()) == ({Replacement.REPLACED: 1}, {NOON: 3})
 
     monkeypatch.setattr(write_back_module, "TRIES", 2)
     ends = iter([OperationalError("deadlock")] * 2)
@@ -163,10 +160,12 @@ def test_the_hour_that_comes_twice_is_compared_with_what_is_stored_of_it(in_berl
     hours = [datetime(2026, 10, 25, hour, tzinfo=timezone.utc) for hour in range(3)]
     for hour in hours:
         assert replace_each(TopicHour, {hour: [figures(hour, 10)]}) in (
-            {hour: Outcome.REPLACED},
-            {hour: Outcome.SAME},  # where two hours are one
+            {hour: Replacement.REPLACED},
+            {hour: Replacement.SAME},  # where two hours are one
         )
     assert compare_each(TopicHour, {hour: [figures(hour, 10)] for hour in hours}) == dict.fromkeys(
-        hours, Outcome.SAME
+        hours, Replacement.SAME
     )
-    assert compare_each(TopicHour, {hours[0]: [figures(hours[0], 9)]}) == {hours[0]: Outcome.KEPT}
+    assert compare_each(TopicHour, {hours[0]: [figures(hours[0], 9)]}) == {
+        hours[0]: Replacement.KEPT
+    }

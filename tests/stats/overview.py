@@ -10,18 +10,18 @@ from django.utils import timezone as django_timezone
 
 from django_delayq.models import ArchivedMessage
 from django_delayq.stats import overview as figures
-from django_delayq.stats.figure_types import Overview, TopicFigures
+from django_delayq.stats.overview import Overview, TopicOverview
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 
 
 def now() -> Overview:
     """Read anew."""
-    figures.forget()
+    figures.reader_of.cache_clear()
     return figures.overview()
 
 
-def topic(name: str, overview: Overview | None = None) -> TopicFigures:
+def topic(name: str, overview: Overview | None = None) -> TopicOverview:
     """The row of a topic."""
     (row,) = [one for one in (overview or now()).topics if one.topic == name]
     return row

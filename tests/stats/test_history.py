@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq.models import ArchivedMessage, TaskDay
 from django_delayq.stats import history as module
-from django_delayq.stats.history import PERIODS, Figures, history
+from django_delayq.stats.history import PERIODS, PeriodFigures, history
 from django_delayq.stats.hourly import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
 from tests.stats.test_hourly import NOON, finish
 
@@ -49,7 +49,7 @@ def counted(settings: Any) -> Callable[[], None]:
     return count
 
 
-def messages(figures: Figures) -> dict[str, int]:
+def messages(figures: PeriodFigures) -> dict[str, int]:
     """What has finished, by state, without zeros."""
     return {state: count for state, count in figures.states.items() if count}
 
@@ -60,7 +60,7 @@ def messages(figures: Figures) -> dict[str, int]:
 def test_hours_are_the_last_twenty_four_with_the_present_one_last() -> None:
     found = history("24h")
     assert found.step == HOUR
-    assert [span.at for span in found.spans] == [NOON - HOUR * n for n in range(23, -1, -1)]
+    assert [step.at for step in found.steps] == [NOON - HOUR * n for n in range(23, -1, -1)]
 
 
 @pytest.mark.parametrize(("period", "days"), [("7d", 7), ("30d", 30), ("90d", 90)])
@@ -68,7 +68,7 @@ def test_days_are_whole_ones_with_the_present_one_last(period: str, days: int) -
     found = history(period)
     midnight = NOON - 12 * HOUR
     assert found.step == DAY
-    assert [span.at for span in found.spans] == [
+    assert [step.at for step in found.steps] == [
         midnight - DAY * n for n in range(days - 1, -1, -1)
     ]
 
@@ -82,7 +82,7 @@ def test_periods_are_what_may_be_asked_for() -> None:
 @pytest.mark.parametrize("period", PERIODS)
 def test_without_figures_everything_is_zero_and_no_time_is_known(period: str) -> None:
     found = history(period)
-    assert {span.figures.messages for span in found.spans} == {0}
+    assert {step.figures.messages for step in found.steps} == {0}
     assert (
         found.total.messages,
         messages(found.total),
@@ -100,10 +100,10 @@ def test_each_message_is_in_the_span_in_which_it_finished(counted: Callable[[], 
     finish(NOON - 23 * HOUR, count=4)
     finish(NOON - 23 * HOUR - timedelta(microseconds=1), count=100)
     counted()
-    by_hour = [span.figures.messages for span in history("24h").spans]
+    by_hour = [step.figures.messages for step in history("24h").steps]
     assert by_hour == [4, *[0] * 21, 3, 2]
     assert history("24h").total.messages == 9
-    by_day = [span.figures.messages for span in history("7d").spans]
+    by_day = [step.figures.messages for step in history("7d").steps]
     assert by_day == [*[0] * 5, 104, 5]
 
 
@@ -125,10 +125,10 @@ def test_without_use_tz_spans_are_still_those_of_utc(
     finish(NOON - 23 * HOUR)
     finish(NOON - 24 * HOUR, count=7)
     counted()
-    spans = history("24h").spans
-    assert [span.figures.messages for span in spans] == [1, *[0] * 22, 2]
-    assert spans[-1].at == NOON
-    assert [span.figures.messages for span in history("7d").spans][-2:] == [8, 2]
+    steps = history("24h").steps
+    assert [step.figures.messages for step in steps] == [1, *[0] * 22, 2]
+    assert steps[-1].at == NOON
+    assert [step.figures.messages for step in history("7d").steps][-2:] == [8, 2]
 
 
 # Figures
@@ -145,7 +145,7 @@ def test_states_and_retries_are_sums_of_all_rows(counted: Callable[[], None]) ->
         total = history(period).total
         assert messages(total) == {"acked": 4, "dead": 1, "cancelled": 1, "expired": 1}
         assert (total.messages, total.retried, total.dead_share) == (7, 2, 0.2)
-    assert messages(history("24h").spans[-2].figures) == {"acked": 1, "dead": 1, "cancelled": 1}
+    assert messages(history("24h").steps[-2].figures) == {"acked": 1, "dead": 1, "cancelled": 1}
 
 
 def test_percentiles_of_a_period_are_near_the_exact_ones(counted: Callable[[], None]) -> None:
@@ -203,7 +203,7 @@ def test_one_topic_may_be_asked_for(counted: Callable[[], None]) -> None:
         found = history(period, "mail")
         assert (
             found.total.messages,
-            found.spans[-1].figures.messages,
+            found.steps[-1].figures.messages,
             found.total.late_max_ms,
         ) == (1, 1, 500.0)
         assert [(one.topic, one.figures.messages) for one in found.tasks] == [("mail", 1)]
@@ -296,4 +296,4 @@ def test_figures_outlive_the_archive(counted: Callable[[], None]) -> None:
 
 
 def test_times_are_aware_and_of_utc() -> None:
-    assert {span.at.tzinfo for span in history("7d").spans} == {timezone.utc}
+    assert {step.at.tzinfo for step in history("7d").steps} == {timezone.utc}

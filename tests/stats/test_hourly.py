@@ -17,10 +17,10 @@ from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone as django_timezone
 
-from django_delayq.archive.archive_rows import instant_of
+from django_delayq.core.times import stored, utc
 from django_delayq.models import ArchivedMessage, TaskDay, TopicHour
 from django_delayq.stats import hourly as statistics
-from django_delayq.stats.histogram import decode, encode, histogram
+from django_delayq.stats.histogram import decode, encode, merged, percentile
 from django_delayq.stats.hourly import (
     DAY,
     HOUR,
@@ -28,10 +28,9 @@ from django_delayq.stats.hourly import (
     compute_hour,
     day_of,
     hour_of,
-    late_percentile,
-    utc,
 )
 from tests.hands import together
+from tests.stats.histograms import histogram
 from tests.stats.overview import archived
 
 pytestmark = [pytest.mark.databases, pytest.mark.django_db]
@@ -49,7 +48,7 @@ TIMES = {"lateness": "lateness_ms", "run": "run_ms"}
 def finish(when: datetime = NOON, count: int = 1, **fields: Any) -> None:
     """Messages that finished then. They were acked after one attempt, 2 ms late, in 20 ms, unless
     told otherwise."""
-    instant = instant_of(when.timestamp() * 1000)
+    instant = stored(when)
     archived(
         count, finished_at=instant, **{"attempts": 1, "lateness_ms": 2.0, "run_ms": 20.0} | fields
     )
@@ -72,7 +71,7 @@ def only_day() -> TaskDay:
     return row
 
 
-def stored(model: Any) -> list[dict[str, Any]]:
+def figures_in(model: Any) -> list[dict[str, Any]]:
     """All rows, without what changes whenever they are computed."""
     return [
         {name: value for name, value in row.items() if name not in ("id", "computed_at")}
@@ -106,6 +105,11 @@ def _some_row(random: Random, finished_at: datetime) -> dict[str, Any]:
         else "",
         "reason": random.choice(["poison", "unknown_task"]) if state == "dead" else "",
     }
+
+
+def percentile_of(rows: Any, share: float, metric: str = "lateness") -> float | None:
+    """Of several rows together, in milliseconds."""
+    return percentile(merged(decode(getattr(row, metric)) for row in rows), share)
 
 
 def expected(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -180,8 +184,7 @@ def test_the_hours_of_a_day_add_up_to_the_day() -> None:
     for metric in ("lateness", "run"):
         for share in (0.5, 0.99):
             hourly, daily = (
-                late_percentile(model.objects.all(), share, metric)
-                for model in (TopicHour, TaskDay)
+                percentile_of(model.objects.all(), share, metric) for model in (TopicHour, TaskDay)
             )
             assert hourly == daily
 
@@ -195,7 +198,7 @@ def test_percentiles_of_merged_rows_are_near_the_exact_ones() -> None:
         compute_hour(NOON + HOUR * n)
     for share in (0.5, 0.9, 0.99):
         exact = sorted(late)[math.ceil(share * 200) - 1]
-        assert late_percentile(TopicHour.objects.all(), share) == pytest.approx(exact, rel=0.032)
+        assert percentile_of(TopicHour.objects.all(), share) == pytest.approx(exact, rel=0.032)
 
 
 # Again
@@ -209,9 +212,9 @@ def test_twice_is_as_once(model: Any) -> None:
     def compute() -> int:
         return compute_hour(NOON) if model is TopicHour else compute_day(TODAY)
 
-    counts, first = compute(), stored(model)
+    counts, first = compute(), figures_in(model)
     assert compute() == counts
-    assert stored(model) == first
+    assert figures_in(model) == first
 
 
 def test_what_came_later_is_in_the_next_figures() -> None:
@@ -225,31 +228,6 @@ def test_what_came_later_is_in_the_next_figures() -> None:
         assert (row.messages, row.acked, row.dead) == (5, 2, 3)
 
 
-def test_a_topic_without_messages_any_more_goes_from_its_hour_and_no_other() -> None:
-    for topic in ("orders", "mail"):
-        finish(topic=topic)
-        finish(NOON + HOUR, topic=topic)
-    compute_hour(NOON)
-    compute_hour(NOON + HOUR)
-    compute_day(TODAY)
-    ArchivedMessage.objects.filter(topic="mail", finished_at__lt=NOON + HOUR).delete()
-    assert compute_hour(NOON) == 1
-    assert compute_day(TODAY) == 3
-    assert list(TopicHour.objects.order_by("hour", "topic").values_list("hour", "topic")) == [
-        (NOON, "orders"), (NOON + HOUR, "mail"), (NOON + HOUR, "orders"),
-    ]  # fmt: skip
-    assert dict(TaskDay.objects.values_list("topic", "messages")) == {"orders": 2, "mail": 1}
-
-
-def test_nothing_leaves_nothing() -> None:
-    finish()
-    compute_hour(NOON)
-    compute_day(TODAY)
-    ArchivedMessage.objects.all().delete()
-    assert (compute_hour(NOON), compute_day(TODAY)) == (0, 0)
-    assert (TopicHour.objects.count(), TaskDay.objects.count()) == (0, 0)
-
-
 class Interrupted(Exception):
     """The process ends."""
 
@@ -261,7 +239,7 @@ def test_an_interrupted_computation_leaves_the_figures_of_before(
     finish()
     compute_hour(NOON)
     compute_day(TODAY)
-    before = stored(TopicHour), stored(TaskDay)
+    before = figures_in(TopicHour), figures_in(TaskDay)
     finish(count=5)
 
     def interrupt() -> None:
@@ -270,7 +248,7 @@ def test_an_interrupted_computation_leaves_the_figures_of_before(
     for compute in (lambda: compute_hour(NOON, interrupt), lambda: compute_day(TODAY, interrupt)):
         with pytest.raises(Interrupted):
             compute()
-    assert (stored(TopicHour), stored(TaskDay)) == before
+    assert (figures_in(TopicHour), figures_in(TaskDay)) == before
 
 
 @pytest.mark.django_db(transaction=True)
@@ -288,7 +266,7 @@ def test_several_at_once_leave_the_figures_of_one() -> None:
 
     together(compute, compute, compute)
     for model in (TopicHour, TaskDay):
-        assert sorted(row["messages"] for row in stored(model)) == [4, 4, 4]
+        assert sorted(row["messages"] for row in figures_in(model)) == [4, 4, 4]
 
 
 # Bounds
@@ -354,7 +332,7 @@ def test_messages_that_never_ran_have_no_times() -> None:
         == (row.run, row.run_sum, row.run_max)
         == ("{}", 0, None)
     )
-    assert late_percentile([row], 0.5) is None
+    assert percentile_of([row], 0.5) is None
 
 
 def test_those_that_never_ran_do_not_change_the_percentiles_of_the_others() -> None:
@@ -363,8 +341,8 @@ def test_those_that_never_ran_do_not_change_the_percentiles_of_the_others() -> N
     compute_hour(NOON)
     row = only_hour()
     assert sum(decode(row.lateness).values()) == 1
-    assert late_percentile([row], 0.99) == pytest.approx(8, rel=0.032)
-    assert (late_percentile([row], 0.99, "run"), row.run_max) == (None, None)
+    assert percentile_of([row], 0.99) == pytest.approx(8, rel=0.032)
+    assert (percentile_of([row], 0.99, "run"), row.run_max) == (None, None)
 
 
 def test_what_began_before_it_was_due_is_not_late() -> None:
@@ -382,7 +360,6 @@ def test_errors_are_counted_by_class_or_else_by_reason_and_only_of_the_dead() ->
     finish(state="expired", reason="expired")
     compute_day(TODAY)
     assert json.loads(only_day().errors) == {"ValueError": 2, "poison": 1}
-    assert statistics.error_counts([only_day(), only_day()]) == {"ValueError": 4, "poison": 2}
 
 
 def test_fifty_kinds_of_errors_are_kept_the_most_frequent_ones() -> None:

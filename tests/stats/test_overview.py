@@ -19,8 +19,8 @@ from django_delayq import list_messages, topic_stats
 from django_delayq.core.message import Priority, State
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.stats import overview as figures
-from django_delayq.stats import sql_figures
-from django_delayq.stats.figure_types import Bucket
+from django_delayq.stats import overview_sql
+from django_delayq.stats.overview import Bucket
 from django_delayq.store.keys import Partition
 from tests.app.tasks import act, close_order, crowd, record
 from tests.faults import scripts_run
@@ -37,9 +37,9 @@ durable = record.using(durable=True)
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Nothing is kept of another test."""
-    figures.forget()
+    figures.reader_of.cache_clear()
     yield
-    figures.forget()
+    figures.reader_of.cache_clear()
 
 
 # Agreement with naive counts
@@ -107,8 +107,8 @@ def naive_row(hands: Hands, name: str) -> dict[str, Any]:
         state="dead", topic=name, replayed_at=None, discarded_at=None
     )
     return {
-        "delayed": states[State.DELAYED], "ready": states[State.READY], "leased": stats.leased,
-        "unarchived": sum(left.values()), "outbox": waiting.count(), "dead_letters": dead.count(),
+        "delayed": states[State.DELAYED], "backlog": states[State.READY], "leased": stats.leased,
+        "finished": sum(left.values()), "outbox": waiting.count(), "dead_letters": dead.count(),
         "next_due_at": min((message.due_at for message in messages), default=None), "counters": stats.counters,
     }  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_partitions_of_a_topic_are_one_row(hands: Hands, settings: Any) -> None:
 def test_topics_that_only_tasks_or_settings_declare_are_shown(hands: Hands, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"new": {}}}
     row = topic("new")
-    assert (row.delayed, row.ready, row.outbox, row.next_due_at, row.per_second, row.lag) == (
+    assert (row.delayed, row.backlog, row.outbox, row.next_due_at, row.per_second, row.lag) == (
         0,
         0,
         0,
@@ -280,7 +280,7 @@ def test_percentiles_of_few_runs(
 def test_only_newest_acked_runs_of_the_topic_count(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql_figures, "RUNS", 3)
+    monkeypatch.setattr(overview_sql, "RUNS", 3)
     ran(1_000_000, 1, 2, 3)
     ran(500, topic="orders")
     ran(600, state="dead")
@@ -315,7 +315,7 @@ def test_histogram_counts_every_run_once(hands: Hands) -> None:
 def test_dead_letters_are_counted_up_to_a_cap(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql_figures, "DEAD_CAP", 3)
+    monkeypatch.setattr(overview_sql, "DEAD_CAP", 3)
     old = django_timezone.now() - timedelta(days=1)
     archived(2, state="dead", topic="orders", finished_at=old)
     assert (now().dead_capped, topic("orders").dead_letters) == (False, 2)
@@ -329,7 +329,7 @@ def test_dead_letters_are_counted_up_to_a_cap(
 
 
 def test_the_outbox_is_counted_up_to_a_cap(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_figures, "OUTBOX_CAP", 3)
+    monkeypatch.setattr(overview_sql, "OUTBOX_CAP", 3)
     durable.using(delay=DAY).enqueue_many([(1,)] * 2)
     assert (now().outbox_capped, topic("default").outbox) == (False, 2)
     close_order.using(durable=True, delay=DAY / 2).enqueue_many([(1,)] * 3)

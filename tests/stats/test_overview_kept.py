@@ -15,23 +15,21 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import pause_topic
 from django_delayq.core.exceptions import StoreUnavailable
-from django_delayq.core.ids import new_id
-from django_delayq.core.message import STAMP
+from django_delayq.core.message import STAMP, new_id
+from django_delayq.core.times import When
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox.outbox import now_ms
 from django_delayq.stats import overview as figures
-from django_delayq.stats import sql_figures
+from django_delayq.stats import overview_sql
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.store import RedisStore
+from django_delayq.store.store import Outgoing, RedisStore
 from django_delayq.worker.sampler import Sampler
 from tests.app.tasks import record
 from tests.database_faults import database_away, without_table
 from tests.faults import scripts_run, unreachable
 from tests.hands import DAY, DEFAULT, Hands, lose_redis, make_due, stored_record
 from tests.stats.overview import archived, beat, now, ran, sample, topic
-
-pytestmark = pytest.mark.databases
 
 HOUR = timedelta(hours=1)
 durable = record.using(durable=True)
@@ -40,9 +38,9 @@ durable = record.using(durable=True)
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Nothing is kept of another test."""
-    figures.forget()
+    figures.reader_of.cache_clear()
     yield
-    figures.forget()
+    figures.reader_of.cache_clear()
 
 
 @pytest.fixture
@@ -72,11 +70,11 @@ class Clock:
 def test_pause_is_shown_until_it_ends_although_nobody_has_claimed_since(hands: Hands) -> None:
     pause_topic("default", by="ops", reason="SMTP", until=datetime.now(tz=timezone.utc) + HOUR)
     paused = topic("default").paused
-    assert paused is not None and (paused["by"], paused["reason"]) == ("ops", "SMTP")
-    ended = json.dumps(paused | {"until": int(hands.store.clock_ms()) - 1})
-    hands.store.client.command(
-        "HSET", keys.meta_key(hands.store.client.prefix, DEFAULT), "paused", ended
-    )
+    assert paused is not None and (paused.by, paused.reason) == ("ops", "SMTP")
+    meta = keys.meta_key(hands.store.client.prefix, DEFAULT)
+    note = json.loads(hands.store.client.command("HGET", meta, "paused"))
+    ended = json.dumps(note | {"until": int(hands.store.clock_ms()) - 1})
+    hands.store.client.command("HSET", meta, "paused", ended)
     assert topic("default").paused is None
 
 
@@ -115,7 +113,7 @@ def test_workers_say_what_they_do(hands: Hands) -> None:
     beat(hands.store, "a")
     hands.store.workers.quiet("a")
     listed = figures.workers()
-    assert [(one.name, one.alive, one.told_quiet) for one in listed] == [
+    assert [(one.name, one.alive, one.quiet_requested) for one in listed] == [
         ("a", True, True), ("b", True, False), ("old", False, False),
     ]  # fmt: skip
     one = listed[1]
@@ -213,14 +211,16 @@ def test_many_open_tabs_cost_one_read(hands: Hands, clock: Clock) -> None:
 def test_what_is_kept_can_be_forgotten(hands: Hands, clock: Clock) -> None:
     assert topic("default", figures.overview()).delayed == 0
     record.using(delay=60).enqueue(1)
-    figures.forget()
+    figures.reader_of.cache_clear()
     assert topic("default", figures.overview()).delayed == 1
 
 
 def test_topic_used_for_the_first_time_is_shown_soon(hands: Hands, clock: Clock) -> None:
     figures.overview()
     get_store().topics.register("gone", 1)  # in another process, that knows it
-    message = (new_id(), "raise", "+60000", "", stored_record(0, b"[]")[STAMP.size :])
+    message = Outgoing(
+        new_id(), "raise", When.after(60_000), When(), stored_record(0, b"[]")[STAMP.size :]
+    )
     get_store().enqueue(Partition("gone", 0), {}, [message])
     clock.pass_time(1.1)
     figures.overview()
@@ -242,14 +242,14 @@ def test_the_database_is_asked_less_often(hands: Hands, clock: Clock) -> None:
 def test_a_slow_database_is_asked_even_less_often(
     hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, asked = sql_figures.read, []
+    real, asked = overview_sql.read, []
 
     def read_slowly(*args: Any) -> Any:
         asked.append(clock.now)
         clock.pass_time(2)
         return real(*args)
 
-    monkeypatch.setattr(sql_figures, "read", read_slowly)
+    monkeypatch.setattr(overview_sql, "read", read_slowly)
     for _ in range(110):
         figures.overview()
         clock.pass_time(1)
@@ -324,7 +324,7 @@ def test_database_away_from_the_start_shows_redis(hands: Hands) -> None:
     with database_away():
         shown = now()
     row = topic("default", shown)
-    assert (row.ready, row.dead_letters, row.outbox, row.late_p50_ms, bool(shown.problem)) == (
+    assert (row.backlog, row.dead_letters, row.outbox, row.late_p50_ms, bool(shown.problem)) == (
         1,
         0,
         0,
@@ -377,7 +377,7 @@ def test_instants_are_by_the_clock_of_redis(hands: Hands) -> None:
 @pytest.fixture
 def slow_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Begins a request in another thread, whose queries do not answer before the test ends."""
-    asked, answer, read = threading.Event(), threading.Event(), sql_figures.read
+    asked, answer, read = threading.Event(), threading.Event(), overview_sql.read
 
     def wait(*args: Any) -> Any:
         asked.set()
@@ -393,7 +393,7 @@ def slow_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None
     thread = threading.Thread(target=ask)
 
     def begin() -> None:
-        monkeypatch.setattr(sql_figures, "read", wait)
+        monkeypatch.setattr(overview_sql, "read", wait)
         thread.start()
         assert asked.wait(10)
 
@@ -417,7 +417,7 @@ def test_a_slow_query_holds_up_one_request_and_the_figures_of_redis_stay_new(
     )  # does not wait, and has what is kept
 
 
-def kept_topic() -> figures.TopicFigures:
+def kept_topic() -> figures.TopicOverview:
     return next(one for one in figures.overview().topics if one.topic == "default")
 
 

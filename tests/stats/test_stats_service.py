@@ -17,11 +17,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone as django_timezone
 
 from django_delayq.core.exceptions import DatabaseUnavailable, StoreUnavailable
-from django_delayq.management import sql_services
+from django_delayq.management.sql_services import sql_services
 from django_delayq.models import ArchivedMessage, TaskDay, TopicHour
 from django_delayq.stats import hourly, stats_service
 from django_delayq.stats.hourly import DAY, HOUR, hour_of
-from django_delayq.stats.stats_service import Statistician
+from django_delayq.stats.stats_service import StatsService
 from django_delayq.store import keys
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
@@ -80,8 +80,8 @@ def clock(delayq: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def service(delayq: RedisStore, clock: Clock) -> Statistician:
-    return Statistician(delayq)
+def service(delayq: RedisStore, clock: Clock) -> StatsService:
+    return StatsService(delayq)
 
 
 @pytest.fixture
@@ -120,10 +120,10 @@ def counted() -> dict[int, int]:
 
 
 def test_what_has_finished_is_counted_at_the_next_turn_and_what_follows_at_later_ones(
-    service: Statistician, clock: Clock
+    service: StatsService, clock: Clock
 ) -> None:
     finish(BEGIN)
-    assert service.run_once() == stats_service.LOOK
+    assert service.run_once() == stats_service.INTERVAL
     assert counted() == {0: 1}
     assert [(row.day.day, row.messages) for row in TaskDay.objects.all()] == [(20, 1)]
     for number in (2, 3):
@@ -133,13 +133,13 @@ def test_what_has_finished_is_counted_at_the_next_turn_and_what_follows_at_later
         assert counted() == {0: number}
 
 
-def test_nothing_is_computed_of_nothing(service: Statistician, computed: list[Any]) -> None:
+def test_nothing_is_computed_of_nothing(service: StatsService, computed: list[Any]) -> None:
     service.run_once()
     assert computed == []
     assert service.figures == {"computed": 0}
 
 
-def test_it_says_how_much_it_has_computed(service: Statistician, clock: Clock) -> None:
+def test_it_says_how_much_it_has_computed(service: StatsService, clock: Clock) -> None:
     finish(BEGIN)
     finish(BEGIN - HOUR)
     service.run_once()
@@ -147,7 +147,7 @@ def test_it_says_how_much_it_has_computed(service: Statistician, clock: Clock) -
 
 
 def test_an_hour_is_computed_until_it_has_settled_and_never_again(
-    service: Statistician, clock: Clock, computed: list[Any]
+    service: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
     finish(BEGIN)
     when = []
@@ -160,7 +160,7 @@ def test_an_hour_is_computed_until_it_has_settled_and_never_again(
 
 
 def test_what_the_archiver_brings_a_moment_after_the_hour_is_in_it(
-    service: Statistician, clock: Clock
+    service: StatsService, clock: Clock
 ) -> None:
     finish(NOON + 59 * MINUTE)
     clock.go_to(NOON + 59 * MINUTE)
@@ -173,7 +173,7 @@ def test_what_the_archiver_brings_a_moment_after_the_hour_is_in_it(
 
 
 def test_a_day_is_computed_until_it_has_settled_and_never_again(
-    service: Statistician, clock: Clock, computed: list[Any]
+    service: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
     finish(BEGIN)
     midnight = NOON + 12 * HOUR
@@ -187,7 +187,7 @@ def test_a_day_is_computed_until_it_has_settled_and_never_again(
 
 
 def test_the_present_day_is_computed_every_ten_minutes(
-    service: Statistician, clock: Clock, computed: list[Any]
+    service: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
     finish(BEGIN)
     for _ in range(25):
@@ -198,7 +198,7 @@ def test_the_present_day_is_computed_every_ten_minutes(
 
 
 def test_missing_hours_of_two_days_are_made_up_for(
-    service: Statistician, computed: list[Any]
+    service: StatsService, computed: list[Any]
 ) -> None:
     for hours in (1, 3, 47, 48, 100):
         finish(NOON - HOUR * hours)
@@ -207,7 +207,7 @@ def test_missing_hours_of_two_days_are_made_up_for(
     assert counted() == {-47: 1, -3: 1, -1: 1}
 
 
-def test_missing_days_are_made_up_for(service: Statistician, computed: list[Any]) -> None:
+def test_missing_days_are_made_up_for(service: StatsService, computed: list[Any]) -> None:
     for days in range(5):
         finish(BEGIN - DAY * days)
     service.run_once()
@@ -216,7 +216,7 @@ def test_missing_days_are_made_up_for(service: Statistician, computed: list[Any]
 
 
 def test_what_was_made_up_for_is_left_alone(
-    service: Statistician, clock: Clock, computed: list[Any]
+    service: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
     finish(BEGIN - 3 * HOUR)
     finish(BEGIN - DAY)
@@ -228,7 +228,7 @@ def test_what_was_made_up_for_is_left_alone(
 
 
 def test_a_new_process_computes_what_may_have_come_late(
-    service: Statistician, delayq: RedisStore, clock: Clock, computed: list[Any]
+    service: StatsService, delayq: RedisStore, clock: Clock, computed: list[Any]
 ) -> None:
     finish(BEGIN - 3 * HOUR)
     finish(BEGIN - DAY)
@@ -237,12 +237,12 @@ def test_a_new_process_computes_what_may_have_come_late(
     service.run_once()
     computed.clear()
     clock.pass_time(MINUTE)
-    Statistician(delayq).run_once()
+    StatsService(delayq).run_once()
     assert hours_of(computed) == [-24, -3, 0]
 
 
 def test_without_use_tz_the_same_is_computed(
-    service: Statistician,
+    service: StatsService,
     clock: Clock,
     computed: list[Any],
     settings: Any,
@@ -264,7 +264,7 @@ def test_without_use_tz_the_same_is_computed(
 
 
 @pytest.fixture
-def settled(service: Statistician, clock: Clock, computed: list[Any]) -> Statistician:
+def settled(service: StatsService, clock: Clock, computed: list[Any]) -> StatsService:
     """It has computed yesterday and this morning, which has settled."""
     for when in (BEGIN - DAY, BEGIN - 3 * HOUR, BEGIN - 2 * HOUR, BEGIN - HOUR):
         finish(when)
@@ -275,7 +275,7 @@ def settled(service: Statistician, clock: Clock, computed: list[Any]) -> Statist
 
 
 def test_rows_that_the_archiver_brings_hours_later_are_counted_once_more(
-    settled: Statistician, clock: Clock, computed: list[Any]
+    settled: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
     finish(BEGIN - 3 * HOUR, count=5)
     finish(BEGIN - DAY)
@@ -289,14 +289,14 @@ def test_rows_that_the_archiver_brings_hours_later_are_counted_once_more(
     assert computed == []
 
 
-def test_rows_of_long_ago_are_counted_too(settled: Statistician, computed: list[Any]) -> None:
+def test_rows_of_long_ago_are_counted_too(settled: StatsService, computed: list[Any]) -> None:
     finish(BEGIN - 10 * DAY)
     settled.run_once()
     assert (hours_of(computed), days_of(computed)) == ([-240], [10])
 
 
 def test_rows_that_are_committed_after_newer_ones_were_seen_are_counted(
-    settled: Statistician, clock: Clock, computed: list[Any]
+    settled: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
     """Ids are drawn before the commit."""
     finish(BEGIN - 3 * HOUR)
@@ -315,7 +315,7 @@ def test_rows_that_are_committed_after_newer_ones_were_seen_are_counted(
 
 @pytest.mark.parametrize("minutes", [6, 35, 64])
 def test_rows_of_the_hour_that_has_just_settled_are_late(
-    minutes: int, service: Statistician, clock: Clock, computed: list[Any]
+    minutes: int, service: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
     finish(BEGIN)
     clock.go_to(NOON + 65 * MINUTE)
@@ -330,7 +330,7 @@ def test_rows_of_the_hour_that_has_just_settled_are_late(
 
 
 def test_late_rows_are_not_forgotten_when_the_database_fails(
-    settled: Statistician, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    settled: StatsService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(BEGIN - 3 * HOUR)
 
@@ -347,20 +347,20 @@ def test_late_rows_are_not_forgotten_when_the_database_fails(
 
 
 def test_late_rows_that_come_while_no_process_looks_are_counted(
-    settled: Statistician, delayq: RedisStore, clock: Clock
+    settled: StatsService, delayq: RedisStore, clock: Clock
 ) -> None:
     """A deploy while the archiver catches up with an outage of the database."""
     finish(BEGIN - 3 * HOUR)
     for _ in range(3):
-        Statistician(delayq).run_once()
+        StatsService(delayq).run_once()
         clock.pass_time(MINUTE)
     assert counted()[-3] == 2
 
 
 def test_another_process_counts_late_rows_that_come_between_its_turns(
-    settled: Statistician, delayq: RedisStore, clock: Clock
+    settled: StatsService, delayq: RedisStore, clock: Clock
 ) -> None:
-    other = Statistician(delayq)
+    other = StatsService(delayq)
     other.run_once()
     clock.pass_time(MINUTE)
     settled.run_once()
@@ -377,10 +377,10 @@ def test_one_of_several_processes_computes(
     delayq: RedisStore, clock: Clock, computed: list[Any]
 ) -> None:
     finish(BEGIN)
-    services = [Statistician(delayq) for _ in range(4)]
-    assert services[0].run_once() == stats_service.LOOK
+    services = [StatsService(delayq) for _ in range(4)]
+    assert services[0].run_once() == stats_service.INTERVAL
     with CaptureQueriesContext(connection) as queries:
-        assert {service.run_once() for service in services} == {stats_service.LOOK}
+        assert {service.run_once() for service in services} == {stats_service.INTERVAL}
     assert (len(queries), len(hours_of(computed)), [one.computed for one in services]) == (
         0,
         1,
@@ -402,18 +402,24 @@ def test_a_turn_ends_before_the_next_look(delayq: RedisStore, clock: Clock) -> N
     assert not delayq.workers.acquire_lock("statistics", 54_000)
     assert delayq.workers.acquire_lock("another", 1000)
     delayq.client.command("DEL", keys.lock_key(delayq.client.prefix, "statistics"))
-    Statistician(delayq).run_once()
+    StatsService(delayq).run_once()
     left_ms = delayq.client.command("PTTL", keys.lock_key(delayq.client.prefix, "statistics"))
-    assert 50_000 < left_ms <= 54_000 < stats_service.LOOK * 1000
+    assert 50_000 < left_ms <= 54_000 < stats_service.INTERVAL * 1000
 
 
 def test_archivers_of_their_own_and_workers_have_one(hands: Hands) -> None:
     (alone,) = [
-        one for one in sql_services.alone(hands.store, "host:1:a") if isinstance(one, Statistician)
+        service
+        for service in sql_services(hands.store, "host:1:a")
+        if isinstance(service, StatsService)
     ]
-    assert not alone._tasks_run()
+    assert alone._tasks_run is None
     worker: Any = SimpleNamespace(shared=hands.shared)
-    (beside,) = [one for one in sql_services.beside(worker) if isinstance(one, Statistician)]
+    (beside,) = [
+        service
+        for service in sql_services(hands.store, "host:1:a", worker)
+        if isinstance(service, StatsService)
+    ]
     record.using(delay=0).enqueue(1)
     assert not beside._tasks_run()
     hands.claim()
@@ -423,7 +429,7 @@ def test_archivers_of_their_own_and_workers_have_one(hands: Hands) -> None:
 # How little it takes
 
 
-def taking(service: Statistician, clock: Clock, seconds: float, busy: bool = False) -> None:
+def taking(service: StatsService, clock: Clock, seconds: float, busy: bool = False) -> None:
     """Each page takes it so long; tasks run beside it, or not."""
 
     def tasks_run() -> bool:
@@ -447,24 +453,24 @@ class Rests:
 
 
 @pytest.fixture
-def rests(service: Statistician) -> Rests:
+def rests(service: StatsService) -> Rests:
     """How long it rests between pages."""
     rests = Rests()
     service.sleeper = rests  # type: ignore[assignment]
     return rests
 
 
-def test_it_computes_for_two_per_cent_of_the_time(service: Statistician, clock: Clock) -> None:
+def test_it_computes_for_two_per_cent_of_the_time(service: StatsService, clock: Clock) -> None:
     finish(BEGIN)  # a page of the hour, and one of the day
     taking(service, clock, 1.5)
     assert service.run_once() == pytest.approx(3.0 * 50)
     taking(service, clock, 0.5)
     clock.pass_time(MINUTE)
-    assert service.run_once() == stats_service.LOOK
+    assert service.run_once() == stats_service.INTERVAL
 
 
 def test_it_rests_after_each_page_beside_tasks(
-    service: Statistician, clock: Clock, rests: Rests, monkeypatch: pytest.MonkeyPatch
+    service: StatsService, clock: Clock, rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hourly, "PAGE", 2)
     finish(BEGIN, count=5)
@@ -475,7 +481,7 @@ def test_it_rests_after_each_page_beside_tasks(
 
 
 def test_it_does_not_rest_where_no_tasks_run(
-    service: Statistician, clock: Clock, rests: Rests
+    service: StatsService, clock: Clock, rests: Rests
 ) -> None:
     finish(BEGIN)
     taking(service, clock, 0.5)
@@ -484,7 +490,7 @@ def test_it_does_not_rest_where_no_tasks_run(
 
 
 def test_it_stops_within_a_page(
-    service: Statistician, clock: Clock, rests: Rests, monkeypatch: pytest.MonkeyPatch
+    service: StatsService, clock: Clock, rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hourly, "PAGE", 2)
     finish(BEGIN)
@@ -504,7 +510,7 @@ def test_it_stops_within_a_page(
 
 
 def test_it_asks_little_when_there_is_nothing_new(
-    service: Statistician, clock: Clock, computed: list[Any]
+    service: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
     for hours in range(1, 40):
         finish(BEGIN - HOUR * hours)
@@ -520,7 +526,7 @@ def test_it_asks_little_when_there_is_nothing_new(
 # What is away
 
 
-def test_it_goes_on_when_the_database_is_back(service: Statistician, clock: Clock) -> None:
+def test_it_goes_on_when_the_database_is_back(service: StatsService, clock: Clock) -> None:
     finish(BEGIN)
     with database_away(), pytest.raises(DatabaseUnavailable):
         service.run_once()
@@ -529,7 +535,7 @@ def test_it_goes_on_when_the_database_is_back(service: Statistician, clock: Cloc
     assert counted() == {0: 1}
 
 
-def test_it_goes_on_when_the_tables_are_there(service: Statistician, clock: Clock) -> None:
+def test_it_goes_on_when_the_tables_are_there(service: StatsService, clock: Clock) -> None:
     finish(BEGIN)
     with without_table(TopicHour):
         with pytest.raises(DatabaseUnavailable, match=TopicHour._meta.db_table):
@@ -541,7 +547,7 @@ def test_it_goes_on_when_the_tables_are_there(service: Statistician, clock: Cloc
 
 
 def test_a_connection_that_has_lived_long_enough_is_replaced(
-    service: Statistician, clock: Clock
+    service: StatsService, clock: Clock
 ) -> None:
     finish(BEGIN)
     old = connection.connection
@@ -551,7 +557,7 @@ def test_a_connection_that_has_lived_long_enough_is_replaced(
     assert connection.connection is not old
 
 
-def test_it_goes_on_when_redis_is_back(service: Statistician, clock: Clock) -> None:
+def test_it_goes_on_when_redis_is_back(service: StatsService, clock: Clock) -> None:
     finish(BEGIN)
     with unreachable(), pytest.raises(StoreUnavailable):
         service.run_once()

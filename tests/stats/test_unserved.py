@@ -19,20 +19,19 @@ from django_delayq import (
     resume_topic,
     topic_stats,
 )
-from django_delayq.client import client
+from django_delayq.client import changes
+from django_delayq.core.times import When
 from django_delayq.operators import lookup
 from django_delayq.outbox.existing import every_topic
 from django_delayq.outbox.listing import list_outbox
 from django_delayq.stats import unserved
-from django_delayq.stats.unserved import Unserved, UnservedWatch, unserved_topics
+from django_delayq.stats.unserved import UnservedWatch, unserved_topics
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from tests.app.tasks import close_order, record
 from tests.faults import unreachable
 from tests.hands import DAY, Hands, lose_redis, messages_in
 from tests.undeclared import declared, leave
-
-pytestmark = pytest.mark.databases
 
 JOBS = Partition("jobs", 0)
 
@@ -52,8 +51,8 @@ def beat(*topics: str, ago_ms: int = 0) -> None:
 def test_a_topic_that_no_code_declares_can_be_looked_at_and_emptied(hands: Hands) -> None:
     first, second = leave("jobs", 1, 2, key=None)
     assert (topic_stats("jobs").delayed, len(list_messages("jobs").messages)) == (2, 2)
-    client.reschedule("jobs", None, first.id, "+5000")
-    client.cancel("jobs", None, second.id)
+    changes.reschedule("jobs", None, first.id, When.after(5000))
+    changes.cancel("jobs", None, second.id)
     pause_topic("jobs", reason="why")
     resume_topic("jobs")
     assert purge_topic("jobs") == 1
@@ -116,9 +115,10 @@ def test_what_nobody_serves_is_found_with_what_waits_in_it(hands: Hands) -> None
     leave("jobs", 4, durable=True, delay=3 * DAY)
     close_order.enqueue(1)
     hands._next_millisecond()
-    assert unserved_topics(hands.store) == [
-        Unserved("jobs", waiting=3, due=1, held=0, outbox=1, declared=False),
-        Unserved("orders", waiting=1, due=1, held=0, outbox=0, declared=True),
+    assert list(map(str, unserved_topics(hands.store))) == [
+        "jobs: 3 waiting, 1 of them due, 1 in the outbox; no worker serves it and no code here "
+        "declares it",
+        "orders: 1 waiting, 1 of them due; no worker serves it",
     ]
     hands.store.claim(JOBS, 1)
     assert str(unserved_topics(hands.store, ["orders"])[0]) == (
@@ -157,9 +157,8 @@ def test_a_database_that_is_away_hides_nothing_of_redis(
         raise OperationalError("away")
 
     monkeypatch.setattr(unserved, "topics_of_outbox", away)
-    assert [(one.topic, one.waiting, one.outbox) for one in unserved_topics(hands.store)] == [
-        ("jobs", 1, 0)
-    ]
+    (found,) = unserved_topics(hands.store)
+    assert (found.topic, found.stats.delayed, found.outbox) == ("jobs", 1, 0)
 
 
 def test_one_of_all_workers_says_it_once_a_minute(
@@ -193,7 +192,7 @@ def test_check_deploy_says_it(hands: Hands) -> None:
         str(one.id): one for one in run_checks(tags=["delayq"], include_deployment_checks=True)
     }
     assert "Topic jobs: 1 waiting" in found["delayq.W021"].msg
-    assert "delayq_move jobs --to another-topic" in str(found["delayq.W021"].hint)
+    assert "delayq move jobs --to another-topic" in str(found["delayq.W021"].hint)
     assert (
         "Topic orders: 1 waiting, 0 of them due; no worker serves it." in found["delayq.W022"].msg
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 from redis import Redis
 
-from django_delayq.core.ids import new_ids, task_code
 from django_delayq.core.message import (
     DURABLE,
     EXPIRES_WITH_DUE,
@@ -22,8 +21,11 @@ from django_delayq.core.message import (
     Attempts,
     Priority,
     encode_record,
+    new_ids,
+    task_code,
 )
 from django_delayq.core.message import STAMP as STAMP_OF
+from django_delayq.core.times import When
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
@@ -72,7 +74,18 @@ def outgoing(
 ) -> Outgoing:
     """One message for `store.enqueue`. A relative expiry sets its flag, as the producer does."""
     flags = fields.pop("flags", 0) | (EXPIRES_WITH_DUE if expires.startswith("+") else 0)
-    return message_id or new_id(), mode, when, expires, record(flags=flags, **fields)
+    body = record(flags=flags, **fields)
+    return Outgoing(message_id or new_id(), mode, as_when(when), as_when(expires), body)
+
+
+def as_when(text: str) -> When:
+    """Also of a text that is none, as a client of another language may send it."""
+    try:
+        return When(text)
+    except ValueError:
+        when = str.__new__(When, text)
+        when.is_delay, when.ms, when.stamp_us = False, 0, 0
+        return when
 
 
 def accepted(

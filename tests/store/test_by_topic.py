@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.core.exceptions import MessageNotFound, MessageRunning
-from django_delayq.core.ids import new_ids
+from django_delayq.core.message import new_ids
 from django_delayq.store.keys import partition_of
 from django_delayq.store.queries import Life
 from django_delayq.store.store import RedisStore

@@ -8,8 +8,7 @@ import pytest
 from redis import Redis
 
 from django_delayq.core.exceptions import StoreError, StoreFull
-from django_delayq.core.ids import new_ids
-from django_delayq.core.message import Priority, Record
+from django_delayq.core.message import Priority, Record, new_ids
 from django_delayq.store import keys
 from django_delayq.store.client import BATCH
 from django_delayq.store.store import RedisStore

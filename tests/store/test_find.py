@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.core.message import Priority, State
+from django_delayq.core.times import When
 from django_delayq.store.client import BATCH
-from django_delayq.store.store import RedisStore
+from django_delayq.store.store import Outgoing, RedisStore
 from tests.store.factories import (
     DETAIL,
     LATER,
@@ -79,7 +80,7 @@ def test_a_damaged_record_is_found_as_it_is(store: RedisStore) -> None:
 
 def test_the_instant_of_enqueue_is_to_the_microsecond(store: RedisStore) -> None:
     now_us, _ = store.enqueue(
-        PARTITION, {}, [(message_id := new_id(), "raise", "5", "", b"x" * 20)]
+        PARTITION, {}, [Outgoing(message_id := new_id(), "raise", When("5"), When(), b"x" * 20)]
     )
     (found,) = store.queries.find(PARTITION, [message_id])
     assert int.from_bytes(found.record[:8], "big") == now_us

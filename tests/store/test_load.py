@@ -7,12 +7,12 @@ import pickle
 import pytest
 
 from django_delayq.core.exceptions import FenceChanged, StoreError, StoreFull
-from django_delayq.core.ids import new_ids
-from django_delayq.core.message import Priority
+from django_delayq.core.message import Priority, new_ids
+from django_delayq.core.times import When
 from django_delayq.store import bulk_load, keys
 from django_delayq.store.bulk_load import FENCE_LIFE, BulkLoad, Loadable, LoadProgress
 from django_delayq.store.client import BATCH
-from django_delayq.store.store import RedisStore
+from django_delayq.store.store import Outgoing, RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -221,7 +221,13 @@ def test_what_is_live_in_another_partition_is_only_counted(store: RedisStore) ->
 def test_only_a_load_that_record_conflicts_knows_what_it_has_kept(store: RedisStore) -> None:
     ids = ids_of(1200)
     for at in range(0, len(ids), BATCH):
-        send(store, *((i, "raise", FAR, "", record(b"[0]")) for i in ids[at : at + BATCH]))
+        send(
+            store,
+            *(
+                Outgoing(i, "raise", When(FAR), When(), record(b"[0]"))
+                for i in ids[at : at + BATCH]
+            ),
+        )
         load(store, *ids[at : at + BATCH], as_load=NOTING)
     assert set(store.bulk_load.conflicts(PARTITION, "night")) == set(ids)
     load(store, *ids[:3], as_load=BulkLoad("another", "x"))

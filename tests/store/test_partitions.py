@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq.core.conf import Settings, TopicSettings
-from django_delayq.core.ids import new_ids
+from django_delayq.core.message import new_ids
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition, partition_of
 from django_delayq.store.store import RedisStore

@@ -8,11 +8,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from django_delayq import topic_stats
+from django_delayq.client.handle import Handle
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
-from django_delayq.tasks.task import Handle
 
 LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from django_delayq import pause_topic, purge_topic, resume_topic, topic_stats
+from django_delayq.client.handle import Handle
 from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
-from django_delayq.tasks.task import Handle
 from django_delayq.worker import dispatcher as module
 from django_delayq.worker.dispatcher import Dispatcher
 from django_delayq.worker.shared import Shared
@@ -481,11 +481,11 @@ def test_purged_topic_is_quiet(dispatcher: Dispatcher, pool: Takes) -> None:
     handle = record.using(delay=0.3).enqueue(1)
     settle_down(dispatcher)
     purge_topic("default")
-    dispatcher.agenda.look(DEFAULT, 0)
+    dispatcher.agenda.expect(DEFAULT, 0)
     settle_down(dispatcher)
     assert handle.get() is None
     assert pool.fed == []
-    assert dispatcher.agenda.turns[DEFAULT].due_ms is None
+    assert dispatcher.agenda.visits[DEFAULT].due_ms is None
 
 
 def test_unknown_task_goes_to_the_threads(
@@ -560,7 +560,9 @@ def test_later_end_of_a_second_pause_counts(
     pause_topic("default", until=later)
     dispatcher._sweep_at = 0
     settle_down(dispatcher)
-    assert dispatcher.agenda.turns[DEFAULT].due_ms == -(-int(later.timestamp() * 1_000_000) // 1000)
+    assert dispatcher.agenda.visits[DEFAULT].due_ms == -(
+        -int(later.timestamp() * 1_000_000) // 1000
+    )
 
 
 # Told to claim nothing

@@ -11,9 +11,9 @@ from django.db import transaction
 
 from django_delayq import delayed_task
 from django_delayq.archive import exactly_once
+from django_delayq.client.task import DelayedTask
 from django_delayq.models import ArchivedMessage
 from django_delayq.store.lease import Lease
-from django_delayq.tasks.task import DelayedTask
 from django_delayq.worker.executor import NO_DATABASE_DELAY, Executor
 from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.shared import Shared

@@ -22,10 +22,10 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection, connections
 
 from django_delayq import constant, current_message, delayed_task
+from django_delayq.client.handle import Handle
 from django_delayq.core import signals
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.store import RedisStore
-from django_delayq.tasks.task import Handle
 from django_delayq.worker import quarantine
 from django_delayq.worker.agenda import Agenda
 from django_delayq.worker.outcome import Result
@@ -438,7 +438,7 @@ def test_memory_stays_flat_over_very_many_claims_while_something_is_due_tomorrow
 
     def claims(count: int) -> int:
         for now in range(count):
-            agenda.look(one, now)  # a hint
+            agenda.expect(one, now)  # a hint
             for turn in agenda.due(now):
                 agenda.charge(turn.partition.topic, 1)
                 agenda.plan(turn, tomorrow)

@@ -106,7 +106,7 @@ def test_hint_makes_it_look_at_once(
     for quiet in (True, False, True):
         listening.run_once()
         (delayq.workers.quiet if quiet else delayq.workers.unquiet)("host:1:test")
-        listening.look()
+        listening.check_quiet()
         listening.sleeper.wait(3600)  # does not sleep
         listening.run_once()
         assert told[-1] is quiet
@@ -118,7 +118,7 @@ def test_hint_during_a_beat_is_not_lost(
     def hear() -> dict[str, Any]:
         if len(told) == 1:
             delayq.workers.quiet("host:1:test")
-            heartbeat.look()
+            heartbeat.check_quiet()
         return {}
 
     heartbeat = Heartbeat(shared, hear, told.append)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from django_delayq import State, topic_stats
+from django_delayq.client.task import DelayedTask
 from django_delayq.core import signals
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import OutcomeUnknown, StoreError, StoreUnavailable
@@ -19,7 +20,6 @@ from django_delayq.core.signals import Event
 from django_delayq.store.connection import connect
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
-from django_delayq.tasks.task import DelayedTask
 from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.settler import Settler
 from django_delayq.worker.shared import Shared
@@ -439,7 +439,9 @@ def test_results_are_given_up_when_the_lease_has_ended(
     lease = claim(noop)
     settler.put(outcome(lease))
     for error in (StoreUnavailable("away"), OutcomeUnknown("away")):
-        settler._settle = lambda partition, outcomes, error=error: settler._keep(outcomes, error)  # type: ignore
+        settler._settle_chunk = lambda call, partition, chunk, error=error: settler._keep(
+            chunk, error
+        )  # type: ignore
         settler.run_once()
         assert (shared.held, settled) == ({lease}, [])
     pass_time(lease, 61)

@@ -3,22 +3,22 @@ address."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from django import forms
 from django.http import QueryDict
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage
+from ...core.present import word
 from ...models import Final
 from ...tasks import registry
-from ...templatetags.delayq import word
+from .message_forms import InstantField
 
 #: What `period` may say.
 PERIODS = {
@@ -37,39 +37,6 @@ _PERIOD_WORDS = (
 )
 
 
-class _Instant(forms.CharField):
-    """ISO 8601; without a zone it is in the project's. Its value is an aware datetime or None."""
-
-    widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
-
-    def clean(self, value: Any) -> Any:
-        """Raises ValidationError."""
-        text = str(super().clean(value)).strip()
-        if not text:
-            return None
-        try:
-            when = parse_datetime(text)
-            if when is None:
-                raise ValueError
-            aware = timezone.make_aware(when) if timezone.is_naive(when) else when
-            aware.astimezone(
-                timezone.get_default_timezone()
-            )  # the year 1 cannot be told in every zone
-            return aware
-        except (ValueError, OverflowError):
-            raise forms.ValidationError(
-                _("Write a date and a time, such as 2026-11-20 09:00.")
-            ) from None
-
-    def prepare_value(self, value: Any) -> Any:
-        """As the browser's own field wants it: in the project's zone, to the second."""
-        try:
-            when = self.clean(value or "")
-        except forms.ValidationError:
-            return value
-        return when and timezone.localtime(when).strftime("%Y-%m-%dT%H:%M:%S")
-
-
 class ArchiveForm(forms.Form):
     """Of the address's parameters. After is_valid() `selection` is what they mean."""
 
@@ -84,8 +51,8 @@ class ArchiveForm(forms.Form):
     period = forms.ChoiceField(
         label=gettext_lazy("Finished"), required=False, choices=_PERIOD_WORDS
     )
-    since = _Instant(label=gettext_lazy("From"), required=False, max_length=40)
-    until = _Instant(label=gettext_lazy("To"), required=False, max_length=40)
+    since = InstantField(label=gettext_lazy("From"), required=False)
+    until = InstantField(label=gettext_lazy("To"), required=False)
     q = forms.CharField(label=gettext_lazy("Search"), required=False, max_length=500)
 
     selection: Selection
@@ -134,13 +101,13 @@ class ArchiveForm(forms.Form):
             for name in ("state", "open", "topic", "task", "error", "since", "until")
         }
         if any("\0" in str(value) for value in plain.values()):
-            raise InvalidMessage(_("The character 0 is in no name."))
+            raise InvalidMessage(_("A name cannot contain the character 0."))
         if given["period"] and not (given["since"] or given["until"]):
             plain["since"] = timezone.now() - PERIODS[given["period"]]
-        return {**plain, **sought(given["q"].strip()), "ids": _ids(self.query)}
+        return {**plain, **search_parts(given["q"].strip()), "ids": _ids(self.query)}
 
 
-def sought(text: str) -> dict[str, str]:
+def search_parts(text: str) -> dict[str, str]:
     """What the search box means, as parts of a Selection. Raises InvalidMessage that says what it
     takes."""
     if not text:
@@ -156,9 +123,9 @@ def sought(text: str) -> dict[str, str]:
     except ValueError:
         raise InvalidMessage(
             _(
-                "%(text)s is nothing to search for. Write a message id (32 hexadecimal digits), "
-                "key:order:1042 for a "
-                "key, or args.order_id:1042 for an argument inside a period."
+                "%(text)s cannot be searched for. Write a message id (32 hexadecimal "
+                "digits), key:order:1042 for a key, or args.order_id:1042 for an argument"
+                " inside a period."
             )
             % {"text": ascii(text[:80])}
         ) from None
@@ -180,31 +147,26 @@ def selection_from(query: QueryDict) -> Selection:
 
 def query_of(selection: Selection) -> str:
     """The address's parameters that mean this selection."""
+    name = selection.argument
+    if name:
+        q = f"{name if name.startswith('args.') else f'args.{name}'}:{selection.value}"
+    else:
+        q = f"key:{selection.key}" if selection.key else selection.message_id
+    zone = timezone.get_default_timezone()
+    values = {
+        "state": selection.state,
+        "topic": selection.topic,
+        "task": selection.task,
+        "error": selection.error,
+        "open": "on" if selection.open else "",
+        "since": selection.since and selection.since.astimezone(zone).isoformat(),
+        "until": selection.until and selection.until.astimezone(zone).isoformat(),
+        "ids": ",".join(map(str, selection.ids)),
+        "q": q,
+    }
     query = QueryDict(mutable=True)
-    for name in ("state", "topic", "task", "error"):
-        if value := getattr(selection, name):
-            query[name] = value
-    if selection.open:
-        query["open"] = "on"
-    for name in ("since", "until"):
-        if when := getattr(selection, name):
-            query[name] = _iso(when)
-    if selection.ids:
-        query["ids"] = ",".join(map(str, selection.ids))
-    if q := _searched(selection):
-        query["q"] = q
+    query.update({name: value for name, value in values.items() if value})
     return query.urlencode(safe=",:")
-
-
-def _searched(selection: Selection) -> str:
-    if selection.argument:
-        name = selection.argument
-        return f"{name if name.startswith('args.') else f'args.{name}'}:{selection.value}"
-    return f"key:{selection.key}" if selection.key else selection.message_id
-
-
-def _iso(when: datetime) -> str:
-    return when.astimezone(timezone.get_default_timezone()).isoformat()
 
 
 def _ids(query: QueryDict) -> tuple[int, ...]:
@@ -215,7 +177,7 @@ def _ids(query: QueryDict) -> tuple[int, ...]:
     try:
         ids = tuple(dict.fromkeys(int(part) for part in text))
     except ValueError:
-        raise InvalidMessage(_("ids are numbers of rows, with commas between them.")) from None
+        ids = (0,)
     if any(not 0 < pk < 2**63 for pk in ids):
-        raise InvalidMessage(_("ids are numbers of rows, with commas between them."))
+        raise InvalidMessage(_("ids must be row numbers, separated by commas."))
     return ids

@@ -1,4 +1,4 @@
-"""The form that orders a bulk operation."""
+"""The form that starts a bulk operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 
 from ...archive.selection import Selection
 from ...models import BulkKind
-from ...operators.bulk_check import About, about
+from ...operators.bulk import BulkPreview, preview
 from .archive_form import query_of, selection_from
 
 
@@ -37,7 +37,7 @@ class BulkForm(forms.Form):
         required=False,
         max_value=999_999_999,
         help_text=gettext_lazy(
-            "Spreads their due times, so that what they call is not flooded. Empty: no limit."
+            "Spreads the due times, so that the called systems are not flooded. Empty: no limit."
         ),
     )
     reason = forms.CharField(
@@ -45,16 +45,14 @@ class BulkForm(forms.Form):
         required=False,
         max_length=1000,
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text=gettext_lazy(
-            "Required, for those who look at it later. Only a dry run needs none."
-        ),
+        help_text=gettext_lazy("Required, except for a dry run. Others read it later."),
     )
     word = forms.CharField(
         required=False, max_length=100, widget=forms.TextInput(attrs={"autocomplete": "off"})
     )
 
     def __init__(self, kind: str, selection: Selection, data: QueryDict | None = None) -> None:
-        """Raises what about() raises."""
+        """Raises the errors of preview()."""
         self.kind_asked, self.selection = kind, selection
         initial = {"kind": kind, "query": query_of(selection), "token": uuid4().hex}
         super().__init__(data, initial=initial, label_suffix="")
@@ -68,16 +66,16 @@ class BulkForm(forms.Form):
         self.dry_run = bool(data and data.get("dry_run"))
 
     @cached_property
-    def about(self) -> About:
-        """What it is about, as of now."""
-        return about(self.kind_asked, self.selection)
+    def about(self) -> BulkPreview:
+        """A preview of the messages, as of now."""
+        return preview(self.kind_asked, self.selection)
 
     def clean_rate(self) -> float | None:
-        """More than nothing, or none."""
+        """Above 0, or None."""
         rate: float | None = self.cleaned_data["rate"]
         if rate is not None and not 0 < rate < math.inf:
             raise forms.ValidationError(
-                _("More than 0 messages per second, or nothing for no limit.")
+                _("Write a number above 0, or leave it empty for no limit.")
             )
         return rate
 
@@ -87,13 +85,12 @@ class BulkForm(forms.Form):
         if self.dry_run:
             return given
         if not given.get("reason"):
-            self.add_error(
-                "reason", _("Say why: a reason is required, for those who look at it later.")
-            )
+            self.add_error("reason", _("Write a reason for those who look at it later."))
         if self.about.word and given.get("word") != self.about.word:
             self.add_error(
                 "word",
-                _("Type “%(word)s” here: it is about many messages.") % {"word": self.about.word},
+                _("Type “%(word)s” here to confirm: the operation changes many messages.")
+                % {"word": self.about.word},
             )
         return given
 
@@ -111,7 +108,7 @@ class BulkForm(forms.Form):
         return options
 
 
-def asked(query: QueryDict) -> tuple[str, Selection]:
+def order_of(query: QueryDict) -> tuple[str, Selection]:
     """Kind and selection of an address. Raises InvalidMessage."""
     filters = query.copy()
     for name in ("kind", "csrfmiddlewaretoken"):

@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
+from django.forms.utils import from_current_timezone
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -15,11 +17,11 @@ from django.utils.translation import gettext_lazy
 from ...core.conf import get_settings
 from ...core.exceptions import InvalidMessage
 from ...core.message import Body, encode_body
-from ...core.times import MAX_DELAY_MS, duration_ms
+from ...core.times import MAX_DELAY_MS, aware, duration_ms, local
 from ...tasks import registry
 from ...tasks.arguments import Arguments, Layout, Parameter, WrongArgument, layout, write_json
 
-#: A parameter that gets its default.
+#: The value of a parameter that gets its default.
 NOT_GIVEN = object()
 
 _PREFIX = "argument_"
@@ -27,7 +29,7 @@ _SHAPE = "argument-shape"
 
 
 class ArgumentField(forms.CharField):
-    """One parameter. Its value is what the text means, or NOT_GIVEN."""
+    """One parameter. Its value is the parsed text, or NOT_GIVEN."""
 
     def __init__(self, parameter: Parameter, text: str) -> None:
         rows = min(20, max(1, text.count("\n") + 1, len(text) // 80))
@@ -48,15 +50,23 @@ class ArgumentField(forms.CharField):
     def clean(self, value: Any) -> Any:
         """Raises ValidationError."""
         text = super().clean(value)
-        one = self.parameter
+        parameter = self.parameter
         if not text.strip():
-            if one.required:
-                raise forms.ValidationError(_empty(one))
+            if parameter.required:
+                raise forms.ValidationError(
+                    _('Write a value; for an empty text "".')
+                    if parameter.is_text
+                    else _("Write a value.")
+                )
             return NOT_GIVEN
         try:
-            read = one.read(text)
+            read = parameter.read(text)
             content = (
-                Body(read) if one.is_array else Body(kwargs=read) if one.is_object else Body([read])
+                Body(read)
+                if parameter.is_array
+                else Body(kwargs=read)
+                if parameter.is_object
+                else Body([read])
             )
             encode_body(content, get_settings().body_limit)
         except InvalidMessage as error:
@@ -65,8 +75,8 @@ class ArgumentField(forms.CharField):
 
 
 class ArgumentsForm(forms.Form):
-    """What a task is called with: one field per parameter. Two raw ones when the task is unknown or
-    refuses `initial`.
+    """The arguments of a task: one field per parameter. Two raw fields when the task is unknown or
+    its signature refuses `given`.
 
     Positional arguments of `given` stay positional. Use arguments() after is_valid().
     """
@@ -77,11 +87,13 @@ class ArgumentsForm(forms.Form):
         super().__init__(data)
         self.task = task
         self.layout: Layout = layout(task, given)
-        for one in self.layout.parameters:
-            value = self.layout.given.get(one.name, NOT_GIVEN)
-            nothing = value is NOT_GIVEN or ((one.is_array or one.is_object) and not value)
-            self.fields[_PREFIX + one.name] = ArgumentField(
-                one, "" if nothing else one.write(value)
+        for parameter in self.layout.parameters:
+            value = self.layout.given.get(parameter.name, NOT_GIVEN)
+            nothing = value is NOT_GIVEN or (
+                (parameter.is_array or parameter.is_object) and not value
+            )
+            self.fields[_PREFIX + parameter.name] = ArgumentField(
+                parameter, "" if nothing else parameter.write(value)
             )
         self.fields[_SHAPE] = forms.CharField(
             widget=forms.HiddenInput, required=False, initial=self._shape
@@ -89,7 +101,7 @@ class ArgumentsForm(forms.Form):
 
     @property
     def is_raw(self) -> bool:
-        """Whether it is the two fields that fit everything."""
+        """Whether it has the two raw fields."""
         return self.layout.is_raw
 
     @property
@@ -98,21 +110,24 @@ class ArgumentsForm(forms.Form):
         return self.task in registry.by_name
 
     def arguments(self) -> Arguments:
-        """What is_valid() has accepted."""
+        """The arguments, after is_valid()."""
         accepted: Arguments = self.cleaned_data["arguments"]
         return accepted
 
     def clean(self) -> dict[str, Any]:
-        """The whole call: fits the signature and the limit of a body."""
+        """Check all arguments together: the signature of the task and the size limit of a body."""
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get(_SHAPE) != self._shape:
             self.add_error(
                 None,
-                _("The task or its arguments have changed since this page was opened. Look again."),
+                _(
+                    "The task or its arguments have changed since this page was opened. Check"
+                    " them and send the form again."
+                ),
             )
         if self.errors:
             return cleaned
-        names = [one.name for one in self.layout.parameters]
+        names = [parameter.name for parameter in self.layout.parameters]
         values = {
             name: cleaned[_PREFIX + name]
             for name in names
@@ -131,32 +146,31 @@ class ArgumentsForm(forms.Form):
 
     @cached_property
     def _shape(self) -> str:
-        """Names the fields and what they showed: a form of before a deploy or of before another
-        edit is refused."""
-        shown = [(one.name, str(one.kind), one.is_text) for one in self.layout.parameters]
+        """A hash of the fields and their first values. It refuses a form from before a deploy or
+        another edit."""
+        shown = [
+            (parameter.name, str(parameter.kind), parameter.is_text)
+            for parameter in self.layout.parameters
+        ]
         content = write_json([shown, self.layout.by_position, self.layout.given])
         return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
 
-def _help(one: Parameter) -> str:
-    """What to write, in one line."""
-    if one.is_array:
+def _help(parameter: Parameter) -> str:
+    """The help of a field, in one line."""
+    if parameter.is_array:
         return _('Further positional arguments as a JSON array, such as [1, "two"].')
-    if one.is_object:
+    if parameter.is_object:
         return _('Further named arguments as a JSON object, such as {"name": 1}.')
     kind = (
-        _("Text as it is; in double quotes it is read as JSON.")
-        if one.is_text
-        else _("JSON; text in double quotes.")
+        _("Plain text. Text in double quotes is read as JSON.")
+        if parameter.is_text
+        else _("JSON. Write text in double quotes.")
     )
-    words = [f"{one.annotation}.", kind] if one.annotation else [kind]
-    if one.default is not None:
-        words.append(_("Left empty: %(default)s.") % {"default": one.default})
+    words = [f"{parameter.annotation}.", kind] if parameter.annotation else [kind]
+    if parameter.default is not None:
+        words.append(_("If empty: %(default)s.") % {"default": parameter.default})
     return " ".join(words)
-
-
-def _empty(one: Parameter) -> str:
-    return _('Write a value; for an empty text "".') if one.is_text else _("Write a value.")
 
 
 # Times
@@ -169,29 +183,50 @@ _UNITS = (
 )
 
 
-class InstantField(forms.DateTimeField):
-    """An instant of the future, in the project's time zone unless it names another. Its value is
-    aware."""
+class InstantField(forms.CharField):
+    """An instant in ISO 8601, in the project's time zone unless it names another. Its value is an
+    aware datetime, or None. `future`: it has to lie ahead."""
 
-    def __init__(self, **options: Any) -> None:
-        widget = forms.DateTimeInput(
-            attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"
-        )
-        super().__init__(widget=widget, **options)
+    widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
+
+    def __init__(self, *, future: bool = False, **options: Any) -> None:
+        super().__init__(max_length=40, **options)
+        self.future = future
 
     def clean(self, value: Any) -> datetime | None:
         """Raises ValidationError."""
-        when: datetime | None = super().clean(value)
-        if when is None:
-            return None
-        if timezone.is_naive(when):  # USE_TZ is off
-            when = timezone.make_aware(when, timezone.get_default_timezone())
-        now = datetime.now(tz=timezone.get_default_timezone())
-        if when <= now:
-            raise forms.ValidationError(_("That has passed already."))
-        if when > now + timedelta(milliseconds=MAX_DELAY_MS):
-            raise forms.ValidationError(_("That is more than ten years ahead."))
+        text = str(super().clean(value)).strip()
+        try:
+            when = parse_datetime(text) if text else None
+            if when is None:
+                if text:
+                    raise ValueError
+                return None
+            if self.future:
+                return self._ahead(from_current_timezone(when))
+            when = timezone.make_aware(when) if timezone.is_naive(when) else when
+            when.astimezone(timezone.get_default_timezone())  # no zone has all of the year 1
+        except (ValueError, OverflowError):
+            raise forms.ValidationError(
+                _("Write a date and a time, such as 2026-11-20 09:00.")
+            ) from None
         return when
+
+    def _ahead(self, when: datetime) -> datetime:
+        when, now = aware(when), datetime.now(tz=timezone.get_default_timezone())
+        if when <= now:
+            raise forms.ValidationError(_("This time is in the past."))
+        if when > now + timedelta(milliseconds=MAX_DELAY_MS):
+            raise forms.ValidationError(_("This time is more than ten years ahead."))
+        return when
+
+    def prepare_value(self, value: Any) -> Any:
+        """As the browser's own field wants it: in the project's zone, to the second."""
+        try:
+            when = parse_datetime(value) if isinstance(value, str) else value
+            return f"{local(aware(when)):%Y-%m-%dT%H:%M:%S}" if when else value
+        except (ValueError, OverflowError):
+            return value
 
 
 class DurationField(forms.MultiValueField):
@@ -245,8 +280,8 @@ class _DurationInput(forms.MultiWidget):
 class WhenForm(forms.Form):
     """A delay or an instant: exactly one. Use seconds or due_at after is_valid()."""
 
-    delay = DurationField(label=gettext_lazy("In, from now"))
-    at = InstantField(label=gettext_lazy("Or at"), required=False)
+    delay = DurationField(label=gettext_lazy("Delay from now"))
+    at = InstantField(label=gettext_lazy("Or due at"), required=False, future=True)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -256,7 +291,7 @@ class WhenForm(forms.Form):
         """Exactly one of the two."""
         cleaned = super().clean() or self.cleaned_data
         if not self.errors and (cleaned.get("delay") is None) == (cleaned.get("at") is None):
-            self.add_error("delay", _("Give one of the two: how long from now, or at what time."))
+            self.add_error("delay", _("Fill in one of the two: a delay or a time."))
         return cleaned
 
 
@@ -275,14 +310,15 @@ class PauseForm(forms.Form):
         ),
         required=False,
     )
-    at = InstantField(label=gettext_lazy("Time"), required=False)
+    at = InstantField(label=gettext_lazy("Time"), required=False, future=True)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.fields["at"].help_text = clock_in_words()
 
     def clean(self) -> dict[str, Any]:
-        """A time that is written counts without being chosen, but not beside another choice."""
+        """A written time counts without the choice “the time below”, but not beside another
+        choice."""
         cleaned = super().clean() or self.cleaned_data
         hold, at = cleaned.get("hold"), cleaned.get("at")
         if not self.errors and hold == "at" and at is None:
@@ -307,9 +343,9 @@ class CancelForm(forms.Form):
 
 
 def clock_in_words() -> str:
-    """In which time zone people write, and how late it is there."""
+    """The time zone of the form, and the time there."""
     zone = timezone.get_current_timezone()
-    return _("Time zone %(zone)s, where it is now %(now)s.") % {
+    return _("Time zone %(zone)s. The time there is now %(now)s.") % {
         "zone": str(zone),
         "now": datetime.now(tz=zone).strftime("%Y-%m-%d %H:%M:%S"),
     }

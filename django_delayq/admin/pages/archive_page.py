@@ -1,4 +1,4 @@
-"""The archive: a list with filters, one row, and what can be done to a dead letter."""
+"""The archive: a list with filters, a row, and the actions on a dead letter."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from ...tasks import registry
 from .. import csv_export
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
+from ..runs import shown_runs
 from ..site import action, back, page, show, url
-from .runs_page import shown_runs
 
 #: Only with view_payload.
 _PAYLOAD = ("body", "headers", "traceback")
+#: Fields of a row that are not among its facts.
+_HIDDEN = {*_PAYLOAD, "history", "error_message"}
 #: Other rows of the same id that a row's page names.
 _LIVES = 20
 
@@ -34,7 +36,7 @@ _LIVES = 20
 
 @page("archive/", "archive")
 def archive(request: HttpRequest) -> HttpResponse:
-    """One page of it."""
+    """One page of the archive."""
     form, found = ArchiveForm(request.GET), None
     before, after = request.GET.get("before"), request.GET.get("after")
     if _is_permitted(request, form):
@@ -48,15 +50,16 @@ def archive(request: HttpRequest) -> HttpResponse:
         context |= {
             "links": _links(request, found),
             **_matching(form),
-            "can_select": _can_select(request),
+            "can_select": _may(request, "bulk_operate")
+            and (_may(request, "replay_message") or _may(request, "discard_message")),
         }
-        context |= {"sought_newer": bool(after and not before), "here": request.GET.urlencode()}
+        context |= {"went_newer": bool(after and not before), "here": request.GET.urlencode()}
     return show(request, "archive.html", _("Archive"), **context)
 
 
 @page("archive/csv/", "archive_csv")
 def archive_csv(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
-    """All that the filters leave."""
+    """All rows that match the filters."""
     form = ArchiveForm(request.GET)
     if _is_permitted(request, form):
         return csv_export.response(request, form.selection, _may_see(request))
@@ -64,7 +67,7 @@ def archive_csv(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
 
 
 def _is_permitted(request: HttpRequest, form: ArchiveForm) -> bool:
-    """Whether the filters are understood, and tell the user nothing that he may not know."""
+    """Whether the filters are valid, and this user may use them."""
     if not form.is_valid():
         return False
     if form.selection.argument and not _may_see(request):
@@ -72,17 +75,8 @@ def _is_permitted(request: HttpRequest, form: ArchiveForm) -> bool:
             "q", _("To search for an argument you need the permission to see arguments.")
         )
     elif form.selection.argument and not (form.selection.since or form.selection.until):
-        form.add_error("q", _("An argument can only be searched for inside a period: choose one."))
+        form.add_error("q", _("A search for an argument needs a period. Choose one."))
     return not form.errors
-
-
-def _can_select(request: HttpRequest) -> bool:
-    may = [
-        name
-        for name in ("replay_message", "discard_message")
-        if request.user.has_perm(f"django_delayq.{name}")
-    ]
-    return bool(may) and bool(request.user.has_perm("django_delayq.bulk_operate"))
 
 
 def _links(request: HttpRequest, found: ArchivePage) -> dict[str, str]:
@@ -102,8 +96,8 @@ def _links(request: HttpRequest, found: ArchivePage) -> dict[str, str]:
 
 
 def _matching(form: ArchiveForm) -> dict[str, Any]:
-    """What is to be done to all that match, not only to this page; an argument cannot select for
-    that."""
+    """The selection of all rows that match, for bulk operations. A search for an argument cannot be
+    one."""
     selection = form.selection
     matching: dict[str, Any] = {
         "query": query_of(selection),
@@ -119,7 +113,7 @@ def _matching(form: ArchiveForm) -> dict[str, Any]:
 
 @page("archive/<int:pk>/", "archived")
 def archived(request: HttpRequest, pk: int) -> HttpResponse:
-    """All that is known of it."""
+    """All facts about a row."""
     row = _row(request, pk)
     return _page(request, row, _edit_form(request, row) if request.GET.get("edit") else None)
 
@@ -151,7 +145,7 @@ def archived_replay(request: HttpRequest, pk: int) -> HttpResponse:
 
 @action("archive/<int:pk>/discard/", "archived_discard", "discard_message")
 def archived_discard(request: HttpRequest, pk: int) -> HttpResponse:
-    """It needs no replay."""
+    """Discard it: it needs no replay."""
     operations.discard_one(request.user, pk, reason=request.POST.get("reason", ""))
     messages.success(request, _("The dead letter is discarded: it needs no replay."))
     return back(request, "archived", pk=pk)
@@ -162,19 +156,25 @@ def _row(request: HttpRequest, pk: int) -> ArchivedMessage:
     row = (rows if _may_see(request) else rows.defer(*_PAYLOAD)).first()
     if row is None:
         raise Http404(
-            _("The archive has no row %(pk)s: it was pruned, or never there.") % {"pk": pk}
+            _("The archive has no row %(pk)s. It was pruned, or it never existed.") % {"pk": pk}
         )
     return row
 
 
 def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None) -> HttpResponse:
     lives = ArchivedMessage.objects.filter(message_id=row.message_id).exclude(pk=row.pk)
+    task = registry.by_name.get(row.task)
     context: dict[str, Any] = {
-        "facts": _facts(row),
+        "facts": {
+            field.attname: getattr(row, field.attname)
+            for field in row._meta.concrete_fields
+            if field.name not in _HIDDEN
+        },
         "now": timezone.now(),
         "form": form,
-        "is_declared": row.task in registry.by_name,
-        "max_attempts": _max_attempts(row),
+        "is_declared": task is not None,
+        # The message's own, else the task's. Not the task itself: a template would call it.
+        "max_attempts": row.max_attempts or (task.max_attempts if task else None),
         "is_open": row.state == Final.DEAD and not row.replayed_at and not row.discarded_at,
         "runs": shown_runs(_runs(row), _may_see(request)),
         "lives": lives.only("pk", "state", "finished_at").order_by("-enqueued_at")[:_LIVES],
@@ -188,23 +188,6 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
     )
 
 
-def _max_attempts(row: ArchivedMessage) -> int | None:
-    """The message's own, else what its task says today. Templates get no task: they would call
-    it."""
-    task = registry.by_name.get(row.task)
-    return row.max_attempts or (task.max_attempts if task else None)
-
-
-def _facts(row: ArchivedMessage) -> dict[str, Any]:
-    """What everybody may see."""
-    hidden = {*_PAYLOAD, "history", "error_message"}
-    return {
-        field.attname: getattr(row, field.attname)
-        for field in row._meta.concrete_fields
-        if field.name not in hidden
-    }
-
-
 def _runs(row: ArchivedMessage) -> list[dict[str, Any]]:
     try:
         return row.runs
@@ -213,7 +196,7 @@ def _runs(row: ArchivedMessage) -> list[dict[str, Any]]:
 
 
 def _content(row: ArchivedMessage) -> dict[str, Any]:
-    """The body: args and kwargs, or what stands in their place."""
+    """The body: args and kwargs, or the text that replaces them."""
     try:
         content = json.loads(row.body)
     except ValueError:
@@ -227,17 +210,16 @@ def _given(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]] | None:
 
 
 def _edit_form(request: HttpRequest, row: ArchivedMessage) -> ArgumentsForm | None:
-    may = all(
-        request.user.has_perm(f"django_delayq.{name}")
-        for name in ("replay_message", "edit_message")
-    )
     is_open = row.state == Final.DEAD and not row.replayed_at
-    return (
-        ArgumentsForm(row.task, _given(_content(row)))
-        if may and is_open and _may_see(request)
-        else None
-    )
+    may_edit = _may(request, "replay_message") and _may(request, "edit_message")
+    if is_open and may_edit and _may_see(request):
+        return ArgumentsForm(row.task, _given(_content(row)))
+    return None
 
 
 def _may_see(request: HttpRequest) -> bool:
-    return bool(request.user.has_perm("django_delayq.view_payload"))
+    return _may(request, "view_payload")
+
+
+def _may(request: HttpRequest, codename: str) -> bool:
+    return bool(request.user.has_perm(f"django_delayq.{codename}"))

@@ -1,4 +1,4 @@
-"""Bulk operations: to order one, to follow it, to cancel it."""
+"""Bulk operations: the list, the form that starts an operation, its progress, cancelling."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from django.utils.translation import gettext as _
 
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage, NotPermitted, StoreError
+from ...core.present import word
 from ...models import BulkKind, BulkOperation, BulkStatus
 from ...operators import bulk as service
-from ...operators.bulk_check import check
-from ...operators.bulk_progress import progress
 from ...operators.operations import require
 from ...stats import overview
-from ...templatetags.delayq import word
 from ..forms.archive_form import query_of
-from ..forms.bulk_form import BulkForm, asked
+from ..forms.bulk_form import BulkForm, order_of
 from ..keyset import newest_first
 from ..site import action, back, page, show, url
 
@@ -29,7 +27,7 @@ from ..site import action, back, page, show, url
 def bulk_list(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
     rows, links = newest_first(request, BulkOperation.objects.all())
-    lines = [(one, progress(one)) for one in rows]
+    lines = [(operation, service.progress(operation)) for operation in rows]
     return show(
         request,
         "bulk_list.html",
@@ -42,12 +40,12 @@ def bulk_list(request: HttpRequest) -> HttpResponse:
 
 @page("bulk/<int:pk>/", "bulk")
 def bulk(request: HttpRequest, pk: int) -> HttpResponse:
-    """How far one is."""
+    """The progress of an operation."""
     operation = _get(pk)
     title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)}
     context: dict[str, Any] = {
         "operation": operation,
-        "progress": progress(operation),
+        "progress": service.progress(operation),
         "again": _again(operation),
     }
     context["ended_since"] = _ended_since(operation)
@@ -57,9 +55,9 @@ def bulk(request: HttpRequest, pk: int) -> HttpResponse:
 
 @page("bulk/new/", "bulk_new", "bulk_operate")
 def bulk_new(request: HttpRequest) -> HttpResponse:
-    """What it would be about, and the form that orders it."""
+    """A preview of the messages, and the form that starts the operation."""
     if "list" in request.GET and "id" not in request.GET:
-        messages.warning(request, _("Nothing was selected: tick messages in the list first."))
+        messages.warning(request, _("No message is selected. Tick messages in the list first."))
         return redirect(f"{url(request, 'archive')}?{QueryDict(request.GET['list']).urlencode()}")
     try:
         return _form(request, BulkForm(*_asked(request, request.GET)))
@@ -71,7 +69,7 @@ def bulk_new(request: HttpRequest) -> HttpResponse:
 
 @action("bulk/start/", "bulk_start", "bulk_operate")
 def bulk_start(request: HttpRequest) -> HttpResponse:
-    """Store it, once however often the form is sent, and go to where it can be followed."""
+    """Store the operation and go to its page. A form that is sent twice stores it once."""
     filters = QueryDict(request.POST.get("query", ""), mutable=True)
     filters["kind"] = request.POST.get("kind", "")
     kind, selection = _asked(request, filters)
@@ -83,25 +81,30 @@ def bulk_start(request: HttpRequest) -> HttpResponse:
     except InvalidMessage as error:
         form.add_error(None, str(error))
         return _form(request, form)
-    messages.success(request, _("The operation is stored. A worker takes it up within seconds."))
+    messages.success(request, _("The operation is stored. A worker starts it within seconds."))
     return redirect(url(request, "bulk", pk=operation.pk))
 
 
 @action("bulk/<int:pk>/cancel/", "bulk_cancel", "bulk_operate")
 def bulk_cancel(request: HttpRequest, pk: int) -> HttpResponse:
-    """Stop it; what is done stays done."""
+    """Stop it. Messages that are already processed stay as they are."""
     service.cancel(request.user, pk)
     messages.success(
-        request, _("Bulk operation %(pk)s is cancelled. What it has done stays done.") % {"pk": pk}
+        request,
+        _(
+            "Bulk operation %(pk)s is cancelled. Messages that are already processed "
+            "stay as they are."
+        )
+        % {"pk": pk},
     )
     return back(request, "bulk", pk=pk)
 
 
 def _asked(request: HttpRequest, query: QueryDict) -> tuple[str, Selection]:
-    """What an address or a form is about, when this user may do it. Raises NotPermitted or
-    InvalidMessage."""
-    kind, selection = asked(query)
-    check(kind, selection)
+    """Kind and selection of an address or a form. Raises NotPermitted when this user may not do it,
+    and InvalidMessage."""
+    kind, selection = order_of(query)
+    service.check(kind, selection)
     require(request.user, "bulk_operate", service.PERMISSIONS[BulkKind(kind)])
     return kind, selection
 
@@ -131,7 +134,8 @@ def _get(pk: int) -> BulkOperation:
 
 
 def _again(operation: BulkOperation) -> str:
-    """The query string that orders the same again; empty when what is stored cannot be read."""
+    """The query string of the form for the same operation; empty when the selection cannot be
+    read."""
     try:
         return f"kind={operation.kind}&{query_of(Selection.decode(operation.selection))}"
     except InvalidMessage:
@@ -139,8 +143,8 @@ def _again(operation: BulkOperation) -> str:
 
 
 def _ended_since(operation: BulkOperation) -> str:
-    """The archive's filters for what has ended of that task and topic since a replay began; empty
-    when none has."""
+    """The archive's filters for messages of that task and topic that ended since a replay began;
+    empty when it has replayed none."""
     if operation.kind != BulkKind.REPLAY or not operation.started_at or not operation.count:
         return ""
     try:
@@ -151,10 +155,11 @@ def _ended_since(operation: BulkOperation) -> str:
 
 
 def _is_anybody_there() -> bool:
-    """Whether a living worker runs bulk operations; also when Redis is away and nobody can say."""
+    """Whether a living worker runs bulk operations. True while Redis is away: it is not known."""
     try:
         return any(
-            one.alive and not one.draining and "bulk" in one.services for one in overview.workers()
+            worker.alive and not worker.draining and "bulk" in worker.services
+            for worker in overview.workers()
         )
     except StoreError:
         return True

@@ -15,7 +15,6 @@ from . import (  # noqa: F401 - their pages
     bulk_page,
     dead_letters_page,
     find_page,
-    live_page,
     message_page,
     operator_actions_page,
     overview_page,

@@ -1,4 +1,4 @@
-"""What died and waits for somebody to say what becomes of it, in groups."""
+"""Dead letters that nobody has replayed or discarded, in groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..site import page, show
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number:
+class LinkedCount:
     """A count, and the query string of the archive's page that lists what was counted."""
 
     count: int
@@ -28,11 +28,11 @@ class Number:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class GroupRow:
     """A line of the table."""
 
     group: Group
-    numbers: list[Number]
+    numbers: list[LinkedCount]
     query: str
     """Of everything in the line, for bulk operations."""
 
@@ -47,9 +47,16 @@ def dead_letters(request: HttpRequest) -> HttpResponse:
         _("Dead letters"),
         found=found,
         unarchivable=UnarchivableEntry.objects.filter(state=Final.DEAD).exists(),
-        totals=[_total(found, window) for window in WINDOWS],
+        totals=[
+            LinkedCount(
+                count=found.total(window),
+                is_partial=found.is_partial(window) or found.more_groups,
+                query=query_of(found.selection(None, window)),
+            )
+            for window in WINDOWS
+        ],
         rows=list(_rows(found)),
-        older=Number(
+        older=LinkedCount(
             count=found.older,
             is_partial=found.is_older_partial,
             query=query_of(found.older_selection()),
@@ -69,25 +76,16 @@ def _grouped(request: HttpRequest) -> DeadLetters:
         return grouped(messages=may_see)
 
 
-def _rows(found: DeadLetters) -> Iterator[Row]:
+def _rows(found: DeadLetters) -> Iterator[GroupRow]:
     windows = {window: query_of(Selection(since=found.since(window))) for window in WINDOWS}
     for group in found.groups:
         named = query_of(found.selection(group).narrowed(since=None))
         numbers = [
-            Number(
+            LinkedCount(
                 count=getattr(group, window),
                 is_partial=found.is_partial(window),
                 query=f"{named}&{since}",
             )
             for window, since in windows.items()
         ]
-        yield Row(group=group, numbers=numbers, query=f"{named}&{windows['week']}")
-
-
-def _total(found: DeadLetters, window: str) -> Number:
-    is_partial = found.is_partial(window) or found.more_groups
-    return Number(
-        count=found.total(window),
-        is_partial=is_partial,
-        query=query_of(found.selection(None, window)),
-    )
+        yield GroupRow(group=group, numbers=numbers, query=f"{named}&{windows['week']}")

@@ -9,10 +9,10 @@ from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 
 from ...core.exceptions import InvalidMessage, OutcomeUnknown, StoreUnavailable
-from ...core.ids import parse_id
+from ...core.message import parse_id
 from ...operators import lookup
 from ...operators.lookup import Hit
-from ..forms.archive_form import sought
+from ..forms.archive_form import search_parts
 from ..site import page, show, url
 
 _KEY = "key:"
@@ -22,7 +22,7 @@ _PERIOD = "24h"
 
 @page("find/", "find")
 def find(request: HttpRequest) -> HttpResponse:
-    """The message itself when there is one, a list when several topics have such a key, else words.
+    """Redirects to the message; lists the messages when several topics have such a key.
 
     `args.name:value` goes on to the archive. While Redis is away SQL alone is searched, and the
     page says so.
@@ -47,7 +47,7 @@ def find(request: HttpRequest) -> HttpResponse:
 
 
 def _hits_of_all(query: str, topic: str) -> tuple[list[Hit], str]:
-    """What is found, and why Redis could not be asked, or nothing. Raises InvalidMessage."""
+    """The messages, and why Redis could not be searched (or nothing). Raises InvalidMessage."""
     try:
         return _hits(query, topic, True), ""
     except (StoreUnavailable, OutcomeUnknown) as error:
@@ -64,10 +64,10 @@ def _hits(query: str, topic: str, redis: bool) -> list[Hit]:
 
 
 def _is_argument(query: str) -> bool:
-    """Whether it asks for an argument, `args.order_id:1042`. A key that looks so is found behind
-    `key:`."""
+    """Whether it searches for an argument, `args.order_id:1042`. A key of this form needs `key:`
+    before it."""
     try:
-        return "argument" in sought(query)
+        return "argument" in search_parts(query)
     except InvalidMessage:
         return False
 

@@ -1,4 +1,4 @@
-"""One live message: what it is, how its runs ended, and what can be done to it while it waits."""
+"""One live message: its facts, its runs, and the actions on it while it waits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...core.message import State
 from ...core.times import from_ms, in_words
 from ...operators import lookup, operations, recent_actions
 from ...operators.lookup import Live
-from ...stats.obstacles import obstacles
+from ...stats.overview import obstacles
 from ...store import get_store
 from ...tasks import registry
 from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm
+from ..runs import shown_runs
 from ..site import action, back, page, show, url
-from .runs_page import shown_runs
 
 _WAITING = (State.DELAYED, State.READY)
 _ROUTE = "topics/<str:topic>/messages/<str:message_id>/"
@@ -29,13 +29,13 @@ _ROUTE = "topics/<str:topic>/messages/<str:message_id>/"
 
 @page(_ROUTE, "message")
 def message(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
-    """Its page while it is live; then that of its row in the archive."""
+    """Its page while it is live; later the page of its row in the archive."""
     return _page(request, topic, message_id)
 
 
 @action(f"{_ROUTE}cancel/", "message_cancel", "cancel_message")
 def cancel(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
-    """Take it back."""
+    """Cancel it."""
     form = CancelForm(request.POST)
     if not form.is_valid():
         return _page(request, topic, message_id, cancel_form=form)
@@ -58,9 +58,8 @@ def reschedule(request: HttpRequest, topic: str, message_id: str) -> HttpRespons
     form = WhenForm(request.POST)
     if not form.is_valid():
         return _page(request, topic, message_id, when_form=form)
-    due_at = operations.reschedule(
-        request.user, topic, message_id, _due_at(form), reason=_reason(request)
-    )
+    due_at = form.cleaned_data["at"] or _now() + timedelta(seconds=form.cleaned_data["delay"])
+    due_at = operations.reschedule(request.user, topic, message_id, due_at, reason=_reason(request))
     away = in_words((due_at - _now()).total_seconds())
     messages.success(request, _("The message is due in %(time)s.") % {"time": away})
     return back(request, "message", topic=topic, message_id=message_id)
@@ -82,7 +81,7 @@ def edit(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     except InvalidMessage as error:
         form.add_error(None, str(error))
         return _page(request, topic, message_id, edit_form=form)
-    messages.success(request, _("The message has other arguments now."))
+    messages.success(request, _("The arguments of the message are changed."))
     return back(request, "message", topic=topic, message_id=message_id)
 
 
@@ -133,28 +132,30 @@ def _page(
 
 
 def _say_due(request: HttpRequest, topic: str) -> None:
-    """What is true of a message that is due from now on."""
+    """Tell the user when a message that is due now will start."""
     held = obstacles(topic)
     if held.pause and held.pause.until:
         until = timezone.localtime(held.pause.until).strftime("%Y-%m-%d %H:%M:%S")
         words = _(
-            "The message is due now, but its topic is paused until %(until)s: it runs then."
+            "The message is due now, but its topic is paused until %(until)s. It runs after that."
         ) % {"until": until}
     elif held.pause:
         words = _(
-            "The message is due now, but its topic is paused: it runs when somebody resumes the "
-            "topic."
+            "The message is due now, but its topic is paused. It runs when somebody "
+            "resumes the topic."
         )
     elif held.unserved:
-        words = _("The message is due now, but no worker serves its topic: it runs when one does.")
+        words = _(
+            "The message is due now, but no worker serves its topic. Start a worker to run it."
+        )
     else:
-        messages.success(request, _("The message is due now: it runs as soon as a worker is free."))
+        messages.success(request, _("The message is due now. It runs as soon as a worker is free."))
         return
     messages.warning(request, words)
 
 
 def _facts(found: Live) -> dict[str, Any]:
-    """What anybody may see of it: not the arguments, not the headers."""
+    """The facts that everybody may see: not the arguments, not the headers."""
     names = (
         "id",
         "topic",
@@ -177,7 +178,7 @@ def _facts(found: Live) -> dict[str, Any]:
 
 
 def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> HttpResponse:
-    """What to show of a message that is not live: its newest row, or words."""
+    """The page of a message that is not live: its newest row, or an explanation."""
     try:
         row = lookup.archived(message_id)
     except InvalidMessage as error:
@@ -187,17 +188,12 @@ def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> H
     if request.GET.get("moment"):  # from a form: the archiver needs a second
         return show(request, "message_ended.html", _("Message %(id)s") % {"id": message_id})
     words = _(
-        "Message %(id)s is not live, and the archive has no row of it. It was never enqueued, or "
-        "its row was "
-        "pruned, or its topic is not archived; or it ended a second ago: then look again."
+        "Message %(id)s is not live, and the archive has no row of it. Perhaps it"
+        " was never enqueued, its row was pruned, or its topic is not archived. "
+        "If it ended a second ago, reload the page."
     )
     words = f"{problem} {words % {'id': message_id}}".strip()
     return show(request, "not_there.html", _("No such message"), status=404, words=words)
-
-
-def _due_at(form: WhenForm) -> datetime:
-    at: datetime | None = form.cleaned_data["at"]
-    return at or _now() + timedelta(seconds=form.cleaned_data["delay"])
 
 
 def _now() -> datetime:

@@ -1,23 +1,27 @@
-"""The first page: what waits, what will fire, how late it fired."""
+"""The first page: what waits, what is due next, how late recent runs were. Also the part of it that
+the script fetches again and again."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.utils.cache import get_conditional_response
+from django.utils.http import quote_etag
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...core.present import amount, next_due, seconds
 from ...core.times import from_ms
-from ...stats import overview as figures
-from ...stats import sql_figures
-from ...stats.figure_types import Bucket, Overview, Sample, TopicFigures
-from ...stats.obstacles import pause_of
+from ...stats import overview as stats
+from ...stats import overview_sql
+from ...stats.overview import Bucket, Overview, Sample, TopicOverview
 from ...store.queries import COUNTERS
-from ...templatetags.delayq import amount, next_due, seconds
 from .. import charts
 from ..site import page, show
 
@@ -29,11 +33,12 @@ MINUTES_IN_A_ROW = 10
 class Totals:
     """All topics together."""
 
-    ready: int
+    backlog: int
     delayed: int
     leased: int
     outbox: int
-    unarchived: int
+    finished: int
+    """Not archived yet."""
     lag: float
     """Of the topic with the greatest."""
     per_second: float | None
@@ -50,7 +55,18 @@ class Totals:
 @page("", "changelist")
 def overview(request: HttpRequest) -> HttpResponse:
     """All topics."""
-    return show(request, "overview.html", _("Delay queue"), **context_of(figures.overview()))
+    return show(request, "overview.html", _("Delay queue"), **context_of(stats.overview()))
+
+
+@page("live/", "live")
+def live(request: HttpRequest) -> HttpResponseBase:
+    """The changing part of the page, with an ETag: nothing is sent when it has not changed."""
+    response = render(request, "django_delayq/_overview.html", context_of(stats.overview()))
+    response["ETag"] = etag = quote_etag(
+        hashlib.blake2b(response.content, digest_size=12).hexdigest()
+    )
+    response["Cache-Control"] = "no-store"
+    return get_conditional_response(request, etag=etag, response=response) or response
 
 
 def context_of(now: Overview) -> dict[str, Any]:
@@ -60,14 +76,15 @@ def context_of(now: Overview) -> dict[str, Any]:
         "overview": now,
         "totals": totals,
         "topics": now.topics,
-        "paused": [(topic.topic, pause_of(topic.paused)) for topic in now.topics if topic.paused],
+        "paused": [topic for topic in now.topics if topic.paused],
         "unserved": [topic for topic in now.topics if topic.unserved],
         "can_be_served": any(topic.unserved and topic.declared for topic in now.topics),
         "held": [
             topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)
         ],
-        "runs_of_each": sql_figures.RUNS,
-        "unused": not now.problem and not any(_is_used(topic) for topic in now.topics),
+        "runs_of_each": overview_sql.RUNS,
+        "unused": not now.problem
+        and not any(topic.waiting or topic.counters.get("enqueued") for topic in now.topics),
         "counters": [
             (topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics
         ],
@@ -86,39 +103,35 @@ def totals_of(now: Overview) -> Totals:
     due = [(topic.next_due_at, topic.topic) for topic in now.topics if topic.next_due_at]
     next_due_at, next_topic = min(due, default=(None, ""))
     return Totals(
-        ready=_sum(now.topics, "ready"),
+        backlog=_sum(now.topics, "backlog"),
         delayed=_sum(now.topics, "delayed"),
         leased=_sum(now.topics, "leased"),
         outbox=_sum(now.topics, "outbox"),
-        unarchived=_sum(now.topics, "unarchived"),
+        finished=_sum(now.topics, "finished"),
         lag=max((topic.lag for topic in now.topics), default=0.0),
         per_second=sum(rates) if rates else None,
         dead_letters=_sum(now.topics, "dead_letters"),
         workers=sum(worker.alive for worker in now.workers),
-        quiet_workers=sum(worker.alive and worker.told_quiet for worker in now.workers),
+        quiet_workers=sum(worker.alive and worker.quiet_requested for worker in now.workers),
         next_due_at=next_due_at,
         next_topic=next_topic,
     )
 
 
-def _is_used(topic: TopicFigures) -> bool:
-    return bool(topic.waiting or topic.counters.get("enqueued"))
-
-
-def _sum(topics: Sequence[TopicFigures], name: str) -> int:
+def _sum(topics: Sequence[TopicOverview], name: str) -> int:
     return sum(getattr(topic, name) for topic in topics)
 
 
 def _summary(now: Overview, totals: Totals) -> str:
     """For those who listen to the page: it is read out once a minute."""
     if now.problem:
-        return _("Not everything could be read. The figures are old.")
+        return _("Redis or the database could not be read. The figures are old.")
     dead = ngettext(
         "%(number)s open dead letter", "%(number)s open dead letters", totals.dead_letters
     )
     workers = ngettext("%(number)s worker", "%(number)s workers", totals.workers)
     return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s, %(workers)s.") % {
-        "ready": amount(totals.ready),
+        "ready": amount(totals.backlog),
         "lag": seconds(totals.lag),
         "next": next_due(totals.next_due_at, now.at),
         "dead": dead % {"number": amount(totals.dead_letters)},

@@ -13,6 +13,7 @@ from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...client.handle import Handle
 from ...core.exceptions import (
     DelayQError,
     DuplicateMessage,
@@ -22,27 +23,23 @@ from ...core.exceptions import (
     StoreError,
     StoreUnavailable,
 )
-from ...core.ids import key_id, new_id, parse_id
-from ...core.message import Priority
+from ...core.message import Priority, key_id, new_id, parse_id
 from ...operators import lookup, operations
 from ...store import get_store
 from ...tasks import registry
 from ...tasks.arguments import read_json
-from ...tasks.handle import Handle
 from ...tasks.options import check_key
-from ...tasks.task import DelayedTask
+from ...tasks.task import Task
 from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm
 from ..site import page, show, url
 
-Task = DelayedTask[Any, Any]
-
-#: For so long a form that was sent is known.
+#: A form that was sent is remembered for so long.
 FORM_KEPT_MS = 3_600_000
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What we refuse is said at the field."""
+def _as_form_error() -> Iterator[None]:
+    """Show an InvalidMessage at the field."""
     try:
         yield
     except InvalidMessage as error:
@@ -57,7 +54,8 @@ class ScheduleForm(WhenForm):
         required=False,
         strip=False,
         help_text=gettext_lazy(
-            "Business identity inside the topic: at most one live message has it."
+            "Identifies the message inside its topic. At most one live message can "
+            "have the same key."
         ),
     )
     on_duplicate = forms.ChoiceField(
@@ -79,13 +77,14 @@ class ScheduleForm(WhenForm):
     expires = DurationField(
         label=gettext_lazy("Expires"),
         help_text=gettext_lazy(
-            "Not started later than this after it is due. Left empty: as its task says."
+            "The message expires if it has not started this long after its due time. "
+            "Empty: the task's default."
         ),
     )
     durable = forms.BooleanField(
         label=gettext_lazy("Durable"),
         required=False,
-        help_text=gettext_lazy("The database keeps it too, until it has ended."),
+        help_text=gettext_lazy("The database also keeps the message until it has ended."),
     )
     headers = forms.CharField(
         label=gettext_lazy("Headers"),
@@ -97,7 +96,7 @@ class ScheduleForm(WhenForm):
     )
     id = forms.CharField(widget=forms.HiddenInput)
 
-    def __init__(self, task: Task, data: Any = None) -> None:
+    def __init__(self, task: Task[Any, Any], data: Any = None) -> None:
         options = task.options
         initial = {
             "on_duplicate": options.on_duplicate,
@@ -109,20 +108,20 @@ class ScheduleForm(WhenForm):
         self.task = task
 
     def clean_id(self) -> str:
-        """Fresh when the page was opened: it names this form, and its message when that has no
+        """Made when the page was opened. It identifies this form, and its message if that has no
         key."""
-        with _told():
+        with _as_form_error():
             return parse_id(self.cleaned_data["id"]).hex()
 
     def clean_key(self) -> str | None:
         """None when nothing is written."""
-        with _told():
+        with _as_form_error():
             return check_key(self.cleaned_data["key"] or None)
 
     def clean_headers(self) -> dict[str, str]:
         """Texts by their names."""
         text: str = self.cleaned_data["headers"]
-        with _told():
+        with _as_form_error():
             headers = read_json(text) if text.strip() else {}
         if not isinstance(headers, dict) or not all(
             isinstance(value, str) for value in headers.values()
@@ -172,10 +171,10 @@ def schedule(request: HttpRequest) -> HttpResponse:
 
 
 def _send(
-    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm
+    request: HttpRequest, task: Task[Any, Any], form: ScheduleForm, arguments: ArgumentsForm
 ) -> HttpResponse:
-    """Enqueue, unless this form has come before. What was refused may come again, what may have
-    been done may not."""
+    """Enqueue, unless this form was sent before. A form that was refused may be sent again. A form
+    whose outcome is unknown may not."""
     acquired: bool | None = None
     try:
         acquired = _acquire_lock(form)
@@ -186,8 +185,8 @@ def _send(
         )
     except OutcomeUnknown as error:
         advice = _(
-            "It may have been enqueued: look in the topic and in the archive before you enqueue it "
-            "again."
+            "The message may have been enqueued. Check the topic and the archive "
+            "before you enqueue it again."
         )
         form.add_error(None, f"{error} {advice}")
         return _page(request, task, form, arguments, unknown=True)
@@ -201,7 +200,7 @@ def _send(
 
 def _refused(
     request: HttpRequest,
-    task: Task,
+    task: Task[Any, Any],
     form: ScheduleForm,
     arguments: ArgumentsForm,
     error: DelayQError,
@@ -216,7 +215,7 @@ def _refused(
     return _page(request, task, form, arguments, live)
 
 
-def _message_id(task: Task, form: ScheduleForm) -> str:
+def _message_id(task: Task[Any, Any], form: ScheduleForm) -> str:
     key = form.cleaned_data["key"]
     return key_id(task.options.topic, key).hex() if key else str(form.cleaned_data["id"])
 
@@ -225,8 +224,8 @@ def _message_id(task: Task, form: ScheduleForm) -> str:
 
 
 def _acquire_lock(form: ScheduleForm) -> bool | None:
-    """Whether this form comes for the first time. None when Redis cannot say: then SQL takes the
-    message, under its id, or nobody does. Raises OutcomeUnknown."""
+    """Whether this form is sent for the first time. None while Redis is away: then the message goes
+    to SQL under its id, or nowhere. Raises OutcomeUnknown."""
     if not form.cleaned_data["key"] and lookup.archived(form.cleaned_data["id"]):
         return False
     try:
@@ -246,18 +245,16 @@ def _lock_name(form: ScheduleForm) -> str:
 
 
 def _sent_before(
-    request: HttpRequest, task: Task, form: ScheduleForm, arguments: ArgumentsForm
+    request: HttpRequest, task: Task[Any, Any], form: ScheduleForm, arguments: ArgumentsForm
 ) -> HttpResponse:
-    """To its message, or words on where to look for it."""
+    """Redirect to its message, or explain that it was not found."""
     hit = None
     with suppress(StoreError):
         hit = lookup.by_id(_message_id(task, form), task.options.topic)
     if hit is None:
-        form.add_error(
-            None, _("This form was sent before, and counts once: nothing was enqueued this time.")
-        )
+        form.add_error(None, _("This form was already sent. Nothing was enqueued this time."))
         return _page(request, task, form, arguments, unknown=True)
-    words = _("This form was sent before, and counts once: nothing was enqueued this time.")
+    words = _("This form was already sent. Nothing was enqueued this time.")
     newest = _("This is the newest message with its id or key.")
     messages.warning(request, f"{words} {newest}")
     if hit.row is not None:
@@ -267,7 +264,7 @@ def _sent_before(
 
 def _page(
     request: HttpRequest,
-    task: Task,
+    task: Task[Any, Any],
     form: ScheduleForm,
     arguments: ArgumentsForm,
     live: str = "",
@@ -290,9 +287,9 @@ def _page(
 
 def _words(handle: Handle) -> str:
     if handle.outcome == "kept":
-        return _("A message with this key was live already: it was kept, nothing was enqueued.")
+        return _("A message with this key is already live. It was kept, and nothing was enqueued.")
     if handle.outcome == "follows":
-        return _("A message with this key is running: this one follows it.")
+        return _("A message with this key is running. The new message starts after it.")
     if handle.outcome == "replaced":
-        return _("The message was enqueued, in place of the one with its key.")
+        return _("The message was enqueued. It replaced the message with the same key.")
     return _("The message was enqueued.")

@@ -1,16 +1,15 @@
-"""What happened: how much finished, how late it was and what died, by hour or by day."""
+"""The past by hour or by day: how many messages finished and died, and how late they were."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...stats.history import PERIODS, History, Span, history
+from ...stats.history import PERIODS, History, history
 from ...stats.hourly import HOUR
 from ...stats.overview import Bucket
 from .. import charts
@@ -49,9 +48,9 @@ def _pictures(found: History) -> list[SafeString]:
     hourly = found.step == HOUR
     unit = _("Hour (UTC)") if hourly else _("Day (UTC)")
     caption = _("%(what)s by hour (UTC)") if hourly else _("%(what)s by day (UTC)")
-    finished = _buckets(found, [span.figures.messages for span in found.spans])
-    dead = _buckets(found, [span.figures.states["dead"] for span in found.spans])
-    late = _buckets(found, [span.figures.late_p99_ms or 0 for span in found.spans])
+    finished = _buckets(found, [step.figures.messages for step in found.steps])
+    dead = _buckets(found, [step.figures.states["dead"] for step in found.steps])
+    late = _buckets(found, [step.figures.late_p99_ms or 0 for step in found.steps])
     return [
         charts.bars("finished", finished, what=caption % {"what": _("Finished")}, unit=unit),
         charts.bars("dead", dead, what=caption % {"what": _("Dead")}, unit=unit),
@@ -66,12 +65,9 @@ def _pictures(found: History) -> list[SafeString]:
 
 
 def _buckets(found: History, values: Sequence[float]) -> list[Bucket]:
-    return [
-        Bucket(label=_label(span, found.step), count=round(value), at=span.at)
-        for span, value in zip(found.spans, values, strict=True)
-    ]
-
-
-def _label(span: Span, step: timedelta) -> str:
     """Hours and days are those of UTC, and are labelled so."""
-    return f"{span.at:%H:%M}" if step == HOUR else f"{span.at:%m-%d}"
+    label = "%H:%M" if found.step == HOUR else "%m-%d"
+    return [
+        Bucket(label=f"{step.at:{label}}", count=round(value), at=step.at)
+        for step, value in zip(found.steps, values, strict=True)
+    ]

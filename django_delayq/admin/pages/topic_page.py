@@ -1,4 +1,4 @@
-"""One topic: its figures, pause and resume, and what waits in it."""
+"""One topic: its figures, pause and resume, and its waiting messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...core.page import Page
 from ...operators import operations, recent_actions
 from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview
-from ...stats.obstacles import Pause, pause_of
+from ...store.topic_stats import Pause
 from ...tasks import registry
 from ...tasks.arguments import in_one_line
 from ..forms.message_forms import PauseForm
@@ -27,20 +27,20 @@ MOST_RUNNING = 50
 
 @page("topics/<str:topic>/", "topic")
 def topic(request: HttpRequest, topic: str) -> HttpResponse:
-    """Its page."""
+    """The page of a topic."""
     return _page(request, topic, None)
 
 
 @action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
 def pause(request: HttpRequest, topic: str) -> HttpResponse:
-    """Hold it."""
+    """Pause the topic, or change its pause."""
     form = PauseForm(request.POST)
     if not form.is_valid():
         return _page(request, topic, form)
     operations.pause(request.user, topic, reason=form.cleaned_data["reason"], until=form.until())
     messages.success(
         request,
-        _("The topic %(topic)s is paused: what runs goes on, nothing more starts.")
+        _("The topic %(topic)s is paused. Running messages go on; no other message starts.")
         % {"topic": topic},
     )
     return back(request, "topic", topic=topic)
@@ -48,7 +48,7 @@ def pause(request: HttpRequest, topic: str) -> HttpResponse:
 
 @action("topics/<str:topic>/resume/", "topic_resume", "pause_topic")
 def resume(request: HttpRequest, topic: str) -> HttpResponse:
-    """Let it go on."""
+    """Resume the topic."""
     operations.resume(request.user, topic, reason=request.POST.get("reason", "")[:500])
     messages.success(request, _("The topic %(topic)s goes on.") % {"topic": topic})
     return back(request, "topic", topic=topic)
@@ -62,7 +62,6 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
     in_database = request.GET.get("in") == "database"
     listing, problem = _listing(topic, request.GET.get("after"), in_database)
     may_see = request.user.has_perm("django_delayq.view_payload")
-    pause = pause_of(stats.paused)
     return show(
         request,
         "topic.html",
@@ -70,8 +69,8 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         stats=stats,
         declared=topic in registry.known_topics(),
         now=timezone.now(),
-        pause=pause,
-        figures=next((one for one in overview.overview().topics if one.topic == topic), None),
+        pause=stats.paused,
+        figures=next((row for row in overview.overview().topics if row.topic == topic), None),
         outbox=count_outbox(topic),
         outbox_cap=CAP,
         in_database=in_database,
@@ -82,7 +81,7 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         after=request.GET.get("after", ""),
         further=listing.cursor,
         problem=problem,
-        pause_form=form or _pause_form(pause),
+        pause_form=form or _pause_form(stats.paused),
         running=topics.list_running(topic, limit=MOST_RUNNING) if stats.leased else [],
         actions=recent_actions.of_topic(topic),
         purge=f"{url(request, 'bulk_new')}?kind=purge&topic={topic}",
@@ -90,21 +89,20 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
 
 
 def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[Page, str]:
-    """The page after a cursor, and what is wrong with it: the topic is known, so only the cursor
-    can be."""
+    """The page after a cursor, and an error text when the cursor is invalid."""
     listed = list_outbox if in_database else topics.list_messages
     try:
         return listed(topic, cursor=cursor or None, limit=LIMIT), ""
     except InvalidMessage:
-        words = _("%(cursor)s is no place in this list: begin at its start.") % {
+        words = _("%(cursor)s is not a position in this list. Go back to its start.") % {
             "cursor": f"{cursor!r:.80}"
         }
         return Page(messages=[], cursor=None), words
 
 
 def _pause_form(pause: Pause | None) -> PauseForm:
-    """To change a pause begins with what it is now: another reason alone does not move its end."""
+    """The form shows the present pause: to write another reason does not move its end."""
     if pause is None:
         return PauseForm()
-    end = {"hold": "at", "at": timezone.localtime(pause.until)} if pause.until else {}
+    end = {"hold": "at", "at": pause.until} if pause.until else {}
     return PauseForm(initial={"reason": pause.reason, **end})

@@ -1,4 +1,4 @@
-"""What the archive refused: a list, one entry, and the button that tries again."""
+"""Messages that the archive refused: the list, an entry, and the button that tries again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...archive import unarchivable
+from ...core.present import amount
 from ...models import UnarchivableEntry
 from ...operators import operations
-from ...templatetags.delayq import amount
 from ..keyset import newest_first
 from ..site import action, back, page, show
 
@@ -35,11 +35,11 @@ def unarchivable_list(request: HttpRequest) -> HttpResponse:
 
 @page("unarchivable/<int:pk>/", "unarchivable_entry")
 def unarchivable_entry(request: HttpRequest, pk: int) -> HttpResponse:
-    """All that is known of one."""
+    """All facts about an entry."""
     row = UnarchivableEntry.objects.filter(pk=pk).first()
     if row is None:
         raise Http404(
-            _("There is no unarchivable entry %(pk)s: it was archived again, or never there.")
+            _("There is no unarchivable entry %(pk)s. It was archived again, or it never existed.")
             % {"pk": pk}
         )
     context: dict[str, Any] = {
@@ -54,7 +54,7 @@ def unarchivable_entry(request: HttpRequest, pk: int) -> HttpResponse:
 @action("unarchivable/<int:pk>/archive/", "unarchivable_archive", "replay_message")
 def archive_one(request: HttpRequest, pk: int) -> HttpResponse:
     """Try again to make it a row of the archive."""
-    return _told(
+    return _report(
         request, operations.archive_again(request.user, pk, reason=request.POST.get("reason", ""))
     )
 
@@ -62,12 +62,12 @@ def archive_one(request: HttpRequest, pk: int) -> HttpResponse:
 @action("unarchivable/archive/", "unarchivable_archive_all", "replay_message", "bulk_operate")
 def archive_all(request: HttpRequest) -> HttpResponse:
     """The same with all of them."""
-    return _told(
+    return _report(
         request, operations.archive_again(request.user, reason=request.POST.get("reason", ""))
     )
 
 
-def _told(request: HttpRequest, done: unarchivable.ArchivedAgain) -> HttpResponse:
+def _report(request: HttpRequest, done: unarchivable.ArchivedAgain) -> HttpResponse:
     if done.count:
         words = ngettext(
             "%(number)s entry is archived.", "%(number)s entries are archived.", done.count
@@ -86,5 +86,5 @@ def _told(request: HttpRequest, done: unarchivable.ArchivedAgain) -> HttpRespons
 
 
 def _refusal(row: UnarchivableEntry) -> str:
-    """Class of the error: what it says may quote the arguments."""
+    """The class of the error. Its message may quote the arguments."""
     return str(row.error.partition("(")[0])

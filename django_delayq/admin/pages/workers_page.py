@@ -1,17 +1,15 @@
-"""Who works: heartbeats of all workers, and what to do about them."""
+"""The workers: their heartbeats, and the buttons that make them quiet."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ...core.present import visible
 from ...operators import operations
 from ...stats import overview
-from ...templatetags.delayq import visible
 from ..site import action, back, page, show
 
 
@@ -19,13 +17,19 @@ from ..site import action, back, page, show
 def workers(request: HttpRequest) -> HttpResponse:
     """All heartbeats, and the topics that nobody serves."""
     found = overview.workers()
+    served = {topic for worker in found if worker.serves for topic in worker.topics}
     return show(
         request,
         "workers.html",
         _("Workers"),
-        workers=[(one, _services(one)) for one in found],
-        living=sum(one.alive for one in found),
-        unserved=_unserved(found),
+        workers=[(worker, _services(worker)) for worker in found],
+        living=sum(worker.alive for worker in found),
+        # Not the overview's own answer: it may be older than the click that led here.
+        unserved=[
+            row.topic
+            for row in overview.overview().topics
+            if row.topic not in served and not row.paused
+        ],
         now=timezone.now(),
     )
 
@@ -37,7 +41,7 @@ def worker_quiet(request: HttpRequest) -> HttpResponse:
     operations.quiet(request.user, worker, reason=request.POST.get("reason", "").strip())
     messages.success(
         request,
-        _("Worker %(worker)s claims nothing more. What it runs goes on.")
+        _("Worker %(worker)s claims no more messages. Its running messages go on.")
         % {"worker": visible(worker)},
     )
     return back(request, "workers")
@@ -52,28 +56,16 @@ def worker_unquiet(request: HttpRequest) -> HttpResponse:
     return back(request, "workers")
 
 
-def _services(worker: overview.WorkerFigures) -> list[tuple[str, str]]:
-    """Each service's name and, in words, what it says of itself; what is no is left out."""
+def _services(worker: overview.WorkerStatus) -> list[tuple[str, str]]:
+    """The name of each service and its figures in words; a figure that is false is left out."""
     return [
         (
             name,
             ", ".join(
-                word if value is True else f"{word} {value}"
-                for word, value in said.items()
+                figure if value is True else f"{figure} {value}"
+                for figure, value in figures.items()
                 if value is not False
             ),
         )
-        for name, said in worker.services.items()
-    ]
-
-
-def _unserved(workers: Sequence[overview.WorkerFigures]) -> list[str]:
-    """Topics in use that no living worker claims from, but for those that somebody has paused.
-    Counted anew: the overview's own answer may be older than the click that has just brought us
-    here."""
-    served = {topic for one in workers if one.serves for topic in one.topics}
-    return [
-        row.topic
-        for row in overview.overview().topics
-        if row.topic not in served and not row.paused
+        for name, figures in worker.services.items()
     ]

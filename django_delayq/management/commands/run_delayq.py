@@ -15,14 +15,15 @@ from dataclasses import replace
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 from django.db import connections
 
 from ...archive import exactly_once
 from ...checks import check_reports
 from ...core import conf
 from ...core.conf import Settings, get_settings
-from ...core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
+from ...core.exceptions import ConfigurationError, DelayQError
+from ...core.service import Service
 from ...outbox import relay
 from ...stats.unserved import unserved_topics
 from ...store import get_store
@@ -31,7 +32,8 @@ from ...worker.process.console import configure_logging
 from ...worker.process.runner import ExitCode, make_sure_to_end, run, run_services, start_anew
 from ...worker.process.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
-from .. import sql_services
+from ..cli import failure, whole
+from ..sql_services import check_tables, sql_services
 
 logger = logging.getLogger("delayq.worker")
 
@@ -60,51 +62,55 @@ class Command(BaseCommand):
             str,
             "topics to serve: all, or a,b or a:3,b:1 with weights, or --topics=-a for all but a",
         )
-        add("concurrency", 8, _whole(1, 1000), "threads for def tasks")
-        add("async-concurrency", 100, _whole(1, 100_000), "coroutines of async def tasks at a time")
-        add("processes", 1, _whole(1, 256), "worker processes")
+        add("concurrency", 8, whole(1, 1000), "threads for def tasks")
+        add("async-concurrency", 100, whole(1, 100_000), "coroutines of async def tasks at a time")
+        add("processes", 1, whole(1, 256), "worker processes")
         add("shutdown-timeout", 25, _seconds, "seconds that running tasks get at the end")
         add("connect-timeout", 30, _seconds, "seconds to wait for Redis at the start")
-        add("max-messages", None, _whole(1, 10**12), "stop after so many messages, per process")
+        add("max-messages", None, whole(1, 10**12), "each process stops after this many messages")
         add(
             "health-port",
             None,
-            _whole(0, 65535),
-            "answer /healthz and /readyz there; further processes on the next",
+            whole(0, 65535),
+            "port of /healthz and /readyz; each further process takes the next port",
         )
         add("log-format", "auto", _log_format, "auto, pretty, logfmt or json")
-        parser.add_argument("--burst", action="store_true", help="stop when nothing is due")
+        parser.add_argument("--burst", action="store_true", help="stop when no message is due")
         parser.add_argument(
             "--archiver",
             action="store_true",
-            help="only archive, relay and reconcile; run no tasks",
+            help="run only the services that need the database, and no tasks",
         )
         parser.add_argument(
-            "--no-archiver", action="store_true", help="leave these to another process"
+            "--no-archiver", action="store_true", help="leave these services to another process"
         )
         parser.add_argument(
-            "--embedded", action="store_true", help="start a server of its own (DEBUG only)"
+            "--embedded",
+            action="store_true",
+            help="start a Redis server for this command (DEBUG only)",
         )
         parser.add_argument(
-            "--reload", action="store_true", default=None, help="start anew when code changes"
+            "--reload",
+            action="store_true",
+            default=None,
+            help="start again when code changes (default with DEBUG)",
         )
         parser.add_argument(
-            "--no-reload", action="store_false", dest="reload", help="do not (default unless DEBUG)"
+            "--no-reload",
+            action="store_false",
+            dest="reload",
+            help="do not start again when code changes (default without DEBUG)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make sure that everything is there, say so, and work."""
+        """Check that everything is there, say so, and work."""
         configure_logging(options["log_format"], options["verbosity"])
         begun = time.monotonic()
         try:
             with _embedded(options["embedded"], _sayer(options["log_format"], self.stdout)):
                 code = self._work(options, begun)
-        except ConfigurationError as error:
-            raise CommandError(str(error), returncode=ExitCode.CONFIGURATION) from error
-        except StoreUnavailable as error:
-            raise CommandError(str(error), returncode=ExitCode.UNREACHABLE) from error
         except DelayQError as error:
-            raise CommandError(str(error), returncode=ExitCode.ERROR) from error
+            raise failure(error) from error
         if code == ExitCode.START_ANEW:
             start_anew()
         if getattr(self, "_called_from_command_line", False):  # and not in somebody's tests
@@ -114,45 +120,47 @@ class Command(BaseCommand):
 
     def _work(self, options: dict[str, Any], begun: float) -> int:
         if options["archiver"] and options["no_archiver"]:
-            raise ConfigurationError("--archiver and --no-archiver contradict each other.")
+            raise ConfigurationError(
+                "--archiver and --no-archiver contradict each other: give one of them."
+            )
         topics, weights = startup.choose_topics(options["topics"])
         settings = _with_weights(get_settings(), weights)
         store = get_store()
         reports = startup.wait_for_redis(store, options["connect_timeout"], self.stderr.write)
         self._check(reports)
         if not options["no_archiver"]:
-            sql_services.check_tables()
+            check_tables()
         say = _sayer(options["log_format"], self.stdout)
         startup.banner(store, reports, topics, say)
         serving = () if options["archiver"] else topics
-        for one in unserved_topics(store, serving, outbox=not options["no_archiver"]):
-            say(f"  unserved  {one}")
+        for topic in unserved_topics(store, serving, outbox=not options["no_archiver"]):
+            say(f"  unserved  {topic}")
         names = ("concurrency", "async_concurrency", "shutdown_timeout", "burst", "max_messages")
         worker_options = WorkerOptions(topics=topics, **{name: options[name] for name in names})
         count, port = options["processes"], options["health_port"]
         reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
         # Who has read "Ready" may stop us: the signal waits for its handler.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        took, timeout = time.monotonic() - begun, worker_options.shutdown_timeout
         say(
-            f"Ready in {took:.2f} s. Ctrl-C finishes running tasks (max {timeout:.0f} s); twice "
-            f"stops now."
+            f"Ready in {time.monotonic() - begun:.2f} s. Ctrl-C finishes running tasks "
+            f"(max {worker_options.shutdown_timeout:.0f} s); twice stops now."
         )
         self.stdout.flush()
         if options["archiver"]:
             return run_services(
-                sql_services.alone(store, f"{socket.gethostname()}:{os.getpid()}"),
+                sql_services(store, f"{socket.gethostname()}:{os.getpid()}"),
                 options["burst"],
                 port,
             )
 
-        def worker(index: int) -> Worker:
+        def make_worker(index: int) -> Worker:
             # One process is enough for SQL, and leaves the others to the tasks.
-            services = (
-                sql_services.beside
-                if index == 0 and not options["no_archiver"]
-                else lambda worker: ()
-            )
+            hosts_sql = index == 0 and not options["no_archiver"]
+
+            def services(worker: Worker) -> tuple[Service, ...]:
+                shared = worker.shared
+                return sql_services(shared.store, shared.name, worker) if hosts_sql else ()
+
             return Worker(
                 get_store(),
                 settings,
@@ -163,13 +171,13 @@ class Command(BaseCommand):
             )
 
         if count == 1:
-            return run(worker(0), port, reload=reload and not options["burst"])
+            return run(make_worker(0), port, reload=reload and not options["burst"])
         connections.close_all()
         store.close()  # each process makes its own connections, and a circuit breaker that can open
         get_store.cache_clear()
         finite = options["burst"] or options["max_messages"] is not None
         return Supervisor(
-            count, lambda index: run(worker(index), port and port + index), finite
+            count, lambda index: run(make_worker(index), port and port + index), finite
         ).run()
 
     def _check(self, reports: list[Any]) -> None:
@@ -177,16 +185,9 @@ class Command(BaseCommand):
         for finding in findings:
             self.stderr.write(f"{finding.id}: {finding.msg} {finding.hint or ''}")
         if any(finding.is_serious() for finding in findings):
-            raise ConfigurationError("This server would lose messages; see above.")
-
-
-def _whole(low: int, high: int) -> Any:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or not low <= int(text) <= high:
-            raise ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high:,}")
-        return int(text)
-
-    return parse
+            raise ConfigurationError(
+                "This server would lose messages. Change its configuration as the lines above say."
+            )
 
 
 def _seconds(text: str | float) -> float:
@@ -196,7 +197,7 @@ def _seconds(text: str | float) -> float:
     raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 604,800")
 
 
-def _log_format(text: str) -> str:
+def _log_format(text: str) -> str:  # choices= would not check the environment variable
     if text not in ("auto", "pretty", "logfmt", "json"):
         raise ArgumentTypeError(f"{text!r} is not one of auto, pretty, logfmt, json")
     return text

@@ -21,7 +21,7 @@ from ...core.conf import get_settings
 from ...models import ArchivedMessage
 from ...store import get_store
 from .. import schemas
-from ..errors import Code, LakeConflict, LakeError, Refused
+from ..errors import Code, LakeConflict, LakeError
 from ..jobs import Tell
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
@@ -53,12 +53,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     clean then. Raises Refused, and LakeError when the lake is not as its commits say.
     """
     options = params.options(AuditOptions)
-    if options.repair and params.dry_run:
-        raise Refused(
-            "An audit that repairs is no dry run: without --repair it changes nothing anyway."
-        )
-    if params.since or params.until:
-        raise Refused("The audit looks at everything: since and until are not for it.")
     return _Audit(spark, params, options, tell).run()
 
 

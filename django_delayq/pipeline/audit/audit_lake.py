@@ -8,19 +8,17 @@ into SQL.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from django.utils.timezone import get_default_timezone, make_aware
+from django.db.models import Max
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from ...archive.prune import MIN_AGE
-from ...core.conf import get_settings
+from ...core.times import aware
 from ...models import OperatorAction
 from ..errors import LakeError
 from ..lake import batches
@@ -33,7 +31,6 @@ from . import audit_frames as frames
 from .finding_kinds import Difference, Kind, difference_of
 from .restore import PutBack, chunks, stored_ids
 
-_BEFORE = re.compile(r"before (\d{4}-\d\d-\d\d)[T ](\S+)\Z")
 Sum = tuple[int, int]
 """Rows, and the sum of their hashes."""
 NOTHING: Sum = (0, 0)
@@ -124,21 +121,9 @@ def sums_of(frame: DataFrame) -> dict[int, Sum]:
 def pruned_before(ledger: Ledger) -> datetime | None:
     """What finished before this may have been pruned from SQL by another than this lake's export;
     None: nothing was."""
-    actions = OperatorAction.objects.using(get_settings().database).filter(action="prune")
-    others = actions.exclude(selection__startswith=f"what the lake {ledger.name} holds")
-    return max(
-        (_limit(*one) for one in others.values_list("selection", "started_at")), default=None
-    )
-
-
-def _limit(selection: str, started_at: datetime) -> datetime:
-    """Whoever prunes says it in the record of it."""
-    if said := _BEFORE.search(selection):
-        when = datetime.fromisoformat(f"{said[1]}T{said[2]}".replace("Z", "+00:00"))
-        return when if when.tzinfo else make_aware(when, get_default_timezone())
-    return (
-        started_at if started_at.tzinfo else make_aware(started_at, get_default_timezone())
-    ) - MIN_AGE
+    prunes = OperatorAction.objects.filter(action="prune").exclude(lake=ledger.name)
+    before: datetime | None = prunes.aggregate(Max("before"))["before__max"]
+    return aware(before) if before else None
 
 
 class LakeRepair:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
-from django.conf import settings as django_settings
-from django.utils.timezone import get_default_timezone, make_aware
-
 from ...core.conf import get_settings
+from ...core.times import epoch_us
 from ...models import ArchivedMessage, OutboxMessage, OutboxStatus
 from ...store.client import BATCH
 from ...store.keys import Partition
@@ -24,8 +21,6 @@ from ...store.queries import Life
 from ...store.repair import Look
 from ...store.store import RedisStore
 from .finding_kinds import Difference, Kind
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def _lanes(look: Look) -> int:
@@ -193,15 +188,9 @@ def _archived_lives(found: Sequence[Difference]) -> Iterator[Life]:
         for message_id, when in rows.filter(message_id__in=ids).values_list(
             "message_id", "enqueued_at"
         ):
-            yield Life(message_id.bytes, microseconds(when))
+            yield Life(message_id.bytes, epoch_us(when))
 
 
 def _chunks(found: Sequence[Difference]) -> Iterator[Sequence[UUID]]:
     ids = sorted({UUID(hex=one.message_id) for one in found})
     return (ids[at : at + BATCH] for at in range(0, len(ids), BATCH))
-
-
-def microseconds(when: datetime) -> int:
-    """Since 1970, of a time as this project's models give it."""
-    aware = when if django_settings.USE_TZ else make_aware(when, get_default_timezone())
-    return (aware - _EPOCH) // timedelta(microseconds=1)

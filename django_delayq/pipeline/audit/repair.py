@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from ...archive import closing
 from ...client.moving import arrive, carry
+from ...core.chunks import chunked
 from ...core.conf import get_settings
 from ...core.message import DURABLE, VERSION, Priority, State
-from ...models import OperatorAction, OutboxMessage, OutboxStatus
+from ...models import OperatorAction, OutboxStatus
 from ...outbox import outbox, relay
 from ...store.client import BATCH
 from ...store.finished import Entry
@@ -63,7 +65,7 @@ class Repair:
 
     def __init__(self, store: RedisStore, by: str) -> None:
         self._store = store
-        self._by = (by or "audit")[:150]
+        self._by = by or "audit"
 
     def run(self, found: Sequence[Difference]) -> list[Difference]:
         """Repair what can be repaired here. Returns what was; the rest was not so any more, or
@@ -71,8 +73,7 @@ class Repair:
         repaired: list[Difference] = []
         for kind, deed in DEEDS.items():
             for partition, some in by_partition(one for one in found if one.kind == kind).items():
-                for at in range(0, len(some), BATCH):
-                    batch = some[at : at + BATCH]
+                for batch in chunked(some, BATCH):
                     repaired += recorded(
                         batch, deed, self._by, partial(self._repair, kind, partition)
                     )
@@ -130,7 +131,7 @@ class Repair:
             (done[one.id],) = self._mend(
                 partition, "record", [(one.id, b"")], "none" if has_row else ""
             )
-        self._send([row for message_id, row in ids.items() if done[message_id]])
+        relay.send_again(self._store, [row for message_id, row in ids.items() if done[message_id]])
         return [done[one.id] for one in found]
 
     def _place(self, partition: Partition, found: Sequence[Difference]) -> Done:
@@ -164,25 +165,10 @@ class Repair:
 
     def _send_again(self, _: Partition, found: Sequence[Difference]) -> Done:
         known, rows = archived(found), outbox_rows(found)
-        sent = self._send([row for life, row in rows.items() if life not in known])
+        sent = relay.send_again(
+            self._store, [row for life, row in rows.items() if life not in known]
+        )
         return [one.life in rows and rows[one.life].pk in sent for one in found]
-
-    def _send(self, rows: Sequence[OutboxMessage]) -> set[int]:
-        """As the reconciler does: under their stamps, while the rows are locked. Returns which were
-        sent."""
-        connection = connections[get_settings().database]
-        lives = {(row.pk, row.enqueued_at_us) for row in rows}
-        with transaction.atomic(using=connection.alias):
-            open_ = OutboxMessage.objects.using(connection.alias).filter(
-                pk__in=[row.pk for row in rows], status=OutboxStatus.SENT
-            )
-            if connection.features.has_select_for_update_skip_locked:
-                open_ = open_.select_for_update(skip_locked=True)
-            locked = [row for row in open_ if (row.pk, row.enqueued_at_us) in lives]
-            errors = relay.send(self._store, locked)
-        if errors:
-            raise errors[0]
-        return {row.pk for row in locked}
 
     # Moving
 
@@ -206,30 +192,27 @@ def recorded(
 ) -> Iterator[Difference]:
     """Repair, with a record of each that is there before anything changes, and goes when nothing
     was changed."""
-    actions = OperatorAction.objects.using(get_settings().database)
     records = [
-        OperatorAction(
-            action=ACTION,
-            operator=by,
-            reason=deed[0].upper() + deed[1:] + ".",
-            selection=selection_of(one),
-        )
-        for one in found
+        OperatorAction.new(ACTION, by, deed[0].upper() + deed[1:] + ".", **_fields_of(difference))
+        for difference in found
     ]
-    for record in records:
-        record.save(using=get_settings().database)
     done = repair(found)
     was = [record.pk for record, mended in zip(records, done, strict=True) if mended]
+    actions = OperatorAction.objects.all()
     actions.filter(pk__in=was).update(count=1, finished_at=timezone.now())
     actions.filter(pk__in=[record.pk for record in records if record.pk not in set(was)]).delete()
     return (one for one, mended in zip(found, done, strict=True) if mended)
 
 
-def selection_of(found: Difference) -> str:
-    """What it was about, in words: as the message's own page looks for it."""
+def _fields_of(found: Difference) -> dict[str, Any]:
+    """What it was about, as the page of the message looks for it."""
     if found.kind in OF_ROWS:
-        return f"row {found.row} of the archive ({found.kind.value})"
-    return f"message {found.message_id} ({found.kind.value})"
+        return {"archived_id": found.row, "selection": found.kind.value}
+    return {
+        "topic": found.topic,
+        "message_id": found.message_id,
+        "selection": found.kind.value,
+    }
 
 
 def _stamp(found: Difference) -> bytes:

@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from django.conf import settings as django_settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
-from django.utils.timezone import get_default_timezone, make_naive
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from ...archive.archive_rows import instant_of
 from ...core.conf import get_settings
 from ...core.exceptions import UndecodableMessage
 from ...core.message import Record, decode_body
+from ...core.times import stored, stored_ms
 from ...models import ArchivedMessage, Final, OutboxMessage
 from ...outbox.outbox import record_of
 from ..lake.lake import Lake
@@ -103,7 +101,7 @@ class PutBack:
                 found[pk] = Replay(*replay)
         for row in OutboxMessage.objects.using(self._alias).iterator(chunk_size=SOME):
             if (origin := _origin(row)) in pks:
-                found[origin] = Replay(row.message_id, instant_of(row.enqueued_at_us / 1000))
+                found[origin] = Replay(row.message_id, stored_ms(row.enqueued_at_us / 1000))
         return found
 
 
@@ -112,7 +110,7 @@ def _in_the_lake(lake: DataFrame) -> Iterator[tuple[int, Replay]]:
         "at", F.unix_micros("enqueued_at")
     )
     for row in replays.toLocalIterator():
-        yield row["replay_of"], Replay(UUID(hex=row["message_id"]), instant_of(row["at"] / 1000))
+        yield row["replay_of"], Replay(UUID(hex=row["message_id"]), stored_ms(row["at"] / 1000))
 
 
 def _origin(row: OutboxMessage) -> int:
@@ -141,8 +139,7 @@ def stored_ids(pks: Set[int]) -> set[int]:
 
 def _row(values: dict[str, Any], replays: dict[int, Replay]) -> ArchivedMessage:
     for name in ("enqueued_at", "due_at", "started_at", "finished_at"):
-        if values[name] is not None and not django_settings.USE_TZ:
-            values[name] = make_naive(values[name], get_default_timezone())
+        values[name] = values[name] and stored(values[name])
     values["message_id"] = UUID(hex=values["message_id"])
     # Long ago: it is no new row, which others would wait for to be settled.
     row = ArchivedMessage(**values, archived_at=values["finished_at"])

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ...core.conf import check_name
 from ...core.exceptions import DelayQError, StoreError
-from ...core.ids import task_code
+from ...core.message import task_code
 from ...store.bulk_load import BulkLoad
 from ...store.keys import Partition
 from ...store.store import RedisStore

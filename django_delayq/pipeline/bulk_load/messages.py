@@ -46,8 +46,7 @@ class Sum(NamedTuple):
 
 def header(spec: TaskSpec) -> bytes:
     """What the records of a task begin with, after their stamps."""
-    from ...core.ids import task_code
-    from ...core.message import EXPIRES_WITH_DUE, HEADER, VERSION
+    from ...core.message import EXPIRES_WITH_DUE, HEADER, VERSION, task_code
 
     flags = spec.priority | (EXPIRES_WITH_DUE if spec.expires[:1] == "+" else 0) | VERSION << 4
     return HEADER.pack(flags, spec.ttr_ms, task_code(spec.name))

@@ -17,7 +17,6 @@ from ...core.conf import DEFAULT_TOPIC, Settings
 from ...store.keys import Partition
 from ...store.store import RedisStore
 from .. import schemas, transforms
-from ..errors import Refused
 from ..jobs import Tell
 from ..lake.lake import Lake
 from ..lake.watermark import last_settled_id
@@ -52,8 +51,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     same job again replays and marks the rest."""
     options = params.options(ReplayOptions)
     loads.check_job(options.job)
-    if options.source == "lake" and not params.lake:
-        raise Refused("Say which lake: --lake DIR.")
     store = RedisStore(None, params.redis.settings())
     try:
         fences = loads.Fences(store, options.job, store.topics.used_partitions())

@@ -115,8 +115,7 @@ def _fault(declared: Declared, keyed: Column) -> Column:
 
 def _header(tasks: Iterable[TaskSpec]) -> Column:
     """Bytes 14 to 22 of the record, as message.HEADER packs them."""
-    from ...core.ids import task_code
-    from ...core.message import VERSION
+    from ...core.message import VERSION, task_code
 
     code = F.lit("")
     for one in tasks:

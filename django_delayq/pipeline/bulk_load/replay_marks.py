@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
-from itertools import chain, islice
-from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-from django.db import connections, transaction
-from django.db.models import F
-from django.db.models.expressions import RawSQL
-from django.utils import timezone
+from django.db import transaction
 
-from ...archive.archive_rows import instant_of
+from ...core.chunks import chunked
 from ...core.conf import get_settings
+from ...core.times import stored
 from ...models import ArchivedMessage, Final, OperatorAction
+from ...operators.replayer import mark_replayed
 from ...store.client import BATCH
 from ..options import ReplayOptions
 from .replay_frames import DISCARDED, OPEN, REPLAYED
@@ -28,9 +25,7 @@ def standings(since: datetime | None, until: datetime | None, topic: str, last: 
         state=Final.DEAD, pk__lte=last
     )
     times = {"finished_at__gte": since, "finished_at__lt": until}
-    rows = rows.filter(
-        **{name: instant_of(when.timestamp() * 1000) for name, when in times.items() if when}
-    )
+    rows = rows.filter(**{name: stored(when) for name, when in times.items() if when})
     rows = rows.filter(topic=topic) if topic else rows
     ids, words = [], []
     for pk, replayed_at, discarded_at in rows.order_by("pk").values_list(
@@ -45,53 +40,24 @@ class Marks:
     """Writes into origins which message replays them, and one OperatorAction for the whole job."""
 
     def __init__(self, options: ReplayOptions, selection: str) -> None:
-        self._alias = get_settings().database
-        self._table = ArchivedMessage.objects.using(self._alias)
-        self._actions = OperatorAction.objects.using(self._alias)
-        name = f"pipeline job {options.job}: "
-        mine = (
-            self._actions.filter(action="replay", selection__startswith=name).order_by("pk").first()
-        )
-        self._action = mine or self._actions.create(
-            action="replay",
-            operator=options.by[:150],
-            reason=options.reason,
-            selection=f"{name}{selection}"[:2_000],
+        mine = OperatorAction.objects.filter(action="replay", job=options.job).order_by("pk")
+        self._action = mine.first() or OperatorAction.new(
+            "replay", options.by, options.reason, job=options.job, selection=selection
         )
         self.kept = 0
         """Origins that stay open, because another message has their key."""
 
     def mark(self, links: Iterable[tuple[int, UUID | None]]) -> int:
         """Mark these origins that are still open. Returns how many. To repeat it is safe."""
-        count = 0
-        for page in _pages(links):
+        alias, count = get_settings().database, 0
+        for page in chunked(links, BATCH):
             given = {pk: message_id for pk, message_id in page if message_id is not None}
             self.kept += len(page) - len(given)
-            if given:
-                count += self._marked(given)
-        self._actions.filter(pk=self._action.pk).update(finished_at=timezone.now())
+            still_open = ArchivedMessage.objects.filter(replayed_at=None, discarded_at=None)
+            with transaction.atomic(using=alias):
+                self._action.add(0)  # a write first: see bulk_run.BulkRun.open
+                marked = mark_replayed(still_open, given)
+                self._action.add(marked)
+            count += marked
+        self._action.finish()
         return count
-
-    def _marked(self, given: dict[int, UUID]) -> int:
-        # Case and When take Django longer than the database.
-        field: Any = ArchivedMessage._meta.get_field("replayed_by")
-        connection = connections[self._alias]
-        values = [
-            (pk, field.get_db_prep_value(message_id, connection))
-            for pk, message_id in given.items()
-        ]
-        cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
-        by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
-        mine = self._actions.filter(pk=self._action.pk)
-        with transaction.atomic(using=self._alias):
-            mine.update(count=F("count"))  # a write first: see replay_walk.Ledger.open
-            still_open = self._table.filter(pk__in=given, replayed_at=None, discarded_at=None)
-            marked: int = still_open.update(replayed_by=by, replayed_at=timezone.now())
-            mine.update(count=F("count") + marked)
-        return marked
-
-
-def _pages(links: Iterable[tuple[int, UUID | None]]) -> Iterator[list[tuple[int, UUID | None]]]:
-    rest = iter(links)
-    while page := list(islice(rest, BATCH)):
-        yield page

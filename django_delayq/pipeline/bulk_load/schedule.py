@@ -47,7 +47,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     and the same job again adds the rest."""
     options = params.options(ScheduleOptions)
     loads.check_job(options.job)
-    _check(params, options)
     if options.rejects:
         rejects.check_folder(spark, options)
     store = RedisStore(None, params.redis.settings())
@@ -60,21 +59,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             rows.made.unpersist()
     finally:
         store.close()
-
-
-def _check(params: Params, options: ScheduleOptions) -> None:
-    """What would do nothing is not meant."""
-    if given := [name for name in ("topic", "since", "until") if getattr(params, name)]:
-        raise Refused(
-            f"schedule takes no {', '.join(given)}: all rows of the source go to the topic of the "
-            f"task. "
-            "Choose rows in the source, with a query for example."
-        )
-    if options.due and options.delay_ms:
-        raise Refused(
-            "Give a due column or a delay: a message is due at the time of its row, or after the "
-            "delay."
-        )
 
 
 def _look(

@@ -37,7 +37,7 @@ def spec_of(name: str) -> TaskSpec:
         ttr_ms=task.ttr_ms,
         priority=int(task.options.priority),
         max_attempts=task.max_attempts_of_call,
-        expires=task.options.expires,
+        expires=str(task.options.expires),
         parameters=[_parameter(one) for one in signature.parameters.values() if one.kind in _KINDS],
     )
 

@@ -14,12 +14,13 @@ from django.db.models import Max, Q
 from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import SparkSession
 
+from ...core.times import stored
 from ...models import ArchivedMessage, OperatorAction
 from ..errors import Code, LakeConflict, LakeError, Refused
 from ..jobs import Tell
 from ..lake import batches, compaction, pruning, writer
 from ..lake.lake import Commit, Lake, last_id
-from ..lake.ledger import VERIFIED, WRITTEN, Ledger, stored
+from ..lake.ledger import VERIFIED, WRITTEN, Ledger
 from ..lake.watermark import last_settled_id, unseen_writers
 from ..options import ExportOptions
 from ..params import Database, Params, Report
@@ -40,7 +41,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     Raises Refused, and LakeError when the lake is not as its commits say.
     """
     options = params.options(ExportOptions)
-    _check(params)
     lake = Lake(params.lake)
     work = _Export(spark, params, options, lake, tell)
     if params.dry_run:
@@ -154,17 +154,6 @@ def _earliest(when: datetime) -> datetime:
         if when.tzinfo
         else min(when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone()))
     )
-
-
-def _check(params: Params) -> None:
-    if not params.lake:
-        raise Refused(
-            "The export needs a lake: a directory that this machine and all executors see."
-        )
-    if params.since or params.until or params.topic:
-        raise Refused(
-            "The export takes everything that is settled: since, until and topic are not for it."
-        )
 
 
 class _Export:

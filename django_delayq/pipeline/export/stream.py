@@ -38,7 +38,7 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
     the export does.
     """
     begun = time.monotonic()
-    options = _options(params)
+    options = params.options(StreamOptions)
     lake = Lake(params.lake)
     checkpoint = Checkpoint(Path(options.checkpoint or lake.root / "_stream").absolute())
     ledger = Ledger(lake)
@@ -52,18 +52,6 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
     with _ended_by_signals(copier.ending):
         _follow(_start(spark, params, options, copier), copier)
     return _report(copier, time.monotonic() - begun)
-
-
-def _options(params: Params) -> StreamOptions:
-    if params.topic or params.since or params.until:
-        raise Refused(
-            "The stream takes everything that is settled: since, until and topic are not for it."
-        )
-    if not params.lake:
-        raise Refused(
-            "The stream needs a lake: a directory that this machine and all executors see."
-        )
-    return params.options(StreamOptions)
 
 
 def _start(spark: Any, params: Params, options: StreamOptions, copier: _Copier) -> Any:

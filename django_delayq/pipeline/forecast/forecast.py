@@ -14,16 +14,14 @@ from django.db.models import Count, F, Q
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
-from ...archive.archive_rows import instant_of
 from ...core.conf import get_settings
-from ...core.times import from_ms, in_words
+from ...core.times import from_ms, in_words, stored
 from ...models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
 from ...stats import overview
 from ...store import get_store
-from ...store.topic_stats import lasting_pause
+from ...store.topic_stats import pause_of
 from ...store.workers import SAMPLES
 from .. import schemas
-from ..errors import Refused
 from ..options import ForecastOptions
 from ..params import Params, Report, Secret
 from ..sources.queue import read_queue
@@ -82,12 +80,8 @@ class Found(NamedTuple):
 def run(spark: Any, params: Params, tell: Callable[[str], object]) -> Report:
     """Replaces the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page
     shows all of them.
-
-    Raises Refused for a period: a forecast is of what waits now.
     """
     options = params.options(ForecastOptions)
-    if params.since or params.until:
-        raise Refused("A forecast is of all that waits now: it takes neither --since nor --until.")
     found = _find(spark, params, options, tell)
     is_written = not (params.dry_run or params.topic)
     if is_written:
@@ -166,20 +160,18 @@ def _paused(topic: str, now_ms: int) -> list[str]:
     store = get_store()
     partitions = [one for one in store.topics.used_partitions() if topic in ("", one.topic)]
     found = zip(partitions, store.queries.all_stats(partitions), strict=True)
-    return sorted(
-        {one.topic for one, stats in found if lasting_pause(stats.meta.get("paused"), now_ms)}
-    )
+    return sorted({one.topic for one, stats in found if pause_of(stats.meta.get("paused"), now_ms)})
 
 
 def _write(found: Found) -> None:
     """In place of the forecasts before it, in one transaction."""
-    taken_at = _stored(found.now)
+    taken_at = stored(found.now)
     with transaction.atomic(using=get_settings().database):
         forecast = Forecast.objects.create(
             taken_at=taken_at,
             waiting=found.by_topic("messages").total(),
             overdue=found.by_topic("overdue").total(),
-            peak_at=_stored(found.peak_at) if found.peak_at else None,
+            peak_at=stored(found.peak_at) if found.peak_at else None,
             peak=found.peak,
             drain_rate=found.drain_rate,
         )
@@ -188,7 +180,7 @@ def _write(found: Found) -> None:
                 ForecastCount(
                     forecast=forecast,
                     unit=span.unit,
-                    at=_stored(span.at),
+                    at=stored(span.at),
                     topic=span.topic,
                     messages=span.messages,
                 )
@@ -197,10 +189,6 @@ def _write(found: Found) -> None:
             batch_size=1_000,
         )
         Forecast.objects.filter(taken_at__lte=taken_at).exclude(pk=forecast.pk).delete()
-
-
-def _stored(when: datetime) -> datetime:
-    return instant_of(when.timestamp() * 1000)
 
 
 # The report

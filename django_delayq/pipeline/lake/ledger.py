@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.db.models import Count, Max, Min, QuerySet
 from django.utils import timezone
 
+from ...core.times import stored
 from ...models import ArchivedMessage, BatchState, LakeBatch
 from ..errors import Refused
 from .lake import Commit, Lake
@@ -148,15 +148,6 @@ def archive_of(attempt: str) -> str:
 def instant(text: str) -> datetime | None:
     """A commit's time as this project's models hold it."""
     return stored(datetime.fromisoformat(text.replace("Z", "+00:00"))) if text else None
-
-
-def stored(when: datetime) -> datetime:
-    """An aware datetime as this project's models hold it: aware, or naive without USE_TZ."""
-    return (
-        when
-        if django_settings.USE_TZ
-        else timezone.make_naive(when, timezone.get_default_timezone())
-    )
 
 
 def _refuse_another(name: str, commits: Sequence[Commit], known: Mapping[int, LakeBatch]) -> None:

@@ -15,8 +15,9 @@ from django.db.models import F, Q
 from django.utils import timezone
 from pyspark.sql import DataFrame
 
-from ...archive.prune import MIN_AGE, still_needed
+from ...archive.prune import MIN_AGE, delete_counted, still_needed
 from ...core.conf import get_settings
+from ...core.times import stored
 from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
 from .. import schemas, transforms
@@ -24,7 +25,7 @@ from ..errors import LakeError, Refused
 from ..sources.lake_files import read_files
 from . import batches
 from .lake import LakeFile
-from .ledger import COMMITTED, PRUNED, Ledger, stored
+from .ledger import COMMITTED, PRUNED, Ledger
 
 #: Ids that one transaction looks at.
 CHUNK = 5_000
@@ -79,12 +80,15 @@ def prune(
             done.kept += _rows(batch).filter(OPEN).count()
         return done
     if some:
-        limit = f"{now - older_than:%Y-%m-%d %H:%M:%S}Z"
-        work = _Prune(done, by, f"what the lake {ledger.name} holds, finished before {limit}")
-        for batch in some:
-            work.prune(batch)
-            tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
-        work.end()
+        limit = now - older_than
+        words = f"what the lake {ledger.name} holds, finished before {limit:%Y-%m-%d %H:%M:%S}Z"
+        with OperatorAction.recorded(
+            "prune", by, before=stored(limit), lake=ledger.name, selection=words
+        ) as action:
+            done.action = action
+            for batch in some:
+                _prune(batch, done, action)
+                tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
     return done
 
 
@@ -123,9 +127,8 @@ def _difference(batch: LakeBatch) -> str:
         return ""
     return (
         f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: SQL has {found:,} "
-        f"of its rows, and "
-        f"should have {expected:,} by the lake. Run the audit (delayq_prune may have deleted some "
-        f"of them)."
+        f"of its rows, but "
+        f"the lake has {expected:,}. Run the audit (`delayq prune` may have deleted some of them)."
     )
 
 
@@ -177,54 +180,39 @@ def _rows(batch: LakeBatch) -> Any:
     return ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi)
 
 
-class _Prune:
-    """One call of prune()."""
+def _prune(batch: LakeBatch, done: Pruned, action: OperatorAction) -> None:
+    """One batch, in chunks."""
+    at, first = batch.lo, True
+    while at < batch.hi:
+        pks = _rows(batch).filter(pk__gt=at).order_by("pk").values_list("pk", flat=True)
+        edge = next(iter(pks[CHUNK - 1 : CHUNK]), batch.hi)
+        goes = _rows(batch).filter(pk__gt=at, pk__lte=edge).exclude(OPEN)
+        if not _delete(batch, goes, done, action, check=first):
+            return
+        at, first = edge, False
+    done.kept += _rows(batch).count()
+    LakeBatch.objects.filter(pk=batch.pk).update(
+        state=PRUNED, problem="", changed_at=timezone.now()
+    )
 
-    def __init__(self, done: Pruned, by: str, selection: str) -> None:
-        self._done = done
-        self._alias = get_settings().database
-        self._action = OperatorAction(action="prune", operator=by[:150], selection=selection)
-        self._action.save(using=self._alias)
-        done.action = self._action
 
-    def prune(self, batch: LakeBatch) -> None:
-        """One batch, in chunks."""
-        at, first = batch.lo, True
-        while at < batch.hi:
-            pks = _rows(batch).filter(pk__gt=at).order_by("pk").values_list("pk", flat=True)
-            edge = next(iter(pks[CHUNK - 1 : CHUNK]), batch.hi)
-            if not self._delete(batch, (at, edge), check=first):
-                return
-            at, first = edge, False
-        self._done.kept += _rows(batch).count()
-        LakeBatch.objects.filter(pk=batch.pk).update(
-            state=PRUNED, problem="", changed_at=timezone.now()
-        )
-
-    def _delete(self, batch: LakeBatch, ids: tuple[int, int], *, check: bool) -> bool:
-        """One chunk, and how many it were, in one transaction. False: SQL has not the rows that the
-        lake has."""
-        goes = _rows(batch).filter(pk__gt=ids[0], pk__lte=ids[1]).exclude(OPEN)
-        needed = still_needed(goes)
-        with transaction.atomic(using=self._alias):
-            ledger = LakeBatch.objects.filter(pk=batch.pk)
-            ledger.update(
-                pruned=F("pruned")
-            )  # a write first: it locks out another prune of this batch
-            if check:
-                batch.refresh_from_db(using=self._alias, fields=["pruned", "rows"])
-                if problem := _difference(batch):
-                    self._done.problems.append(problem)
-                    return False
-            _, deleted = goes.exclude(pk__in=needed).delete()
-            count: int = deleted.get(ArchivedMessage._meta.label, 0)
-            ledger.update(pruned=F("pruned") + count, changed_at=timezone.now())
-            actions = OperatorAction.objects.using(self._alias).filter(pk=self._action.pk)
-            actions.update(count=F("count") + count)
-        self._done.count += count
-        return True
-
-    def end(self) -> None:
-        """Nothing is left to do."""
-        self._action.finished_at = timezone.now()
-        self._action.save(using=self._alias, update_fields=["finished_at"])
+def _delete(
+    batch: LakeBatch, goes: Any, done: Pruned, action: OperatorAction, *, check: bool
+) -> bool:
+    """One chunk, and how many rows it had, in one transaction. False: SQL does not have the rows
+    that the lake has."""
+    alias = get_settings().database
+    needed = still_needed(goes)
+    with transaction.atomic(using=alias):
+        ledger = LakeBatch.objects.filter(pk=batch.pk)
+        # A write comes first: it locks out another prune of this batch.
+        ledger.update(pruned=F("pruned"))
+        if check:
+            batch.refresh_from_db(using=alias, fields=["pruned", "rows"])
+            if problem := _difference(batch):
+                done.problems.append(problem)
+                return False
+        count = delete_counted(goes.exclude(pk__in=needed), action)
+        ledger.update(pruned=F("pruned") + count, changed_at=timezone.now())
+    done.count += count
+    return True

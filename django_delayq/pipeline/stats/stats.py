@@ -12,9 +12,9 @@ from django.utils import timezone as django_timezone
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...core.times import epoch_us
 from ...models import BatchState, LakeBatch, TaskDay, TopicHour
-from ...stats.figure_rows import Outcome
-from ...stats.hourly import DAY, HOUR
+from ...stats.hourly import DAY, HOUR, Replacement
 from ...stats.stats_service import SETTLE
 from .. import schemas, transforms
 from ..errors import Refused
@@ -84,7 +84,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     LakeError."""
     begun = time.monotonic()
     options = params.options(StatsOptions)
-    _check(params)
     given = (
         _of_lake(spark, params, options, tell)
         if options.source == "lake"
@@ -106,24 +105,12 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     )
 
 
-def _check(params: Params) -> None:
-    if params.topic:
-        raise Refused("Hours and days are computed as a whole: stats is not for one topic.")
-    since, until = params.period()
-    if since is not None and until is not None and until <= since:
-        raise Refused(f"until ({params.until}) is not after since ({params.since}).")
-
-
 # What is computed
 
 
 def _of_lake(
     spark: SparkSession, params: Params, options: StatsOptions, tell: Tell
 ) -> Input | None:
-    if not params.lake:
-        raise Refused(
-            "The statistics need a lake: a directory that this machine and all executors see."
-        )
     lake = Lake(params.lake)
     ledger = Ledger(lake)
     commits = ledger.check() if params.dry_run else ledger.follow()
@@ -237,14 +224,10 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
 
 def _whole(found: DataFrame, span: Span) -> DataFrame:
     """Of the days those that lie in the span as a whole."""
-    is_inside = F.col("at") < F.lit(_microseconds(span.until))
+    is_inside = F.col("at") < F.lit(epoch_us(span.until))
     if span.since is not None:
-        is_inside &= F.col("at") >= F.lit(_microseconds(span.since))
+        is_inside &= F.col("at") >= F.lit(epoch_us(span.since))
     return found.where((F.col("unit") == "hour") | is_inside)
-
-
-def _microseconds(when: datetime) -> int:
-    return (when - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
 def _ordered(frame: DataFrame, *names: str) -> Iterator[dict[str, Any]]:
@@ -272,7 +255,7 @@ def _figures(written: Written) -> dict[str, Any]:
         "hours": written.spans[TopicHour],
         "days": written.spans[TaskDay],
         "rows": sum(one.messages for one in written.topics.values()),
-        **{outcome.value: written.outcomes[outcome] for outcome in Outcome},
+        **{outcome.value: written.outcomes[outcome] for outcome in Replacement},
     }
 
 

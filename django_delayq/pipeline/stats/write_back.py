@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 
 from django.db import OperationalError, transaction
 
-from ...archive.archive_rows import instant_of
 from ...core.conf import get_settings
+from ...core.times import from_ms, stored, stored_ms, utc
 from ...models import TaskDay, TopicHour
-from ...stats.figure_rows import Outcome, compare_each, replace_each, stored_as
-from ...stats.histogram import decode, percentile
-from ...stats.hourly import encode_errors, utc
+from ...stats.histogram import Times, decode
+from ...stats.hourly import Replacement, compare_each, encode_errors, replace_each, stored_as
 
 #: How often a transaction is tried that the database ended.
 TRIES = 5
 #: Rows that one transaction writes, but for those of the hour or day with which there are as many.
 ROWS = 250
 
-Outcomes = Mapping[Any, Outcome]
+Outcomes = Mapping[Any, Replacement]
 Rows = Iterable[Mapping[str, Any]]
 """Of transforms.topic_hours() or task_days(), in the order of their hours or days."""
 
@@ -63,14 +62,14 @@ class Topic:
 
     def line(self) -> Mapping[str, Any]:
         """For a table: times in milliseconds, None when nothing ran."""
-        late, ran = (self.lateness, self.lateness_max), (self.run, self.run_max)
+        late, ran = Times.of(self.lateness, self.lateness_max), Times.of(self.run, self.run_max)
         return {
             "messages": self.messages,
             "dead": self.dead,
-            "late_p50_ms": _percentile(*late, 0.5),
-            "late_p99_ms": _percentile(*late, 0.99),
-            "run_p50_ms": _percentile(*ran, 0.5),
-            "run_p99_ms": _percentile(*ran, 0.99),
+            "late_p50_ms": late.p50,
+            "late_p99_ms": late.p99,
+            "run_p50_ms": ran.p50,
+            "run_p99_ms": ran.p99,
         }
 
 
@@ -80,17 +79,17 @@ class Written:
 
     spans: Counter[type] = field(default_factory=Counter)
     """TopicHour -> hours that were computed, TaskDay -> days."""
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[Replacement] = field(default_factory=Counter)
     """Of hours and days together."""
     kept: list[datetime | date] = field(default_factory=list)
     """Hours and days of which more was known than was computed."""
     topics: dict[str, Topic] = field(default_factory=dict)
 
-    def note(self, chunk: Chunk, outcome: Outcome) -> None:
+    def note(self, chunk: Chunk, outcome: Replacement) -> None:
         """One more."""
         self.spans[chunk.model] += 1
         self.outcomes[outcome] += 1
-        if outcome is Outcome.KEPT:
+        if outcome is Replacement.KEPT:
             self.kept.append(chunk.span)
         for row in chunk.rows:
             if isinstance(row, TopicHour):
@@ -105,7 +104,7 @@ def write_back(
     dry_run: bool = False,
 ) -> Written:
     """Replace the stored figures by these where they differ, some in a transaction: see
-    figure_rows.replace_each(). `finish()` is called in the transaction of the last ones. `dry_run`:
+    hourly.replace_each(). `finish()` is called in the transaction of the last ones. `dry_run`:
     only say what would be done."""
     written = Written()
 
@@ -149,14 +148,14 @@ def _spans(some: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
 def hour_chunks(rows: Rows) -> Iterator[Chunk]:
     """Of transforms.topic_hours()."""
     for at, group in groupby(rows, key=lambda row: row["hour"]):
-        hour = instant_of(at / 1000)
+        hour = stored_ms(at / 1000)
         yield _hour(utc(hour), [TopicHour(hour=hour, **_fields(row, "hour")) for row in group])
 
 
 def day_chunks(rows: Rows) -> Iterator[Chunk]:
     """Of transforms.task_days()."""
     for at, group in groupby(rows, key=lambda row: row["day"]):
-        day = utc(instant_of(at / 1000)).date()
+        day = from_ms(at / 1000).date()
         yield _day(
             day,
             [
@@ -177,7 +176,7 @@ def with_empty_days(chunks: Iterable[Chunk], days: Iterable[date]) -> Iterator[C
 
 
 def _hour(hour: datetime, rows: Sequence[Any]) -> Chunk:
-    return Chunk(TopicHour, instant_of(hour.timestamp() * 1000), hour, rows)
+    return Chunk(TopicHour, stored(hour), hour, rows)
 
 
 def _day(day: date, rows: Sequence[Any]) -> Chunk:
@@ -226,9 +225,3 @@ def _add(counts: dict[int, int], text: str) -> None:
 
 def _or_lowest(value: float | None) -> float:
     return float("-inf") if value is None else value
-
-
-def _percentile(counts: Mapping[int, int], highest: float, share: float) -> float | None:
-    """The middle of a bucket may lie above the highest value in it."""
-    value = percentile(counts, share)
-    return None if value is None else min(value, highest)

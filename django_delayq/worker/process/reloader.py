@@ -35,16 +35,16 @@ class Reloader(Service):
         self._seen: dict[Path, float] = {}
         self._broken_since = 0.0
         self._error = ""
-        self._look()  # what is loaded now; the thread may come too late for a quick change
+        self._changed()  # what is loaded now; the thread may come too late for a quick change
 
     def run_once(self) -> float:
         """Call back once when modules have changed and the project can be imported with them."""
-        changed = self._look()
+        changed = self._changed()
         if changed or (self._broken_since and time.monotonic() - self._broken_since > TRY_AGAIN):
             self._try(changed)
         return self.interval
 
-    def _look(self) -> list[Path]:
+    def _changed(self) -> list[Path]:
         """The modules that have changed."""
         changed = []
         for path in iter_all_python_module_files():

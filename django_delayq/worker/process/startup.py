@@ -146,7 +146,7 @@ def banner(
     ]
     for stat in stats:
         if stat.paused:
-            who, why = (on_one_line(str(stat.paused.get(name) or "")) for name in ("by", "reason"))
+            who, why = on_one_line(stat.paused.by), on_one_line(stat.paused.reason)
             reason = f', "{why}"' if why else ""
             say(f"  paused    {stat.topic} (by {who or 'unknown'}{reason})")
     heads = [stat.next_due_at for stat in stats if stat.next_due_at is not None]

@@ -1,0 +1,130 @@
+"""What an enqueue returns: it names the message, finds, cancels and reschedules it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, overload
+
+from asgiref.sync import sync_to_async
+
+from ..core.message import Message
+from ..core.times import Duration, When, from_ms
+from ..tasks.task import Receipt
+
+
+class ChangeOptions(NamedTuple):
+    """How a message is cancelled or rescheduled. None: what DELAYQ says."""
+
+    missing_ok: bool = False
+    """Return False or None, instead of raising, when nothing waits."""
+    after_commit: bool | None = None
+    """False acts at once, whatever the open transaction does."""
+    database: str | None = None
+    """Alias of the transaction to wait for."""
+    on_redis_error: str | None = None
+    """spill: the outbox keeps what Redis cannot take. raise: it is an error."""
+
+
+class Handle(Receipt):
+    """What enqueue returns: names the message, already before the transaction commits."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        key = f", key={self.key!r}" if self.key else ""
+        due = f", due_at={self.due_at.isoformat()}" if self.due_at else ""
+        return (
+            f"Handle(id={self.id!r}, topic={self.topic!r}, task={self.task!r}{key}, "
+            f"outcome={self.outcome!r}{due})"
+        )
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it runs, by Redis' clock. None until it is sent, and for a kept message."""
+        return None if self.due_ms is None else from_ms(self.due_ms)
+
+    def get(self) -> Message | None:
+        """The live message, or None when it is finished or not yet sent."""
+        from .finding import get
+
+        return get(self.topic, None, self.identity)
+
+    def cancel(self, *, missing_ok: bool = False, after_commit: bool | None = None) -> bool:
+        """Take it back, as DelayedTask.cancel() does."""
+        from .changes import cancel
+
+        return cancel(self.topic, None, self.identity, ChangeOptions(missing_ok, after_commit))
+
+    async def aget(self) -> Message | None:
+        """get() for async code."""
+        return await sync_to_async(self.get, thread_sensitive=True)()
+
+    async def acancel(self, *, missing_ok: bool = False, after_commit: bool | None = None) -> bool:
+        """cancel() for async code."""
+        call = sync_to_async(self.cancel, thread_sensitive=True)
+        return await call(missing_ok=missing_ok, after_commit=after_commit)
+
+    @overload
+    def reschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: Literal[False] = False,
+        after_commit: bool | None = None,
+    ) -> datetime: ...
+    @overload
+    def reschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool,
+        after_commit: bool | None = None,
+    ) -> datetime | None: ...
+    def reschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+    ) -> datetime | None:
+        """Give it another due time and return that, as DelayedTask.reschedule() does."""
+        from .changes import reschedule
+
+        how = ChangeOptions(missing_ok, after_commit)
+        return reschedule(self.topic, None, self.identity, When.given(delay, due_at), how)
+
+    @overload
+    async def areschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: Literal[False] = False,
+        after_commit: bool | None = None,
+    ) -> datetime: ...
+    @overload
+    async def areschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool,
+        after_commit: bool | None = None,
+    ) -> datetime | None: ...
+    async def areschedule(
+        self,
+        *,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+    ) -> datetime | None:
+        """reschedule() for async code."""
+        call: Any = sync_to_async(self.reschedule, thread_sensitive=True)
+        moved: datetime | None = await call(
+            delay=delay, due_at=due_at, missing_ok=missing_ok, after_commit=after_commit
+        )
+        return moved

@@ -1,0 +1,220 @@
+"""What the verbs have in common: a base class, values of options, progress, and how they end."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    DjangoHelpFormatter,
+    OutputWrapper,
+)
+from django.db import Error
+from django.utils import timezone
+from django.utils.dateparse import parse_date, parse_datetime
+
+from ..core.exceptions import ConfigurationError, DelayQError, InvalidMessage, StoreUnavailable
+from ..models import OperatorAction
+from ..worker.process.runner import ExitCode
+
+#: What a shell says of a program that Ctrl-C has ended.
+INTERRUPTED = 130
+
+#: How durations are written, for help texts.
+DURATIONS = "90s 15m 2h 30d 4w"
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
+    """Django's order of the options, and the description with its own line breaks."""
+
+
+class Verb(BaseCommand):
+    """Base of the verbs.
+
+    The docstring of the module is the help text. `run` does the work and returns the last line.
+    Exit codes: 0 done, 1 error, 2 wrong options, 3 no Redis, 130 Ctrl-C.
+    """
+
+    requires_system_checks = []
+    so_far = ""
+    """How far the verb is, in words. Empty: it has not begun to change anything."""
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """With the docstring of the module as the description."""
+        self.help = sys.modules[type(self).__module__].__doc__ or ""
+        return super().create_parser(prog_name, subcommand, formatter_class=HelpFormatter, **kwargs)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run the verb, and say how it ended."""
+        self.reporter = Reporter(self.stderr)
+        try:
+            line = self.run(options)
+        except KeyboardInterrupt:
+            self.reporter.clear()
+            text = f"Interrupted: {self.committed() or 'nothing was changed'}."
+            self.stderr.write(f"{text} Run it again to go on.", style_func=str)
+            sys.exit(INTERRUPTED)
+        except (DelayQError, Error) as error:
+            self.reporter.clear()
+            raise failure(error, self.so_far) from error
+        self.reporter.clear()
+        if line:
+            self.stdout.write(line)
+
+    def run(self, options: dict[str, Any]) -> str | None:
+        """Do the work. Returns the last line of the output, if there is one to add."""
+        raise NotImplementedError
+
+    def progress(self, text: str) -> None:
+        """Say how far the verb is, and keep it for an error or Ctrl-C."""
+        self.so_far = text
+        self.reporter.show(text)
+
+    def committed(self) -> str:
+        """What is certainly done when Ctrl-C has ended the verb."""
+        return self.so_far
+
+
+def add_record(parser: ArgumentParser, *, reason: bool = False) -> None:
+    """--reason and --by, for the record of operator actions."""
+    parser.add_argument(
+        "--reason", default="", required=reason, metavar="TEXT", help="why, for the record"
+    )
+    add_by(parser)
+
+
+def add_by(parser: ArgumentParser) -> None:
+    """--by, for the record of operator actions."""
+    parser.add_argument(
+        "--by",
+        default=user_of_shell(),
+        metavar="NAME",
+        help="who, for the record (default: the user of the operating system)",
+    )
+
+
+def user_of_shell() -> str:
+    """The user of the operating system; empty in a container that has no entry for the user."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""
+
+
+def committed_count(action: OperatorAction, reported: int) -> int:
+    """How many the action has changed: its last transaction may be committed and not reported."""
+    count = OperatorAction.objects.filter(pk=action.pk).values_list("count", flat=True).first()
+    return reported if count is None else count
+
+
+def failure(error: Exception, done: str = "") -> CommandError:
+    """The error in words, with what was done before it, and the exit code that fits."""
+    text = (
+        str(error)
+        if isinstance(error, DelayQError)
+        else f"The database failed: {type(error).__name__}: {error}"
+    ).strip()
+    if isinstance(error, ConfigurationError | InvalidMessage):
+        code = ExitCode.CONFIGURATION
+    else:
+        code = ExitCode.UNREACHABLE if isinstance(error, StoreUnavailable) else ExitCode.ERROR
+    return CommandError(f"{text} Before that: {done}." if done else text, returncode=code)
+
+
+def in_time_zone(when: datetime) -> str:
+    """An instant as people read it, by TIME_ZONE."""
+    local = when if timezone.is_naive(when) else timezone.localtime(when)
+    return local.isoformat(" ", "seconds")
+
+
+# Values of options
+
+
+def duration(text: str) -> timedelta:
+    """From 90s, 15m, 2h, 30d or 4w."""
+    if match := re.fullmatch(r"(\d{1,9})([smhdw])", text):
+        return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    raise ArgumentTypeError(f"{text!r} is not a duration: use 90s, 15m, 2h, 30d or 4w")
+
+
+def instant(text: str) -> datetime:
+    """From a duration ago, a date or a datetime; by TIME_ZONE unless the text has an offset."""
+    try:
+        if re.fullmatch(r"\d+[smhdw]", text):
+            return timezone.now() - duration(text)
+        when = parse_datetime(text)
+        if when is None and (day := parse_date(text)):
+            when = datetime(day.year, day.month, day.day)
+    except (ValueError, OverflowError):
+        when = None
+    if when is None:
+        raise ArgumentTypeError(
+            f"{text!r} is not a time: use 2h or 30d (ago), 2026-01-31 or 2026-01-31T12:00+01:00"
+        )
+    if timezone.is_naive(when):
+        return timezone.make_aware(when) if django_settings.USE_TZ else when
+    return when if django_settings.USE_TZ else timezone.make_naive(when)
+
+
+def whole(low: int = 1, high: int = 10**12) -> Callable[[str], int]:
+    """A whole number between these."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high:,}")
+        return int(text)
+
+    return parse
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 10**9:
+        raise ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+# Progress
+
+
+class Reporter:
+    """Says how far a verb is: on a terminal one line that is written again and again, else a line
+    every five seconds."""
+
+    def __init__(self, stream: OutputWrapper, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._terminal = stream.isatty()
+        self._pause = 0.1 if self._terminal else 5.0
+        self._next = clock() + (0 if self._terminal else self._pause)
+
+    def show(self, text: str) -> None:
+        """Write the text, unless a text was written just now."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + self._pause
+        if self._terminal:
+            self._stream.write(f"\r\x1b[K{text}", style_func=str, ending="")
+            self._stream.flush()
+        else:
+            self._stream.write(text, style_func=str)
+
+    def clear(self) -> None:
+        """Make room for the last line."""
+        if self._terminal:
+            self._stream.write("\r\x1b[K", style_func=str, ending="")

@@ -1,0 +1,77 @@
+"""List the messages that the archive refused, or archive them again.
+
+`list` shows each entry with its id and the error of the database. `archive` tries again, for all
+entries or for those that are named. Ctrl-C ends it safely: run it again to go on.
+
+  python manage.py delayq unarchivable list
+  python manage.py delayq unarchivable archive 17 18 --reason "the trigger is gone"
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db.models import QuerySet
+
+from ...archive.unarchivable import ArchivedAgain, archive_again, shown
+from ...core.text import on_one_line
+from ...models import UnarchivableEntry
+from ...worker.process.runner import ExitCode
+from ..cli import Verb, add_record, in_time_zone
+
+
+class Command(Verb):
+    """Lists or archives what the archive refused."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """What to do, with which entries, and for the record."""
+        parser.add_argument(
+            "what", choices=("list", "archive"), help="show them, or try again to archive them"
+        )
+        parser.add_argument(
+            "ids", nargs="*", type=int, metavar="ID", help="as the list shows them (default: all)"
+        )
+        parser.add_argument("--topic", help="only entries of this topic")
+        add_record(parser)
+
+    def run(self, options: dict[str, Any]) -> str | None:
+        """List the entries, or archive them again and say how many."""
+        rows: QuerySet[UnarchivableEntry] = UnarchivableEntry.objects.all()
+        rows = rows.filter(pk__in=options["ids"]) if options["ids"] else rows
+        rows = rows.filter(topic=options["topic"]) if options["topic"] else rows
+        if options["what"] == "list":
+            self._list(rows)
+            return None
+
+        def progress(done: ArchivedAgain) -> None:
+            self.progress(_summary(done))
+
+        reason = options["reason"][:1_000]
+        done = archive_again(rows, by=options["by"], reason=reason, progress=progress)
+        if done.refused:
+            self.reporter.clear()
+            self.stdout.write(_summary(done))
+            raise CommandError(
+                "The database refused some entries again. Run `delayq unarchivable list`: it shows "
+                "the error of each.",
+                returncode=ExitCode.ERROR,
+            )
+        return _summary(done)
+
+    def _list(self, rows: QuerySet[UnarchivableEntry]) -> None:
+        for row in rows.order_by("pk").iterator(chunk_size=100):
+            entry = shown(row)
+            key = entry.body.key or "-"
+            parts = (row.topic, row.state, row.message_id, entry.task, key, row.error)
+            words = "  ".join(on_one_line(part) for part in parts)
+            self.stdout.write(f"{row.pk}  {in_time_zone(row.created_at)}  {words}")
+
+
+def _summary(done: ArchivedAgain) -> str:
+    text = f"archived {done.count:,} {'entry' if done.count == 1 else 'entries'}"
+    if done.refused:
+        words = ", ".join(f"{name} {number:,}" for name, number in sorted(done.refused.items()))
+        text += f", refused again {sum(done.refused.values()):,} ({words})"
+    return text

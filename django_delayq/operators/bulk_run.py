@@ -1,0 +1,339 @@
+"""Runs one bulk operation: goes through the dead letters of its selection, or empties a topic, in
+batches that each commit with how far it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import EmptyResultSet
+from django.db import Error, connections, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from ..archive.selection import Rows, Selection
+from ..client import topics
+from ..core.conf import get_settings
+from ..core.exceptions import DelayQError, InvalidMessage
+from ..core.times import duration_ms
+from ..models import (
+    ArchivedMessage,
+    BulkKind,
+    BulkOperation,
+    BulkStatus,
+    Final,
+    OperatorAction,
+    OutboxMessage,
+    OutboxStatus,
+)
+from .replayer import Edit, Replayer
+from .walk import PAGE, Walk
+
+#: Seconds that a purge waits for the archiver before it looks again.
+FULL_STREAM_PAUSE = 5.0
+
+#: Fields whose values are only for those who may see what messages carry.
+_CONTENTS = re.compile(r"WHERE.*\b(body|headers|history|error_message|traceback)\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What replay() or discard() has done so far."""
+
+    action: OperatorAction
+    """The record of it. Its finished_at is null until the end."""
+    count: int
+    """Messages that are replayed, or discarded."""
+    skipped: Counter[str]
+    """How many rows of the selection were left as they are, by the reason in words."""
+
+
+class Stopped(DelayQError):
+    """The bulk operation was cancelled, or another process runs it. What was done before stays."""
+
+
+class BulkRun:
+    """One process at one operation. Writes how far it is, in the transactions that change the
+    messages. Every write checks that the operation is still ours: else it raises Stopped, and the
+    transaction is undone."""
+
+    def __init__(
+        self,
+        operation: BulkOperation,
+        rest: Callable[[float], object] = lambda seconds: None,
+    ) -> None:
+        self.operation = operation
+        self.alias = get_settings().database
+        self._action = operation.action
+        self._ours = BulkOperation.objects.filter(
+            pk=operation.pk, status=BulkStatus.RUNNING, worker=operation.worker
+        )
+        self._rest = rest
+        self._began_at = time.monotonic()
+        self._skipped_before = Counter(decoded(operation.skipped))
+
+    def write(self, **changes: Any) -> None:
+        """Store changes of the operation, and that this process is alive. Raises Stopped."""
+        if not self._ours.update(alive_at=timezone.now(), **changes):
+            raise Stopped
+
+    def rest(self) -> None:
+        """Pause between two transactions. Raises Stopped."""
+        self._rest(time.monotonic() - self._began_at)
+        self._began_at = time.monotonic()
+
+    def wait(self) -> None:
+        """Pause until another process has done something. Raises Stopped."""
+        self.write()
+        self._rest(FULL_STREAM_PAUSE)
+
+    def open(self) -> None:
+        """Begin a transaction. A write comes first: on SQLite, which has no row locks, a
+        transaction that reads first may not write afterwards."""
+        self.write()
+
+    def enter(self, count: int, position: int, skipped: Counter[str]) -> None:
+        """Before the commit: `count` more messages are changed, and all rows up to `position` are
+        dealt with."""
+        if self._action:
+            self._action.add(count)
+        total = json.dumps(self._skipped_before + skipped)
+        self.write(count=F("count") + count, position=position, skipped=total)
+
+    def purged(self, count: int) -> None:
+        """Count messages that Redis has ended, also when the operation is cancelled."""
+        with transaction.atomic(using=self.alias):
+            if self._action:
+                self._action.add(count)
+            same = BulkOperation.objects.filter(pk=self.operation.pk)
+            same.update(count=F("count") + count)
+
+    def counted(self, total: int) -> None:
+        """Store how many messages it is about."""
+        self.operation.total = total
+        self.write(total=total)
+
+    def close(self, skipped: Counter[str]) -> None:
+        """Store that it has come to its end."""
+        now = timezone.now()
+        with transaction.atomic(using=self.alias):
+            self.write(
+                status=BulkStatus.DONE,
+                finished_at=now,
+                skipped=json.dumps(self._skipped_before + skipped),
+                error="",
+            )
+            if self._action:
+                self._action.finish(now)
+
+    def fail(self, error: BaseException) -> None:
+        """Store that it cannot go on."""
+        status = BulkStatus.FAILED if isinstance(error, Exception) else BulkStatus.CANCELLED
+        with suppress(Error):  # the database itself may be away
+            self._ours.update(
+                status=status, finished_at=timezone.now(), error=error_words(error)[:2_000]
+            )
+
+    def put_down(self, error: str = "") -> None:
+        """Leave it to the next worker: at once, or with an error after a while."""
+        with suppress(Error):  # the database may be away: then another worker takes it over
+            alive_at = timezone.now() if error else None
+            self._ours.update(status=BulkStatus.WAITING, worker="", error=error, alive_at=alive_at)
+
+
+# Ways to run an operation
+
+
+def run_stored(run: BulkRun) -> None:
+    """Run an operation that a page has ordered, or go on where another worker has left it. Raises
+    Stopped, and InvalidMessage for what this version does not know."""
+    kind = run.operation.kind
+    if kind not in BulkKind.values:
+        raise InvalidMessage(f"This version does not know the bulk operation {kind!r}.")
+    if kind == BulkKind.PURGE:
+        _purge(run)
+        return
+    operation = run.operation
+    selection = Selection.decode(operation.selection)
+    rows = selection.rows().filter(state=Final.DEAD).order_by("pk")
+    if operation.total is None or operation.dry_run:
+        counting = Walk(rows, last=operation.cutoff)
+        counting.on_page = run.write
+        total = 0
+        for total, _ in enumerate(counting.candidates(), 1):
+            if total % PAGE == 0:
+                run.rest()
+        run.counted(total)
+        if operation.dry_run:
+            run.close(counting.skipped)
+            return
+    walk = Walk(rows, after=operation.position, last=operation.cutoff)
+    walk.on_page = run.write
+    _change_all(run, walk, _change(run, walk), run.rest)
+
+
+def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
+    kind: str,
+    rows: Rows,
+    *,
+    by: str,
+    reason: str,
+    delay_ms: int = 0,
+    rate: float | None = None,
+    edit: Edit | None = None,
+    force: bool = False,
+    limit: int | None = None,
+    progress: Callable[[Replayed], object] | None = None,
+    **fields: Any,
+) -> Replayed:
+    """Order an operation on these rows, and run it here. `fields` are those of its OperatorAction,
+    which else describes the rows. `progress` is called first and after each transaction.
+
+    When an exception says that nothing was changed, no record stays.
+    """
+    walk = Walk(rows, force=force, limit=limit)
+    if not fields:
+        words = [_in_words(rows), "force" if force else "", f"limit {limit:,}" if limit else ""]
+        fields = {"selection": ", ".join(filter(None, words))}
+    now = timezone.now()
+    operation = BulkOperation(
+        kind=kind,
+        in_place=True,
+        selection=fields["selection"][:2_000],
+        options=json.dumps({"delay": delay_ms / 1000, "rate": rate}),
+        cutoff=walk.last,
+        status=BulkStatus.RUNNING,
+        worker=f"{socket.gethostname()}:{os.getpid()}"[:200],
+        started_at=now,
+        alive_at=now,
+    )
+    action = order(operation, by, reason, **fields)
+    assert action is not None
+    run = BulkRun(operation)
+    walk.on_page = run.write
+
+    def so_far() -> Replayed:
+        action.count = walk.count
+        return Replayed(action=action, count=walk.count, skipped=walk.skipped.copy())
+
+    try:
+        _change_all(
+            run,
+            walk,
+            _change(run, walk, edit),
+            lambda: progress(so_far()) if progress else None,
+        )
+    except BaseException as error:
+        run.fail(error)
+        if isinstance(error, Exception):
+            with suppress(Error):  # the database itself may be away
+                if OperatorAction.objects.filter(pk=action.pk, count=0).delete()[0]:
+                    operation.delete(using=run.alias)
+        raise
+    action.refresh_from_db(using=run.alias, fields=["finished_at"])
+    return so_far()
+
+
+def order(operation: BulkOperation, by: str, reason: str, **fields: Any) -> OperatorAction | None:
+    """Store an operation and, unless it is a dry run, the action that orders it, in one
+    transaction."""
+    alias = get_settings().database
+    operation.operator, operation.reason = by[:150], reason
+    with transaction.atomic(using=alias):
+        operation.save(using=alias)
+        if operation.dry_run:
+            return None
+        return OperatorAction.new(operation.kind, by, reason, bulk_operation=operation, **fields)
+
+
+def _change_all(
+    run: BulkRun,
+    walk: Walk,
+    change: Callable[[Sequence[Any]], int],
+    after_batch: Callable[[], object],
+) -> None:
+    """Change every batch in a transaction of its own, which also counts it in the operation."""
+    after_batch()
+    for pks in walk.batches():
+        with transaction.atomic(using=run.alias):
+            run.open()
+            count = change(walk.lock(pks))
+            run.enter(count, walk.position, walk.skipped)
+        walk.count += count
+        after_batch()
+    run.close(walk.skipped)
+
+
+def _change(run: BulkRun, walk: Walk, edit: Edit | None = None) -> Callable[[Sequence[Any]], int]:
+    """What is done to each batch of dead letters."""
+    if run.operation.kind == BulkKind.DISCARD:
+        return walk.discard
+    options = decoded(run.operation.options)
+    replayer = Replayer(walk, duration_ms(options.get("delay", 0)), options.get("rate"), edit)
+    # A rate goes on from when the first worker began.
+    replayer.began_ms = int(options.setdefault("began_ms", replayer.began_ms))
+    replayer.sent_before = run.operation.count
+    run.write(options=json.dumps(options))
+    return replayer.send
+
+
+def _purge(run: BulkRun) -> None:
+    """Cancel as many messages as waited in the topic, in Redis and in the outbox, when the first
+    worker took the operation: those that are due first. A kill between a batch of 500 and its count
+    leaves that batch uncounted."""
+    operation, settings = run.operation, get_settings()
+    topic = Selection.decode(operation.selection).topic
+    if operation.total is None:
+        waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).count()
+        stats = topics.topic_stats(topic)
+        run.counted(stats.delayed + stats.backlog + waiting)
+    left = 0 if operation.dry_run else (operation.total or 0) - operation.count
+    if left > 0:
+        for count in topics.purge_batches(topic, operation.reason[:200], left):
+            run.purged(count)
+            run.rest()
+            while topics.topic_stats(topic).finished > settings.finished_limit // 2:
+                run.wait()  # for the archiver: a full stream would hold the topic
+            run.write()  # before the next batch: the operation may be cancelled, or another's
+    run.close(Counter())
+
+
+# Words
+
+
+def decoded(text: str) -> dict[str, Any]:
+    """A JSON object that we have stored. Anything else counts as an empty one."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def error_words(error: BaseException) -> str:
+    """For everybody who sees the page: what a database says may quote a row."""
+    if isinstance(error, DelayQError):
+        return f"{type(error).__name__}: {error}"
+    if not isinstance(error, Exception):
+        return f"It was interrupted ({type(error).__name__})."
+    return f"{type(error).__name__} (see the log)"
+
+
+def _in_words(rows: Rows) -> str:
+    """The condition, much as the database reads it."""
+    try:
+        sql, values = rows.order_by().values("pk").query.get_compiler(rows.db).as_sql()
+    except EmptyResultSet:
+        return "nothing"
+    if _CONTENTS.search(sql):  # those who may not see contents can read these words
+        return "a condition on what messages carry"
+    table = connections[rows.db].ops.quote_name(ArchivedMessage._meta.db_table)
+    return (sql % tuple(values)).replace(f"{table}.", "").partition(" WHERE ")[2] or "everything"

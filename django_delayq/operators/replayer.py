@@ -1,0 +1,242 @@
+"""Makes new messages of dead letters: rows of the outbox, in the transaction that marks their
+origins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace as with_changes
+from itertools import chain
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from django.db import connections
+from django.db.models import Max
+from django.db.models.expressions import RawSQL
+from django.utils import timezone
+
+from ..archive.selection import Rows
+from ..core.conf import get_settings
+from ..core.exceptions import InvalidMessage
+from ..core.message import Priority, key_id, new_id
+from ..core.times import When
+from ..models import ArchivedMessage, Final, OutboxMessage, OutboxStatus
+from ..outbox import outbox
+from ..store import get_store
+from ..tasks import registry
+from ..tasks.builder import Item, Template
+from ..tasks.task import Call, Task
+from .walk import Walk
+
+#: Characters of arguments in memory at a time, and in one INSERT: MariaDB takes 16 MiB by default.
+CHUNK = 2_000_000
+
+Edit = Callable[[ArchivedMessage], tuple[Sequence[Any], Mapping[str, Any]] | None]
+
+_CONTENT = ("topic", "task", "key", "body", "headers", "priority", "ttr_ms", "max_attempts")
+
+
+class _Arguments(msgspec.Struct):
+    """The body of a row."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    redaction: str = ""
+
+
+_decode_arguments = msgspec.json.Decoder(_Arguments).decode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class Replayer:
+    """Makes outbox rows of locked archive rows."""
+
+    def __init__(self, walk: Walk, delay_ms: int, rate: float | None, edit: Edit | None) -> None:
+        self._walk = walk
+        self._delay_ms, self._rate, self._edit = delay_ms, rate, edit
+        self._settings = get_settings()
+        self.began_ms = -(-get_store().now_us() // 1000)
+        """From when on the rate counts."""
+        self.sent_before = 0
+        """Messages that were sent since then, before this walk."""
+        self._table = OutboxMessage.objects.using(walk.alias)
+
+    def send(self, locked: Sequence[Any]) -> int:
+        """Insert the messages and mark their origins. Returns how many."""
+        known = registry.known_topics()
+        rows = [row for row in locked if not self._walk.skip(_undeclared(row, known))]
+        count = 0
+        for pks in _chunks_of_bodies(self._without_keys_in_use(rows)):
+            content = self._walk.table.filter(pk__in=pks).order_by("pk")
+            if self._edit is None:
+                content = content.only(*_CONTENT)
+            items: dict[int, Item] = {}
+            for row in content:
+                if item := self._item(row, self._walk.count + count + len(items)):
+                    items[row.pk] = item
+            count += self._mark(self._insert(items))
+        return count
+
+    def _without_keys_in_use(self, rows: Sequence[Any]) -> Sequence[Any]:
+        keyed = [row for row in rows if row.key]
+        if not keyed:
+            return rows
+        newest, live = self._newest({row.message_id for row in keyed}), _live(keyed)
+
+        def why(row: Any) -> str:
+            if not row.key:
+                return ""
+            if row.pk < newest.get(row.message_id, 0):
+                return "newer one with this key"
+            return "key live" if row.message_id.bytes in live else ""
+
+        return [row for row in rows if not self._walk.skip(why(row))]
+
+    def _newest(self, ids: set[UUID]) -> dict[UUID, int]:
+        """The newest dead letter of the selection with each id."""
+        rows = self._walk.rows.filter(message_id__in=ids, state=Final.DEAD, pk__lte=self._walk.last)
+        if not self._walk.force:
+            rows = rows.filter(discarded_at=None)
+        return dict(
+            rows.order_by()
+            .values("message_id")
+            .annotate(Max("pk"))
+            .values_list("message_id", "pk__max")
+        )
+
+    def _item(self, row: ArchivedMessage, number: int) -> Item | None:
+        """The message that replays this row, or None: counted as skipped."""
+        try:
+            found = _decode_arguments(row.body)
+            headers = _decode_headers(row.headers) if row.headers else {}
+        except (msgspec.MsgspecError, UnicodeError):
+            self._walk.skip("undecodable")
+            return None
+        edited = self._edit(row) if self._edit else None
+        if edited is None and self._walk.skip("redacted" if found.redaction else ""):
+            return None
+        try:
+            args, kwargs = _pair(edited) if edited is not None else (found.args, found.kwargs)
+            return self._template(row, headers, number).item(
+                Call(registry.by_name[row.task], args, kwargs), new_id()
+            )
+        except InvalidMessage as error:
+            if edited is not None:
+                raise InvalidMessage(
+                    f"Archived message {row.pk}: the edited arguments are refused. {error}"
+                ) from error
+            self._walk.skip("arguments refused")
+            return None
+
+    def _template(self, row: ArchivedMessage, headers: Mapping[str, str], number: int) -> Template:
+        task = registry.by_name[row.task]
+        options = with_changes(
+            task.options,
+            topic=row.topic,
+            when=self._when(number),
+            ttr_ms=row.ttr_ms,
+            max_attempts=task.options.max_attempts
+            if row.max_attempts is None
+            else row.max_attempts,
+            priority=Priority(row.priority),
+            expires=When(),
+            on_duplicate="keep",  # one that comes in between is newer
+            key=row.key or None,
+            headers=headers,
+            durable=True,
+            replay_of=row.pk,
+        )
+        return Template(Task(task.definition, options), self._settings)
+
+    def _when(self, number: int) -> When:
+        if self._rate is None:
+            return When.after(self._delay_ms)
+        return When.at(
+            self.began_ms
+            + self._delay_ms
+            + math.ceil((self.sent_before + number) * 1000 / self._rate)
+        )
+
+    def _insert(self, items: Mapping[int, Item]) -> dict[int, UUID]:
+        """Returns the ids of the messages by those of their origins."""
+        now_us = get_store().now_us()
+        rows = {pk: outbox.row_of(item, now_us, OutboxStatus.WAITING) for pk, item in items.items()}
+        for (
+            row
+        ) in rows.values():  # behind what waits already, so that a million of them hold up nobody
+            row.relay_at_ms = max(row.relay_at_ms, now_us // 1000)
+        self._table.bulk_create([row for row in rows.values() if not row.key])
+        refused = self._insert_keyed([row for row in rows.values() if row.key], now_us)
+        self._walk.skip("key live", len(refused))
+        return {pk: row.message_id for pk, row in rows.items() if row.message_id not in refused}
+
+    def _insert_keyed(self, rows: Sequence[OutboxMessage], now_us: int) -> set[UUID]:
+        """Insert what may be there, also since a moment. Returns the ids of those that are."""
+        if not rows:
+            return set()
+        # In one order, so that two replays of the same keys wait for each other instead of
+        # deadlocking.
+        self._table.bulk_create(sorted(rows, key=lambda row: row.message_id), ignore_conflicts=True)
+        ids = {row.message_id for row in rows}
+        ours = self._table.filter(message_id__in=ids, enqueued_at_us=now_us).values_list(
+            "message_id", flat=True
+        )
+        return ids - set(ours)
+
+    def _mark(self, replayed: Mapping[int, UUID]) -> int:
+        return mark_replayed(self._walk.table, replayed)
+
+
+def mark_replayed(rows: Rows, replayed: Mapping[int, UUID]) -> int:
+    """Write into the rows of these ids which message replays each. Returns how many."""
+    if not replayed:
+        return 0
+    # One statement for all, and not Case and When, which take Django longer than the rest.
+    field: Any = ArchivedMessage._meta.get_field("replayed_by")
+    connection = connections[rows.db]
+    values = [
+        (pk, field.get_db_prep_value(message_id, connection)) for pk, message_id in replayed.items()
+    ]
+    cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
+    by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
+    marked: int = rows.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
+    return marked
+
+
+def _undeclared(row: Any, topics: set[str]) -> str:
+    """Why this row cannot be a message, without a look at its body."""
+    if row.task not in registry.by_name:
+        return "unknown task"
+    if row.topic not in topics:
+        return "unknown topic"
+    # The archive writes \0 otherwise: then the row does not have the key.
+    return "undecodable" if row.key and key_id(row.topic, row.key) != row.message_id.bytes else ""
+
+
+def _live(rows: Sequence[Any]) -> set[bytes]:
+    """Which of the ids are live in Redis."""
+    places = [(row.topic, row.message_id.bytes) for row in rows]
+    return {found.id for _, found in get_store().find_many(places)}
+
+
+def _chunks_of_bodies(rows: Sequence[Any]) -> Iterator[list[int]]:
+    """Ids of rows whose bodies fit into memory together."""
+    pks: list[int] = []
+    size = 0
+    for row in rows:
+        if pks and size + row.size > CHUNK:
+            yield pks
+            pks, size = [], 0
+        pks.append(row.pk)
+        size += row.size
+    if pks:
+        yield pks
+
+
+def _pair(edited: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(edited, tuple) and len(edited) == 2:
+        args, kwargs = edited
+        if isinstance(args, list | tuple) and isinstance(kwargs, Mapping):
+            return args, kwargs
+    raise InvalidMessage(f"edit returns (args, kwargs) or None, not {edited!r:.80}.")
