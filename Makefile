@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline servers test test-all screenshots lint bench chaos mutations clean
+.PHONY: help demo pipeline servers test test-all screenshots lint docs bench chaos mutations clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -70,6 +70,10 @@ lint: $(VENV)/dev.stamp ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# -n: a reference that leads nowhere is an error, as all warnings are.
+docs: $(VENV)/dev.stamp ## Build the documentation into docs/_build
+	$(BIN)/python -m sphinx -W --keep-going -n -q docs docs/_build
+
 bench: $(VENV)/dev.stamp ## Measure, compared with raw Redis in the same run (WORKLOADS="burst" PEERS=bullmq ARGS="--runs 3")
 	@.ci/system-packages redis-server || true
 	$(BIN)/python -m tests.benchmarks $(WORKLOADS) --peers "$(PEERS)" --json $(or $(JSON),.bench/results.json) $(ARGS)
@@ -83,7 +87,7 @@ mutations: $(VENV)/dev.stamp ## Break the scripts line by line, and see that a t
 	JOBS=$(JOBS) $(BIN)/python -m tests.store.mutations
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .delayq .delayq-demo .delayq-pipeline .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) docs/_build .delayq .delayq-demo .delayq-pipeline .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip and not python: where ensurepip is missing, a failed attempt leaves an environment with python alone.

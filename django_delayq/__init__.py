@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .client.decorator import DelayedTask, delayed_task
 from .client.handle import Handle
-from .client.task import DelayedTask, delayed_task
 from .client.topics import (
     list_messages,
     move_topic,
@@ -17,7 +17,6 @@ from .core.exceptions import (
     DuplicateMessage,
     EnqueueUnknown,
     InvalidMessage,
-    LeaseLost,
     MessageNotFound,
     MessageRunning,
     NotWaiting,
@@ -48,7 +47,7 @@ __all__ = [
     # Types
     "DelayedTask", "Handle", "Message", "Page", "Priority", "State", "TopicStats",
     # Errors
-    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage", "LeaseLost",
+    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
     "MessageNotFound", "MessageRunning", "NotWaiting", "OutcomeUnknown", "StoreError",
     "StoreUnavailable", "UnknownTopic",
 ]  # fmt: skip

@@ -17,6 +17,31 @@ from .store import get_store
 from .store.connection import caches_beside
 from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
 
+#: What each check finds, by its id without "delayq.": those of every `check`, and those that run
+#: with `--deploy` and when a worker starts.
+ALWAYS = {
+    "E001": "`DELAYQ` cannot be read: a name is unknown, or a value has the wrong type or range.",
+    "E002": '`DELAYQ["REDIS"]` is missing.',
+    "E003": '`DELAYQ["DATABASE"]` is not in `DATABASES`.',
+    "E004": '`DELAYQ["REDACT"]` cannot be imported, or is no function.',
+    "W005": "A cache uses the same Redis database: its `clear()` deletes all messages.",
+    "W006": '`DELAYQ["DATABASE"]` is not `"default"`: durable messages need transactions there.',
+}
+WITH_DEPLOY = {
+    "W007": "The project has several databases: know which transaction a message waits for.",
+    "E010": "Redis cannot be reached.",
+    "E011": "Redis has a memory limit, and evicts keys when it reaches it.",
+    "W011": "Redis would evict keys if it had a memory limit.",
+    "W012": "Redis writes no append-only file: a restart loses messages.",
+    "E013": "The server is too old.",
+    "W014": "The clocks of Redis and of this machine differ.",
+    "W015": "CONFIG is forbidden: check the eviction policy of Redis yourself.",
+    "W016": "Redis has replicas, and `min-replicas-to-write` is 0: a failover loses messages.",
+    "W017": "Redis has fewer replicas than `WAIT_REPLICAS`: all messages go to the outbox.",
+    "W021": "Messages wait in a topic that no code declares here.",
+    "W022": "Messages wait in a topic that is declared and that no worker serves.",
+}
+
 
 @register("delayq")
 def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
@@ -92,7 +117,7 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     )
     hint = (
         "using(database=...) names another one. Silence this check when that is what you want "
-        "(docs/durability.md)."
+        "(docs/explanation/durability.md)."
     )
     return [checks.Warning(message, hint=hint, id="delayq.W007")]
 

@@ -67,7 +67,7 @@ def test_no_burst_began_early(content: Any) -> None:
 
 def test_the_page_has_tables_bars_and_a_chart(results: Path, tmp_path: Path) -> None:
     page.main([str(results), "--docs", str(tmp_path)])
-    text = (tmp_path / "performance.md").read_text()
+    text = (tmp_path / "benchmarks.md").read_text()
     assert "## burst" in text and "| burst |" in text and "## Bars" in text
     assert "(images/burst.svg)" in text and (tmp_path / "images" / "burst.svg").exists()
 

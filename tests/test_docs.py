@@ -2,71 +2,82 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import signal as signal_numbers
 import subprocess
 import sys
-from dataclasses import MISSING, fields
-from datetime import timedelta
+import time
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from django.dispatch import Signal
 from django.utils import timezone
 
-from django_delayq.core.conf import Settings
+import django_delayq
+from django_delayq import checks
+from django_delayq.core import signals
+from django_delayq.core.conf import Settings, TopicSettings
 from django_delayq.models import OutboxMessage
 from django_delayq.tasks import registry
+from django_delayq.tasks.options import CallOptions, TaskOptions
+from tests.acceptance.harness import free_port
 from tests.hands import Hands
 from tests.store.test_scripts import ACL
 from tests.test_readme import ROOT, blocks
+
+sys.path.append(str(ROOT / "docs/_ext"))
+from reference_from_code import docs_of_fields
+
+PAGES = sorted(page for page in ROOT.joinpath("docs").rglob("*.md") if "_build" not in page.parts)
 
 
 def docs(name: str) -> str:
     return (ROOT / "docs" / name).read_text()
 
 
-@pytest.mark.parametrize(
-    "page", sorted(ROOT.joinpath("docs").glob("*.md")), ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-def test_each_system_check_has_an_id_of_its_own_and_is_in_the_docs() -> None:
-    found = re.findall(r'id="delayq\.([EW]\d+)"', (ROOT / "django_delayq/checks.py").read_text())
-    assert len(found) > 10
-    assert sorted(found) == sorted(set(found))
-    listed = re.findall(r"^\| ((?:[EW]\d{3}\b[^|]*))\|", docs("operations.md"), re.MULTILINE)
-    assert sorted(re.findall(r"[EW]\d{3}", " ".join(listed))) == sorted(found)
+def test_each_system_check_has_an_id_of_its_own_and_a_meaning() -> None:
+    used = re.findall(r'id="delayq\.([EW]\d+)"', (ROOT / "django_delayq/checks.py").read_text())
+    assert len(used) > 10
+    assert sorted(used) == sorted({*checks.ALWAYS, *checks.WITH_DEPLOY})
+
+
+def test_the_reference_has_each_public_name() -> None:
+    assert set(django_delayq.__all__) <= set(
+        re.findall(r":: django_delayq\.(\w+)(?:\(\))?$", docs("reference/api.md"), re.MULTILINE)
+    )
+
+
+def test_each_setting_option_and_signal_has_a_text_for_the_reference() -> None:
+    for cls in (Settings, TopicSettings, TaskOptions, CallOptions):
+        names = (
+            {field.name for field in fields(cls)} if is_dataclass(cls) else set(get_type_hints(cls))
+        )
+        assert docs_of_fields(cls).keys() == names
+    source = (ROOT / "django_delayq/core/signals.py").read_text()
+    documented = re.findall(r'^(\w+) = TopicSignal\(\)\n"""', source, re.MULTILINE)
+    assert documented == [
+        name for name, value in vars(signals).items() if isinstance(value, Signal)
+    ]
 
 
 def test_the_rights_of_a_redis_user_are_those_that_the_tests_give_it() -> None:
-    text = docs("operations.md").partition("## A Redis user of its own")[2].partition("\nAdd ")[0]
+    text = docs("how-to/redis-user.md").partition("\nAdd ")[0]
     assert sorted(re.findall(r"\+[a-z|]+", text)) == sorted(ACL)
-
-
-def test_each_setting_is_in_the_docs_with_its_default() -> None:
-    text = docs("settings.md").partition("\n## ")[0]
-    rows = re.findall(r"^\| (`[^|]*) \| ([^|]*)\|", text, re.MULTILINE)
-    said = {
-        name: default.strip("` ").replace(",", "").strip('"')
-        for names, defaults in rows
-        for name, default in zip(re.findall(r"`(\w+)`", names), defaults.split(", "), strict=True)
-    }
-    known = {one.name.upper(): one for one in fields(Settings)}
-    assert said.keys() == known.keys()
-    for name, one in known.items():
-        if one.default is not MISSING and said[name] not in ("required", ""):
-            assert said[name] == (
-                f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
-            ), name
 
 
 def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) -> None:
     for name, code in zip(
-        ("conftest.py", "test_orders.py"), blocks(docs("testing.md")), strict=True
+        ("conftest.py", "test_orders.py"), blocks(docs("how-to/test.md")), strict=True
     ):
         assert code.startswith(f"# {name}\n")
         tmp_path.joinpath(name).write_text(code)
@@ -106,12 +117,9 @@ def binary() -> None:
 
 @pytest.fixture
 def ticking(declared: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of docs/tasks.md, declared."""
-    from django_delayq import delayed_task
-
-    (recipe,) = [block for block in blocks(docs("tasks.md")) if "def tick" in block]
-    module: dict[str, Any] = {"__name__": "recipe", "delayed_task": delayed_task}
-    module |= {"timezone": timezone, "timedelta": timedelta}
+    """The recipe of docs/how-to/repeat.md, declared."""
+    (recipe,) = [block for block in blocks(docs("how-to/repeat.md")) if "def tick" in block]
+    module: dict[str, Any] = {"__name__": "recipe"}
     exec(recipe, module)
     return module
 
@@ -141,3 +149,99 @@ def test_the_recipe_of_a_task_that_comes_again_does(hands: Hands, ticking: dict[
         ("recipe.tick", "acked"),
         ("recipe.report", "acked"),
     }
+
+
+@pytest.fixture
+def tutorial(tmp_path: Path, binary: None) -> Tutorial:
+    return Tutorial(tmp_path)
+
+
+class Tutorial:
+    """A reader of docs/tutorial.md, who types what it says into a directory of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.imports: list[str] = []
+        self.environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("DELAYQ", "DJANGO"))
+        } | {"PYTHONPATH": str(ROOT)}
+        self.steps = iter(blocks(docs("tutorial.md").replace("6399", str(free_port()))))
+
+    def run(self, *command: str) -> str:
+        """The output of a command that succeeds."""
+        done = subprocess.run(
+            [sys.executable, *command],
+            check=False,
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def write(self) -> None:
+        """Add the next block to the file that its first line names."""
+        name, _, code = next(self.steps).partition("\n")
+        path = self.directory / name.removeprefix("# ").split(",")[0]
+        path.write_text((path.read_text() if path.exists() else "") + "\n\n" + code)
+
+    def shell(self, count: int) -> str:
+        """The output of the next blocks in a shell that knows the imports of the earlier ones."""
+        code = "\n".join(itertools.islice(self.steps, count))
+        imports = "\n".join(self.imports)
+        self.imports += re.findall(r"^from .*", code, re.MULTILINE)
+        return self.run("manage.py", "shell", "-v", "0", "--command", f"{imports}\n{code}")
+
+
+@pytest.mark.acceptance
+def test_the_tutorial_does_what_it_says(tutorial: Tutorial) -> None:
+    tutorial.run("-m", "django", "startproject", "tutorial", ".")
+    tutorial.run("manage.py", "startapp", "shop")
+    tutorial.write()
+    (tutorial.directory / "shop/models.py").unlink()
+    for _ in range(2):
+        tutorial.write()
+    tutorial.run("manage.py", "makemigrations", "shop")
+    tutorial.run("manage.py", "migrate")
+    worker = subprocess.Popen(
+        [sys.executable, "manage.py", "run_delayq", "--embedded"],
+        cwd=tutorial.directory,
+        env=tutorial.environment | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_line(worker, "Ready")
+        assert tutorial.shell(3).startswith("delayed")
+        wait_for_line(worker, "close_unpaid_order")
+        assert tutorial.shell(1) == "closed\n"
+        assert tutorial.shell(1) == "None\n"
+        tutorial.write()
+        wait_for_line(worker, "Ready")
+        tutorial.shell(1)
+        wait_for_line(worker, "dead")
+        time.sleep(1)
+        assert tutorial.shell(1) == "shop.tasks.send_invoice 2 the mail server does not answer\n"
+    finally:
+        worker.send_signal(signal_numbers.SIGTERM)
+        worker.communicate(timeout=30)
+
+
+def wait_for_line(worker: subprocess.Popen[str], word: str) -> None:
+    """Read the worker's output up to a line with this word."""
+    assert worker.stdout is not None
+    lines: list[str] = []
+    for line in worker.stdout:
+        lines.append(line)
+        if word in line:
+            return
+    raise AssertionError(f"{word!r} is not in: {lines}")
+
+
+@pytest.mark.parametrize("name", ["retry-a-webhook", "debounce"])
+def test_the_code_of_a_guide_can_be_imported(name: str, declared: dict[str, Any]) -> None:
+    for block in blocks(docs(f"how-to/{name}.md")):
+        exec(block, {"__name__": "guide"})

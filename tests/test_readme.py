@@ -39,7 +39,7 @@ def test_the_settings_of_the_docs_are_accepted() -> None:
     from django_delayq.core.conf import parse_settings
 
     namespace: dict[str, Any] = {}
-    exec(blocks((ROOT / "docs/settings.md").read_text())[0], namespace)
+    exec(blocks((ROOT / "docs/reference/settings.md").read_text())[0], namespace)
     assert parse_settings(namespace["DELAYQ"]).topics["orders"].weight == 3
 
 

@@ -1,7 +1,7 @@
-"""The operators' pages in the Django admin. Nothing to configure: the admin finds this package by
-itself.
+"""The operators' pages in the Django admin, which finds this package by itself.
 
-On a site of your own: `site.register(Dashboard, DashboardAdmin)`.
+May import everything but management. Start with site.py, then pages/. On a site of your own:
+`site.register(Dashboard, DashboardAdmin)`.
 """
 
 from __future__ import annotations

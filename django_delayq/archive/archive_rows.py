@@ -46,7 +46,7 @@ COLUMNS = (
     "started_at", "finished_at", "lateness_ms", "run_ms", "worker", "error_class", "error_message",
     "traceback", "replay_of",
 )  # fmt: skip
-Row = tuple[Any, ...]
+RowValues = tuple[Any, ...]
 #: The body of a message and its arguments as the archive shows them.
 Content = tuple[Body, str]
 
@@ -57,8 +57,8 @@ _NEVER_CLAIMED = Attempts(0, 0, 0, 0, b"")
 _LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp() * 1000)
 
 
-class Detail(msgspec.Struct):
-    """What whoever ended a message says of it. Also one line of a history."""
+class FinishDetail(msgspec.Struct):
+    """What the process that ended a message says of it. Also one line of a history."""
 
     worker: str = ""
     started_ms: float = 0
@@ -70,7 +70,7 @@ class Detail(msgspec.Struct):
     traceback: str = ""
 
 
-_decode_detail = msgspec.json.Decoder(Detail).decode
+_decode_detail = msgspec.json.Decoder(FinishDetail).decode
 _encode = msgspec.json.encode
 
 
@@ -80,7 +80,9 @@ def wanted(entry: Entry, settings: Settings) -> bool:
     return archive == "all" or (archive == "dead" and entry.state == "dead")
 
 
-def row_of(entry: Entry, connection: BaseDatabaseWrapper, content: Content | None = None) -> Row:
+def row_of(
+    entry: Entry, connection: BaseDatabaseWrapper, content: Content | None = None
+) -> RowValues:
     """The values of COLUMNS, as the database takes them. A record that cannot be read becomes a row
     that says so.
 
@@ -144,7 +146,7 @@ def _header(entry: Entry) -> Record:
         return _damaged(entry)
 
 
-def insert(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> None:
+def insert(rows: Sequence[RowValues], connection: BaseDatabaseWrapper) -> None:
     """Insert the rows; those that are there already stay as they are. In the order of their ids, so
     that two archivers with the same rows wait for each other instead of deadlocking."""
     rows = sorted(rows, key=lambda row: row[:2])
@@ -181,12 +183,12 @@ def _adapter(connection: BaseDatabaseWrapper) -> Callable[[float], Any]:
     return lambda milliseconds: adapt(stored_ms(milliseconds))
 
 
-def detail_of(raw: bytes) -> Detail:
-    """What whoever ended a message says of it, as far as it can be read."""
+def detail_of(raw: bytes) -> FinishDetail:
+    """What the process that ended a message says of it, as far as it can be read."""
     try:
         return _decode_detail(raw)
     except (msgspec.MsgspecError, UnicodeError):
-        return Detail(reason="unreadable detail")
+        return FinishDetail(reason="unreadable detail")
 
 
 def _first_start(
@@ -211,7 +213,7 @@ def _arguments(partition: Partition, code: bytes, body: Body) -> str:
         shown = _redactor(redact)(partition.topic, kept_task_name(partition, code), args, kwargs)
         if _encode({"args": shown[0], "kwargs": shown[1]}) == plain:
             return plain.decode()
-        # Said, so that nobody replays what is left of the arguments as if it were them.
+        # Marked, so that a replay does not take what is left for the arguments.
         return _encode({"args": shown[0], "kwargs": shown[1], "redaction": "done"}).decode()
     except Exception:  # what may not be shown is not shown, whatever goes wrong
         logger.exception("DELAYQ['REDACT'] failed; the arguments are left out of the archive")
@@ -259,7 +261,7 @@ def _statement(alias: str, values: str = "", *, strict: bool = False) -> str:
     )
 
 
-def _unnested(rows: Sequence[Row], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+def _unnested(rows: Sequence[RowValues], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
     """One statement with an array for each column: a third quicker than executemany. A column that
     holds the same in all rows (most do, in a batch of one topic) is passed once: that halves the
     rest."""

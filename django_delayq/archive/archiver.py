@@ -31,19 +31,18 @@ from . import archive_rows, closing, unarchivable
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds between two looks, so that a row is inserted soon but not each alone.
+#: Seconds between two rounds, so that rows are inserted soon, but not one by one.
 GATHER = 0.2
-#: Seconds between two looks when nobody says that there is something. In a worker, whoever finishes
-#: messages says so.
+#: Seconds between two rounds without a hint. In a worker the settler gives a hint when messages
+#: have ended.
 IDLE = 15.0
-#: Beside busy tasks the archiver rests for so many times as long as it has worked: it then takes a
-#: fifth of the interpreter's time, and catches up when they are done, or when half the room of the
-#: stream is taken.
+#: While tasks run, the archiver rests four times as long as it has worked: it then takes a fifth of
+#: the interpreter's time. It catches up when they are done, or when the stream is half full.
 REST = 4.0
-#: Failures in a row of the same batch, with a database that answers, before the culprit is looked
-#: for.
+#: Failures in a row of the same batch, with a database that answers, before the archiver searches
+#: for the bad entry.
 PATIENCE = 3
-#: Seconds between two looks for what dead archivers have left.
+#: Seconds between two searches for entries that dead archivers have left.
 TAKE_OVER_INTERVAL = 5.0
 
 
@@ -82,7 +81,7 @@ class Archiver(Service):
         self._down_since = 0.0
         self.archived = 0
         self.waiting = 0
-        """Entries of all streams at the last look."""
+        """Entries of all streams in the last round."""
 
     def messages_ended(self) -> None:
         """Messages have ended. While the database is away they wait for the next try, which is at
@@ -123,11 +122,13 @@ class Archiver(Service):
         ]:
             try:
                 archived.append(self._archive(partition))
-            except DelayQError as error:  # the others have their turn all the same
+            except DelayQError as error:  # the other partitions are served all the same
                 errors.append(error)
         if errors:
             raise errors[0]
-        self._say_that_it_is_back()
+        if self._down_since:
+            logger.warning("the archive goes on after %.1f s", time.monotonic() - self._down_since)
+            self._down_since = 0.0
         self.waiting = max(0, self.waiting - sum(archived))
         return self._pause(max(archived), max(sizes.values(), default=0))
 
@@ -188,19 +189,14 @@ class Archiver(Service):
             self._down_since = time.monotonic()
             logger.warning("the archive waits, nothing is lost: %s", error)
 
-    def _say_that_it_is_back(self) -> None:
-        if self._down_since:
-            logger.warning("the archive goes on after %.1f s", time.monotonic() - self._down_since)
-            self._down_since = 0.0
-
 
 def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[Entry]:
     """Insert the rows of the entries and close the outbox rows of the durable ones, in one
     transaction.
 
-    Returns the entries that have to wait, because somebody has locked their rows: they are taken
-    over and tried again later (TAKE_OVER_AFTER_MS). With `search`, a batch that fails is split
-    until the bad entry is alone; when that is to blame, it becomes an UnarchivableEntry. Raises
+    Returns the entries that have to wait, because another transaction holds their rows: they are
+    taken over and tried again later (TAKE_OVER_AFTER_MS). With `search`, a batch that fails is
+    split until the bad entry is alone; when it is to blame, it becomes an UnarchivableEntry. Raises
     ArchiveUnavailable: nothing was committed of what failed, and all of it may be tried again.
     """
     connection = connections[get_settings().database]

@@ -20,7 +20,7 @@ WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(hours=24), "week": timed
 #: Dead letters that are counted, the newest ones: a flood of them must not make the page slow when
 #: it is needed.
 MOST_ROWS = 100_000
-#: Groups that are told apart: a task may give a reason of its own to each message.
+#: Groups that are shown: a task may give each message a reason of its own.
 MOST_GROUPS = 100
 #: Older ones are counted up to here.
 MOST_OLDER = 10_000
@@ -81,7 +81,7 @@ class DeadLetters:
         return self.counted_since is not None and self.since(window) < self.counted_since
 
     def total(self, window: str) -> int:
-        """Of the groups that are told apart."""
+        """Of the groups that are shown."""
         return sum(getattr(group, window) for group in self.groups)
 
     def selection(self, group: Group | None = None, window: str = "week") -> Selection:
@@ -99,7 +99,7 @@ def grouped(topic: str = "", *, messages: bool = False) -> DeadLetters:
     topic or of all.
 
     `messages`: also what the newest of each group said. The index delayq_archive_open answers all
-    three queries without a look at the rows; only that one more does. Raises InvalidName.
+    three queries without reading the rows; only this further query reads them. Raises InvalidName.
     """
     if topic:
         check_name(topic, "a topic")
@@ -146,6 +146,10 @@ def _with_messages(rows: Rows, groups: Sequence[Group]) -> list[Group]:
     newest = rows.filter(finished_at__in={group.newest_at for group in groups}).annotate(
         error=_error()
     )
-    said = newest.values_list("task", "error", "finished_at", Left("error_message", MESSAGE_LENGTH))
-    found = {(task, error, at): message for task, error, at, message in said[: 10 * MOST_GROUPS]}
+    newest_rows = newest.values_list(
+        "task", "error", "finished_at", Left("error_message", MESSAGE_LENGTH)
+    )
+    found = {
+        (task, error, at): message for task, error, at, message in newest_rows[: 10 * MOST_GROUPS]
+    }
     return [replace(g, message=found.get((g.task, g.error, g.newest_at), "")) for g in groups]

@@ -34,9 +34,16 @@ def perform(
     try:
         with transaction.atomic(using=get_settings().database):
             run()
-            at_ms, said = detail()
+            at_ms, raw_detail = detail()
             entry = Entry(
-                b"", lease.partition, lease.id, "acked", at_ms, lease.record, lease.entry, said
+                b"",
+                lease.partition,
+                lease.id,
+                "acked",
+                at_ms,
+                lease.record,
+                lease.entry,
+                raw_detail,
             )
             archive_rows.archive_once(entry)
     except IntegrityError:

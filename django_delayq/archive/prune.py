@@ -26,7 +26,7 @@ from ..tasks import registry
 
 #: Rows of the last hour always stay.
 MIN_AGE = timedelta(hours=1)
-#: Rows that are looked at in one query.
+#: Rows that one query reads.
 PAGE = 5_000
 #: Ids that one query names.
 IDS = 500

@@ -1,8 +1,8 @@
 """Finds one page of the archive, the newest rows first, in a time that grows with neither the table
 nor the depth.
 
-No index serves every combination of filters, so rows are looked at in windows, and a page that is
-not full says how far back it looked. What is not acked is little: an index of its own
+No index serves every combination of filters, so rows are read in windows, and a page that is not
+full says how far back the search went. What is not acked is little: an index of its own
 (delayq_archive_others) holds all that filters ask for, and a window is 100,000 of its entries. Else
 it is a number of rows in the order in which they finished when a period is given, and without one a
 range of ids: 20,000 at first, then as many as the time that is left allows. Where a task or a topic

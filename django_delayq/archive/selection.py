@@ -53,8 +53,7 @@ class Selection(
     ids: tuple[int, ...] = ()
     """Ids of rows, 1,000 at most."""
     argument: str = ""
-    """`name` or `a.b` of an argument. Not a condition of rows(): whoever walks the rows compares
-    each."""
+    """`name` or `a.b` of an argument. Not a condition of rows(): the search compares each row."""
     value: str = ""
     """What that argument is, as JSON or as a plain word."""
 

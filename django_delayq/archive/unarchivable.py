@@ -58,8 +58,8 @@ def put_aside(entry: Entry, error: Exception, alias: str) -> None:
     raw = {"record": entry.record, "attempts": entry.attempts, "detail": entry.detail}
     content: dict[str, Any] = {"at_ms": entry.at_ms}
     if get_settings().redact:
-        # As a row of the archive would have shown it: which other parts may be shown, nobody could
-        # tell.
+        # Only what a row of the archive would have shown: later it is not known which other parts
+        # may be shown.
         _, body, arguments = archive_rows.content_of(entry)
         shown = msgspec.structs.replace(body, args=[], kwargs={})
         raw |= {
@@ -106,14 +106,14 @@ class Shown:
     task: str
     finished_at: datetime | None
     attempts: int
-    detail: archive_rows.Detail
+    detail: archive_rows.FinishDetail
     body: Body
     arguments: str
     """JSON."""
 
 
 def shown(row: UnarchivableEntry) -> Shown:
-    """Of an entry whose task nobody can name, `code:` and its digits."""
+    """As far as it can be read. A task without a known name is `code:` and its digits."""
     entry, content = kept(row)
     record, body, arguments = (
         archive_rows.content_of(entry) if content is None else (None, *content)
@@ -184,12 +184,12 @@ def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
             # A write comes first: on SQLite no other writer then comes before our delete.
             done.action.add(1)
             row = rows.select_for_update().first()
-            if row is None:  # somebody else was quicker
+            if row is None:  # another process was quicker
                 transaction.set_rollback(True, using=alias)
                 return None
             entry, content = kept(row)
             archive_rows.insert([archive_rows.row_of(entry, connection, content)], connection)
-            # Open still if somebody had it locked when the entry was put aside.
+            # Its outbox row is still there if it was locked when the entry was put aside.
             closing.close([entry], alias)
             rows.delete()
     except DelayQError:

@@ -34,10 +34,10 @@ from ..models import OutboxMessage, OutboxStatus
 from ..outbox import lookup, outbox, postponed
 from ..store import get_store
 from ..tasks.builder import edited
+from ..tasks.options import ChangeOptions
 from . import on_commit
 from .enqueue import awaited
 from .finding import Target
-from .handle import ChangeOptions
 from .sender import outbox_failed_too
 
 logger = logging.getLogger("delayq")

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 from asgiref.sync import sync_to_async
 
 from ..core.message import Message
 from ..core.times import Duration, When, from_ms
+from ..tasks.options import ChangeOptions
 from ..tasks.task import Receipt
-
-
-class ChangeOptions(NamedTuple):
-    """How a message is cancelled or rescheduled. None: what DELAYQ says."""
-
-    missing_ok: bool = False
-    """Return False or None, instead of raising, when nothing waits."""
-    after_commit: bool | None = None
-    """False acts at once, whatever the open transaction does."""
-    database: str | None = None
-    """Alias of the transaction to wait for."""
-    on_redis_error: str | None = None
-    """spill: the outbox keeps what Redis cannot take. raise: it is an error."""
 
 
 class Handle(Receipt):

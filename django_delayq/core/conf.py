@@ -21,81 +21,85 @@ DEFAULT_TOPIC = "default"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicSettings:
-    """One entry of DELAYQ["TOPICS"]. None means: what the task or DELAYQ says."""
+    """One entry of DELAYQ["TOPICS"]. None means the value of DELAYQ."""
 
     partitions: int = 1
-    """Into how many partitions the topic is split, 1 to 256. May be raised while running, not
-    lowered."""
+    """Number of partitions; each lies in one cluster slot. You may raise it while workers run, and
+    never lower it."""
     weight: int = 1
-    """Share of the claims when several topics are due, 1 to 100."""
+    """Share of the claims while several topics are due."""
     ttr: float | None = None
-    """Default length of a lease in seconds for tasks of this topic."""
+    """Length of a lease for tasks of this topic that name none. Default: `TTR`."""
     max_attempts: int | None = None
-    """Default number of attempts for tasks of this topic."""
+    """Failed attempts for tasks of this topic that name none. Default: `MAX_ATTEMPTS`."""
     archive: str | None = None
-    """Which finished messages of this topic become rows of the archive."""
+    """Which ended messages of this topic become rows of the archive. Default: `ARCHIVE`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything DELAYQ may hold; upper-case in the settings file. Durations are seconds or
+    """The entries of DELAYQ; upper-case in the settings file. Durations are seconds or
     timedelta."""
 
     redis: str = ""
-    """A CACHES alias (django-redis), or a URL: redis://, rediss://, unix://, redis+sentinel://,
-    redis+cluster://."""
+    """Required. A URL (`redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`),
+    or a `CACHES` alias of django-redis."""
     prefix: str = "delayq"
-    """First part of every key. Give each project that shares a Redis its own."""
+    """First part of every Redis key. Give each project that shares a Redis its own."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
-    """Topics by name. A topic that only tasks name needs no entry."""
+    """Options by name of the topic. A topic without options needs no entry."""
     database: str = "default"
-    """The database alias of the archive and the outbox. Of several open transactions its own is
-    waited for."""
+    """Alias of the database with the archive and the outbox. When several transactions are open, a
+    message waits for the one of this database."""
     after_commit: bool = True
-    """Enqueue, cancel and reschedule when the surrounding transaction commits."""
+    """Enqueue, cancel and reschedule take effect when the surrounding transaction commits; with
+    `False` at once."""
     ttr: float = 60.0
-    """Length of a lease in seconds, 1 to 86,400. A living worker extends it."""
+    """Length of a lease. A living worker extends it, so this is the time until a dead worker is
+    noticed."""
     max_runtime: float = 3600.0
-    """Seconds after which a running task is no longer extended, so that a stuck one is run again
-    elsewhere."""
+    """How long a task may run. After this time its lease is not extended any more, and another
+    worker runs the message again."""
     max_attempts: int = 5
-    """Failed attempts after which a message is dead, 1 to 1,000."""
+    """Failed attempts after which a message is dead."""
     poison_limit: int = 3
-    """Crashes (leases that ended without a word) after which a message is dead."""
+    """Crashes (leases that ended without an answer of the worker) after which a message is dead."""
     unknown_task_grace: float = 600.0
-    """Seconds for which a message that the code here cannot run waits for a worker that can (a
-    rolling deploy)."""
+    """How long a message that a worker's code cannot run waits for a worker that can. This is what
+    makes rolling deploys safe."""
     body_limit: int = 64 * 1024
-    """Most bytes of JSON per message, at most 1 MiB."""
+    """Largest size of the arguments of a message, in bytes of JSON."""
     compress_above: int = 1024
-    """Bodies of more bytes than this are compressed when that makes them smaller."""
+    """Arguments of more bytes than this are compressed, when that makes them smaller."""
     archive: str = "all"
-    """Which finished messages become rows of the archive: all, dead (dead letters only) or none."""
+    """Which ended messages become rows of the archive; `"dead"` means dead letters only."""
     redact: str = ""
-    """Dotted path of a function: redact(topic, task, args, kwargs) -> (args, kwargs) as they may be
-    archived."""
+    """Dotted path of a function `redact(topic, task, args, kwargs)`. It returns `(args, kwargs)` as
+    the archive may keep them."""
     finished_limit: int = 200_000
-    """Finished messages that may wait for the archiver in a partition; with more of them nothing is
-    claimed there."""
+    """How many ended messages of a partition may wait for the archiver. With more of them, workers
+    claim nothing there."""
     horizon: float = 3600.0
-    """How long before its due time a durable message is brought to Redis, 1 minute to 10 years."""
+    """How long before its due time the relay sends a durable message to Redis."""
     on_redis_error: str = "spill"
-    """When Redis cannot take a message, a cancel or a move: spill (into the outbox) or raise."""
+    """What happens when Redis cannot take a message, a cancel or a new due time: `"spill"` keeps it
+    in the outbox, `"raise"` raises."""
     wait_replicas: int = 0
-    """Replicas that must have a message before its enqueue returns, 0 to 10; else the outbox keeps
-    it as well."""
+    """How many replicas must have a message before `enqueue` returns. With fewer of them the outbox
+    keeps it as well."""
     reconcile_after: float = 10.0
-    """Seconds after which it is looked whether Redis still has a durable message that was sent to
+    """How long after sending a durable message the reconciler first checks that Redis still has
     it."""
     priority_ageing: float = 60.0
-    """Seconds of waiting that are worth one step of priority, so that a low one never starves."""
+    """How long a message has to wait to gain one step of priority, so that a low one never
+    starves."""
     sweep_interval: float = 1.0
-    """Seconds between two looks at an idle partition. Wake-ups are quicker; this is what holds
-    without them."""
+    """How often a worker checks an idle partition. A hint usually wakes it earlier; without hints
+    this is the longest delay."""
     connect_timeout: float = 2.0
-    """Seconds to wait for a connection."""
+    """How long to wait for a connection to Redis."""
     socket_timeout: float = 5.0
-    """Seconds to wait for an answer."""
+    """How long to wait for an answer of Redis."""
 
     def archive_of(self, topic: str) -> str:
         """Which finished messages of the topic are archived: all, dead or none."""

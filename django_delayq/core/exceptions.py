@@ -100,8 +100,7 @@ class NotWaiting(DelayQError):
 
 
 class MessageNotFound(NotWaiting):
-    """No live message has this id or key: it was never sent, or it is already finished or
-    cancelled."""
+    """No live message has this id or key: it was never enqueued, or it has already ended."""
 
 
 class MessageRunning(NotWaiting):
@@ -109,12 +108,7 @@ class MessageRunning(NotWaiting):
 
 
 class MessageChanged(DelayQError):
-    """Somebody else has changed this message at the same moment. Look at it again."""
-
-
-class LeaseLost(DelayQError):
-    """The lease on this message ended: another worker may run it, and this run's result is not
-    recorded."""
+    """Another caller has changed this message at the same moment. Read it again, then decide."""
 
 
 class UndecodableMessage(DelayQError):
@@ -129,8 +123,8 @@ class NewerRecord(UndecodableMessage):
 
 
 class StoreError(DelayQError):
-    """Redis could not do what was asked. Raised itself for an answer that nobody expects: a bug, or
-    a wrong server."""
+    """Redis could not execute a call. This class itself stands for an unexpected answer: a bug, or
+    a server that is not supported. Its subclasses say whether the call was executed."""
 
     def __init__(self, message: str = "", *, problem: str = "") -> None:
         super().__init__(message)
@@ -139,7 +133,7 @@ class StoreError(DelayQError):
 
     @property
     def is_bug(self) -> bool:
-        """Whether Redis is there and refuses this very call: the next one may well succeed."""
+        """True if Redis answers and refuses only this call, so that the next call may succeed."""
         return type(self) is StoreError
 
 
@@ -148,13 +142,13 @@ class StoreUnavailable(StoreError):
 
 
 class StoreReadOnly(StoreUnavailable):
-    """Redis is a read-only replica or cannot write to its disk. Connect to the primary, or mend the
-    disk."""
+    """Redis is a read-only replica, or cannot write to its disk. Connect to the primary, or repair
+    the disk."""
 
 
 class StoreFull(StoreUnavailable):
-    """Redis is at maxmemory and takes no new message. Workers go on draining; raise maxmemory or
-    add workers."""
+    """Redis is at maxmemory and takes no new message. Workers go on. Raise maxmemory, or add
+    workers."""
 
 
 class StoreLoading(StoreUnavailable):
@@ -162,16 +156,16 @@ class StoreLoading(StoreUnavailable):
 
 
 class TooFewReplicas(StoreUnavailable):
-    """Redis has fewer replicas that keep up than DELAYQ['WAIT_REPLICAS']: nothing was sent."""
+    """Fewer replicas of Redis keep up than DELAYQ['WAIT_REPLICAS']: nothing was sent."""
 
 
 class StoreForbidden(StoreUnavailable):
-    """The Redis user may not run this command or touch this key. See docs/operations.md for the ACL
-    it needs."""
+    """The Redis user may not run this command or touch this key. docs/how-to/redis-user.md
+    lists the rights that it needs."""
 
 
 class OutcomeUnknown(StoreError):
-    """The connection broke before the answer came: the call may or may not have been executed."""
+    """The connection broke before the answer came: Redis may have executed the call or not."""
 
 
 class NotReplicated(OutcomeUnknown):
@@ -181,12 +175,12 @@ class NotReplicated(OutcomeUnknown):
     def __init__(self, answer: Any) -> None:
         super().__init__()
         self.answer = answer
-        """What the call answered."""
+        """The answer of the call."""
 
 
 class EnqueueUnknown(OutcomeUnknown):
-    """It is not known whether the messages were stored. Enqueue again with using(id=...): that is
-    safe."""
+    """Nobody knows whether the messages were stored. Enqueue them again with using(id=...) and the
+    ids of this error: that is safe."""
 
     def __init__(self, message: str = "", *, ids: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -194,7 +188,7 @@ class EnqueueUnknown(OutcomeUnknown):
 
 
 class FenceChanged(InvalidMessage):
-    """The fence of this load is of other messages: a load of this name has added something else."""
+    """A load of this name has added other messages. Give this load another name."""
 
 
 # SQL
@@ -207,23 +201,24 @@ class ArchiveUnavailable(DelayQError):
     def __init__(self, error: Exception, answers: bool) -> None:
         super().__init__(f"{type(error).__name__}: {error}".strip())
         self.answers = answers
-        """Whether the database answers at all: then the rows are to blame, or locks, or a missing
-        migration."""
+        """True if the database answers: then the rows, a lock or a missing migration are to
+        blame."""
 
 
 class DatabaseUnavailable(DelayQError):
-    """The database cannot be reached: what waits in it waits until it is back."""
+    """The database cannot be reached. Rows that wait in it wait until it is back."""
 
 
 # Raised by a task about its own message
 
 
 class ControlFlow(Exception):
-    """Base of what a task raises to decide about its own message."""
+    """Base of the exceptions by which a task decides about its own message."""
 
 
 class Retry(ControlFlow):
-    """Run again after `delay` (the task's backoff when None). Counts as a failed attempt."""
+    """Run the message again after `delay` (timedelta or seconds; None: the task's backoff). Counts
+    as a failed attempt, so without attempts left the message is dead."""
 
     def __init__(self, message: str = "", *, delay: timedelta | float | None = None) -> None:
         super().__init__(message)
@@ -231,7 +226,7 @@ class Retry(ControlFlow):
 
 
 class Snooze(ControlFlow):
-    """Run again after `delay`. Does not count as an attempt."""
+    """Run the message again after `delay` (timedelta or seconds). Does not count as an attempt."""
 
     def __init__(self, delay: timedelta | float) -> None:
         super().__init__()
@@ -239,8 +234,8 @@ class Snooze(ControlFlow):
 
 
 class Reject(ControlFlow):
-    """Give up at once: the message becomes a dead letter with this reason, which all operators may
-    read."""
+    """Give up at once. The message becomes a dead letter with this reason. All operators may read
+    the reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

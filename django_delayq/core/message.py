@@ -65,7 +65,7 @@ class State(TextChoices):
     """Where a message is. Membership in a Redis structure is the state; the last four are rows of
     the archive.
 
-    - -> delayed by enqueue; delayed -> delayed by reschedule;
+    (new) -> delayed by enqueue; delayed -> delayed by reschedule;
     delayed and due (ready) -> leased by claim;
     leased -> acked by ack, -> delayed or dead by nack, -> delayed by release or put_off,
     -> delayed or dead by reclaim;

@@ -9,8 +9,9 @@ from .message import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Part of a listing."""
+    """One page of list_messages()."""
 
     messages: list[Message]
+    """The waiting messages, by due time."""
     cursor: str | None
-    """Pass it to list_messages for the next page; None at the end."""
+    """Pass it to list_messages() to get the next page. None on the last page."""

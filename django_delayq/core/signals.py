@@ -1,9 +1,8 @@
-"""Signals for every state change.
+"""Signals for every change of state.
 
-Messages change state in batches (one script, one batch), and so do the signals: each is sent once
-per batch with `sender` = the Topic and `events` = a list of Event. Receivers must be quick: those
-of a worker run on its settler thread, whose database connections are looked after. A receiver that
-raises is logged and does not stop the queue. docs/signals.md has the table.
+Messages change state in batches, and a signal is sent once for each batch: `sender` is the Topic,
+`events` a list of Event. A receiver has to be quick: in a worker it runs on a thread that claims or
+settles. An error in a receiver is logged and does not stop the queue.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ logger = logging.getLogger("delayq")
 
 
 class Topic(str):
-    """The name of a topic as the sender of signals. There is one object for each name: Django
-    compares senders by identity, and of a plain str there may be any number that are equal."""
+    """The name of a topic as the sender of signals. There is one object for each name, because
+    Django compares senders by identity."""
 
     __slots__ = ()
 
@@ -31,18 +30,19 @@ _topics: dict[str, Topic] = {}
 
 
 class TopicSignal(Signal):
-    """A signal whose receivers may ask for one topic, by its name."""
+    """A signal whose receivers can ask for one topic by its name."""
 
     def connect(
         self, receiver: Any, sender: object = None, weak: bool = True, dispatch_uid: Any = None
     ) -> None:
-        """As Django's. `sender`: the name of a topic. Raises TypeError for anything else."""
+        """Connect a receiver, as Django does; `sender` is the name of a topic. Raises TypeError for
+        any other sender."""
         super().connect(receiver, _sender(sender), weak, dispatch_uid)
 
     def disconnect(
         self, receiver: Any = None, sender: object = None, dispatch_uid: Any = None
     ) -> bool:
-        """As Django's."""
+        """Disconnect a receiver, as Django does; `sender` is the name of a topic."""
         return super().disconnect(receiver, _sender(sender), dispatch_uid)
 
 
@@ -56,68 +56,71 @@ def _sender(sender: object) -> Topic | None:
 
 
 class Event(NamedTuple):
-    """One message's change of state."""
+    """The change of state of one message."""
 
     id: str
-    """32 hexadecimal digits."""
+    """Id of the message: 32 hexadecimal digits."""
     task: str = ""
-    """Name of the task, empty when unknown."""
+    """Name of the task. It is empty where only ids are known: in `rescheduled`, `cancelled`,
+    `expired`, `reclaimed`, and in `dead` with the reason `poison`."""
     key: str | None = None
-    """Business key, if any."""
+    """Business key, or None. It is also None where only ids are known."""
     attempt: int = 0
-    """1 for the first run; 0 before it."""
+    """Number of the run: 1 for the first, 0 before it."""
     lateness_ms: float = 0.0
-    """Start minus due time."""
+    """Start of the run minus due time, in milliseconds."""
     run_ms: float = 0.0
-    """How long the task ran."""
+    """How long the task ran, in milliseconds."""
     delay_ms: int | None = None
-    """Wait until the next attempt, if one follows."""
+    """Wait until the next attempt in milliseconds, or None if there is none."""
     reason: str = ""
-    """Why, for everything but success: error class and message, or a word such as `poison`."""
+    """Why it happened: error class and message, or a word such as `poison`. Empty for success."""
     error: BaseException | None = None
-    """What the task raised, with its traceback: for receivers in the process that ran it. Do not
-    keep it."""
+    """The exception of the task with its traceback, only in the process that ran the task. Do not
+    keep a reference."""
 
 
 enqueued = TopicSignal()
-"""delayed: a producer stored messages."""
+"""(new) → delayed: messages are stored in Redis. Sent by the caller; for a message from the outbox
+by the relay."""
 rescheduled = TopicSignal()
-"""delayed -> delayed with another due time."""
+"""delayed → delayed with another due time. Sent by the caller or the relay."""
 cancelled = TopicSignal()
-"""delayed -> cancelled."""
+"""delayed → cancelled, also by a purge. Sent by the caller or the relay."""
 refused = TopicSignal()
-"""What a commit, or the end of an outage, was to do and could not: `action` is enqueue, cancel or
-reschedule."""
+"""A commit, or the relay after an outage, could not do its work. The argument `action` is
+`enqueue`, `cancel` or `reschedule`. Sent by the caller or the relay."""
 expired = TopicSignal()
-"""delayed -> expired: too late by the message's own expires_at."""
+"""delayed → expired: a worker met the message after its own `expires`. Sent by the worker."""
 started = TopicSignal()
-"""leased: a task begins. Sent per message, on the thread that runs it, and only when somebody
-listens."""
+"""ready → leased: a task begins. Sent for each message alone, by the thread that runs it."""
 acked = TopicSignal()
-"""leased -> acked."""
+"""leased → acked. Sent by the worker."""
 retried = TopicSignal()
-"""leased -> delayed: a failed attempt with attempts left."""
+"""leased → delayed: an attempt failed, and attempts are left. Sent by the worker."""
 snoozed = TopicSignal()
-"""leased -> delayed: the task asked for another time; the attempt does not count."""
+"""leased → delayed: the task raised Snooze; the attempt does not count. Sent by the worker."""
 put_off = TopicSignal()
-"""leased -> delayed: the code of this worker cannot run the message, that of another may; does not
-count."""
+"""leased → delayed: this worker's code cannot run the message, another version may. The attempt
+does not count. Sent by the worker."""
 released = TopicSignal()
-"""leased -> delayed: given back unrun, the attempt with it."""
+"""leased → delayed: a worker gave the message back without running it, for example because it
+stops. The attempt does not count. Sent by the worker."""
 dead = TopicSignal()
-"""leased -> dead."""
+"""leased → dead: no attempt is left, or the task raised Reject. Sent by the worker."""
 reclaimed = TopicSignal()
-"""leased -> delayed: the holder's lease ended without a word."""
+"""leased → delayed: the lease ended without an answer of its worker. Sent by another worker."""
 lease_lost = TopicSignal()
-"""A run ended after its lease had gone; its result was refused."""
+"""A run ended after its lease; its result was refused. Sent by the worker."""
 topic_paused = TopicSignal()
-"""A topic is held: nothing of it is claimed."""
+"""A topic was paused: nothing of it is claimed. One event without an id; its `reason` is that of
+the pause. Sent by the caller."""
 topic_resumed = TopicSignal()
-"""A held topic goes on."""
+"""A paused topic goes on. Sent by the caller."""
 
 
 def report(signal: Signal, topic: str, events: Sequence[Event], **extra: Any) -> None:
-    """Send `events` to whoever listens; log the receivers that fail."""
+    """Send `events` to all receivers; log the receivers that fail."""
     if not events or not signal.receivers:
         return
     for receiver, answer in signal.send_robust(sender=Topic(topic), events=events, **extra):

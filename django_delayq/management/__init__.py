@@ -5,3 +5,5 @@ commands/delayq.py and one file of verbs/ first.
 """
 
 from __future__ import annotations
+
+__all__ = ["commands", "pipeline_arguments", "sql_services"]

@@ -1,5 +1,8 @@
-"""The SQL side: the archive, the outbox, and what operators did. All of it lives in
-DELAYQ["DATABASE"]."""
+"""The tables, all of them in the database DELAYQ["DATABASE"].
+
+May import core only. Start with archived.py (what has ended) and outbox_message.py (durable
+messages).
+"""
 
 from __future__ import annotations
 

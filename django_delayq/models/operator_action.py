@@ -172,7 +172,7 @@ class OperatorAction(models.Model):
         record.finish()
 
     def add(self, count: int) -> None:
-        """Count so many more messages, in the transaction that changes them."""
+        """Count more messages, in the transaction that changes them."""
         type(self).objects.filter(pk=self.pk).update(count=F("count") + count)
 
     def finish(self, at: datetime | None = None) -> None:

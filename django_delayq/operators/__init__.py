@@ -1,1 +1,12 @@
+"""What people do to messages and topics: operations with permissions, replay, bulk operations.
+Each action leaves a record.
+
+May import client and what client may import. Start with operations.py.
+"""
+
 from __future__ import annotations
+
+__all__ = [
+    "operations", "replay", "bulk", "bulk_runner", "lookup", "recent_actions", "bulk_run",
+    "replayer", "walk",
+]  # fmt: skip

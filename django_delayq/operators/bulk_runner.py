@@ -24,14 +24,12 @@ from .bulk_run import BulkRun, Stopped, error_words, run_stored
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds between two looks for something to do.
-LOOK = 2.0
-#: Seconds without a word from its worker after which an operation is another's. That one cannot go
-#: on unnoticed then: every batch asks whether the operation is still its own.
+#: Seconds without a write of its worker after which another worker takes an operation over. The
+#: first one cannot go on unnoticed: every batch checks that the operation is still its own.
 TAKE_OVER_AFTER = SILENT_AFTER.total_seconds()
-#: Beside busy tasks it rests for so many times as long as a batch took.
+#: While tasks run it rests after a batch: REST times as long as the batch took.
 REST, LONGEST_REST = 2.0, 5.0
-#: Seconds until an operation is tried again for which a server was away: others have their turn
+#: Seconds until an operation is tried again after a server was away: other operations run
 #: meanwhile.
 AGAIN = 5.0
 
@@ -40,7 +38,7 @@ class BulkRunner(Service):
     """Serves all operations of DELAYQ["DATABASE"]; several of them share the work by operation."""
 
     name = "bulk"
-    interval = LOOK
+    interval = 2.0
 
     def __init__(
         self, store: RedisStore, name: str, *, tasks_run: Callable[[], bool] = bool
@@ -49,7 +47,7 @@ class BulkRunner(Service):
         self._store = store
         self._worker = f"{name}:{secrets.token_hex(2)}"[:200]
         self._tasks_run = tasks_run
-        self._looked = False
+        self._is_idle = False
         self.ended = 0
 
     @property
@@ -60,7 +58,7 @@ class BulkRunner(Service):
     @property
     def has_work(self) -> bool:
         """Whether an operation may wait."""
-        return not self._looked
+        return not self._is_idle
 
     def run_once(self) -> float:
         """Run one operation to its end. Raises StoreUnavailable and DatabaseUnavailable: it is
@@ -69,11 +67,11 @@ class BulkRunner(Service):
             operation = self._take()
             if operation is not None:
                 self._run(operation)
-        self._looked = operation is None
+        self._is_idle = operation is None
         return self.interval if operation is None else 0.0
 
     def _take(self) -> BulkOperation | None:
-        """The oldest operation that nobody works on, which is ours from then on."""
+        """Take the oldest operation that waits, or whose worker is silent."""
         now = timezone.now()
         silent = Q(alive_at__lt=now - timedelta(seconds=TAKE_OVER_AFTER)) | Q(worker=self._worker)
         rested = Q(alive_at=None) | Q(alive_at__lt=now - timedelta(seconds=AGAIN))

@@ -24,7 +24,7 @@ from ..tasks.options import check_key
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hit:
+class SearchResult:
     """Where a message is."""
 
     topic: str
@@ -40,7 +40,7 @@ class Hit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Live:
+class LiveMessage:
     """A live message."""
 
     message: Message
@@ -51,7 +51,7 @@ class Live:
     none."""
 
 
-def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> Hit | None:
+def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> SearchResult | None:
     """The message with this id, in any topic unless one is given.
 
     Without `redis` only SQL is asked: the archive and what waits in the outbox. Raises
@@ -63,7 +63,7 @@ def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> Hit | None
     return next(iter(lives.values())) if lives else _archived_hit(row) if row else None
 
 
-def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[Hit]:
+def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResult]:
     """The message with this key in each topic, or in the one that is given; the live ones first.
 
     `redis` as in by_id(). Raises InvalidKey, UnknownTopic or StoreUnavailable.
@@ -75,7 +75,7 @@ def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[Hit]:
     return [*lives.values(), *map(_archived_hit, rows)]
 
 
-def live(topic: str, message_id: str) -> Live | None:
+def live(topic: str, message_id: str) -> LiveMessage | None:
     """The live message, also one that cannot be decoded. Raises UnknownTopic or InvalidMessage."""
     identity = parse_id(message_id)
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
@@ -83,9 +83,9 @@ def live(topic: str, message_id: str) -> Live | None:
         message = finding.get(topic, None, identity)
     except UndecodableMessage as error:
         bare = _bare(topic, identity)
-        return Live(message=bare, problem=str(error)) if bare else None
+        return LiveMessage(message=bare, problem=str(error)) if bare else None
     return (
-        Live(message=message, outbox=rows.values_list("status", flat=True).first() or "")
+        LiveMessage(message=message, outbox=rows.values_list("status", flat=True).first() or "")
         if message
         else None
     )
@@ -116,7 +116,7 @@ def _topics(topic: str, redis: bool) -> Sequence[str]:
     return every_topic(redis=redis)
 
 
-def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, Hit]:
+def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, SearchResult]:
     """The live ones among these ids, by topic: one round trip to Redis and one query for all of
     them."""
     uuids = {UUID(bytes=identity) for identity in identities.values()}
@@ -127,14 +127,14 @@ def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, Hit]:
     return {topic: hit for topic, hit in hits.items() if hit}
 
 
-def _in_redis(identities: Mapping[str, bytes]) -> dict[str, Hit]:
+def _in_redis(identities: Mapping[str, bytes]) -> dict[str, SearchResult]:
     return {
         partition.topic: _live_hit(shown(partition, found))
         for partition, found in get_store().find_many(identities.items())
     }
 
 
-def _kept_hit(row: OutboxMessage | None, redis: bool) -> Hit | None:
+def _kept_hit(row: OutboxMessage | None, redis: bool) -> SearchResult | None:
     """Of a row whose message is not in Redis, as far as that could be asked."""
     if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
         return None
@@ -144,7 +144,7 @@ def _kept_hit(row: OutboxMessage | None, redis: bool) -> Hit | None:
         found = live(row.topic, row.message_id.hex) if redis else None
         return _live_hit(found.message) if found else None
     is_due = row.due_at_ms <= get_store().now_us() // 1000
-    return Hit(
+    return SearchResult(
         topic=row.topic,
         message_id=row.message_id.hex,
         task=row.task,
@@ -154,8 +154,8 @@ def _kept_hit(row: OutboxMessage | None, redis: bool) -> Hit | None:
     )
 
 
-def _live_hit(message: Message) -> Hit:
-    return Hit(
+def _live_hit(message: Message) -> SearchResult:
+    return SearchResult(
         topic=message.topic,
         message_id=message.id,
         task=message.task,
@@ -165,8 +165,8 @@ def _live_hit(message: Message) -> Hit:
     )
 
 
-def _archived_hit(row: ArchivedMessage) -> Hit:
-    return Hit(
+def _archived_hit(row: ArchivedMessage) -> SearchResult:
+    return SearchResult(
         topic=row.topic,
         message_id=row.message_id.hex,
         task=row.task,

@@ -16,9 +16,9 @@ from django.db.models import QuerySet
 
 from ..archive import unarchivable
 from ..client import changes, moving, topics
-from ..client.handle import ChangeOptions, Handle
+from ..client.decorator import DelayedTask
+from ..client.handle import Handle
 from ..client.moving import Moved
-from ..client.task import DelayedTask
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage, MessageNotFound, NotPermitted
 from ..core.message import parse_id
@@ -32,6 +32,7 @@ from ..models import (
 )
 from ..store import get_store
 from ..tasks import registry
+from ..tasks.options import ChangeOptions
 from .bulk_run import run_in_place
 
 #: Operators see at once what has become of what they do, also where each request is a transaction.
@@ -84,7 +85,7 @@ def move(
     progress: Callable[[Moved], object] = lambda so_far: None,
 ) -> Moved:
     """Move all that waits in a topic to another one. Raises UnknownTopic, or InvalidMessage while
-    somebody does it."""
+    another process moves it."""
     require(user, "bulk_operate", "cancel_message")
     with OperatorAction.recorded(
         "move", user.get_username(), clean(reason), topic=topic, selection=f"to topic {to}"

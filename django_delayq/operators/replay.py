@@ -22,7 +22,7 @@ from .bulk_run import Replayed, run_in_place
 from .replayer import Edit
 from .walk import Walk
 
-__all__ = ["Preview", "Replayed", "discard", "preview", "replay"]
+__all__ = ["Preview", "Replayed", "discard", "preview_replay", "replay"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def discard(
     )
 
 
-def preview(
+def preview_replay(
     selection: Rows | None = None,
     *,
     force: bool = False,

@@ -162,9 +162,8 @@ class Replayer:
         """Returns the ids of the messages by those of their origins."""
         now_us = get_store().now_us()
         rows = {pk: outbox.row_of(item, now_us, OutboxStatus.WAITING) for pk, item in items.items()}
-        for (
-            row
-        ) in rows.values():  # behind what waits already, so that a million of them hold up nobody
+        for row in rows.values():
+            # Behind what waits already, so that a million of them delay no other message.
             row.relay_at_ms = max(row.relay_at_ms, now_us // 1000)
         self._table.bulk_create([row for row in rows.values() if not row.key])
         refused = self._insert_keyed([row for row in rows.values() if row.key], now_us)
@@ -205,7 +204,7 @@ def mark_replayed(rows: Rows, replayed: Mapping[int, UUID]) -> int:
 
 
 def _undeclared(row: Any, topics: set[str]) -> str:
-    """Why this row cannot be a message, without a look at its body."""
+    """Why this row cannot be a message, as far as the columns beside its body tell; or nothing."""
     if row.task not in registry.by_name:
         return "unknown task"
     if row.topic not in topics:

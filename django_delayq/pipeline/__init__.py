@@ -1,4 +1,14 @@
-"""The data pipeline on Spark: jobs over the archive, the queue and the lake. Nothing here is
-imported by a worker."""
+"""The data pipeline on Spark: jobs over the archive, the queue and the lake.
+
+Only management imports it, and a worker never does. It may import everything below it. Start with
+jobs.py, the list of jobs; each job has a package of its own, or a module in bulk_load/. The jobs
+stand on lake/, which stands on sources/ and sinks/.
+"""
 
 from __future__ import annotations
+
+__all__ = [
+    "audit", "bulk_load", "error_messages", "errors", "export", "forecast", "jobs", "lake",
+    "options", "params", "params_from_django", "rendering", "runner", "schemas", "session",
+    "sinks", "sources", "stats",
+]  # fmt: skip

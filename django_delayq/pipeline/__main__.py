@@ -9,13 +9,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-# In full: spark-submit runs a copy of this file as a script.
 from ..core.exceptions import DelayQError
 from . import params_from_django, rendering, session
 from .error_messages import code_of
 from .errors import Refused
-from .jobs import JOBS, Tell
-from .params import Params, Report
+from .jobs import JOBS
+from .params import Params, Report, Tell, ignore
 from .runner import add_start_arguments, interruption, run_job, start_of
 from .session import submitted
 
@@ -25,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # spark-submit puts standard error and output together: a program that reads JSON gets nothing
     # else.
-    say = bool if options.json and submitted() else _say
+    say = ignore if options.json and submitted() else _say
     try:
         report = _run(options, say)
     except KeyboardInterrupt:

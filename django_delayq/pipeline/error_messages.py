@@ -1,10 +1,11 @@
-"""What went wrong, in a sentence: Spark wraps an error of ours, raised on an executor, into pages
+"""Turns an error into one sentence: Spark wraps an error that was raised on an executor into pages
 of traces."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from django.db import Error as DatabaseError
 
@@ -43,8 +44,8 @@ def code_of(error: Exception) -> Code:
 
 
 def cause(error: Exception) -> Exception:
-    """The error of ours that is at the bottom of it, else one that says in a sentence what Spark
-    says in pages."""
+    """The DelayQError that caused this error; else a new one that says in a sentence what went
+    wrong."""
     if isinstance(error, DelayQError):
         return error
     if isinstance(error, DatabaseError):
@@ -62,7 +63,7 @@ def cause(error: Exception) -> Exception:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """What the error says, and those that it was raised from."""
+    """The texts of the error and of the errors that caused it."""
     seen: BaseException | None = error
     while seen is not None:
         yield str(seen)
@@ -70,7 +71,7 @@ def _texts(error: BaseException) -> Iterator[str]:
 
 
 def _raised(text: str) -> Exception | None:
-    """What was raised in a Python process of Spark's, as the same class if it is one of ours."""
+    """The error that a Python process of Spark raised; of the same class if it is a DelayQError."""
     _, found, trace = text.rpartition(_TRACEBACK)
     lines = trace.splitlines()
     begin = next((at for at, line in enumerate(lines) if line[:1].strip()), None)
@@ -79,18 +80,13 @@ def _raised(text: str) -> Exception | None:
     match = _RAISED.match("\n".join(lines[begin : begin + 5]).strip())
     if match is None:
         return None
-    name, said = match[1].rpartition(".")[2], _SQLSTATE.sub("", match[2] or "").strip()
+    name, message = match[1].rpartition(".")[2], _SQLSTATE.sub("", match[2] or "").strip()
     kind = getattr(exceptions, name, None) or getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, DelayQError):
-        return _made(kind, said)
-    return DelayQError(f"{name}: {_first(said)}" if said else name)
-
-
-def _made(kind: type[DelayQError], said: str) -> DelayQError:
-    try:
-        return kind(said)
-    except TypeError:  # it takes more than a text
-        return DelayQError(said)
+        with suppress(TypeError):  # some take more than a text
+            return kind(message)
+        return DelayQError(message)
+    return DelayQError(f"{name}: {_first(message)}" if message else name)
 
 
 def _sentence(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What the pipeline raises."""
+"""The errors of the pipeline, and the exit codes of its jobs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Code(IntEnum):
 
 
 class Refused(DelayQError):
-    """The input or the session is not what the job needs: it does not begin, or not go on. Nothing
-    is half done."""
+    """The job refuses its input or its session, and stops. Nothing is half done."""
 
 
 class SparkMissing(DelayQError):
@@ -27,7 +26,7 @@ class SparkMissing(DelayQError):
 
 
 class LakeError(DelayQError):
-    """The lake is not as its commits say."""
+    """The lake contradicts its commits."""
 
 
 class LakeConflict(LakeError):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from . import options
-from .params import Params, Report
+from .params import Params, Report, Tell, ignore
 from .session import check_session
-
-Tell = Callable[[str], object]
-"""Takes a line that says how far the job is."""
 
 
 class Job(NamedTuple):
@@ -39,7 +35,6 @@ JOBS = {
         Job("audit", options.AuditOptions, ".audit.audit"),
         Job("schedule", options.ScheduleOptions, ".bulk_load.schedule"),
         Job("replay", options.ReplayOptions, ".bulk_load.replay"),
-        Job("stream", options.StreamOptions, ".export.stream"),
     )
 }
 
@@ -49,7 +44,7 @@ def check(name: str, params: Params) -> None:
     params.options(JOBS[name].options).check(params)
 
 
-def run(name: str, spark: Any, params: Params, tell: Tell = lambda line: None) -> Report:
+def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     """Run a job in this session. Raises Refused and other DelayQErrors: then nothing is half
     done."""
     check(name, params)

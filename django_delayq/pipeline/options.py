@@ -61,7 +61,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ExportOptions(Options):
-    """Copy finished messages from the archive to the lake.
+    """Copy finished messages from the archive to the lake, once or at an interval.
 
     It copies all rows that are settled, batch by batch, and verifies each batch. It can also
     compact the lake, and prune the archive.
@@ -82,6 +82,8 @@ class ExportOptions(Options):
     """Who, for the record."""
     compact: bool = False
     """Rewrite the small files of days that are over as one batch."""
+    interval: Annotated[float, _meta("DURATION", gt=0)] | None = None
+    """Wait this long, then export again, until SIGTERM or Ctrl-C. Without it: export once."""
     grace: Seconds = 86_400.0
     """Keep files that no commit names for this long: somebody may be reading or writing them."""
 
@@ -263,25 +265,3 @@ class ReplayOptions(Options):
     def needs_lake(self) -> bool:
         """Unless it reads the archive."""
         return self.source == "lake"
-
-
-class StreamOptions(Options):
-    """Copy finished messages to the lake continuously.
-
-    python manage.py delayq pipeline stream --lake /data/lake --interval 30s
-    """
-
-    takes = ("lake", "dry_run")
-
-    checkpoint: Folder = ""
-    """Spark's offsets. Without it: _stream in the lake."""
-    interval: Annotated[float, _meta("DURATION", gt=0)] | None = None
-    """Poll again after this long, until Ctrl-C. Without it: end when all is copied."""
-    batch: Count = 500_000
-    """Rows of one batch of the lake at most."""
-    settle: Seconds = 60.0
-    """Rows that the database got more recently than this wait for the next batch."""
-
-    def needs_lake(self) -> bool:
-        """It writes the lake."""
-        return True

@@ -1,9 +1,9 @@
-"""What a job is told: where things are, and how secrets are found, but no secret."""
+"""The parameters of a job: where things are, and references to secrets, but no secret."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +15,15 @@ from ..core.exceptions import ConfigurationError
 from .errors import Code, Refused
 
 T = TypeVar("T")
+Tell = Callable[[str], object]
+"""Takes a line about the progress of a job."""
 
-#: Names of what nobody should see.
+#: Names of settings whose values are secret.
 SECRET_NAME = r"(?i)secret|password|passwd|token|access[.]?key|dsn"
+
+
+def ignore(line: str) -> None:
+    """A Tell for callers that do not want to know."""
 
 
 class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +116,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dry_run: bool = False
     """Say what would be done, and change nothing."""
     job: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """What only this job has: see options.py."""
+    """The options of this job: see options.py."""
 
     def options(self, kind: type[T]) -> T:
         """The options of a job. Raises Refused."""
@@ -137,7 +143,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a job says in the end."""
+    """The result of a job."""
 
     job: str
     code: Code = Code.DONE
@@ -145,7 +151,7 @@ class Report(msgspec.Struct, kw_only=True):
     rows: Sequence[Mapping[str, Any]] = ()
     """A table, if there is one."""
     problems: list[str] = msgspec.field(default_factory=list)
-    """What somebody should look at, a sentence each."""
+    """Sentences that a person should read."""
 
 
 def _instant(name: str, text: str) -> datetime | None:

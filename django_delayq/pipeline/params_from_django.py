@@ -20,7 +20,7 @@ from ..core.conf import get_settings
 from ..store.connection import url_of
 from .errors import Refused
 from .params import SECRET_NAME, Database, Params, Redis, Secret
-from .tempdirs import private_folder
+from .session import private_folder
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_json(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_json(one) for name, one in value.items())
+        return all(isinstance(name, str) and _is_json(part) for name, part in value.items())
     return (
         all(map(_is_json, value))
         if isinstance(value, list)
@@ -161,10 +161,10 @@ def _plain_options() -> dict[str, Any]:
     ]
     topics = {
         topic: {
-            name: getattr(one, name)
-            for name in one.__dataclass_fields__
-            if getattr(one, name) is not None
+            name: getattr(topic_options, name)
+            for name in topic_options.__dataclass_fields__
+            if getattr(topic_options, name) is not None
         }
-        for topic, one in settings.topics.items()
+        for topic, topic_options in settings.topics.items()
     }
     return {**{name.upper(): getattr(settings, name) for name in names}, "TOPICS": topics}

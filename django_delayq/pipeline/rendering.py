@@ -39,7 +39,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
-        value = [f"{_cell(name)} {_cell(one)}" for name, one in value.items()]
+        value = [f"{_cell(name)} {_cell(part)}" for name, part in value.items()]
     if isinstance(value, list | tuple | set):
         return ", ".join(map(_cell, value)) or "-"
     if isinstance(value, int | float | None):

@@ -13,9 +13,9 @@ import msgspec
 
 from .error_messages import cause
 from .errors import Refused
-from .jobs import Tell, check, run
-from .params import SECRET_NAME, Params, Report
-from .session import build_session
+from .jobs import check, run
+from .params import SECRET_NAME, Params, Report, Tell
+from .session import start_session
 
 #: scheme://user:password@host
 _CREDENTIALS = re.compile(r"://[^/\s]*:[^/\s]*@")
@@ -108,7 +108,7 @@ def configuration_of(pairs: Sequence[str]) -> dict[str, str]:
 def _session(start: Start) -> Iterator[Any]:
     """One that ends with the job, unless it was there before."""
     before = _active()
-    spark = build_session(start.master, start.driver_memory, start.configuration)
+    spark = start_session(start.master, start.driver_memory, start.configuration)
     try:
         yield spark
     finally:

@@ -90,6 +90,24 @@ QUEUE = pa.schema(
 #: What a forecast needs of it: three times as quick to read.
 DUE = pa.schema([QUEUE.field(name) for name in ("message_id", "topic", "partition", "due_at")])
 
+#: What format("delayq") writes. `due_ms` null: the due time of the load. `expires` as in TaskSpec.
+#: `header`: bytes 14 to 22 of a record (core/message.py).
+MESSAGES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("split", pa.int32()),
+        ("id", pa.binary()),
+        ("due_ms", pa.int64()),
+        ("expires", pa.string()),
+        ("header", pa.binary()),
+        ("body", pa.string()),
+    ]
+)
+#: What names a split. One task of Spark writes it alone, in the order of the ids: the idempotent
+#: load relies on this.
+SPLIT = ("topic", "partition", "split")
+
 
 def spark_schema(schema: pa.Schema) -> Any:
     """The same for Spark."""

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from .errors import Refused, SparkMissing
 from .params import SECRET_NAME
-from .tempdirs import private_folder
 
 #: Java that Spark 4 runs on.
 OLDEST_JAVA = 17
@@ -57,44 +59,56 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 """
 
 
-def build_session(
+def start_session(
     master: str = "local[*]",
     driver_memory: str = "1g",
     extra: Mapping[str, str] | None = None,
     *,
-    app: str = "delayq",
     java_options: str = "",
 ) -> Any:
-    """A SparkSession for the jobs, with our sources. Raises SparkMissing, Refused.
+    """A SparkSession for the jobs, which register the sources that they need. Raises SparkMissing,
+    Refused.
 
     Spark's session is global and starts a JVM: never in a web process. Under spark-submit, which
     has started Java and chosen the master, both and the memory are as it says. `extra` is Spark's
     configuration and goes before ours.
     """
     pyspark_sql = _pyspark()
-    _check_active(pyspark_sql)
+    if (active := pyspark_sql.SparkSession.getActiveSession()) is not None:
+        check_session(active)  # a builder would change its zone, and with it what its owner sees
     theirs = submitted()
     configuration = dict(_NEEDED)
     if not theirs:
         check_java()
         _prepare_environment(master)
         configuration |= {"spark.master": master, **_defaults(master, driver_memory, java_options)}
-    configuration |= {"spark.app.name": app, **(extra or {})}
+    configuration |= {"spark.app.name": "delayq", **(extra or {})}
     builder = pyspark_sql.SparkSession.builder
     for name, value in configuration.items():
         builder = builder.config(name, value)
-    return prepare(builder.getOrCreate() if theirs else _started(builder, configuration))
+    return builder.getOrCreate() if theirs else _started(builder, configuration)
+
+
+def build_session(
+    master: str = "local[*]",
+    driver_memory: str = "1g",
+    extra: Mapping[str, str] | None = None,
+    *,
+    java_options: str = "",
+) -> Any:
+    """A SparkSession for work of your own: as start_session(), with our formats."""
+    return prepare(start_session(master, driver_memory, extra, java_options=java_options))
 
 
 def prepare(session: Any) -> Any:
     """Check a session that somebody else has made, in a notebook say, and register our sources.
     Raises Refused."""
     check_session(session)
-    register(session)
+    register_formats(session)
     return session
 
 
-def register(session: Any) -> None:
+def register_formats(session: Any) -> None:
     """Make our formats known to this session: those of sources/ to read, `delayq` to write. Again
     is no harm."""
     for name in _FORMATS:
@@ -140,12 +154,12 @@ def check_java() -> None:
     if not java or not Path(java).exists():
         raise SparkMissing(f"JAVA_HOME is {home}, where no bin/java is. {FIX}" if home else FIX)
     try:
-        said = subprocess.run(
+        version = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise SparkMissing(f"{java} does not run. {FIX}") from error
-    found = re.search(r'version "(?:1\.)?(\d+)', said)  # Java 8 calls itself 1.8
+    found = re.search(r'version "(?:1\.)?(\d+)', version)  # Java 8 calls itself 1.8
     if found and int(found[1]) < OLDEST_JAVA:
         raise SparkMissing(f"{java} is Java {found[1]}. {FIX}")
 
@@ -171,21 +185,11 @@ def _pyspark() -> Any:
         import pyarrow  # noqa: F401
         from pyspark import sql
     except ImportError as error:
-        raise SparkMissing(f"{_missing(error)} is not installed: {INSTALL}") from error
+        name = {"pyspark": "PySpark"}.get(error.name or "", error.name or "PySpark")
+        raise SparkMissing(f"{name} is not installed: {INSTALL}") from error
     if int(pandas.__version__.split(".")[0]) >= 3:
         raise SparkMissing(f"pandas {pandas.__version__} is too new for PySpark: {INSTALL}")
     return sql
-
-
-def _missing(error: ImportError) -> str:
-    return {"pyspark": "PySpark"}.get(error.name or "", error.name or "PySpark")
-
-
-def _check_active(sql: Any) -> None:
-    """A builder would change the zone of a session that is there, and with it what its owner
-    sees."""
-    if (active := sql.SparkSession.getActiveSession()) is not None:
-        check_session(active)
 
 
 def _prepare_environment(master: str) -> None:
@@ -237,6 +241,9 @@ def _java(configuration: Mapping[str, str]) -> Any:
 
 def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, str]:
     scratch = _scratch()
+    # Only errors, from the first line on: Spark's own level applies later.
+    log_settings = scratch / "log4j2.properties"
+    log_settings.write_text(_LOG, encoding="utf-8")
     here = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -246,7 +253,7 @@ def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, s
         **(here if master.startswith("local") else {}),
         "spark.driver.memory": driver_memory,
         "spark.driver.extraJavaOptions": (
-            f"-Duser.timezone=UTC {_log_option(scratch)} {java_options}".strip()
+            f"-Duser.timezone=UTC -Dlog4j2.configurationFile={log_settings} {java_options}".strip()
         ),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -265,8 +272,50 @@ def _scratch() -> Path:
     return stack.enter_context(private_folder())
 
 
-def _log_option(scratch: Path) -> str:
-    """Only errors, from the first line on: Spark's level applies later."""
-    path = scratch / "log4j2.properties"
-    path.write_text(_LOG, encoding="utf-8")
-    return f"-Dlog4j2.configurationFile={path}"
+# Folders that only this user can enter. A process removes its own at its end, and those of killed
+# processes when it makes one.
+
+PREFIX = "delayq-job-"
+_LOCK = ".lock"
+#: Seconds for which a folder without a lock may be one that is just being made.
+_YOUNG = 60.0
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new one for this context. What it holds goes even after a kill: it may be a password."""
+    sweep()
+    folder, lock = _locked()
+    with lock:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove what processes of this user left that have ended: nobody holds its lock any more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                _remove_left(folder)
+
+
+def _locked() -> tuple[Path, TextIO]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # of mode 700
+        lock = (folder / _LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / _LOCK).exists():
+            return folder, lock
+        lock.close()  # another process swept before the lock was held
+
+
+def _remove_left(folder: Path) -> None:
+    if not (folder / _LOCK).exists():
+        if time.time() - folder.stat().st_mtime > _YOUNG:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    with (folder / _LOCK).open("r") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError while it is held
+        shutil.rmtree(folder, ignore_errors=True)

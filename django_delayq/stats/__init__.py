@@ -1,1 +1,10 @@
+"""What people see: the present (overview.py) and past hours and days (hourly.py).
+
+May import client and what client may import. Start with overview.py.
+"""
+
 from __future__ import annotations
+
+__all__ = [
+    "overview", "unserved", "hourly", "stats_service", "history", "histogram", "overview_sql",
+]  # fmt: skip

@@ -1,4 +1,7 @@
-"""Everything that knows Redis."""
+"""All that knows Redis: one method and one Lua file (lua/) for each transition.
+
+May import core only; nothing else imports redis. Start with redis.py, then any file of lua/.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +33,5 @@ def _forget(*, setting: str, **kwargs: object) -> None:
 
 
 setting_changed.connect(_forget)
+
+__all__ = ["get_store", "RedisStore"]

@@ -13,8 +13,8 @@ Backoff = Callable[[int], float]
 def exponential(
     base: float = 5.0, factor: float = 2.0, maximum: float = 3600.0, jitter: float = 0.25
 ) -> Backoff:
-    """`base * factor ** (failures - 1)` seconds, at most `maximum`, spread by +/- `jitter` (0 to
-    1).
+    """A wait that grows with each failure: `base * factor ** (failures - 1)` seconds, at most
+    `maximum` seconds. `jitter` (0 to 1) spreads it: 0.25 means a quarter more or less.
 
     >>> exponential(base=2, jitter=0)(3)
     8.0
@@ -29,7 +29,7 @@ def exponential(
 
 
 def constant(seconds: float) -> Backoff:
-    """Always the same wait.
+    """The same wait after each failure, in seconds.
 
     >>> constant(30)(7)
     30
@@ -38,7 +38,7 @@ def constant(seconds: float) -> Backoff:
 
 
 def ladder(steps: Sequence[timedelta | float]) -> Backoff:
-    """One wait per failure, the last one for all that follow.
+    """A wait for each failure in turn, as seconds or timedelta. The last one is repeated.
 
     >>> [ladder([0, 120, 600])(n) for n in (1, 2, 3, 9)]
     [0, 120, 600, 600]

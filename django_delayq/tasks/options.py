@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
@@ -29,21 +29,25 @@ class SharedOptions(TypedDict, total=False):
     delay: Duration
     """How long to wait: timedelta or seconds, 0 to ten years. Default 0."""
     ttr: Duration | None
-    """Time to run: length of a lease, 1 s to 24 h. A living worker extends it."""
+    """Time to run: length of a lease, 1 s to 24 h. A living worker extends it, so this is the time
+    until a dead worker is noticed. Default: that of the topic."""
     max_attempts: int | None
-    """Failed attempts after which the message is dead, 1 to 1,000."""
+    """Failed attempts after which the message is dead, 1 to 1,000. Default: that of the topic."""
     priority: Priority | Literal["high", "normal", "low"]
-    """Lane within the topic."""
+    """Messages of a higher priority run first. A waiting message gains priority with time. Default
+    `"normal"`."""
     expires: Duration | datetime | None
-    """Not started later than this after its due time, or than this instant."""
+    """The message is not started later than this: a duration after its due time, or an instant.
+    Default: never expires."""
     durable: bool
-    """Write the message into the database with the caller's transaction, so that no loss of Redis
-    loses it."""
+    """Write the message into the database with the caller's transaction, so that it survives the
+    loss of Redis. Default False."""
     on_redis_error: Literal["spill", "raise"]
-    """What enqueue does when Redis cannot take the message: keep it in the database, or raise.
-    Default DELAYQ's."""
+    """What enqueue does when Redis cannot take the message: `"spill"` keeps it in the database,
+    `"raise"` raises. Default: `ON_REDIS_ERROR`."""
     on_duplicate: OnDuplicate
-    """What enqueue does when a message with this key is live. Default "raise"."""
+    """What enqueue does when a message with this key is live: `"raise"` (the default) raises
+    DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one."""
 
 
 class TaskOptions(SharedOptions, total=False):
@@ -51,31 +55,34 @@ class TaskOptions(SharedOptions, total=False):
     task."""
 
     max_runtime: Duration | None
-    """How long one run may take before its lease is given up, 1 s to 7 days."""
+    """How long a run may take, 1 s to 7 days. After it the message runs again elsewhere. Default:
+    `MAX_RUNTIME`."""
     backoff: Backoff | Sequence[Duration] | Duration
-    """Wait between attempts: a function of the failure number, a ladder of seconds, or one wait."""
+    """Wait between attempts: a function of the number of failures, a list of waits, or one wait.
+    Default: exponential()."""
     retry_for: type[Exception] | Sequence[type[Exception]]
-    """Exceptions worth another attempt; others are dead at once. Default every Exception."""
+    """Exceptions that are worth another attempt. After any other the message is dead at once.
+    Default: every Exception."""
     exactly_once: bool
-    """Run in a transaction of DELAYQ["DATABASE"] that also says that it ran: what it writes there
-    happens once."""
+    """Run in a transaction of `DELAYQ["DATABASE"]` that also records the run, so that its writes
+    there happen once. Not for `async def`. Default False."""
 
 
 class CallOptions(SharedOptions, total=False):
     """What using() takes."""
 
     due_at: datetime | None
-    """When to run; an aware datetime instead of a delay."""
+    """When to run: an aware datetime, instead of a delay."""
     key: str | None
-    """Business identity inside the topic: at most one live message has it."""
+    """Business identity inside the topic, 1 to 256 characters. At most one live message has it."""
     id: str | UUID | None
-    """Id of an earlier enqueue whose outcome is unknown: enqueueing it again stores it once."""
+    """Id of an earlier enqueue whose outcome is unknown. Enqueueing it again stores it once."""
     headers: Mapping[str, str]
-    """Small strings for people and tracing; the task reads them with current_message()."""
+    """Small strings for people and tracing. The task reads them with current_message()."""
     database: str | None
-    """Alias of the database whose transaction to wait for."""
+    """Alias of the database whose transaction the message waits for."""
     after_commit: bool | None
-    """False sends at once, whatever the transaction does."""
+    """False sends at once, whatever the transaction does. Default: `AFTER_COMMIT`."""
 
 
 _OF_TASK = frozenset(TaskOptions.__annotations__)
@@ -290,3 +297,16 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "on_redis_error": ("on_redis_error", _choice("on_redis_error", "spill", "raise")),
     "exactly_once": ("exactly_once", _boolean("exactly_once")),
 }
+
+
+class ChangeOptions(NamedTuple):
+    """How a message is cancelled or rescheduled. None: what DELAYQ says."""
+
+    missing_ok: bool = False
+    """Return False or None, instead of raising, when nothing waits."""
+    after_commit: bool | None = None
+    """False acts at once, whatever the open transaction does."""
+    database: str | None = None
+    """Alias of the transaction to wait for."""
+    on_redis_error: str | None = None
+    """spill: the outbox keeps what Redis cannot take. raise: it is an error."""

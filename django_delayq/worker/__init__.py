@@ -1,3 +1,13 @@
-"""Everything that runs."""
+"""What runs: claiming, running and settling messages, and keeping their leases.
+
+May import tasks, store and core, and knows no table. Start with worker.py: the attributes of
+Worker are the diagram. process/ has what surrounds it: supervisor, signals, probes.
+"""
 
 from __future__ import annotations
+
+__all__ = [
+    "agenda", "catch_up", "dispatcher", "event_loop", "executor", "heartbeat", "lease_keeper",
+    "listener", "outcome", "pool", "process", "quarantine", "reclaimer", "sampler", "settler",
+    "shared", "worker",
+]  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from django_delayq import delayed_task
 from django_delayq.admin.forms.message_forms import ArgumentsForm, WhenForm, clock_in_words
-from django_delayq.client.task import DelayedTask
+from django_delayq.client.decorator import DelayedTask
 from django_delayq.tasks.arguments import in_one_line
 
 HOSTILE = "</textarea><script>alert(1)</script>"

@@ -19,7 +19,7 @@ WORKLOADS = (
     "enqueue", "bulk", "burst", "precision", "bytes", "idle", "near_far", "fairness", "async_io",
     "archive", "archiving", "processes", "partitions", "growth", "release", "crash", "pages",
     "overview", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",
-    "pipeline_forecast", "pipeline_stream", "pipeline_audit",
+    "pipeline_forecast", "pipeline_interval", "pipeline_audit",
 )  # fmt: skip
 COMPARED = ("enqueue", "bulk", "burst", "precision", "bytes")
 """What peers can do too."""

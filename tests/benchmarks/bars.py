@@ -81,7 +81,7 @@ BARS = (
     Bar("pipeline_schedule", "added_again", "<=", 0, "added by the same job again"),
     Bar("pipeline_schedule", "came_back", "<=", 0, "of those that had finished came back"),
     Bar("pipeline_forecast", "figure", "<=", 6, "s for 1,000,000 messages"),
-    Bar("pipeline_stream", "differing", "<=", 0, "rows that differ after three kills"),
+    Bar("pipeline_interval", "differing", "<=", 0, "rows that differ after three kills"),
     Bar("growth", "p50_against_first", "<=", 1.3, "times the p50 lateness beside 10^4", MILLION),
 )
 

@@ -169,7 +169,7 @@ def fill(count: int, padding: str = "x" * 88) -> None:
         )
 
 
-def instant(seconds_from_now: float) -> tuple[float, datetime]:
+def stored_instant(seconds_from_now: float) -> tuple[float, datetime]:
     """A due time in whole milliseconds, as a Unix time and as a datetime."""
     due = round(time.time() + seconds_from_now, 3)
     return due, datetime.fromtimestamp(due, tz=timezone.utc)

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its charts from the results: `python -m tests.benchmarks.page
+"""Writes docs/benchmarks.md and its charts from the results: `python -m tests.benchmarks.page
 results.json`."""
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def write(content: dict[str, Any], docs: Path) -> None:
     drawn = charts(content["results"])
     for name, svg in drawn.items():
         (images / name).write_text(svg)
-    (docs / "performance.md").write_text(
+    (docs / "benchmarks.md").write_text(
         sections.page(content["machine"], content["results"], drawn)
     )
 
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args(arguments)
     write(load(options.results), options.docs)
-    print(f"wrote {options.docs / 'performance.md'}")
+    print(f"wrote {options.docs / 'benchmarks.md'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The text of docs/performance.md: tables of figures, what they mean, which bars are missed."""
+"""The text of docs/benchmarks.md: tables of figures, what they mean, which bars are missed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MEANINGS = {
     "pipeline_schedule": "1,000,000 rows of Parquet into a topic of four partitions on the same machine, all passes; "
     "and with half of Spark's tasks killed in their first attempt",
     "pipeline_forecast": "the whole job beside 1,000,000 waiting messages",
-    "pipeline_stream": "2,000,000 rows to the lake, while driver and Java are killed three times",
+    "pipeline_interval": "2,000,000 rows to the lake by `export --interval`, while driver and Java are killed three times",
     "pipeline_audit": "Redis, outbox, archive and lake with a million messages; then with planted damage of every "
     "kind, its repair, and another audit",
     "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",
@@ -85,9 +85,9 @@ CHARTS = {
     "growth.svg": "Claim cost and lateness beside 10^4 to 10^6 waiting messages",
 }
 
-HEAD = """# Performance
+HEAD = """# Benchmarks
 
-Made by a command from measured results; do not edit it. Run it on your machine:
+A command makes this page from measured results; do not edit it. Measure your own machine:
 
 ```sh
 make bench                                          # all workloads, about an hour
@@ -96,10 +96,10 @@ make bench WORKLOADS="burst precision" PEERS=bullmq # some, and beside a peer: m
 .venv/bin/python -m tests.benchmarks.page FILE      # this page
 ```
 
-Peers are installed from their registries into environments of their own under `.peers/`, each gets a fresh Redis per
-run, and runs alternate with ours (A B A B). All run the same body, which notes its number and the time in shared
-memory. The ceiling is what raw Redis reaches with the same client in the same run; for lateness it is one `PING`.
-Early starts are failures and counted.
+Peers are installed from their registries into environments of their own under `.peers/`. Each run gets a fresh Redis, and
+peers alternate with ours (A B A B). All run the same body, which notes its number and the time in shared memory. The
+ceiling is the rate of raw Redis with the same client in the same run; for lateness it is one `PING`. Early starts count as
+failures.
 """
 
 

@@ -13,7 +13,7 @@ INSTALLED_APPS = ["django_delayq", "tests.benchmarks"]
 DATABASES = {
     "default": configured(otherwise={"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
 }
-if "sqlite3" in DATABASES["default"]["ENGINE"]:  # as docs/operations.md advises
+if "sqlite3" in DATABASES["default"]["ENGINE"]:  # as docs/how-to/databases.md advises
     wal = {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"}
     DATABASES["default"] = {
         **DATABASES["default"],

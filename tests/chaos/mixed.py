@@ -31,7 +31,7 @@ DELAYS = (2.0, 8.0)
 #: nothing (seconds).
 MARGIN = 0.5
 #: A call of that time may have been stored by a Redis that was about to leave, and have run before
-#: the outbox sent it once more: docs/guarantees.md allows it to run twice (seconds).
+#: the outbox sent it once more: docs/explanation/guarantees.md allows it to run twice (seconds).
 UNKNOWN = 1.0
 KINDS = ("plain", "durable", "once")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,14 +162,6 @@ def test_a_sender_that_can_never_be_one_is_refused(sender: Any) -> None:
             match=r"give the name of a topic\. Of which task an event is, event\.task says",
         ):
             call(lambda **kwargs: None, sender=sender)
-
-
-def test_every_signal_is_documented() -> None:
-    page = Path("docs/signals.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert listed == [name for name, value in vars(signals).items() if isinstance(value, Signal)]
-    fields = re.findall(r"^- `(\w+)`: ", page, re.MULTILINE)
-    assert fields == list(Event._fields)
 
 
 def test_receiver_that_fails_is_logged_and_harms_nobody(

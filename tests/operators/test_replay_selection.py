@@ -10,7 +10,7 @@ import pytest
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.operators import walk as module
-from django_delayq.operators.replay import Replayed, discard, preview, replay
+from django_delayq.operators.replay import Replayed, discard, preview_replay, replay
 from tests.operators.test_replay import dead, origins
 
 pytestmark = [
@@ -69,15 +69,15 @@ def test_wrong_requests_change_nothing(selection: Any, options: Any, words: str)
 def test_a_preview_counts_and_shows_the_oldest_and_changes_nothing() -> None:
     pks = dead(12)
     replay(pk=pks[0])
-    found = preview(topic="default")
+    found = preview_replay(topic="default")
     assert (found.count, [row.pk for row in found.first], found.skipped) == (
         11,
         pks[1:11],
         {"already replayed": 1},
     )
     assert (
-        preview(topic="default", force=True).count,
-        preview(topic="default", limit=3).count,
+        preview_replay(topic="default", force=True).count,
+        preview_replay(topic="default", limit=3).count,
     ) == (12, 3)
     assert ArchivedMessage.objects.filter(replayed_at=None).count() == 11
 

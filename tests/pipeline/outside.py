@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ import pytest
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.errors import SparkMissing
 from django_delayq.pipeline.session import check_java
+
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Runs jobs one after another in one session: CONFIGURATION (JSON), then NAME FILE for each job.
 JOBS = """
@@ -35,7 +37,7 @@ def main(start, *jobs):
     spark = session.build_session(start["master"], "512m", start["conf"])
     for path in start["files"]:
         spark.sparkContext.addPyFile(path)
-    session.register(spark)  # the formats, too, come from there
+    session.register_formats(spark)  # the formats, too, come from there
     for name, params in every:
         try:
             report = run(name, spark, params, lambda line: print(line, file=sys.stderr))
@@ -115,7 +117,7 @@ def plain_environment() -> dict[str, str]:
 def python_without_us(folder: Path) -> Path:
     """A Python with all that is installed but django_delayq itself, as an executor's may be."""
     path = folder / "python-without-us"
-    site = sysconfig.get_path("purelib")
+    site = str(Path(psutil.__file__).parents[1])  # where all that is installed lies
     path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} -S "$@"\n')
     path.chmod(0o755)
     return path
@@ -132,6 +134,16 @@ def spark_home(folder: Path) -> Path:
         if path.name != "work":
             (home / path.name).symlink_to(path)
     return home
+
+
+def pack(folder: Path) -> Path:
+    """The package as its wheel has it, under the name that Spark wants."""
+    package = ROOT / "django_delayq"
+    with zipfile.ZipFile(folder / "django_delayq.zip", "w") as archive:
+        for path in package.rglob("*"):
+            if path.suffix in (".py", ".lua"):
+                archive.write(path, path.relative_to(ROOT))
+    return folder / "django_delayq.zip"
 
 
 def write_params(path: Path, **rest: Any) -> str:

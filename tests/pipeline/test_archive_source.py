@@ -60,7 +60,7 @@ def in_one(
 ) -> pa.Table:
     """The whole table, without Spark."""
     schema = schemas.chosen(schemas.ARCHIVE, names)
-    return pa.Table.from_batches(rows.read(database, schema, ALL, **told), schema)
+    return pa.Table.from_batches(rows.read_rows(database, schema, ALL, **told), schema)
 
 
 def signature(frame: Any) -> tuple[Any, ...]:
@@ -333,7 +333,7 @@ def test_a_reader_of_sqlite_keeps_no_writer_waiting(tmp_path: Path, mode: str) -
         writer.executemany("INSERT INTO archive (topic) VALUES (?)", [("orders",)] * 5_000)
         writer.commit()
     database = Database(engine="django.db.backends.sqlite3", name=str(path), table="archive")
-    reading = rows.read(database, schemas.chosen(schemas.ARCHIVE, ["topic"]), ALL)
+    reading = rows.read_rows(database, schemas.chosen(schemas.ARCHIVE, ["topic"]), ALL)
     read = next(reading).num_rows
     with closing(sqlite3.connect(path, timeout=0.2)) as writer:
         writer.execute("INSERT INTO archive (topic) VALUES ('mail')")
@@ -343,7 +343,7 @@ def test_a_reader_of_sqlite_keeps_no_writer_waiting(tmp_path: Path, mode: str) -
 
 def test_big_rows_make_small_batches(database: Database) -> None:
     make_rows(600, body="x" * 100_000)
-    batches = list(rows.read(database, schemas.ARCHIVE, ALL))
+    batches = list(rows.read_rows(database, schemas.ARCHIVE, ALL))
     assert sum(batch.num_rows for batch in batches) == 600
     assert max(batch.nbytes for batch in batches) < 3 * rows.CHUNK
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.client.task import DelayedTask
+from django_delayq.client.decorator import DelayedTask
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit, audit_lake
 from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
@@ -18,9 +18,9 @@ from django_delayq.pipeline.errors import Code, LakeError
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.ledger import Ledger
+from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.pipeline.sources.archive import read_archive
-from django_delayq.pipeline.sources.lake_files import read_lake
 from django_delayq.store.keys import Partition
 from django_delayq.store.repair import Look
 from django_delayq.store.store import RedisStore
@@ -140,13 +140,13 @@ def test_a_row_too_many_leaves_the_lake(
     world.export()
     ArchivedMessage.objects.filter(pk=goes.pk).delete()
     ledger = Ledger(Lake(lake))
-    some = audit_lake.batches_of(ledger, ledger.follow())
+    some = audit_lake.batches_of(ledger, ledger.catch_up())
     work = audit_lake.LakeRepair(spark, parameters().database, ledger, some)
     found = Difference(Kind.SURPLUS_ROW, row=goes.pk, batch=0, message_id=goes.message_id.hex)
     assert work.run([found], spark.createDataFrame([], "row bigint")) == [True]
     left = {row["id"] for row in read_lake(spark, ledger.lake, ["id"]).collect()}
     assert stays.pk in left and left == set(ArchivedMessage.objects.values_list("pk", flat=True))
-    (batch,) = audit_lake.batches_of(ledger, ledger.follow())
+    (batch,) = audit_lake.batches_of(ledger, ledger.catch_up())
     assert batch.said[0] == len(left) == ledger.batches[0].rows
     assert ledger.batches[0].counted_at is None
 
@@ -156,7 +156,7 @@ def rewrite(
 ) -> list[bool]:
     """Repair the newest batch, of what SQL has once and no longer when it is read again."""
     ledger = Ledger(Lake(lake))
-    some = audit_lake.batches_of(ledger, ledger.follow())
+    some = audit_lake.batches_of(ledger, ledger.catch_up())
     work = audit_lake.LakeRepair(spark, parameters().database, ledger, some)
     return work.run(found, spark.createDataFrame([], "row bigint"))
 

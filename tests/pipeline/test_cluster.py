@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from django_delayq import topic_stats
-from django_delayq.pipeline.package import pack
 from tests.app.tasks import record
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
@@ -43,11 +42,10 @@ def test_jobs_run_on_executors_that_have_only_the_zip(tmp_path: Path, settings: 
         for name, job in (("export", {"settle": 0.0}), ("stats", {}), ("forecast", {}))
         for word in (name, outside.write_params(tmp_path / f"{name}.json", job=job, **given))
     ]
-    packed = pack(tmp_path / "packed")
     start = {
         "master": "local-cluster[2,1,1024]",
         "conf": {},
-        "files": [str(packed.archive)],
+        "files": [str(outside.pack(tmp_path))],
         "code": _WHERE,
     }
     python = outside.python_without_us(tmp_path)

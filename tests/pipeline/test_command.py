@@ -76,7 +76,7 @@ def test_help_of_a_job_has_an_example(name: str, capsys: pytest.CaptureFixture[s
             ("audit", "--repair", "--pause", "9s", "--by", "ann"),
             {"repair": True, "pause": 9.0, "by": "ann"},
         ),
-        (("stream", "--interval", "1m", "--settle", "2m"), {"interval": 60.0, "settle": 120.0}),
+        (("export", "--interval", "1m", "--settle", "2m"), {"interval": 60.0, "settle": 120.0}),
         (("export",), {}),
     ],
 )
@@ -171,8 +171,6 @@ def test_paths_are_passed_in_full_and_uris_as_they_are(command: Call) -> None:
     )  # fmt: skip
     command("schedule", *[argument if argument != "csv" else "table" for argument in LOAD])
     assert command.params.job["source"] == "s"
-    command("stream", "--lake", "l", "--checkpoint", "here")
-    assert command.params.job["checkpoint"] == str(Path("here").absolute())
 
 
 @pytest.mark.parametrize(
@@ -192,7 +190,7 @@ def test_the_lake_may_come_from_the_environment(
     assert command.params.lake == "/data/lake"
 
 
-@pytest.mark.parametrize("name", ["export", "stats", "stream"])
+@pytest.mark.parametrize("name", ["export", "stats"])
 def test_a_job_that_needs_a_lake_is_refused_without_one(command: Call, name: str) -> None:
     assert command.code(name) == Code.REFUSED
     assert "--lake" in command.err

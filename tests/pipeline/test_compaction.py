@@ -13,7 +13,7 @@ from django_delayq.pipeline.errors import LakeConflict, LakeError
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake import batches, compaction
 from django_delayq.pipeline.lake.lake import Lake
-from django_delayq.pipeline.sources.lake_files import read_lake
+from django_delayq.pipeline.lake.reader import read_lake
 from tests.pipeline.rows import make_rows
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)
@@ -42,12 +42,12 @@ def days(lake: Lake) -> dict[str, list[int]]:
 
 def test_the_small_files_of_days_that_are_over_become_one(spark: Any, full: Lake) -> None:
     before = read_lake(spark, full)
-    rows, content = before.collect(), batches.content_of(before)
+    rows, content = before.collect(), batches.digest_of(before)
     assert days(full) == {"2026-11-18": [10, 10, 10], "2026-11-19": [10, 10]}
-    figures = compaction.compact(spark, full, NOW)
+    figures = compaction.compact(spark, full, NOW, print)
     assert figures == {"compacted_files": 3, "compacted_into": 1}
     assert days(full) == {"2026-11-19": [10, 10], "2026-11-18": [30]}
-    assert batches.content_of(read_lake(spark, full)) == content
+    assert batches.digest_of(read_lake(spark, full)) == content
     assertDataFrameEqual(read_lake(spark, full).collect(), rows)
     last = full.commits()[-1]
     assert (last.kind, last.settled_at, last.hours) == (
@@ -55,12 +55,15 @@ def test_the_small_files_of_days_that_are_over_become_one(spark: Any, full: Lake
         full.commits()[-2].settled_at,
         [],
     )
-    assert compaction.compact(spark, full, NOW) == {"compacted_files": 0, "compacted_into": 0}
+    assert compaction.compact(spark, full, NOW, print) == {
+        "compacted_files": 0,
+        "compacted_into": 0,
+    }
 
 
 def test_replaced_files_stay_for_the_grace_and_then_go(spark: Any, full: Lake) -> None:
     old = full.paths(until="2026-11-18")
-    compaction.compact(spark, full, NOW)
+    compaction.compact(spark, full, NOW, print)
     assert full.sweep(3600) == 0
     assert all(Path(path).exists() for path in old)
     assert full.sweep(0) == 3
@@ -72,9 +75,9 @@ def test_big_files_and_days_with_one_file_stay(
     spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "SMALL", 100)
-    assert compaction.small_files(full, NOW) == []
+    assert compaction.small_files(full, NOW, print) == []
     monkeypatch.undo()
-    assert {file.dt for file in compaction.small_files(full, NOW)} == {"2026-11-18"}
+    assert {file.dt for file in compaction.small_files(full, NOW, print)} == {"2026-11-18"}
 
 
 def test_files_that_changed_since_their_commit_are_not_compacted(spark: Any, full: Lake) -> None:
@@ -89,7 +92,7 @@ def test_files_that_changed_since_their_commit_are_not_compacted(spark: Any, ful
         if len(content) != size:
             lie_about_size(full, victim, len(content))
     with pytest.raises(LakeError, match="Nothing is compacted"):
-        compaction.compact(spark, Lake(full.root), NOW)
+        compaction.compact(spark, Lake(full.root), NOW, print)
     assert len([c for c in Lake(full.root).commits() if c.kind == "compact"]) == 0
 
 
@@ -108,12 +111,14 @@ def test_of_two_compactions_at_once_one_counts(
 
     def slow(*arguments: Any) -> Any:
         monkeypatch.setattr(batches, "verified", verified)
-        compaction.compact(spark, Lake(full.root), NOW)  # the other one begins later and ends first
+        compaction.compact(
+            spark, Lake(full.root), NOW, print
+        )  # the other one begins later and ends first
         return verified(*arguments)
 
     monkeypatch.setattr(batches, "verified", slow)
     with pytest.raises(LakeConflict, match="another compaction"):
-        compaction.compact(spark, full, NOW)
+        compaction.compact(spark, full, NOW, print)
     assert read_lake(spark, full).count() == 50
     assert not list(full.abandoned(-1))
 
@@ -138,8 +143,8 @@ def test_a_compaction_that_dies_has_done_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(batches if step == "read_back" else Lake, step, die)
         with pytest.raises(KeyboardInterrupt):
-            compaction.compact(spark, full, NOW)
+            compaction.compact(spark, full, NOW, print)
     assert days(full) == {"2026-11-18": [10, 10, 10], "2026-11-19": [10, 10]}
-    assert compaction.compact(spark, full, NOW)["compacted_into"] == 1
+    assert compaction.compact(spark, full, NOW, print)["compacted_into"] == 1
     assert full.sweep(0) == 1 + 3  # what it had begun, and the replaced files
     assert read_lake(spark, full).count() == 50

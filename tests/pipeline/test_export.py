@@ -19,9 +19,9 @@ from django_delayq.pipeline.errors import Code, LakeConflict, LakeError, Refused
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake import batches
 from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Report
 from django_delayq.pipeline.sources.archive import read_archive
-from django_delayq.pipeline.sources.lake_files import read_lake
 from tests.pipeline.rows import make_odd_rows, make_rows
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)
@@ -284,7 +284,7 @@ def test_rows_of_other_columns_are_refused(spark: Any, parameters: Any, lake: st
     make_rows(1)
     frame = read_archive(spark, parameters().database, (0, 10)).withColumnRenamed("body", "content")
     with pytest.raises(Refused, match="Look at: body, content"):
-        batches.write(spark, frame, Lake(lake).attempt(0, 10))
+        batches.write_files(spark, frame, Lake(lake).attempt(0, 10))
 
 
 def test_a_session_in_another_zone_is_refused(spark: Any, export_now: Export, lake: str) -> None:
@@ -296,13 +296,3 @@ def test_a_session_in_another_zone_is_refused(spark: Any, export_now: Export, la
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert not Path(lake).exists()
-
-
-@pytest.mark.parametrize(
-    "limit", [{"since": "2026-01-01T00:00:00Z"}, {"until": "2026-01-01T00:00:00Z"}, {"topic": "x"}]
-)
-def test_a_part_of_the_archive_is_refused(
-    spark: Any, parameters: Any, limit: dict[str, str]
-) -> None:
-    with pytest.raises(Refused, match="everything"):
-        export.run(spark, parameters(**limit), bool)

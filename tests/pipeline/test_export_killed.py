@@ -33,7 +33,12 @@ OPTIONS = {"settle": 0, "batch": 40}
 TIMES = int(os.environ.get("DELAYQ_KILLS", "1"))
 #: Steps that need a JVM: `written`, `verified` and `committed` die when it is done and before the
 #: ledger says so.
-WITH_JVM = ("writing", "verified", "committed", *(("written", "linked") if TIMES > 1 else ()))
+WITH_JVM = (
+    "writing",
+    "committed",
+    "interval",
+    *(("written", "verified", "linked") if TIMES > 1 else ()),
+)
 
 
 @pytest.mark.databases
@@ -42,7 +47,7 @@ def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_
     from django_delayq.models import ArchivedMessage, LakeBatch
     from django_delayq.pipeline.export import export
     from django_delayq.pipeline.lake.lake import Lake
-    from django_delayq.pipeline.sources.lake_files import read_lake
+    from django_delayq.pipeline.lake.reader import read_lake
     from tests.pipeline.rows import make_rows
 
     ids = make_rows(ROWS, finished_at=lambda n: AGO + timedelta(minutes=n))
@@ -78,7 +83,7 @@ def test_killed_three_times_while_it_prunes_it_goes_on(
     from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
     from django_delayq.pipeline.export import export
     from django_delayq.pipeline.lake.lake import Lake
-    from django_delayq.pipeline.sources.lake_files import read_lake
+    from django_delayq.pipeline.lake.reader import read_lake
     from tests.pipeline.rows import make_rows
 
     dead = make_rows(1, finished_at=AGO, state="dead")
@@ -104,7 +109,7 @@ def test_killed_three_times_while_it_prunes_it_goes_on(
 
 def kill_in_a_row(step: str, lake: Path) -> None:
     """A batch that is committed is not to be killed again."""
-    times = 1 if step == "committed" else TIMES if step in WITH_JVM else 3
+    times = 1 if step in ("committed", "interval") else TIMES if step in WITH_JVM else 3
     for _ in range(times):
         kill(step, str(lake))
 
@@ -154,6 +159,9 @@ def main(step: str, lake: str) -> None:
         pruning.CHUNK = 10
         changed: Any = pruning
         changed._other_rows = lambda *arguments: ""  # that needs Java
+    if step == "interval":
+        options["interval"] = 0.1
+        settle_40_rows_at_first()
     prepare(step)
     with params_from_django.parameters(lake=lake, job=options) as params:
         export.run(session(step), params, bool)
@@ -184,17 +192,29 @@ def prepare(step: str) -> None:
             lambda _, attempt, state, **fields: state == "verified",
         ),
         "linked": (lake.os, "link", lambda *arguments: True),
+        "interval": (lake.os, "link", lambda *arguments: bool(lake.Lake(sys.argv[2]).commits())),
         "committed": (ledger.Ledger, "committed", lambda *arguments: True),
         "writing": (batches, "read_back", lambda *arguments: True),  # at the latest
     }
     if step == "planned":
         after(ledger.Ledger, "plan", 1)
     elif step == "pruned":
-        after(pruning._Prune, "_delete", 3 if _half_done() else 1)
+        after(pruning, "_delete", 3 if _half_done() else 1)
     else:
         before(*targets[step])
     if step == "writing":
         threading.Thread(target=watch, daemon=True).start()
+
+
+def settle_40_rows_at_first() -> None:
+    """So that the second pass has rows to take."""
+    from django_delayq.models import ArchivedMessage
+    from django_delayq.pipeline.export import export
+
+    changed: Any = export
+    every, passes = changed.last_settled_id, [1]
+    first = ArchivedMessage.objects.order_by("pk").values_list("pk", flat=True)[39]
+    changed.last_settled_id = lambda seconds: first if passes and passes.pop() else every(seconds)
 
 
 def _half_done() -> bool:

@@ -14,8 +14,8 @@ from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.sources.lake_files import read_lake
 from tests.pipeline.rows import INSTANTS, make_rows
 
 Export = Callable[..., Report]

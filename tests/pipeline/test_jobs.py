@@ -20,7 +20,6 @@ LEAST: dict[str, dict[str, Any]] = {
     "audit": {},
     "schedule": {"job": LOAD},
     "replay": {"job": {"job": "j"}},
-    "stream": {"lake": "l"},
 }
 
 
@@ -52,7 +51,6 @@ def test_a_job_refuses_what_means_nothing_to_it(name: str, field: str) -> None:
     ("name", "given", "words"),
     [
         ("export", {"lake": ""}, "needs a lake.*--lake"),
-        ("stream", {"lake": ""}, "needs a lake"),
         ("stats", {"lake": ""}, "needs a lake"),
         ("replay", {"job": {"source": "lake"}}, "needs a lake"),
         ("stats", {"since": "2026-11-20T09:00:00"}, "add its offset"),
@@ -67,6 +65,7 @@ def test_a_job_refuses_what_means_nothing_to_it(name: str, field: str) -> None:
         ("audit", {"job": {"most": 0}}, "most"),
         ("audit", {"job": {"pause": -1}}, "pause"),
         ("export", {"job": {"prune": 60}}, "prune"),
+        ("export", {"job": {"interval": 0}}, "interval"),
         ("schedule", {"job": {"due": "at", "delay_ms": 5}}, "contradict"),
         ("schedule", {"job": {"delay_ms": 10**13}}, "delay_ms"),
         ("schedule", {"job": {"splits": 65}}, "splits"),

@@ -93,7 +93,7 @@ def test_pandas_and_arrow_read_what_counts_and_nothing_else(path: Path, add: Add
 
 
 def test_spark_reads_a_path_that_looks_like_a_pattern(spark: Any, path: Path, add: Add) -> None:
-    from django_delayq.pipeline.sources.lake_files import read_lake
+    from django_delayq.pipeline.lake.reader import read_lake
 
     add(3)
     assert sorted(row.id for row in read_lake(spark, Lake(path), ["id", "topic"]).collect()) == [
@@ -105,7 +105,7 @@ def test_spark_reads_a_path_that_looks_like_a_pattern(spark: Any, path: Path, ad
 
 def test_a_lake_without_rows_has_the_columns_of_the_archive(spark: Any, path: Path) -> None:
     from django_delayq.pipeline import schemas
-    from django_delayq.pipeline.sources.lake_files import read_lake
+    from django_delayq.pipeline.lake.reader import read_lake
 
     assert read_lake(spark, Lake(path)).columns == schemas.ARCHIVE.names
     assert read_lake(spark, Lake(path), ["topic", "id"]).columns == ["topic", "id"]

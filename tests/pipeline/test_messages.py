@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.core.message import Record, decode_body, key_id, task_code
 from django_delayq.core.times import MAX_DELAY_MS
+from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import json_columns, messages, schedule_frames, task_specs
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.options import ParameterSpec, ScheduleOptions, TaskSpec
@@ -57,7 +57,9 @@ def options(
 def made(spark: Any, rows: list[Any], schema: str, given: ScheduleOptions) -> list[Any]:
     frame = spark.createDataFrame(rows, schema)
     planned = schedule_frames.plan(given, frame.schema)
-    placed = messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3)
+    placed = messages.placed(
+        schedule_frames.message_rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3
+    )
     arranged = schedule_frames.with_copies_refused(messages.arranged(placed, 4))
     found: list[Any] = arranged.orderBy("name").collect()
     return found
@@ -94,9 +96,11 @@ def test_ids_without_keys_are_as_certain_and_never_those_of_keys(spark: Any) -> 
 def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> None:
     frame = spark.range(2_000).selectExpr("cast(id AS string) AS k")
     planned = schedule_frames.plan(options(), frame.schema)
-    placed = messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3)
-    arranged = messages.chosen(messages.arranged(placed, 4).where("copies = 1"))
-    tasks: list[list[Any]] = arranged.select(*messages.SPLIT, "id").rdd.glom().collect()
+    placed = messages.placed(
+        schedule_frames.message_rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3
+    )
+    arranged = messages.message_columns(messages.arranged(placed, 4).where("copies = 1"))
+    tasks: list[list[Any]] = arranged.select(*schemas.SPLIT, "id").rdd.glom().collect()
     seen = [{tuple(row[:3]) for row in rows} for rows in tasks]
     assert sum(map(len, seen)) == len(set().union(*seen)) == 12
     for rows in tasks:
@@ -108,17 +112,17 @@ def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
     frame = spark.createDataFrame([], "k string")
     planned = schedule_frames.plan(options(), frame.schema)
     arranged = messages.arranged(
-        messages.placed(schedule_frames.rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4
+        messages.placed(schedule_frames.message_rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4
     )
-    chosen = messages.chosen(arranged)
-    assertSchemaEqual(chosen.schema, messages.COLUMNS, ignoreNullable=True)
-    assertDataFrameEqual(chosen, spark.createDataFrame([], messages.COLUMNS))
+    chosen = messages.message_columns(arranged)
+    assertSchemaEqual(chosen.schema, schemas.spark_schema(schemas.MESSAGES), ignoreNullable=True)
+    assertDataFrameEqual(chosen, spark.createDataFrame([], schemas.spark_schema(schemas.MESSAGES)))
     assert tuple(arranged.agg(*messages.summed(arranged)).first()) == (0, 0, "0")
 
 
 def test_the_sum_is_of_the_rows_and_not_of_their_order(spark: Any) -> None:
     def summed(rows: list[Any]) -> Any:
-        frame = spark.createDataFrame(rows, messages.COLUMNS)
+        frame = spark.createDataFrame(rows, schemas.spark_schema(schemas.MESSAGES))
         return tuple(frame.agg(*messages.summed(frame)).first())
 
     one = ("mail", 0, 0, b"a" * 16, 5, "", b"h", "[1]")
@@ -160,7 +164,7 @@ def test_arguments_come_back_as_they_were(spark: Any) -> None:
     given = options(*(parameter(name) for name in names), spec={"max_attempts": 7})
     frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
     planned = schedule_frames.plan(given, frame.schema)
-    (row,) = schedule_frames.rows(frame, planned, NOW, 10_000).collect()
+    (row,) = schedule_frames.message_rows(frame, planned, NOW, 10_000).collect()
     body = decode_body(0, row["body"].encode())
     assert row["reason"] is None
     assert body.kwargs == {name: value for name, (value, _) in zip(names, VALUES, strict=True)}
@@ -176,7 +180,7 @@ def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
     frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
     for keyed in (True, False):
         given = options(*(parameter(name, kind="positional") for name in names), keyed=keyed)
-        (row,) = schedule_frames.rows(
+        (row,) = schedule_frames.message_rows(
             frame, schedule_frames.plan(given, frame.schema), NOW, 10_000
         ).collect()
         body = decode_body(0, row["body"].encode())
@@ -187,7 +191,7 @@ def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
 def test_a_float_is_the_number_that_it_is(spark: Any) -> None:
     given = options(parameter("a"), parameter("b", "float"))
     frame = spark.createDataFrame([("1", 0.1, 3)], "k string, a float, b int")
-    (row,) = schedule_frames.rows(
+    (row,) = schedule_frames.message_rows(
         frame, schedule_frames.plan(given, frame.schema), NOW, LIMIT
     ).collect()
     assert json.loads(row["body"])["kwargs"] == {"a": 0.10000000149011612, "b": 3.0}
@@ -206,8 +210,8 @@ def test_arguments_go_by_name_where_they_can(spark: Any) -> None:
 def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
     given = options(parameter("a"), spec={"priority": 2, "expires": "+5000"}, keyed=False)
     (row,) = made(spark, [("1", "x" * 150)], "k string, a string", given)
-    columns = {name: [row[name]] for name in messages.COLUMNS.names}
-    batch = pa.RecordBatch.from_pydict(columns, to_arrow_schema(messages.COLUMNS))
+    columns = {name: [row[name]] for name in schemas.MESSAGES.names}
+    batch = pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
     for above, compressed in ((100, True), (1000, False)):
         ((identity, when, expires, record),) = Records(above, 777).of(batch)
         found = Record.decode(bytes(14) + record)
@@ -314,7 +318,7 @@ def test_text_that_is_not_utf_8_is_refused(spark: Any) -> None:
     )
     for column in ("a", "b"):
         planned = schedule_frames.plan(options(parameter(column)), frame.schema)
-        (row,) = schedule_frames.rows(frame, planned, NOW, LIMIT).collect()
+        (row,) = schedule_frames.message_rows(frame, planned, NOW, LIMIT).collect()
         assert "not UTF-8" in row["reason"]
 
 

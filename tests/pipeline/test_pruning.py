@@ -15,8 +15,8 @@ from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake import pruning
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.ledger import Ledger
+from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.sources.lake_files import read_lake
 from tests.pipeline.rows import make_rows
 
 DAY = 86_400
@@ -104,7 +104,9 @@ def test_a_row_that_comes_after_the_first_look_stops_the_deletion(
     export_now()
     ArchivedMessage.objects.filter(pk=ids[5]).delete()
     monkeypatch.setattr(pruning, "_is_whole", lambda *arguments: True)
-    done = pruning.prune(Ledger(Lake(lake)), timedelta(days=1), read_nothing)
+    done = pruning.prune_batches(
+        Ledger(Lake(lake)), timedelta(days=1), read_nothing, by="", dry_run=False, tell=print
+    )
     assert (done.count, len(done.problems), len(left())) == (0, 1, 9)
 
 
@@ -182,15 +184,15 @@ def test_a_prune_that_was_interrupted_goes_on(
     make_rows(20, finished_at=AGO)
     export_now()
     monkeypatch.setattr(pruning, "CHUNK", 5)
-    delete = pruning._Prune._delete
+    delete = pruning._delete
 
-    def once(work: Any, batch: Any, ids: Any, *, check: bool) -> bool:
+    def once(*args: Any, check: bool) -> bool:
         if not check:
             raise KeyboardInterrupt
-        return delete(work, batch, ids, check=check)
+        return delete(*args, check=check)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pruning._Prune, "_delete", once)
+        patch.setattr(pruning, "_delete", once)
         with pytest.raises(KeyboardInterrupt):
             export_now(prune=DAY)
     assert batch_states() == [("committed", 4)]
@@ -230,4 +232,11 @@ def test_less_than_an_hour_is_refused(export_now: Export, lake: str) -> None:
     with pytest.raises(Refused):
         export_now(prune=3599)
     with pytest.raises(Refused, match="1 hour"):
-        pruning.prune(Ledger(Lake(lake)), timedelta(minutes=59), read_nothing)
+        pruning.prune_batches(
+            Ledger(Lake(lake)),
+            timedelta(minutes=59),
+            read_nothing,
+            by="",
+            dry_run=False,
+            tell=print,
+        )

@@ -17,9 +17,9 @@ from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.pipeline.bulk_load import replay, replay_marks
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.jobs import run
+from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
 from django_delayq.pipeline.params import Params
-from django_delayq.pipeline.sources.lake_files import read_lake
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -186,17 +186,17 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
 ) -> None:
     origins = {dead().pk for _ in range(7)}
     monkeypatch.setattr(replay_marks, "BATCH", 3)
-    real = replay_marks.Marks._marked
+    real = replay_marks.mark_replayed
     calls = []
 
-    def killed(self: Any, given: Any) -> int:
+    def killed(rows: Any, given: Any) -> int:
         calls.append(given)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return real(self, given)
+        return real(rows, given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay_marks.Marks, "_marked", killed)
+        patch.setattr(replay_marks, "mark_replayed", killed)
         with pytest.raises(KeyboardInterrupt):
             job()
     assert len(live(crowd)) == 7 and len(marks()) == 3

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from django_delayq import topic_stats
@@ -27,8 +26,9 @@ from django_delayq.core.exceptions import (
 )
 from django_delayq.core.message import Record, decode_body, key_id
 from django_delayq.models import OutboxMessage
+from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import loads, messages
-from django_delayq.pipeline.bulk_load.messages import Sum
+from django_delayq.pipeline.bulk_load.messages import FrameTotals
 from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.options import ParameterSpec, TaskSpec
@@ -40,7 +40,7 @@ from django_delayq.pipeline.sinks.queue import (
     Pace,
     QueueSink,
     QueueWriter,
-    Written,
+    WrittenMessages,
 )
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
@@ -191,7 +191,7 @@ def test_a_folder_for_rejects_that_has_something_else_is_left_alone(
     precious = tmp_path / "bad" / "night.rejects" / "thesis.doc"
     precious.parent.mkdir(parents=True)
     precious.write_text("years of work")
-    with pytest.raises(Refused, match=r"night\.rejects is replaced.*has thesis\.doc"):
+    with pytest.raises(Refused, match=r"night\.rejects.*did not write thesis\.doc"):
         job(parquet, rejects=str(tmp_path / "bad"))
     assert precious.exists()
     for source in (str(tmp_path / "bad" / "night.rejects"), str(tmp_path / "bad")):
@@ -405,7 +405,7 @@ def test_a_load_that_redis_has_no_room_for_is_refused(
 def test_the_memory_is_that_of_the_server(crowd: RedisStore) -> None:
     ((used, most),) = loads._memory(crowd)
     assert used > 100_000 and most == 0
-    assert loads.check_memory(crowd, Sum(10, 100, ""), 10, 3) == ""
+    assert loads.check_memory(crowd, FrameTotals(10, 100, ""), 10, 3) == ""
 
 
 def test_a_redis_that_is_full_loses_nothing(
@@ -454,14 +454,14 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
         ("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]")
         for number in range(3)
     ]
-    columns = dict(zip(messages.COLUMNS.names, map(list, zip(*rows, strict=True)), strict=True))
-    batch = pa.RecordBatch.from_pydict(columns, to_arrow_schema(messages.COLUMNS))
+    columns = dict(zip(schemas.MESSAGES.names, map(list, zip(*rows, strict=True)), strict=True))
+    batch = pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
     done = Loader(store, spec()).run(iter([batch]))
     assert (done.new, len(broken) >= 3) == (3, True)
 
 
 def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None:
-    rows = {name: [None] for name in messages.COLUMNS.names}
+    rows = {name: [None] for name in schemas.MESSAGES.names}
     rows |= {
         "topic": ["crowd"],
         "partition": [7],
@@ -470,7 +470,7 @@ def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None
         "header": [b"h"],
         "body": ["[]"],
     }
-    batch = pa.RecordBatch.from_pydict(rows, to_arrow_schema(messages.COLUMNS))
+    batch = pa.RecordBatch.from_pydict(rows, schemas.MESSAGES)
     with pytest.raises(DelayQError, match=r"crowd.*7.*does not exist"):
         Loader(crowd, spec()).run(iter([batch]))
     assert live(crowd) == {}
@@ -481,7 +481,7 @@ def frame_of(spark: Any, count: int = 3) -> Any:
         ("crowd", 0, 0, bytes([number]) * 16, None, "", messages.header(TASK), f"[{number}]")
         for number in range(count)
     ]
-    return spark.createDataFrame(rows, messages.COLUMNS).coalesce(1)
+    return spark.createDataFrame(rows, schemas.spark_schema(schemas.MESSAGES)).coalesce(1)
 
 
 def spec(**rest: Any) -> LoadSpec:
@@ -519,21 +519,26 @@ def test_a_frame_of_messages_can_be_written_by_hand(
             {"redis": "{}", "load": "{}"},
             "no topic, partition, split.*job schedule",
         ),
-        (messages.COLUMNS.names, "overwrite", {"redis": "{}", "load": "{}"}, r"mode\('append'\)"),
-        (messages.COLUMNS.names, "append", {"redis": "{}"}, "needs the options load"),
+        (schemas.MESSAGES.names, "overwrite", {"redis": "{}", "load": "{}"}, r"mode\('append'\)"),
+        (schemas.MESSAGES.names, "append", {"redis": "{}"}, "needs the options load"),
     ],
 )
 def test_what_is_no_frame_of_messages_is_refused(
     columns: list[str], mode: str, given: Any, words: str
 ) -> None:
-    schema = StructType([field for field in messages.COLUMNS.fields if field.name in columns])
+    schema = StructType(
+        [field for field in schemas.spark_schema(schemas.MESSAGES) if field.name in columns]
+    )
     with pytest.raises(Refused, match=words):
         QueueSink(given).writer(schema, mode == "overwrite")
 
 
 def test_a_split_in_two_tasks_is_an_error() -> None:
     writer = QueueWriter("{}", msgspec.json.encode(spec()).decode())
-    one, other = Written(splits=[("crowd", 0, 1)], new=1), Written(splits=[("crowd", 0, 2)], new=1)
+    one, other = (
+        WrittenMessages(splits=[("crowd", 0, 1)], new=1),
+        WrittenMessages(splits=[("crowd", 0, 2)], new=1),
+    )
     writer.commit([one, other, None])
     with pytest.raises(DelayQError, match="written by two tasks") as failed:
         writer.commit([one, other, one])

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from django_delayq.pipeline import session, tempdirs
+from django_delayq.pipeline import session
 from django_delayq.pipeline.errors import Refused, SparkMissing
-from django_delayq.pipeline.tempdirs import PREFIX, private_folder
+from django_delayq.pipeline.session import PREFIX, private_folder
 from tests.databases.processes import ended
 from tests.pipeline.outside import plain_environment
 from tests.servers import wait_until
@@ -53,7 +53,7 @@ def test_a_session_that_is_there_is_not_moved_to_another_zone(foreign: Any) -> N
 
 
 def test_every_session_has_our_formats_and_takes_them_again(spark: Any) -> None:
-    session.register(spark)
+    session.register_formats(spark)
     for name in ("delayq_archive", "delayq_outbox", "delayq_queue"):
         assert "message_id" in spark.read.format(name).load().columns
     with pytest.raises(Exception, match="This frame has no"):
@@ -116,7 +116,7 @@ def test_a_folder_of_a_killed_process_goes_when_the_next_begins(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     code = (
-        "import os, signal\nfrom django_delayq.pipeline.tempdirs import private_folder\n"
+        "import os, signal\nfrom django_delayq.pipeline.session import private_folder\n"
         "with private_folder() as folder:\n    (folder / 'secret').write_text('hunter2')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -141,13 +141,13 @@ def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_anew(
     def late(file: Any, how: int) -> None:
         if how == fcntl.LOCK_EX and not swept:
             swept.append(True)
-            tempdirs.sweep()
+            session.sweep()
         real(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
     with private_folder() as folder:
-        assert swept and (folder / tempdirs._LOCK).exists()
-        tempdirs.sweep()
+        assert swept and (folder / session._LOCK).exists()
+        session.sweep()
         assert folder.exists()
 
 

@@ -19,9 +19,9 @@ from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
 from django_delayq.pipeline.error_messages import cause, code_of
 from django_delayq.pipeline.errors import Code, LakeError, Refused
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.lake import reader as lake_reader
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.sources import lake_files as sources_lake
 from django_delayq.pipeline.stats import stats, write_back
 from django_delayq.stats import history
 from django_delayq.stats.hourly import (
@@ -353,10 +353,10 @@ def test_a_file_that_an_executor_cannot_read_is_named_in_a_sentence(
 
 def test_files_are_read_in_parts_with_about_as_many_rows_each_in_their_order() -> None:
     files = [("a", 10), ("b", 20), ("c", 0), ("d", 30), ("e", 30), ("f", 30)]
-    assert sources_lake._parted(files, 4) == [["a", "b"], ["c", "d"], ["e"], ["f"]]
-    assert sources_lake._parted([("a", 1), ("b", 1_000)], 2) == [["a"], ["b"]]
-    assert sources_lake._parted([("a", 0), ("b", 0)], 2) == [["a", "b"], []]
-    assert sources_lake._parted([], 0) == []
+    assert lake_reader._parted(files, 4) == [["a", "b"], ["c", "d"], ["e"], ["f"]]
+    assert lake_reader._parted([("a", 1), ("b", 1_000)], 2) == [["a"], ["b"]]
+    assert lake_reader._parted([("a", 0), ("b", 0)], 2) == [["a", "b"], []]
+    assert lake_reader._parted([], 0) == []
 
 
 def test_figures_are_the_same_however_the_rows_lie_in_files(
@@ -369,7 +369,7 @@ def test_figures_are_the_same_however_the_rows_lie_in_files(
     export_now(batch=70)
     forget()
     for name, value in (("BATCH", 7), ("PARTS", 9)):
-        monkeypatch.setattr(sources_lake, name, value)
+        monkeypatch.setattr(lake_reader, name, value)
     stats_now()
     assert all_stored() == wanted
 

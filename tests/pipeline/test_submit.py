@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from django_delayq.models import TopicHour
-from django_delayq.pipeline.package import main as package_main
 from tests.databases.processes import Child
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
@@ -107,19 +106,19 @@ def _wait_for(port: int) -> None:
     raise TimeoutError("Spark's master does not listen")
 
 
-def test_export_and_stats_through_spark_submit(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_and_stats_through_spark_submit(cluster: Cluster, tmp_path: Path) -> None:
     make_rows(2_000)
-    assert package_main([str(tmp_path / "packed")]) == 0
-    archive, script = capsys.readouterr().out.split()
+    archive, script = str(outside.pack(tmp_path)), tmp_path / "delayq_job.py"
+    docs = (outside.ROOT / "docs" / "pipeline.md").read_text()
+    script.write_text("".join(re.findall(r"^# delayq_job.py\n(.+?)^```", docs, re.M | re.S)))
     given = {"redis_secret": "env:REDIS_OF_TEST", "lake": str(tmp_path / "lake")}
     said = {}
     for name, job in (("export", {"settle": 0.0}), ("stats", {})):
         params = outside.write_params(tmp_path / f"{name}.json", job=job, **given)
-        ended = cluster.submit("--py-files", archive, script, name, "--params", params, "--json")
+        ended = cluster.submit(
+            "--py-files", archive, str(script), name, "--params", params, "--json"
+        )
         assert ended.code == 0, ended.err[-5000:]
         said[name] = json.loads(ended.out)
     assert said["export"]["figures"]["rows"] == 2_000
     assert sum(TopicHour.objects.values_list("messages", flat=True)) == 2_000
-    assert sys.executable not in script

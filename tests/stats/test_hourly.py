@@ -39,7 +39,7 @@ NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 TODAY = NOON.date()
 by_collation = pytest.mark.xfail(
     connection.vendor == "mysql",
-    reason="MariaDB takes names that differ in case for one; docs/operations.md says so",
+    reason="MariaDB takes names that differ in case for one; docs/how-to/databases.md says so",
     strict=True,
 )
 TIMES = {"lateness": "lateness_ms", "run": "run_ms"}

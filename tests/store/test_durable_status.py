@@ -1,4 +1,4 @@
-"""lives.lua: what Redis knows of durable messages. Changes nothing."""
+"""durable_status.lua: what Redis knows of durable messages. Changes nothing."""
 
 from __future__ import annotations
 

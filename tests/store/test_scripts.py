@@ -31,7 +31,7 @@ LUA = files(package).joinpath("lua")
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
 READING = {"durable_status", "find", "forecast", "leased_under", "list", "look", "stats"}
 
-#: The least that a Redis user of django_delayq needs, for one prefix. docs/operations.md shows the
+#: The least that a Redis user of django_delayq needs, for one prefix. docs/how-to/redis-user.md shows the
 #: same.
 ACL = (
     "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hscan", "+hset", "+hdel",

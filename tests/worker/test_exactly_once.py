@@ -11,7 +11,7 @@ from django.db import transaction
 
 from django_delayq import delayed_task
 from django_delayq.archive import exactly_once
-from django_delayq.client.task import DelayedTask
+from django_delayq.client.decorator import DelayedTask
 from django_delayq.models import ArchivedMessage
 from django_delayq.store.lease import Lease
 from django_delayq.worker.executor import NO_DATABASE_DELAY, Executor

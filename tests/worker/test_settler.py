@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_delayq import State, topic_stats
-from django_delayq.client.task import DelayedTask
+from django_delayq.client.decorator import DelayedTask
 from django_delayq.core import signals
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import OutcomeUnknown, StoreError, StoreUnavailable

@@ -1,1 +1,8 @@
+"""The forms of the pages.
+
+Start with message_forms.py.
+"""
+
 from __future__ import annotations
+
+__all__ = ["archive_form", "bulk_form", "message_forms"]

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from ...core.exceptions import InvalidMessage, OutcomeUnknown, StoreUnavailable
 from ...core.message import parse_id
 from ...operators import lookup
-from ...operators.lookup import Hit
+from ...operators.lookup import SearchResult
 from ..forms.archive_form import search_parts
 from ..site import page, show, url
 
@@ -32,7 +32,7 @@ def find(request: HttpRequest) -> HttpResponse:
         narrowed = {"q": query, "period": _PERIOD, **({"topic": topic} if topic else {})}
         return redirect(f"{url(request, 'archive')}?{urlencode(narrowed)}")
     problem, away = "", ""
-    hits: list[Hit] = []
+    hits: list[SearchResult] = []
     try:
         hits, away = _hits_of_all(query, topic) if query else ([], "")
     except InvalidMessage as error:
@@ -46,15 +46,15 @@ def find(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _hits_of_all(query: str, topic: str) -> tuple[list[Hit], str]:
-    """The messages, and why Redis could not be searched (or nothing). Raises InvalidMessage."""
+def _hits_of_all(query: str, topic: str) -> tuple[list[SearchResult], str]:
+    """What is found, and why Redis could not be asked, or nothing. Raises InvalidMessage."""
     try:
         return _hits(query, topic, True), ""
     except (StoreUnavailable, OutcomeUnknown) as error:
         return _hits(query, topic, False), str(error)
 
 
-def _hits(query: str, topic: str, redis: bool) -> list[Hit]:
+def _hits(query: str, topic: str, redis: bool) -> list[SearchResult]:
     """By id when it looks like one, then by key: a key may look like an id. Raises
     InvalidMessage."""
     if query.startswith(_KEY):
@@ -80,7 +80,7 @@ def _is_id(query: str) -> bool:
     return True
 
 
-def _address(request: HttpRequest, hit: Hit) -> str:
+def _address(request: HttpRequest, hit: SearchResult) -> str:
     if hit.row is not None:
         return url(request, "archived", pk=hit.row)
     return url(request, "message", topic=hit.topic, message_id=hit.message_id)

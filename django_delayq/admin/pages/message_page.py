@@ -15,7 +15,7 @@ from ...core.exceptions import InvalidMessage, MessageNotFound
 from ...core.message import State
 from ...core.times import from_ms, in_words
 from ...operators import lookup, operations, recent_actions
-from ...operators.lookup import Live
+from ...operators.lookup import LiveMessage
 from ...stats.overview import obstacles
 from ...store import get_store
 from ...tasks import registry
@@ -154,8 +154,8 @@ def _say_due(request: HttpRequest, topic: str) -> None:
     messages.warning(request, words)
 
 
-def _facts(found: Live) -> dict[str, Any]:
-    """The facts that everybody may see: not the arguments, not the headers."""
+def _facts(found: LiveMessage) -> dict[str, Any]:
+    """What anybody may see of it: not the arguments, not the headers."""
     names = (
         "id",
         "topic",

@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 
 from ...models import ArchivedMessage
 from ...operators.replay import Replayed, discard
-from ..selection import SelectingVerb
+from ..selecting import SelectingVerb
 
 
 class Command(SelectingVerb):

@@ -19,7 +19,7 @@ from django.db.models import QuerySet
 from ...models import ArchivedMessage
 from ...operators.replay import Replayed, replay
 from ..cli import DURATIONS, duration, positive
-from ..selection import SelectingVerb
+from ..selecting import SelectingVerb
 
 
 class Command(SelectingVerb):

@@ -22,13 +22,12 @@ from ...models import ArchivedMessage
 from ...store import get_store
 from .. import schemas
 from ..errors import Code, LakeConflict, LakeError
-from ..jobs import Tell
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
+from ..lake.reader import read_lake
 from ..options import AuditOptions
-from ..params import Params, Report
+from ..params import Params, Report, Tell
 from ..sources.archive import read_archive
-from ..sources.lake_files import read_lake
 from ..sources.outbox import read_outbox
 from ..sources.queue import read_queue
 from . import audit_frames as frames
@@ -88,7 +87,7 @@ class _Audit:
     def _first_look(self) -> list[Difference]:
         database, topic = self.params.database, self.params.topic
         if self.ledger:
-            commits = self.ledger.follow() if self.options.repair else self.ledger.check()
+            commits = self.ledger.catch_up() if self.options.repair else self.ledger.check()
             self.batches = audit_lake.batches_of(self.ledger, commits)
         before = _newest()
         outbox = self._keep(
@@ -237,8 +236,8 @@ class _Audit:
             )
         if self.options.repair and left:
             yield (
-                f"{kind.value}: {left:,} were not repaired; see docs/pipeline.md for what can be "
-                "done by hand."
+                f"{kind.value}: {left:,} were not repaired; see docs/pipeline/audit.md for what "
+                "can be done by hand."
             )
 
 

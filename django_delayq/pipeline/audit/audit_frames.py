@@ -1,6 +1,6 @@
 """What an audit compares: frames of Redis, outbox, archive and lake in, frames of differences out.
 
-Pure, as transforms.py. What comes out are candidates: the frames were read one after the other,
+Pure. What comes out are candidates: the frames were read one after the other,
 while messages moved.
 """
 
@@ -200,7 +200,7 @@ def twice(archive: DataFrame, lake: DataFrame) -> DataFrame:
 
 
 def sums(frame: DataFrame) -> DataFrame:
-    """Per batch: how many rows, and the sum of their hashes as in transforms.signature()."""
+    """Per batch: how many rows, and the sum of their hashes as in batches.signature()."""
     total = F.sum(F.col("content").cast("decimal(38,0)")).cast("string")
     counted = F.count(F.lit(1)).alias("rows")
     return (

@@ -18,18 +18,19 @@ from django.db.models import Max
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...core.chunks import chunked
 from ...core.times import aware
 from ...models import OperatorAction
 from ..errors import LakeError
 from ..lake import batches
-from ..lake.lake import Commit, LakeFile
+from ..lake.lake import Commit, Digest, LakeFile, WrittenFiles
 from ..lake.ledger import PRUNED, Ledger
+from ..lake.reader import read_files
 from ..params import Database
 from ..sources.archive import read_archive
-from ..sources.lake_files import read_files
 from . import audit_frames as frames
 from .finding_kinds import Difference, Kind, difference_of
-from .restore import PutBack, chunks, stored_ids
+from .restore import SOME, PutBack, stored_ids
 
 Sum = tuple[int, int]
 """Rows, and the sum of their hashes."""
@@ -167,7 +168,7 @@ class LakeRepair:
         held: dict[tuple[str, int], Counter[tuple[int, int]]] = defaultdict(Counter)
         lives = {(one.message_id, one.stamp) for one in found}
         ids = sorted({message_id for message_id, _ in lives})
-        for some_ids in chunks(ids):
+        for some_ids in chunked(ids, SOME):
             there = lake.where(F.col("message_id").isin(some_ids))
             for row in there.select("message_id", "stamp", "row", "batch").collect():
                 held[row["message_id"], row["stamp"]][row["row"], row["batch"]] += 1
@@ -196,7 +197,7 @@ class LakeRepair:
         stored = read_archive(self._spark, self._database, (lo, hi))
         frame = before.where(~inside).unionByName(frames.merged(stored, stays))
         attempt = lake.attempt(lo, hi, self._ledger.archive)
-        source = batches.write(self._spark, frame, attempt)
+        source = batches.write_files(self._spark, frame, attempt)
         written = batches.verified(self._spark, lake, lambda: frame, attempt, source)
         own = self._own(batch, written, attempt, before.where(~inside), stays)
         hour = F.date_format("finished_at", "yyyy-MM-dd'T'HH:00:00'Z'").alias("hour")
@@ -208,17 +209,17 @@ class LakeRepair:
     def _own(
         self,
         batch: Batch,
-        written: batches.Written,
+        written: WrittenFiles,
         attempt: Path,
         others: DataFrame,
         stays: DataFrame,
-    ) -> batches.Content:
+    ) -> Digest:
         """What was written of the batch. Raises LakeError when rows of it are missing, or others
         are not as before."""
         now = read_files(self._spark, self._ledger.lake, written.files)
-        own = batches.content_of(now.where(_inside(batch)))
+        own = batches.digest_of(now.where(_inside(batch)))
         least = stays.select("id").distinct().count()
-        if own.rows < least or batches.content_of(now.where(~_inside(batch))) != batches.content_of(
+        if own.rows < least or batches.digest_of(now.where(~_inside(batch))) != batches.digest_of(
             others
         ):
             raise LakeError(
@@ -231,25 +232,20 @@ class LakeRepair:
     def _commit(
         self,
         batch: Batch,
-        written: batches.Written,
-        own: batches.Content,
+        written: WrittenFiles,
+        own: Digest,
         old: Sequence[LakeFile],
         hours: Sequence[str],
     ) -> Commit:
         ledger, lake = self._ledger, self._ledger.lake
         commit = lake.add(
-            Commit(
-                seq=0,
-                kind="repair",
+            Commit.of(
+                "repair",
+                written,
                 lo=batch.lo,
                 hi=batch.hi,
-                rows=written.content.rows,
-                signature=str(written.content.signature),
-                oldest=written.content.oldest,
-                newest=written.content.newest,
                 hours=sorted({*written.hours, *hours}),
                 settled_at=_settled_at(lake.commits()),
-                files=written.files,
                 removes=[one.path for one in old],
                 batch_rows=own.rows,
                 batch_signature=str(own.signature),

@@ -12,6 +12,7 @@ from django.utils import timezone
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...core.chunks import chunked
 from ...core.conf import get_settings
 from ...core.exceptions import UndecodableMessage
 from ...core.message import Record, decode_body
@@ -19,7 +20,7 @@ from ...core.times import stored, stored_ms
 from ...models import ArchivedMessage, Final, OutboxMessage
 from ...outbox.outbox import record_of
 from ..lake.lake import Lake
-from ..sources.lake_files import read_files
+from ..lake.reader import read_files
 
 Item = TypeVar("Item")
 #: Ids of one query.
@@ -53,7 +54,7 @@ class PutBack:
             return set()
         replays = self._replays(set(pks))
         files, done = self._lake.files(), set()
-        for some in chunks(sorted(set(pks) - stored_ids(set(pks)))):
+        for some in chunked(sorted(set(pks) - stored_ids(set(pks))), SOME):
             near = [
                 one
                 for one in files
@@ -94,7 +95,7 @@ class PutBack:
         )
         found = {pk: replay for pk, replay in _in_the_lake(lake) if pk in pks}
         archive = ArchivedMessage.objects.using(self._alias)
-        for some in chunks(sorted(pks)):
+        for some in chunked(sorted(pks), SOME):
             for pk, *replay in archive.filter(replay_of__in=some).values_list(
                 "replay_of", "message_id", "enqueued_at"
             ):
@@ -122,17 +123,12 @@ def _origin(row: OutboxMessage) -> int:
         return 0
 
 
-def chunks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """As many as one query takes."""
-    return (items[at : at + SOME] for at in range(0, len(items), SOME))
-
-
 def stored_ids(pks: Set[int]) -> set[int]:
     """Which of these ids SQL has."""
     rows = ArchivedMessage.objects.using(get_settings().database)
     return {
         pk
-        for some in chunks(sorted(pks))
+        for some in chunked(sorted(pks), SOME)
         for pk in rows.filter(pk__in=some).values_list("pk", flat=True)
     }
 

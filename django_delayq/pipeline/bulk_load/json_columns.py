@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -72,7 +74,10 @@ def exact(kind: T.DataType) -> T.DataType:
         return T.MapType(kind.keyType, exact(kind.valueType), kind.valueContainsNull)
     if isinstance(kind, T.StructType):
         return T.StructType(
-            [T.StructField(one.name, exact(one.dataType), one.nullable) for one in kind.fields]
+            [
+                T.StructField(field.name, exact(field.dataType), field.nullable)
+                for field in kind.fields
+            ]
         )
     return kind
 
@@ -95,7 +100,8 @@ def fault(value: Column, kind: T.DataType) -> Column | None:
         return keys if values is None else values if keys is None else keys | values
     if isinstance(kind, T.StructType):
         found = [fault(value.getField(one.name), one.dataType) for one in kind.fields]
-        return _either([one for one in found if one is not None])
+        faults = [one for one in found if one is not None]
+        return reduce(or_, faults) if faults else None
     return None
 
 
@@ -103,17 +109,8 @@ def _any(values: Column, kind: T.DataType) -> Column | None:
     if fault(values.getItem(0), kind) is None:
         return None
 
-    def bad(one: Column) -> Column:
-        found = fault(one, kind)
+    def bad(value: Column) -> Column:
+        found = fault(value, kind)
         return F.lit(False) if found is None else found
 
     return F.coalesce(F.exists(values, bad), F.lit(False))
-
-
-def _either(found: list[Column]) -> Column | None:
-    if not found:
-        return None
-    whole = found[0]
-    for one in found[1:]:
-        whole = whole | one
-    return whole

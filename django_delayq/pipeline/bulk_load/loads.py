@@ -1,11 +1,10 @@
-"""Writes a frame of messages from the driver: looks at the fences and the memory first, and counts
-afterwards."""
+"""Writes a frame of messages: it checks the fences and the memory of Redis before, and counts what
+was added afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +21,7 @@ from ..errors import Code, Refused
 from ..options import TaskSpec
 from ..params import Redis
 from ..sinks.queue import LoadSpec, QueueSink
-from .messages import Sum
+from .messages import FrameTotals
 
 #: The data source that writes.
 FORMAT = QueueSink.name()
@@ -49,12 +48,12 @@ class Fences(NamedTuple):
 
     def fingerprints(self) -> list[str]:
         """Of the runs that have begun."""
-        return [one["fingerprint"] for one in self.read()]
+        return [fence["fingerprint"] for fence in self.read()]
 
     def counts(self) -> dict[str, int]:
         """Messages that this load has added, ever; that were there already; and that were kept."""
         fences = self.read()
-        return {name: sum(int(one.get(name, 0)) for one in fences) for name in COUNTS}
+        return {name: sum(int(fence.get(name, 0)) for fence in fences) for name in COUNTS}
 
     def added(self, before: Mapping[str, int], rows: int) -> dict[str, int]:
         """What this run has done, for its report. By the fences, which also know of tasks of Spark
@@ -77,25 +76,25 @@ class Fences(NamedTuple):
             found = cause(error)
             if code_of(found) == Code.REFUSED:
                 raise found from error
-            said = ""
+            progress = ""
             with suppress(StoreError):
                 new = self.counts()["new"] - before["new"]
-                said = (
+                progress = (
                     f" {new:,} of {rows:,} messages were added before that; the same job again "
                     f"adds the rest."
                 )
-            raise DelayQError(f"{found}{said}") from error
+            raise DelayQError(f"{found}{progress}") from error
 
     def check(self, fingerprint: Mapping[str, Any]) -> None:
         """Raise Refused when the load has added something else under this name."""
         for found in self.fingerprints():
-            if found != encode(fingerprint):
-                raise Refused(_changed(self.job, decode(found), fingerprint))
+            if found != encode_fingerprint(fingerprint):
+                raise Refused(_changed(self.job, decode_fingerprint(found), fingerprint))
 
     def open(self, fingerprint: Mapping[str, Any], *, record_conflicts: bool = False) -> int:
         """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged,
         StoreUnavailable."""
-        load = BulkLoad(self.job, encode(fingerprint), record_conflicts)
+        load = BulkLoad(self.job, encode_fingerprint(fingerprint), record_conflicts)
         for topic in {partition.topic for partition in self.partitions}:
             self.store.partitions.counts(topic)  # says that the topic is used
         began = [
@@ -105,13 +104,13 @@ class Fences(NamedTuple):
         return min(began, default=0)
 
 
-def encode(fingerprint: Mapping[str, Any]) -> str:
+def encode_fingerprint(fingerprint: Mapping[str, Any]) -> str:
     """As the fence keeps it."""
     return msgspec.json.encode(fingerprint, order="sorted").decode()
 
 
-def decode(text: str) -> dict[str, Any]:
-    """From encode(); empty for what is none."""
+def decode_fingerprint(text: str) -> dict[str, Any]:
+    """From encode_fingerprint(); empty for what is none."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError:
@@ -135,7 +134,7 @@ def check_job(job: str) -> None:
     check_name(job, "a job", Refused)
 
 
-def check_memory(store: RedisStore, total: Sum, applied: int, partitions: int) -> str:
+def check_memory(store: RedisStore, total: FrameTotals, applied: int, partitions: int) -> str:
     """Raise Refused when Redis has no room for what is still to come. Returns a note when it has no
     limit.
 
@@ -179,16 +178,16 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB" if size >= 1e7 else f"{size / 1e6:,.1f} MB"
 
 
-def spec_of(
+def load_spec(
     job: str, fingerprint: Mapping[str, Any], tasks: Sequence[TaskSpec], **rest: Any
 ) -> LoadSpec:
     """What the sink has to know; `rest` is for LoadSpec."""
-    names = {task_code(one.name).hex(): one.name for one in tasks}
-    return LoadSpec(job=job, fingerprint=encode(fingerprint), tasks=names, **rest)
+    names = {task_code(task.name).hex(): task.name for task in tasks}
+    return LoadSpec(job=job, fingerprint=encode_fingerprint(fingerprint), tasks=names, **rest)
 
 
-def write(spark: SparkSession, frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
-    """Write the messages: arranged() ones, of `chosen` columns."""
+def write_messages(spark: SparkSession, frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
+    """Write the messages: arranged() ones, of with message_columns()."""
     spark.dataSource.register(QueueSink)
     options = {
         "redis": msgspec.json.encode(redis).decode(),
@@ -206,10 +205,3 @@ def share(spark: SparkSession, per_second: float | None, tasks: int) -> float | 
     return per_second / max(
         1, tasks if grows else min(tasks, spark.sparkContext.defaultParallelism)
     )
-
-
-def instant(milliseconds: int) -> str:
-    """For reports."""
-    return (
-        datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=milliseconds)
-    ).isoformat()

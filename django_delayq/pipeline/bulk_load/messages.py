@@ -14,28 +14,11 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
 
+from .. import schemas
 from ..options import TaskSpec
 
-#: Of a frame of messages. `due_ms` null: when the load says. `header`: bytes 14 to 22 of a record
-#: (message.py).
-COLUMNS = T.StructType(
-    [
-        T.StructField("topic", T.StringType()),
-        T.StructField("partition", T.IntegerType()),
-        T.StructField("split", T.IntegerType()),
-        T.StructField("id", T.BinaryType()),
-        T.StructField("due_ms", T.LongType()),
-        T.StructField("expires", T.StringType()),
-        T.StructField("header", T.BinaryType()),
-        T.StructField("body", T.StringType()),
-    ]
-)
-#: What names a split. One task of Spark writes it alone, in the order of the ids: this is what the
-#: fence relies on.
-SPLIT = ("topic", "partition", "split")
 
-
-class Sum(NamedTuple):
+class FrameTotals(NamedTuple):
     """What a frame of messages amounts to."""
 
     rows: int
@@ -76,7 +59,7 @@ def unkeyed(job: str, topic: str) -> str:
 def _digests(names: pa.Array) -> pa.Array:
     blake = hashlib.blake2b
     texts = names.cast(pa.binary()).to_pylist()
-    joined = b"".join([blake(one or b"", digest_size=16).digest() for one in texts])
+    joined = b"".join([blake(text or b"", digest_size=16).digest() for text in texts])
     digits = np.frombuffer(joined, np.uint8).reshape(-1, 16).copy()
     digits[:, 6] = 0x80 | digits[:, 6] & 0x0F
     digits[:, 8] = 0x80 | np.maximum(1, digits[:, 8] & 0x3F)
@@ -129,7 +112,7 @@ def arranged(frame: DataFrame, tasks: int) -> DataFrame:
 
 
 def summed(frame: DataFrame) -> list[Column]:
-    """For agg(): what Sum needs."""
+    """For agg(): what FrameTotals needs."""
     body = F.octet_length("body").cast("long")
     mixed = F.xxhash64("id", "due_ms", "expires", "header", "body").cast("decimal(38,0)")
     return [
@@ -139,8 +122,9 @@ def summed(frame: DataFrame) -> list[Column]:
     ]
 
 
-def chosen(frame: DataFrame) -> DataFrame:
+def message_columns(frame: DataFrame) -> DataFrame:
     """Only the columns of a frame of messages, in their order."""
+    fields = schemas.spark_schema(schemas.MESSAGES)
     return frame.select(
-        *[F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS.fields]
+        *[F.col(field.name).cast(field.dataType).alias(field.name) for field in fields]
     )

@@ -16,16 +16,15 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from ...core.conf import DEFAULT_TOPIC, Settings
 from ...store.keys import Partition
 from ...store.store import RedisStore
-from .. import schemas, transforms
-from ..jobs import Tell
+from .. import schemas
 from ..lake.lake import Lake
+from ..lake.reader import read_lake
 from ..lake.watermark import last_settled_id
 from ..options import ReplayOptions
-from ..params import Params, Report
-from ..sources.archive import read_archive
-from ..sources.lake_files import read_lake
+from ..params import Params, Report, Tell
+from ..sources.archive import finished_between, read_archive
 from . import loads, messages, replay_frames, replay_marks
-from .messages import Sum
+from .messages import FrameTotals
 from .replay_frames import OPEN, Declared
 
 #: Rows that SQL took later than so many seconds ago may still get a smaller id: they are for
@@ -37,10 +36,10 @@ class _Letters(NamedTuple):
     """The selection, looked at once."""
 
     made: DataFrame
-    fit: Sum
+    fit: FrameTotals
     """What a replay could take, whether SQL has it open, replayed or discarded: the same in each
     run of the job."""
-    good: Sum
+    good: FrameTotals
     """What of it is open."""
     skipped: Counter[str]
     topics: Sequence[str]
@@ -75,9 +74,9 @@ def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int
     """
     begun = next(
         (
-            one
-            for one in map(loads.decode, fences.fingerprints())
-            if {"first", "last"} <= one.keys()
+            found
+            for found in map(loads.decode_fingerprint, fences.fingerprints())
+            if {"first", "last"} <= found.keys()
         ),
         {},
     )
@@ -88,9 +87,7 @@ def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int
         return standing, (begun["first"], last)
     dead = standing["id"].to_pylist()
     is_open = (
-        one
-        for one, word in zip(dead, standing["standing"].to_pylist(), strict=True)
-        if word == OPEN
+        pk for pk, word in zip(dead, standing["standing"].to_pylist(), strict=True) if word == OPEN
     )
     return standing, (next(is_open, dead[0]) - 1, dead[-1]) if dead else (0, last)
 
@@ -102,9 +99,9 @@ def _fingerprint(
     or not, so that a letter that is selected only later would be taken for one that was sent."""
     options = params.options(ReplayOptions)
     split = {
-        topic: one.partitions
-        for topic, one in sorted(store.client.settings.topics.items())
-        if one.partitions > 1
+        topic: topic_options.partitions
+        for topic, topic_options in sorted(store.client.settings.topics.items())
+        if topic_options.partitions > 1
     }
     return {
         "where": options.where, "edits": dict(options.edits), "source": options.source,
@@ -117,7 +114,7 @@ def _fingerprint(
 
 
 def _declared(options: ReplayOptions, settings: Settings) -> Declared:
-    topics = {one.topic for one in options.tasks} | set(settings.topics) | {DEFAULT_TOPIC}
+    topics = {task.topic for task in options.tasks} | set(settings.topics) | {DEFAULT_TOPIC}
     counts = {
         topic: settings.topics[topic].partitions if topic in settings.topics else 1
         for topic in sorted(topics)
@@ -136,8 +133,8 @@ def _look(
     since, until = params.period()
     # A lake may have a row twice, until the audit has mended it.
     read = _read(spark, params, options, ids).dropDuplicates(["id"])
-    mine = replay_frames.selected(
-        transforms.settled(read, since, until, params.topic), options.where
+    mine = replay_frames.selected_letters(
+        finished_between(read, since, until, params.topic), options.where
     )
     chosen = mine.join(spark.createDataFrame(standing), "id", "left").fillna(
         replay_frames.GONE, ["standing"]
@@ -158,8 +155,8 @@ def _look(
     return _Letters(made, whole, _total(good), skipped, sorted(row["topic"] for row in good))
 
 
-def _total(found: Sequence[Any]) -> Sum:
-    return Sum(
+def _total(found: Sequence[Any]) -> FrameTotals:
+    return FrameTotals(
         sum(row["rows"] for row in found), sum(row["body_bytes"] for row in found),
         str(sum(int(row["hash"]) for row in found)),
     )  # fmt: skip
@@ -170,7 +167,7 @@ def _read(
 ) -> DataFrame:
     if options.source == "archive":
         return read_archive(spark, params.database, ids, schemas.ARCHIVE.names)
-    since, until = (one.strftime("%Y-%m-%d") if one else "" for one in params.period())
+    since, until = (instant.strftime("%Y-%m-%d") if instant else "" for instant in params.period())
     found = read_lake(spark, Lake(params.lake), since=since, until=until)
     return found.where((F.col("id") > ids[0]) & (F.col("id") <= ids[1]))
 
@@ -227,35 +224,31 @@ def _write(
     rows: int,
 ) -> None:
     options = params.options(ReplayOptions)
-    spec = loads.spec_of(
+    spec = loads.load_spec(
         options.job, fingerprint, options.tasks, record_conflicts=True, rows=rows,
         due_ms=fences.open(fingerprint, record_conflicts=True) + options.delay_ms,
         per_second=loads.share(spark, options.max_per_second,
         len(fences.partitions) * options.splits),
     )  # fmt: skip
-    loads.write(spark, messages.chosen(good), params.redis, spec)
+    loads.write_messages(spark, messages.message_columns(good), params.redis, spec)
 
 
 def _links(good: DataFrame, kept: set[bytes]) -> Iterator[tuple[int, UUID | None]]:
     """Origin and message of each row, in pages; None for a key that another message has."""
-    for batch in _batches(good.select("origin", "id").orderBy("origin")):
+    for batch in good.select("origin", "id").orderBy("origin").toArrow().to_batches():
         for origin, identity in zip(
             batch["origin"].to_pylist(), batch["id"].to_pylist(), strict=True
         ):
             yield origin, None if identity in kept else UUID(bytes=identity)
 
 
-def _batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
-    yield from frame.toArrow().to_batches()
-
-
 def _in_words(params: Params, options: ReplayOptions) -> str:
-    said = {
+    conditions = {
         "since": params.since,
         "until": params.until,
         "topic": params.topic,
         "where": options.where,
     }
     return ", ".join(
-        [options.source, *(f"{name} {value}" for name, value in said.items() if value)]
+        [options.source, *(f"{name} {value}" for name, value in conditions.items() if value)]
     )

@@ -29,12 +29,12 @@ class Declared(NamedTuple):
     body_limit: int
 
 
-class _Arguments(msgspec.Struct):
+class _LetterArguments(msgspec.Struct):
     args: list[msgspec.Raw] = []
     kwargs: dict[str, msgspec.Raw] = {}
 
 
-def selected(frame: DataFrame, where: str) -> DataFrame:
+def selected_letters(frame: DataFrame, where: str) -> DataFrame:
     """Dead letters that the condition is true of; with `args` and `kwargs`, as VARIANT, for it and
     the edits.
 
@@ -63,7 +63,7 @@ def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> Dat
     is left alone, and `fault`: the same, whatever SQL says of it. Rows without one are the same in
     each run of a job.
 
-    `frame`: of selected(), with `standing` (OPEN, REPLAYED, DISCARDED or GONE).
+    `frame`: of selected_letters(), with `standing` (OPEN, REPLAYED, DISCARDED or GONE).
     """
     edits = _edited(frame, options.edits, declared.tasks)
     keyed = F.col("key") != ""
@@ -73,7 +73,7 @@ def replays(frame: DataFrame, options: ReplayOptions, declared: Declared) -> Dat
     name = F.when(keyed, F.col("key")).otherwise(F.col("id").cast("string"))
     same_key = Window.partitionBy("message_id")
     merge = messages.arrow_function(
-        _merger([_shape(one) for one in declared.tasks]), T.StringType()
+        _merger([_shape(task) for task in declared.tasks]), T.StringType()
     )
     known = frame.withColumns(
         {
@@ -98,7 +98,7 @@ def _fault(declared: Declared, keyed: Column) -> Column:
     redaction = F.try_variant_get("parsed", "$.redaction", "string")
     wrong_id = F.lower(F.hex("identity")) != F.regexp_replace("message_id", "-", "")
     found = [
-        (~F.col("task").isin([one.name for one in declared.tasks]), F.lit("unknown task")),
+        (~F.col("task").isin([task.name for task in declared.tasks]), F.lit("unknown task")),
         (~F.col("topic").isin(list(declared.topics)), F.lit("unknown topic")),
         (
             F.col("parsed").isNull() | F.col("kwargs").isNull() | F.col("args").isNull(),
@@ -118,8 +118,10 @@ def _header(tasks: Iterable[TaskSpec]) -> Column:
     from ...core.message import VERSION, task_code
 
     code = F.lit("")
-    for one in tasks:
-        code = F.when(F.col("task") == one.name, F.lit(task_code(one.name).hex())).otherwise(code)
+    for known in tasks:
+        code = F.when(F.col("task") == known.name, F.lit(task_code(known.name).hex())).otherwise(
+            code
+        )
     flags = F.lpad(F.hex(F.col("priority") + F.lit(VERSION << 4)), 2, "0")
     return F.unhex(F.concat(flags, F.lpad(F.hex(F.col("ttr_ms")), 8, "0"), code))
 
@@ -134,7 +136,7 @@ def _body() -> Column:
     )
     headers = F.when(F.col("headers") != "", F.concat(F.lit(',"headers":'), F.col("headers")))
     attempts = F.concat(F.lit(',"max_attempts":'), F.col("max_attempts").cast("string"))
-    more = [F.coalesce(one, F.lit("")) for one in (key, headers, attempts)]
+    more = [F.coalesce(text, F.lit("")) for text in (key, headers, attempts)]
     origin = F.concat(F.lit(',"replay_of":'), F.col("id").cast("string"), F.lit("}"))
     return F.concat(F.substring(merged, F.lit(1), F.length(merged) - 1), *more, origin)
 
@@ -147,7 +149,8 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
     Refused."""
     columns, faults = [], []
     for name, text in edits.items():
-        if not any(_takes(one, name) for one in tasks):
+        parameters = [parameter for task in tasks for parameter in task.parameters]
+        if not any(one.kind == "others" or one.name == name for one in parameters):
             raise Refused(f"The edit of {name!r} fits no task: none has such a parameter.")
         try:
             edited = frame.select(F.expr(text).alias(name))
@@ -167,10 +170,6 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
     return whole
 
 
-def _takes(task: TaskSpec, name: str) -> bool:
-    return any(one.kind == "others" or one.name == name for one in task.parameters)
-
-
 class _Shape(NamedTuple):
     """What a task takes, picklable."""
 
@@ -188,17 +187,17 @@ def _shape(task: TaskSpec) -> _Shape:
     every = task.parameters
     return _Shape(
         task.name,
-        [one.name for one in every if one.kind in ("positional", "both")],
-        [one.name for one in every if one.kind in ("both", "named")],
-        [one.name for one in every if one.required],
-        any(one.kind == "others" for one in every),
+        [parameter.name for parameter in every if parameter.kind in ("positional", "both")],
+        [parameter.name for parameter in every if parameter.kind in ("both", "named")],
+        [parameter.name for parameter in every if parameter.required],
+        any(parameter.kind == "others" for parameter in every),
     )
 
 
 def _merger(shapes: Sequence[_Shape]) -> Callable[[pa.Array, pa.Array, pa.Array], pa.Array]:
     """Puts edits into archived arguments; null for what the task does not take, and for what cannot
     be read."""
-    by_task = {one.task: one for one in shapes}
+    by_task = {shape.task: shape for shape in shapes}
 
     def merge(bodies: pa.Array, tasks: pa.Array, edits: pa.Array) -> pa.Array:
         rows = zip(bodies.to_pylist(), tasks.to_pylist(), edits.to_pylist(), strict=True)
@@ -213,7 +212,7 @@ def _merged(shape: _Shape | None, body: str | None, edits: str | None) -> str | 
     if shape is None or body is None or edits is None:
         return None
     try:
-        found = msgspec.json.decode(body, type=_Arguments)
+        found = msgspec.json.decode(body, type=_LetterArguments)
         changes = msgspec.json.decode(edits, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
         return None
@@ -226,7 +225,7 @@ def _merged(shape: _Shape | None, body: str | None, edits: str | None) -> str | 
     return msgspec.json.encode(found).decode() if _fits(shape, found) else None
 
 
-def _fits(shape: _Shape, found: _Arguments) -> bool:
+def _fits(shape: _Shape, found: _LetterArguments) -> bool:
     """Whether the task can be called with these; how many it takes by position is not known of one
     with `*args`."""
     given = set(shape.positional[: len(found.args)])

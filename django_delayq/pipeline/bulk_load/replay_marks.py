@@ -1,4 +1,4 @@
-"""What SQL knows of dead letters, and the marks of the job replay in it. On the driver."""
+"""Reads from SQL which dead letters are open, and marks those that the job replays."""
 
 from __future__ import annotations
 

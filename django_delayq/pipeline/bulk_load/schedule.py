@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -13,15 +14,16 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from ...store.keys import Partition
 from ...store.store import RedisStore
 from ..errors import Refused
-from ..jobs import Tell
 from ..options import ScheduleOptions
-from ..params import Params, Report
-from . import loads, messages, rejects, schedule_frames
-from .messages import Sum
+from ..params import Params, Report, Tell
+from . import loads, messages, schedule_frames
+from .messages import FrameTotals
 from .schedule_source import read_source
 
 #: Rows that a refusal names.
 NAMED = 5
+#: What Spark writes: parts, their checksums, and that it has ended.
+_OF_SPARK = r"\.?part-.*|\.?_SUCCESS(\.crc)?|_temporary"
 
 
 class _Rows(NamedTuple):
@@ -33,7 +35,7 @@ class _Rows(NamedTuple):
     limit: int
     made: DataFrame
     """Arranged, with reason, name and copies."""
-    good: Sum
+    good: FrameTotals
     bad: int
 
     @property
@@ -48,7 +50,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     options = params.options(ScheduleOptions)
     loads.check_job(options.job)
     if options.rejects:
-        rejects.check_folder(spark, options)
+        _check_rejects_folder(spark, options)
     store = RedisStore(None, params.redis.settings())
     try:
         tell("looking at the source")
@@ -68,7 +70,7 @@ def _look(
     planned = schedule_frames.plan(options, source.schema)
     count = store.topics.configured(options.task.topic)
     now, limit = datetime.now(tz=timezone.utc), store.client.settings.body_limit
-    made = schedule_frames.rows(source, planned, now, limit)
+    made = schedule_frames.message_rows(source, planned, now, limit)
     arranged = messages.arranged(
         messages.placed(made, {options.task.topic: count}, options.splits), count * options.splits
     )
@@ -76,9 +78,9 @@ def _look(
     found = (
         whole.groupBy(F.col("reason").isNull().alias("good")).agg(*messages.summed(whole)).collect()
     )
-    sums = {row["good"]: Sum(row["rows"], row["body_bytes"], row["hash"]) for row in found}
+    sums = {row["good"]: FrameTotals(row["rows"], row["body_bytes"], row["hash"]) for row in found}
     bad = sums[False].rows if False in sums else 0
-    return _Rows(source, planned, now, limit, whole, sums.get(True, Sum(0, 0, "0")), bad)
+    return _Rows(source, planned, now, limit, whole, sums.get(True, FrameTotals(0, 0, "0")), bad)
 
 
 def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, tell: Tell) -> Report:
@@ -105,7 +107,8 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
         return report
     if rows.bad:
         refused = schedule_frames.rejects(rows.source, rows.planned, rows.now, rows.limit)
-        rejects.write(refused, options)
+        # JSON lines. Those of an earlier run of the job are replaced.
+        refused.coalesce(1).write.mode("overwrite").json(_rejects_folder(options))
     tell(f"writing {rows.good.rows:,} messages")
     with fences.reporting(before, rows.good.rows):
         _write(spark, params, rows, fences, fingerprint)
@@ -122,16 +125,16 @@ def _write(
 ) -> None:
     options = rows.planned.options
     tasks = len(fences.partitions) * options.splits
-    spec = loads.spec_of(
+    spec = loads.load_spec(
         options.job, fingerprint, [options.task],
         due_ms=fences.open(fingerprint) + options.delay_ms,
         rows=rows.good.rows, per_second=loads.share(spark, options.max_per_second, tasks),
     )  # fmt: skip
     good = rows.made.where(F.col("reason").isNull())
-    loads.write(spark, messages.chosen(good), params.redis, spec)
+    loads.write_messages(spark, messages.message_columns(good), params.redis, spec)
 
 
-def _fingerprint(options: ScheduleOptions, good: Sum, count: int) -> dict[str, Any]:
+def _fingerprint(options: ScheduleOptions, good: FrameTotals, count: int) -> dict[str, Any]:
     """What may not differ between two runs of a job. The hash holds what is in the messages."""
     return {
         "rows": good.rows, "hash": good.hash, "topic": options.task.topic, "partitions": count,
@@ -159,3 +162,44 @@ def _refusal(rows: _Rows) -> str:
         f"enqueued. {first}. "
         "Mend the source, or give a directory for rejects to enqueue the others."
     )
+
+
+# The folder for rows that are refused
+
+
+def _rejects_folder(options: ScheduleOptions) -> str:
+    """DIR/JOB.rejects; DIR may be a URI."""
+    return f"{options.rejects.rstrip('/')}/{options.job}.rejects"
+
+
+def _check_rejects_folder(spark: SparkSession, options: ScheduleOptions) -> None:
+    """Raise Refused for a folder that is to be replaced, but is the source's or has what is not
+    ours."""
+    system, path = _hadoop_path(spark, _rejects_folder(options))
+    if options.format in ("parquet", "csv", "json"):
+        source, target = (
+            str(_hadoop_path(spark, one)[1].toString())
+            for one in (options.source, _rejects_folder(options))
+        )
+        if f"{source}/".startswith(f"{target}/") or target.startswith(f"{source}/"):
+            raise Refused(
+                f"The rejects would go to {target}, and the source is {source}: give them another "
+                f"directory."
+            )
+    found = (
+        [str(one.getPath().getName()) for one in system.listStatus(path)]
+        if system.exists(path)
+        else []
+    )
+    if strange := [name for name in sorted(found) if not re.fullmatch(_OF_SPARK, name)]:
+        raise Refused(
+            f"The rejects replace what is in {_rejects_folder(options)}. This job did not write "
+            f"{strange[0]}, which is there: give another directory."
+        )
+
+
+def _hadoop_path(spark: Any, text: str) -> tuple[Any, Any]:
+    """The file system of a path, as Hadoop has it, and the path in full."""
+    path = spark._jvm.org.apache.hadoop.fs.Path(text)
+    system = path.getFileSystem(spark._jsc.hadoopConfiguration())
+    return system, system.makeQualified(path)

@@ -1,9 +1,10 @@
-"""Rows of a source -> messages of a task: what can be told at the start is refused there, the rest
+"""Rows of a source -> messages of a task. What the columns show is refused at the start, the rest
 row by row."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -16,7 +17,7 @@ from pyspark.sql import types as T  # noqa: N812
 from ...core.times import MAX_DELAY_MS
 from ..errors import Refused
 from ..options import ParameterSpec, ScheduleOptions
-from . import json_columns, json_lines, messages
+from . import json_columns, messages
 
 #: Column in which a reader puts the text of a row that it cannot read.
 CORRUPT = "_corrupt_record"
@@ -34,6 +35,9 @@ _OFFSET = r"(?i)\d(Z|UTC|GMT|[+-]\d{2}:?\d{2})$"
 #: Without a date Spark takes that of today.
 _DATE = r"^[+-]?\d{4,}-"
 MOST_KEY = 256
+#: JSON of a value by the annotation of its parameter.
+_JSON_PATTERNS = {"str": '^"', "int": r"^-?\d+$", "float": r"^-?\d", "bool": "^(true|false)$"}
+_JSON_KEY = r'^(".*|-?\d+|null)$'
 
 
 class Argument(NamedTuple):
@@ -84,19 +88,25 @@ def plan(options: ScheduleOptions, schema: T.StructType) -> Plan:
 
 def _arguments(options: ScheduleOptions, schema: T.StructType) -> list[Argument]:
     task = options.task
-    known = {one.name: one for one in task.parameters if one.kind != "others"}
+    known = {
+        parameter.name: parameter for parameter in task.parameters if parameter.kind != "others"
+    }
     columns = dict(options.columns) or {name: name for name in known if name in schema.names}
-    others = any(one.kind == "others" for one in task.parameters)
+    others = any(parameter.kind == "others" for parameter in task.parameters)
     for name in columns:
         if name not in known and not others:
             raise Refused(f"The task {task.name} has no parameter {name!r}.{_near(name, known)}")
-    missing = [one.name for one in known.values() if one.required and one.name not in columns]
+    missing = [
+        parameter.name
+        for parameter in known.values()
+        if parameter.required and parameter.name not in columns
+    ]
     if missing:
         raise Refused(
             f"The task {task.name} needs {', '.join(missing)}: name the columns for it. "
             f"The source has {', '.join(schema.names)}."
         )
-    positional = [one.name for one in task.parameters if one.kind == "positional"]
+    positional = [parameter.name for parameter in task.parameters if parameter.kind == "positional"]
     given = [name for name in positional if name in columns]
     if given != positional[: len(given)]:
         gap = next(name for name in positional if name not in columns)
@@ -106,42 +116,45 @@ def _arguments(options: ScheduleOptions, schema: T.StructType) -> list[Argument]
         )
     extra = [ParameterSpec(name=name, kind="named") for name in columns if name not in known]
     return [
-        _argument(options, one, _column(schema, columns[one.name], f"the parameter {one.name}"))
-        for one in (*known.values(), *extra)
-        if one.name in columns
+        _argument(
+            options,
+            parameter,
+            _column(schema, columns[parameter.name], f"the parameter {parameter.name}"),
+        )
+        for parameter in (*known.values(), *extra)
+        if parameter.name in columns
     ]
 
 
-def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField) -> Argument:
+def _argument(options: ScheduleOptions, parameter: ParameterSpec, field: T.StructField) -> Argument:
     kinds = [
         part.strip()
-        for part in re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", one.annotation).split(
-            "|"
-        )
+        for part in re.sub(
+            r"^(typing\.)?Optional\[(.*)\]$", r"\2 | None", parameter.annotation
+        ).split("|")
     ]
     plain = [part for part in kinds if part != "None"]
     annotation = plain[0] if len(plain) == 1 and plain[0] in _ANNOTATED else ""
     nullable = not annotation or "None" in kinds
     if options.format == "json":  # looked at row by row
-        by_position = one.kind == "positional"
+        by_position = parameter.kind == "positional"
         return Argument(
-            one.name,
+            parameter.name,
             field.name,
             T.StringType(),
             annotation,
             nullable,
             by_position,
             False,
-            one.required,
+            parameter.required,
         )
     is_text = options.format == "csv" and annotation in _CASTS
     json_columns.check_type(field.dataType, f"The column {field.name!r}")
     allowed = _ANNOTATED.get(annotation, ())
     if annotation and not is_text and not isinstance(field.dataType, (*allowed, T.NullType)):
         raise Refused(
-            f"The task {options.task.name} takes {one.name}: {one.annotation}, but the column "
-            f"{field.name!r} is of "
-            f"type {field.dataType.simpleString()}. Cast it first."
+            f"The task {options.task.name} takes {parameter.name}: {parameter.annotation}, but the "
+            f"column {field.name!r} is of type {field.dataType.simpleString()}. Cast it first."
         )
     kind = (
         T.DoubleType()
@@ -151,14 +164,14 @@ def _argument(options: ScheduleOptions, one: ParameterSpec, field: T.StructField
         else field.dataType
     )
     return Argument(
-        one.name,
+        parameter.name,
         field.name,
         kind,
         annotation,
         nullable,
-        one.kind == "positional",
+        parameter.kind == "positional",
         is_text,
-        one.required,
+        parameter.required,
     )
 
 
@@ -200,7 +213,7 @@ def _quoted(name: str) -> str:
 # Row by row
 
 
-def rows(
+def message_rows(
     frame: DataFrame, planned: Plan, now: datetime, limit: int, *, keep: bool = False
 ) -> DataFrame:
     """Messages, but for partition and split; with `reason` (why a row cannot be one, else null) and
@@ -228,7 +241,9 @@ def rows(
         name.alias("name"), F.coalesce(*reasons).alias("reason"),
         *([F.struct(*[_kept(options, one) for one in frame.columns]).alias("row")] if keep else []),
     )  # fmt: skip
-    return made.withColumn("reason", F.coalesce("reason", _too_large(limit)))
+    size = F.octet_length("body")
+    text = F.format_string(f"its arguments take %,d bytes, the limit is {limit:,}", size)
+    return made.withColumn("reason", F.coalesce("reason", F.when(size > limit, text)))
 
 
 def with_copies_refused(frame: DataFrame) -> DataFrame:
@@ -243,7 +258,7 @@ def with_copies_refused(frame: DataFrame) -> DataFrame:
 
 def rejects(frame: DataFrame, planned: Plan, now: datetime, limit: int) -> DataFrame:
     """Each row that cannot be a message, and why."""
-    made = rows(frame, planned, now, limit, keep=True)
+    made = message_rows(frame, planned, now, limit, keep=True)
     counted = made.withColumn("copies", F.count(F.lit(1)).over(Window.partitionBy("id")))
     return with_copies_refused(counted).where(F.col("reason").isNotNull()).select("reason", "row")
 
@@ -251,7 +266,7 @@ def rejects(frame: DataFrame, planned: Plan, now: datetime, limit: int) -> DataF
 def _text(options: ScheduleOptions, column: str) -> Column:
     """Of the column with the key or the due time."""
     value = F.col(_quoted(column))
-    return json_lines.plain(value) if options.format == "json" else value.cast("string")
+    return _json_text(value) if options.format == "json" else value.cast("string")
 
 
 def _kept(options: ScheduleOptions, column: str) -> Column:
@@ -266,7 +281,7 @@ def _kept(options: ScheduleOptions, column: str) -> Column:
 
 def _key_reasons(options: ScheduleOptions, name: Column) -> list[Column]:
     wrong = (
-        json_lines.no_key(F.col(_quoted(options.key))) if options.format == "json" else F.lit(False)
+        ~F.col(_quoted(options.key)).rlike(_JSON_KEY) if options.format == "json" else F.lit(False)
     )
     return [
         F.when(wrong, F.lit("its key is neither text nor a whole number")),
@@ -276,13 +291,6 @@ def _key_reasons(options: ScheduleOptions, name: Column) -> list[Column]:
         F.when(F.instr(name, "\0") > 0, F.lit("its key has the character NUL")),
         F.when(~F.is_valid_utf8(name), F.lit("its key is not UTF-8")),
     ]
-
-
-def _too_large(limit: int) -> Column:
-    size = F.octet_length("body")
-    return F.when(
-        size > limit, F.format_string(f"its arguments take %,d bytes, the limit is {limit:,}", size)
-    )
 
 
 def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
@@ -316,31 +324,36 @@ def _due_ms(planned: Plan, now: datetime) -> tuple[Column, list[Column]]:
     return due, reasons
 
 
-def _reasons(options: ScheduleOptions, one: Argument) -> list[Column]:
-    given = F.col(_quoted(one.column))
+def _reasons(options: ScheduleOptions, argument: Argument) -> list[Column]:
+    given = F.col(_quoted(argument.column))
     if options.format == "json":
-        needed = one.required or one.by_position
-        return json_lines.reasons(
-            one.column, given, one.annotation, nullable=one.nullable, needed=needed
+        needed = argument.required or argument.by_position
+        return _json_reasons(
+            argument.column, given, argument.annotation, nullable=argument.nullable, needed=needed
         )
     reasons = []
-    if not one.nullable:
+    if not argument.nullable:
         reasons.append(
             F.when(
-                given.isNull(), F.lit(f"{one.column} is null, and the task takes {one.annotation}")
+                given.isNull(),
+                F.lit(f"{argument.column} is null, and the task takes {argument.annotation}"),
             )
         )
-    if one.is_text:
+    if argument.is_text:
         wrong = F.concat(
-            F.lit(f"{one.column} is "), given, F.lit(f", and the task takes {one.annotation}")
+            F.lit(f"{argument.column} is "),
+            given,
+            F.lit(f", and the task takes {argument.annotation}"),
         )
-        reasons.append(F.when(given.isNotNull() & one.value.isNull(), wrong))
-    found = json_columns.fault(one.value, one.kind)
+        reasons.append(F.when(given.isNotNull() & argument.value.isNull(), wrong))
+    found = json_columns.fault(argument.value, argument.kind)
     if found is not None:
         reasons.append(
             F.when(
                 found,
-                F.lit(f"{one.column} has a value that JSON has not (NaN, infinite, not UTF-8)"),
+                F.lit(
+                    f"{argument.column} has a value that JSON has not (NaN, infinite, not UTF-8)"
+                ),
             )
         )
     return reasons
@@ -351,14 +364,22 @@ def _body(planned: Plan, name: Column) -> Column:
     the task before the messages are due breaks none of them."""
     options, attempts = planned.options, planned.options.task.max_attempts
     if options.format == "json":
-        given = [one.value for one in planned.arguments if one.by_position]
-        named = [(one.parameter, one.value) for one in planned.arguments if not one.by_position]
-        return json_lines.body(given, named, name if options.keyed else None, attempts)
-    args = [json_columns.text(one.value, one.kind) for one in planned.arguments if one.by_position]
+        given = [argument.value for argument in planned.arguments if argument.by_position]
+        named = [
+            (argument.parameter, argument.value)
+            for argument in planned.arguments
+            if not argument.by_position
+        ]
+        return _json_body(given, named, name if options.keyed else None, attempts)
+    args = [
+        json_columns.text(argument.value, argument.kind)
+        for argument in planned.arguments
+        if argument.by_position
+    ]
     kwargs = [
-        one.value.cast(json_columns.exact(one.kind)).alias(one.parameter)
-        for one in planned.arguments
-        if not one.by_position
+        argument.value.cast(json_columns.exact(argument.kind)).alias(argument.parameter)
+        for argument in planned.arguments
+        if not argument.by_position
     ]
     fields = [F.struct(*kwargs).alias("kwargs")] if kwargs else []
     fields += [name.alias("key")] if options.keyed else []
@@ -367,12 +388,57 @@ def _body(planned: Plan, name: Column) -> Column:
         return (
             F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}) if fields else F.lit("[]")
         )
-    array = F.concat(F.lit("["), *_separated(args), F.lit("]"))
+    array = F.concat(F.lit("["), F.concat_ws(",", *args), F.lit("]"))
     if not fields:
         return array
     rest = F.substring(F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}), 2, 2**31 - 1)
     return F.concat(F.lit('{"args":'), array, F.lit(","), rest)
 
 
-def _separated(parts: Sequence[Column]) -> list[Column]:
-    return [piece for part in parts for piece in (F.lit(","), part)][1:]
+# JSON lines: a column holds the JSON of its value
+
+
+def _json_text(value: Column) -> Column:
+    """The text of a string; of anything else its JSON; null for null."""
+    text = F.get_json_object(F.concat(F.lit('{"v":'), value, F.lit("}")), "$.v")
+    return F.when(value.startswith('"'), text).when(value != "null", value)
+
+
+def _json_reasons(
+    column: str, value: Column, annotation: str, *, nullable: bool, needed: bool
+) -> list[Column]:
+    """Why a value cannot be the argument that it is meant for."""
+    found = [F.when(value.isNull(), F.lit(f"{column} is missing"))] if needed else []
+    if annotation:
+        fits = value.rlike(_JSON_PATTERNS[annotation]) | (value == "null") & F.lit(nullable)
+        wrong = F.concat(
+            F.lit(f"{column} is "),
+            F.substring(value, 1, 80),
+            F.lit(f", and the task takes {annotation}"),
+        )
+        found.append(F.when(~fits, wrong))
+    return found
+
+
+def _json_body(
+    args: Sequence[Column],
+    kwargs: Sequence[tuple[str, Column]],
+    key: Column | None,
+    most: int | None,
+) -> Column:
+    """As message.Body is written. An argument by name that is missing is left out: the task has its
+    default."""
+    parts = []
+    if args:
+        parts.append(F.concat(F.lit('"args":['), F.concat_ws(",", *args), F.lit("]")))
+    if kwargs:
+        named = [
+            F.concat(F.lit(f"{json.dumps(name, ensure_ascii=False)}:"), value)
+            for name, value in kwargs
+        ]
+        parts.append(F.concat(F.lit('"kwargs":{'), F.concat_ws(",", *named), F.lit("}")))
+    if key is not None:
+        parts.append(F.concat(F.lit('"key":'), json_columns.text(key, T.StringType())))
+    if most is not None:
+        parts.append(F.lit(f'"max_attempts":{most}'))
+    return F.concat(F.lit("{"), F.concat_ws(",", *parts), F.lit("}")) if parts else F.lit("[]")

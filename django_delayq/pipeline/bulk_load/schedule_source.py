@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812 - the usual name
 
 from ..errors import Refused
 from ..options import ScheduleOptions
 from ..params import Database
 from ..sources.query import read_query, select_all
-from .json_lines import read_lines
+from . import messages
 from .schedule_frames import CORRUPT
 
 
@@ -25,14 +29,14 @@ def read_source(spark: SparkSession, options: ScheduleOptions, database: Databas
         return read_query(spark, database, options.source)
     readers: dict[str, Callable[[SparkSession, str], DataFrame]] = {
         "parquet": lambda spark, path: spark.read.parquet(path), "csv": _csv,
-        "json": lambda spark, path: read_lines(spark, path, CORRUPT),
+        "json": _json_lines,
     }  # fmt: skip
     try:
         return readers[options.format](spark, options.source)
     except AnalysisException as error:
-        said = str(error).partition("\n")[0]
+        problem = str(error).partition("\n")[0]
         raise Refused(
-            f"The source {options.source!r} cannot be read as {options.format}: {said}"
+            f"The source {options.source!r} cannot be read as {options.format}: {problem}"
         ) from error
 
 
@@ -49,3 +53,43 @@ def _csv(spark: SparkSession, path: str) -> DataFrame:
     fields = [T.StructField(name, T.StringType()) for name in [*names, CORRUPT]]
     options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     return spark.read.options(**options).schema(T.StructType(fields)).csv(path)
+
+
+def _json_lines(spark: SparkSession, path: str) -> DataFrame:
+    """One object per line. A column for each field that any of them has: its JSON, null where it is
+    missing. The JSON arrives to the byte; types that Spark infers for all lines would change some
+    of it. Raises Refused for names that Spark cannot tell apart."""
+    line = F.col("value")
+    fields = messages.arrow_function(_fields_of, T.MapType(T.StringType(), T.StringType()))(
+        line.cast("binary")
+    )
+    parsed = spark.read.text(path).where(F.trim(line) != "").select(line, fields.alias("fields"))
+    found = parsed.select(F.explode(F.map_keys("fields"))).distinct().collect()
+    names = sorted(row[0] for row in found)
+    same = {
+        name
+        for name, count in Counter([CORRUPT, *(name.lower() for name in names)]).items()
+        if count > 1
+    }
+    if twice := [name for name in names if name.lower() in same]:
+        raise Refused(
+            f"The lines have fields that Spark takes for one column: {', '.join(twice)}. Rename "
+            f"one of them."
+        )
+    values = [F.try_element_at("fields", F.lit(name)).alias(name) for name in names]
+    return parsed.select(*values, F.when(F.col("fields").isNull(), line).alias(CORRUPT))
+
+
+def _fields_of(lines: pa.Array) -> pa.Array:
+    return pa.array(
+        [_object_of(line) for line in lines.to_pylist()], pa.map_(pa.string(), pa.string())
+    )
+
+
+def _object_of(line: bytes) -> list[tuple[str, str]] | None:
+    try:
+        msgspec.json.decode(line)  # all of it, for what is taken raw is hardly looked at
+        found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        return [(name, bytes(value).decode()) for name, value in found.items()]
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None

@@ -38,7 +38,11 @@ def spec_of(name: str) -> TaskSpec:
         priority=int(task.options.priority),
         max_attempts=task.max_attempts_of_call,
         expires=str(task.options.expires),
-        parameters=[_parameter(one) for one in signature.parameters.values() if one.kind in _KINDS],
+        parameters=[
+            _parameter(parameter)
+            for parameter in signature.parameters.values()
+            if parameter.kind in _KINDS
+        ],
     )
 
 
@@ -47,11 +51,16 @@ def all_specs() -> list[TaskSpec]:
     return [spec_of(name) for name in sorted(registry.by_name)]
 
 
-def _parameter(one: inspect.Parameter) -> ParameterSpec:
-    annotation = "" if one.annotation is one.empty else inspect.formatannotation(one.annotation)
+def _parameter(parameter: inspect.Parameter) -> ParameterSpec:
+    annotation = (
+        ""
+        if parameter.annotation is parameter.empty
+        else inspect.formatannotation(parameter.annotation)
+    )
     return ParameterSpec(
-        name=one.name,
-        kind=_KINDS[one.kind],
+        name=parameter.name,
+        kind=_KINDS[parameter.kind],
         annotation=annotation.strip("'\""),
-        required=one.default is one.empty and one.kind is not one.VAR_KEYWORD,
+        required=parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_KEYWORD,
     )

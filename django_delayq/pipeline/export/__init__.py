@@ -1,1 +1,5 @@
+"""The job export: archive -> lake, once or at an interval. Stands on lake/; read export.py."""
+
 from __future__ import annotations
+
+__all__ = ["export"]

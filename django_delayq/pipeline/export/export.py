@@ -3,13 +3,17 @@ wanted."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from django.db import close_old_connections
 from django.db.models import Max, Q
 from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import SparkSession
@@ -17,13 +21,13 @@ from pyspark.sql import SparkSession
 from ...core.times import stored
 from ...models import ArchivedMessage, OperatorAction
 from ..errors import Code, LakeConflict, LakeError, Refused
-from ..jobs import Tell
-from ..lake import batches, compaction, pruning, writer
-from ..lake.lake import Commit, Lake, last_id
+from ..lake import batches, compaction, pruning
+from ..lake.lake import Commit, Lake, WrittenFiles, last_id
 from ..lake.ledger import VERIFIED, WRITTEN, Ledger
 from ..lake.watermark import last_settled_id, unseen_writers
 from ..options import ExportOptions
-from ..params import Database, Params, Report
+from ..params import Database, Params, Report, Tell
+from ..sinks import parquet_files
 from ..sources.archive import read_archive
 from ..sources.rows import Range
 
@@ -33,10 +37,13 @@ NEXT_ROWS = 1_000
 #: A prune without an end that began longer before the last commit did not go on after it: it was
 #: interrupted.
 LONGEST_PRUNE = timedelta(days=1)
+#: Batches that a report names: with an interval, there is no end of them.
+REPORTED_BATCHES = 1_000
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
-    """Export all that is settled, and compact and prune when the options say so.
+    """Export all that is settled, and compact and prune when the options say so. With an interval,
+    do it again and again until SIGTERM or Ctrl-C, which lets the batch that runs end.
 
     Raises Refused, and LakeError when the lake is not as its commits say.
     """
@@ -46,7 +53,10 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     if params.dry_run:
         return work.foresee()
     try:
-        work.run()
+        if options.interval is None:
+            work.export()
+        else:
+            work.export_at_intervals(options.interval)
     except LakeConflict as error:
         work.report.code = Code.REFUSED
         work.report.problems.append(
@@ -64,8 +74,7 @@ def append(
     *,
     settle: float = 60.0,
 ) -> Commit:
-    """Write the rows of the archive with lo < id <= hi to the lake; verify and commit them. The
-    stream does it, too.
+    """Write the rows of the archive with lo < id <= hi to the lake; verify and commit them.
 
     `lo` has to be the lake's last id. `settle`: as in ExportOptions, for Commit.settled_at. Raises
     Refused, LakeConflict when another writer was quicker (then nothing of this one counts), and
@@ -73,7 +82,7 @@ def append(
     """
     lo, hi = ids
     ledger = Ledger(lake)
-    there = last_id(ledger.follow())
+    there = last_id(ledger.catch_up())
     if there != lo:
         raise LakeConflict(
             f"The lake has the rows up to id {there:,}, and this batch begins after {lo:,}."
@@ -85,16 +94,16 @@ def append(
         source = batches.copy(spark, database, ids, attempt)
         ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
         written = batches.verified(
-            spark, lake, lambda: batches.archived(spark, database, ids), attempt, source
+            spark, lake, lambda: batches.source_rows(spark, database, ids), attempt, source
         )
-        content = written.content
+        digest = written.digest
         ledger.enter(
-            attempt, VERIFIED, rows=content.rows, signature=str(content.signature), problem=""
+            attempt, VERIFIED, rows=digest.rows, signature=str(digest.signature), problem=""
         )
         commit = _commit(ledger, attempt, written, ids, settled_at)
     except LakeConflict:
         lake.drop(attempt)
-        ledger.follow()
+        ledger.catch_up()
         raise
     except LakeError as error:
         ledger.enter(attempt, WRITTEN, problem=str(error))
@@ -104,28 +113,23 @@ def append(
 
 
 def _commit(
-    ledger: Ledger, attempt: Path, written: batches.Written, ids: Range, settled_at: datetime
+    ledger: Ledger, attempt: Path, written: WrittenFiles, ids: Range, settled_at: datetime
 ) -> Commit:
-    content = written.content
-    if content.rows and not ids[0] < content.lowest <= content.highest <= ids[1]:
+    digest = written.digest
+    if digest.rows and not ids[0] < digest.lowest <= digest.highest <= ids[1]:
         raise LakeError(
-            f"{attempt} has the ids {content.lowest} to {content.highest}, outside of {ids}."
+            f"{attempt} has the ids {digest.lowest} to {digest.highest}, outside of {ids}."
         )
     if written.files:
         ledger.lake.persist(attempt)
     commit = ledger.lake.add(
-        Commit(
-            seq=0,
-            kind="append",
+        Commit.of(
+            "append",
+            written,
             lo=ids[0],
             hi=ids[1],
-            rows=content.rows,
-            signature=str(content.signature),
-            oldest=content.oldest,
-            newest=content.newest,
             hours=written.hours,
             settled_at=settled_at.isoformat().replace("+00:00", "Z"),
-            files=written.files,
             archive=ledger.archive,
         )
     )
@@ -157,53 +161,59 @@ def _earliest(when: datetime) -> datetime:
 
 
 class _Export:
-    """One run."""
+    """A run of the job: one pass over what is settled, or a pass per interval."""
 
     def __init__(
         self, spark: SparkSession, params: Params, options: ExportOptions, lake: Lake, tell: Tell
     ) -> None:
-        self.spark, self.params, self.options, self.lake, self.tell = (
-            spark,
-            params,
-            options,
-            lake,
-            tell,
-        )
+        self.spark, self.params, self.options = spark, params, options
+        self.lake, self.tell = lake, tell
         self.ledger = Ledger(lake)
         self.report = Report(
-            job="export", figures={"batches": 0, "rows": 0, "bytes": 0, "files": 0}
+            job="export",
+            figures={"batches": 0, "rows": 0, "bytes": 0, "files": 0, "swept": 0, "seconds": 0.0},
         )
+        self.ending = threading.Event()
+        """Set: no further batch is begun."""
 
-    def run(self) -> None:
-        """All steps; what is done so far is in the report whatever happens."""
-        commits = self.ledger.follow()
-        refuse_restored(commits)
-        self.report.problems += unseen_writers()
-        figures, begun = self.report.figures, time.monotonic()
-        figures["swept"] = self.lake.sweep(self.options.grace)
-        writer.tidy(self.lake.data, self.options.grace)
+    def export_at_intervals(self, interval: float) -> None:
+        """Export again and again until a signal ends it."""
+        with _ended_by_signals(self.ending):
+            while True:
+                try:
+                    self.export()
+                except LakeConflict as error:
+                    self.tell(f"{error} The next export takes what is left.")
+                if self.ending.wait(interval):
+                    return
+                close_old_connections()
+
+    def export(self) -> None:
+        """One pass. Whatever happens, the report has what was done until then."""
+        begun = time.monotonic()
+        refuse_restored(self.ledger.catch_up())
+        self.report.code, self.report.problems = Code.DONE, unseen_writers()
+        self._add(swept=self.lake.sweep(self.options.grace))
+        parquet_files.tidy(self.lake.data, self.options.grace)
         settled = last_settled_id(self.options.settle)
-        while ids := self._next(settled):
-            self._export(ids)
-        seconds = time.monotonic() - begun
-        figures |= {
-            "seconds": round(seconds, 3),
-            "last_id": self.lake.last_id,
-            "settled_id": settled,
-        }
+        while not self.ending.is_set() and (ids := self._next(settled)):
+            self._export_batch(ids)
+        figures = self.report.figures
+        figures["seconds"] = round(figures["seconds"] + time.monotonic() - begun, 3)
+        figures |= {"last_id": self.lake.last_id, "settled_id": settled}
         if figures["rows"]:
-            figures["rows_per_second"] = round(figures["rows"] / seconds)
-        if self.options.compact:
-            figures |= compaction.compact(
-                self.spark, self.lake, datetime.now(tz=timezone.utc), self.tell
-            )
-        self._prune(dry_run=False)
+            figures["rows_per_second"] = round(figures["rows"] / figures["seconds"])
+        if self.options.compact and not self.ending.is_set():
+            now = datetime.now(tz=timezone.utc)
+            self._add(**compaction.compact(self.spark, self.lake, now, self.tell))
+        if not self.ending.is_set():
+            self._prune(dry_run=False)
 
     def foresee(self) -> Report:
-        """What run() would do."""
+        """What export() would do."""
         commits = self.ledger.check()
         refuse_restored(commits)
-        self.report.problems += unseen_writers()
+        self.report.problems = unseen_writers()
         settled = last_settled_id(self.options.settle)
         lo = last_id(commits)
         rows = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=settled).count()
@@ -235,37 +245,58 @@ class _Export:
         hi = full[0] if full else rows.aggregate(last=Max("pk"))["last"]
         return (lo, hi) if hi else None
 
-    def _export(self, ids: Range) -> None:
+    def _export_batch(self, ids: Range) -> None:
         commit = append(
             self.spark, self.lake, self.params.database, ids, self.tell, settle=self.options.settle
         )
+        sizes = {
+            "rows": commit.rows,
+            "files": len(commit.files),
+            "bytes": sum(file.bytes for file in commit.files),
+        }
+        self._add(batches=1, **sizes)
         row: dict[str, Any] = {
             "commit": commit.seq,
             "after_id": ids[0],
             "up_to_id": ids[1],
-            "rows": commit.rows,
+            **sizes,
         }
-        row |= {"files": len(commit.files), "bytes": sum(file.bytes for file in commit.files)}
-        for name in ("rows", "files", "bytes"):
-            self.report.figures[name] += row[name]
-        self.report.figures["batches"] += 1
-        self.report.rows = [
-            *self.report.rows,
-            {**row, "oldest": commit.oldest, "newest": commit.newest},
-        ]
+        row |= {"oldest": commit.oldest, "newest": commit.newest}
+        self.report.rows = [*self.report.rows, row][-REPORTED_BATCHES:]
 
     def _prune(self, *, dry_run: bool) -> None:
         if self.options.prune is None:
             return
         age = timedelta(seconds=self.options.prune)
         archive = partial(read_archive, self.spark, self.params.database)
-        done = pruning.prune(
+        done = pruning.prune_batches(
             self.ledger, age, archive, by=self.options.by, dry_run=dry_run, tell=self.tell
         )
-        self.report.figures |= {"pruned": done.count, "kept_dead_letters": done.kept}
-        self.report.problems.extend(done.problems)
+        self._add(pruned=done.count)
+        self.report.figures["kept_dead_letters"] = done.kept
+        self.report.problems = [*self.report.problems, *done.problems]
         if done.problems:
             self.report.code = Code.REFUSED
+
+    def _add(self, **counts: int) -> None:
+        for name, count in counts.items():
+            self.report.figures[name] = self.report.figures.get(name, 0) + count
+
+
+@contextmanager
+def _ended_by_signals(ending: threading.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set the event, so that the batch that runs is finished. Only the main
+    thread can install a handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: ending.set()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def refuse_restored(commits: Sequence[Commit]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from ...store.topic_stats import pause_of
 from ...store.workers import SAMPLES
 from .. import schemas
 from ..options import ForecastOptions
-from ..params import Params, Report, Secret
+from ..params import Params, Report, Secret, Tell
 from ..sources.queue import read_queue
 from . import forecast_frames
 
@@ -43,7 +43,7 @@ MINUTES = pa.schema(
 )
 
 
-class Span(NamedTuple):
+class DueCount(NamedTuple):
     """Messages of a topic that fall due in a minute, an hour or a day."""
 
     unit: str
@@ -53,11 +53,11 @@ class Span(NamedTuple):
     overdue: int
 
 
-class Found(NamedTuple):
+class Outlook(NamedTuple):
     """All of it."""
 
     now: datetime
-    spans: Sequence[Span]
+    spans: Sequence[DueCount]
     peak_at: datetime | None
     """The minute to come in which most fall due."""
     peak: int
@@ -72,12 +72,12 @@ class Found(NamedTuple):
             sums[span.topic] += getattr(span, name)
         return sums
 
-    def of(self, unit: str) -> list[Span]:
+    def of(self, unit: str) -> list[DueCount]:
         """The spans of this length."""
         return [span for span in self.spans if span.unit == unit]
 
 
-def run(spark: Any, params: Params, tell: Callable[[str], object]) -> Report:
+def run(spark: Any, params: Params, tell: Tell) -> Report:
     """Replaces the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page
     shows all of them.
     """
@@ -90,9 +90,7 @@ def run(spark: Any, params: Params, tell: Callable[[str], object]) -> Report:
     return _report(found, is_written)
 
 
-def _find(
-    spark: Any, params: Params, options: ForecastOptions, tell: Callable[[str], object]
-) -> Found:
+def _find(spark: Any, params: Params, options: ForecastOptions, tell: Tell) -> Outlook:
     store = get_store()
     now_ms = int(store.clock_ms())
     now = from_ms(now_ms)
@@ -114,8 +112,8 @@ def _find(
         minutes.unpersist()
     peak_at, count = peak[0] if peak else (None, 0)
     rate = options.drain_rate or _measured_rate()
-    return Found(
-        now, [Span(*one) for one in spans], peak_at, count, rate, _paused(params.topic, now_ms)
+    return Outlook(
+        now, [DueCount(*row) for row in spans], peak_at, count, rate, _paused(params.topic, now_ms)
     )
 
 
@@ -158,12 +156,20 @@ def _measured_rate() -> float | None:
 
 def _paused(topic: str, now_ms: int) -> list[str]:
     store = get_store()
-    partitions = [one for one in store.topics.used_partitions() if topic in ("", one.topic)]
+    partitions = [
+        partition for partition in store.topics.used_partitions() if topic in ("", partition.topic)
+    ]
     found = zip(partitions, store.queries.all_stats(partitions), strict=True)
-    return sorted({one.topic for one, stats in found if pause_of(stats.meta.get("paused"), now_ms)})
+    return sorted(
+        {
+            partition.topic
+            for partition, stats in found
+            if pause_of(stats.meta.get("paused"), now_ms)
+        }
+    )
 
 
-def _write(found: Found) -> None:
+def _write(found: Outlook) -> None:
     """In place of the forecasts before it, in one transaction."""
     taken_at = stored(found.now)
     with transaction.atomic(using=get_settings().database):
@@ -194,7 +200,7 @@ def _write(found: Found) -> None:
 # The report
 
 
-def _report(found: Found, is_written: bool) -> Report:
+def _report(found: Outlook, is_written: bool) -> Report:
     overdue = found.by_topic("overdue").total()
     return Report(
         job="forecast",
@@ -214,7 +220,7 @@ def _report(found: Found, is_written: bool) -> Report:
     )
 
 
-def _sentences(found: Found, overdue: int) -> Iterator[str]:
+def _sentences(found: Outlook, overdue: int) -> Iterator[str]:
     """What somebody on call wants to hear: what is late, the worst minute of the next day, and the
     worst of all."""
     if not found.spans:
@@ -224,7 +230,7 @@ def _sentences(found: Found, overdue: int) -> Iterator[str]:
     minutes = Counter[datetime]()
     for span in found.of("minute"):
         minutes[span.at] += span.messages - span.overdue
-    at, most = min(minutes.items(), key=lambda one: (-one[1], one[0]), default=(found.now, 0))
+    at, most = min(minutes.items(), key=lambda pair: (-pair[1], pair[0]), default=(found.now, 0))
     if most:
         work = _work(most, found)
         yield f"In the next 24 hours, at {at:%Y-%m-%d %H:%M} UTC {most:,} fall due{work}."
@@ -233,11 +239,11 @@ def _sentences(found: Found, overdue: int) -> Iterator[str]:
         yield f"Later, at {found.peak_at:%Y-%m-%d %H:%M} UTC {found.peak:,} fall due{work}."
 
 
-def _work(messages: int, found: Found) -> str:
+def _work(messages: int, found: Outlook) -> str:
     return f": {in_words(messages / found.drain_rate)} of work" if found.drain_rate else ""
 
 
-def _table(found: Found) -> list[dict[str, Any]]:
+def _table(found: Outlook) -> list[dict[str, Any]]:
     """A row for each topic: what falls due in each of the next hours (UTC), without what is
     overdue."""
     first = found.now.replace(minute=0, second=0, microsecond=0)
@@ -259,7 +265,7 @@ def _table(found: Found) -> list[dict[str, Any]]:
     return table
 
 
-def _problems(found: Found) -> Iterator[str]:
+def _problems(found: Outlook) -> Iterator[str]:
     waiting = found.by_topic("messages")
     for topic in found.paused:
         yield (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 #: How far spans of a length reach, from the beginning of the one that `now` is in.
@@ -37,12 +37,16 @@ def spans(minutes: DataFrame, now: datetime) -> DataFrame:
         F.struct(F.lit(unit).alias("unit"), F.date_trunc(unit, "at").alias("start"))
         for unit in REACH
     ]
-    told = minutes.select("topic", "messages", "overdue", F.explode(F.array(*each)).alias("span"))
+    exploded = minutes.select(
+        "topic", "messages", "overdue", F.explode(F.array(*each)).alias("span")
+    )
     unit, start = F.col("span.unit"), F.col("span.start")
     within = F.lit(False)
     for name, reach in REACH.items():
-        within = within | ((unit == name) & _before(start, name, reach, now))
-    kept = told.where(within).groupBy(unit.alias("unit"), start.alias("at"), "topic")
+        end = None if reach is None else F.date_trunc(name, F.lit(now)) + F.lit(reach)
+        is_before = F.lit(True) if end is None else start < end
+        within = within | ((unit == name) & is_before)
+    kept = exploded.where(within).groupBy(unit.alias("unit"), start.alias("at"), "topic")
     return kept.agg(F.sum("messages").alias("messages"), F.sum("overdue").alias("overdue"))
 
 
@@ -57,7 +61,3 @@ def highest(minutes: DataFrame) -> DataFrame:
         .orderBy(F.desc("messages"), "at")
         .limit(1)
     )
-
-
-def _before(start: Column, unit: str, reach: timedelta | None, now: datetime) -> Column:
-    return F.lit(True) if reach is None else start < F.date_trunc(unit, F.lit(now)) + F.lit(reach)

@@ -1,1 +1,9 @@
+"""The lake: Parquet files, and the commits that say which of them count.
+
+Stands on sources/ and sinks/. Start with lake.py, which needs no Spark; ledger.py keeps the same
+batches in SQL.
+"""
+
 from __future__ import annotations
+
+__all__ = ["batches", "compaction", "lake", "ledger", "pruning", "watermark", "reader"]

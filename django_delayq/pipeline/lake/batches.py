@@ -3,84 +3,72 @@ it is committed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from .. import schemas, transforms
+from .. import schemas
 from ..errors import LakeError, Refused
 from ..params import Database
 from ..session import configured
 from ..sources.archive import read_archive
-from ..sources.lake_files import pattern_of, uri_of
 from ..sources.ranges import Range, parts_of
-from .lake import Lake, LakeFile
+from .lake import Digest, Lake, LakeFile, WrittenFiles
+from .reader import pattern_of, uri_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: Times as every reader of Parquet knows them, and not in the old 96 bits.
 _MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 
-class Content(msgspec.Struct, frozen=True):
-    """What some rows hold: equal for equal rows, in whatever order and files they lie."""
-
-    rows: int = 0
-    signature: int = 0
-    """Sum of the hashes of the rows."""
-    lowest: int = 0
-    """Ids; 0 without rows."""
-    highest: int = 0
-    oldest: str = ""
-    """When they finished (ISO 8601, UTC); empty without rows."""
-    newest: str = ""
-
-    def __add__(self, other: Content) -> Content:
-        if not (self.rows and other.rows):
-            return self if self.rows else other
-        return Content(
-            self.rows + other.rows,
-            self.signature + other.signature,
-            min(self.lowest, other.lowest),
-            max(self.highest, other.highest),
-            min(self.oldest, other.oldest),
-            max(self.newest, other.newest),
-        )
-
-
-class Written(msgspec.Struct, frozen=True):
-    """What the files of an attempt hold."""
-
-    content: Content
-    files: Sequence[LakeFile]
-    hours: Sequence[str]
-    """In which rows finished."""
-
-
-def content_of(frame: DataFrame) -> Content:
+def digest_of(frame: DataFrame) -> Digest:
     """In one pass over the rows."""
-    return _content(_hashed(frame).agg(*transforms.signature()).collect()[0].asDict())
+    return _digest(hashed(frame).agg(*signature()).collect()[0].asDict())
 
 
-def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Content:
+def hashed(frame: DataFrame) -> DataFrame:
+    """With a hash of the columns of the archive, in two halves, for signature(): apart from it, so
+    that the pass in which rows are written computes it in compiled code."""
+    whole = F.xxhash64(*schemas.ARCHIVE.names)
+    low = whole.bitwiseAND(F.lit(2**32 - 1))
+    return frame.withColumns({"hash_high": F.shiftright(whole, 32), "hash_low": low})
+
+
+def signature() -> list[Column]:
+    """Of a hashed() frame: rows, sums of the halves of their hashes, and the first and last id and
+    instant. Two sets of rows with equal ones are equal for all that can be told, in whatever order
+    and files they lie."""
+    return [
+        F.count(F.lit(1)).alias("rows"),
+        F.sum("hash_high").alias("high"),
+        F.sum("hash_low").alias("low"),
+        F.min("id").alias("lowest"),
+        F.max("id").alias("highest"),
+        F.date_format(F.min("finished_at"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'").alias("oldest"),
+        F.date_format(F.max("finished_at"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'").alias("newest"),
+    ]
+
+
+def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Digest:
     """Write the rows of the archive with lo < id <= hi as files by date, while they are read.
     Returns what SQL held."""
-    return content_of(archived(spark, database, ids, attempt))
+    return digest_of(source_rows(spark, database, ids, attempt))
 
 
-def archived(
+def source_rows(
     spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None
 ) -> DataFrame:
     """These rows, in parts as large as files should be where there are no gaps between the ids."""
     return read_archive(spark, database, ids, parts=parts_of(ids), copy=attempt)
 
 
-def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
+def write_files(spark: SparkSession, frame: DataFrame, attempt: Path) -> Digest:
     """Write rows with the columns of the archive as files by date, sorted within each. Returns what
     the source held.
 
@@ -88,50 +76,44 @@ def write(spark: SparkSession, frame: DataFrame, attempt: Path) -> Content:
     """
     check_columns(frame)
     seen = Observation()
-    rows = transforms.dates(
-        _hashed(frame).observe(seen, *transforms.signature()).select(*schemas.ARCHIVE.names)
-    )
+    date = F.date_format("finished_at", "yyyy-MM-dd").alias("dt")
+    rows = hashed(frame).observe(seen, *signature()).select(*schemas.ARCHIVE.names, date)
     with configured(spark, _MICROSECONDS):
         writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
         writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
-    return _content(seen.get)
+    return _digest(seen.get)
 
 
-def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> Written:
+def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
     """Read the files of an attempt. Raises LakeError when a row lies under another date than its
     own."""
     paths = {f"{path.parent.name}/{path.name}": path for path in attempt.glob("dt=*/*.parquet")}
-    held: dict[str, Content] = {}
+    held: dict[str, Digest] = {}
     hours: set[str] = set()
-    for name, hour, content in _cells(spark, list(paths.values())):
+    for name, hour, digest in _cells(spark, list(paths.values())):
         if name[3:13] != hour[:10]:
             raise LakeError(f"{paths[name]} has rows that finished in the hour {hour}.")
-        held[name] = held.get(name, Content()) + content
+        held[name] = held.get(name, Digest()) + digest
         hours.add(hour)
-    plain = lake.found_in(attempt, [(paths[name], content.rows) for name, content in held.items()])
-    files = [_with_content(file, held["/".join(file.path.split("/")[-2:])]) for file in plain]
-    return Written(total(held.values()), files, sorted(hours))
+    plain = lake.found_in(attempt, [(paths[name], digest.rows) for name, digest in held.items()])
+    files = [_with_digest(file, held["/".join(file.path.split("/")[-2:])]) for file in plain]
+    return WrittenFiles(sum(held.values(), Digest()), files, sorted(hours))
 
 
 def verified(
-    spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Content
-) -> Written:
-    """Read back what was written, of which write() or copy() said what the source held. `frame()`
-    is the source, made only for a second look: Spark starts a process to plan one. Raises LakeError
-    when it differs."""
+    spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Digest
+) -> WrittenFiles:
+    """Read back what was written, and compare it with `source`, which write_files() or copy() gave.
+    `frame()` is the source once more, made only when they differ: Spark starts a process to plan
+    one. Raises LakeError when that differs, too."""
     written = read_back(spark, lake, attempt)
-    if written.content != source and written.content != (again := content_of(frame())):
+    if written.digest != source and written.digest != (again := digest_of(frame())):
         # The second look is at the source itself: what was counted while it was written counts
         # repeated tasks twice.
         raise LakeError(
-            f"{attempt} holds {written.content}, its source holds {again}: it is not committed."
+            f"{attempt} holds {written.digest}, its source holds {again}: it is not committed."
         )
     return written
-
-
-def total(contents: Iterable[Content]) -> Content:
-    """Of all of them."""
-    return sum(contents, Content())
 
 
 def check_columns(frame: DataFrame) -> None:
@@ -147,7 +129,7 @@ def check_columns(frame: DataFrame) -> None:
         )
 
 
-def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, str, Content]]:
+def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, str, Digest]]:
     """Per file and hour what is in it."""
     if not paths:
         return
@@ -158,28 +140,24 @@ def _cells(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, st
         "hour"
     )  # a number: a text per row costs seconds
     keys = (F.col("_metadata.file_path").alias("path"), hour)
-    for row in _hashed(frame).groupBy(*keys).agg(*transforms.signature()).collect():
+    for row in hashed(frame).groupBy(*keys).agg(*signature()).collect():
         text = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
-        yield "/".join(unquote(row["path"]).split("/")[-2:]), text, _content(row.asDict())
+        yield "/".join(unquote(row["path"]).split("/")[-2:]), text, _digest(row.asDict())
 
 
-def _hashed(frame: DataFrame) -> DataFrame:
-    return transforms.hashed(frame, schemas.ARCHIVE.names)
-
-
-def _content(found: Mapping[str, Any]) -> Content:
+def _digest(found: Mapping[str, Any]) -> Digest:
     if not found.get("rows"):
-        return Content()
+        return Digest()
     hashed = found["high"] * 2**32 + found["low"]
-    return Content(
+    return Digest(
         found["rows"], hashed, found["lowest"], found["highest"], found["oldest"], found["newest"]
     )
 
 
-def _with_content(file: LakeFile, content: Content) -> LakeFile:
+def _with_digest(file: LakeFile, digest: Digest) -> LakeFile:
     known = {
-        "lowest": content.lowest,
-        "highest": content.highest,
-        "signature": str(content.signature),
+        "lowest": digest.lowest,
+        "highest": digest.highest,
+        "signature": str(digest.signature),
     }
     return msgspec.structs.replace(file, **known)

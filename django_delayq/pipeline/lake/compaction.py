@@ -4,7 +4,7 @@ commit."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,9 +12,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ..errors import LakeConflict, LakeError
-from ..sources.lake_files import read_files
+from ..params import Tell
 from . import batches
-from .lake import Commit, Lake, LakeFile
+from .lake import Commit, Digest, Lake, LakeFile, WrittenFiles
+from .reader import read_files
 
 #: Bytes: bigger files stay as they are.
 SMALL = 64 * 1024 * 1024
@@ -29,9 +30,7 @@ def small_files(lake: Lake, now: datetime) -> list[LakeFile]:
     return [file for day in days.values() if len(day) > 1 for file in day]
 
 
-def compact(
-    spark: SparkSession, lake: Lake, now: datetime, tell: Callable[[str], object] = bool
-) -> dict[str, Any]:
+def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Tell) -> dict[str, Any]:
     """Write small_files() again, one file per day, and commit them in their place; the old ones are
     removed by sweep() after its grace. Returns figures. Killed at any point it has done nothing.
 
@@ -47,9 +46,9 @@ def compact(
     attempt = lake.attempt(min(file.lowest for file in files), max(file.highest for file in files))
     spread = frame.repartition(len({file.dt for file in files}), days)
     written = batches.verified(
-        spark, lake, lambda: frame, attempt, batches.write(spark, spread, attempt)
+        spark, lake, lambda: frame, attempt, batches.write_files(spark, spread, attempt)
     )
-    _check_kept(files, written.content)
+    _check_kept(files, written.digest)
     lake.persist(attempt)
     try:
         lake.add(_commit(lake, files, written))
@@ -59,34 +58,26 @@ def compact(
     return {"compacted_files": len(files), "compacted_into": len(written.files)}
 
 
-def _check_kept(files: Sequence[LakeFile], content: batches.Content) -> None:
+def _check_kept(files: Sequence[LakeFile], digest: Digest) -> None:
     """What is read now is what was committed."""
     rows = sum(file.rows for file in files)
     known = all(file.signature for file in files)
-    signature = sum(int(file.signature) for file in files) if known else content.signature
-    if (rows, signature) != (content.rows, content.signature):
+    signature = sum(int(file.signature) for file in files) if known else digest.signature
+    if (rows, signature) != (digest.rows, digest.signature):
         raise LakeError(
-            f"The files of {files[0].dt} to {files[-1].dt} hold {content.rows:,} rows with the "
+            f"The files of {files[0].dt} to {files[-1].dt} hold {digest.rows:,} rows with the "
             f"signature "
-            f"{content.signature}; their commits say {rows:,} and {signature}. Nothing is "
+            f"{digest.signature}; their commits say {rows:,} and {signature}. Nothing is "
             f"compacted."
         )
 
 
-def _commit(lake: Lake, files: Sequence[LakeFile], written: batches.Written) -> Commit:
+def _commit(lake: Lake, files: Sequence[LakeFile], written: WrittenFiles) -> Commit:
     appended = [commit for commit in lake.commits() if commit.kind == "append"][-1]
-    content = written.content
-    return Commit(
-        seq=0,
-        kind="compact",
-        lo=content.lowest,
-        hi=content.highest,
-        rows=content.rows,
-        signature=str(content.signature),
-        oldest=content.oldest,
-        newest=content.newest,
-        settled_at=appended.settled_at,  # who looks at the last commit learns the same
-        files=written.files,
+    return Commit.of(
+        "compact",
+        written,
+        settled_at=appended.settled_at,  # the last commit says how far the lake is settled
         removes=[file.path for file in files],
         archive=appended.archive,
     )

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -48,6 +48,41 @@ class LakeFile(msgspec.Struct, frozen=True):
     """Of its rows: those of several files add up to that of the commit. Empty: not known."""
 
 
+class Digest(msgspec.Struct, frozen=True):
+    """What some rows hold: equal for equal rows, in whatever order and files they lie."""
+
+    rows: int = 0
+    signature: int = 0
+    """Sum of the hashes of the rows."""
+    lowest: int = 0
+    """Ids; 0 without rows."""
+    highest: int = 0
+    oldest: str = ""
+    """When they finished (ISO 8601, UTC); empty without rows."""
+    newest: str = ""
+
+    def __add__(self, other: Digest) -> Digest:
+        if not (self.rows and other.rows):
+            return self if self.rows else other
+        return Digest(
+            self.rows + other.rows,
+            self.signature + other.signature,
+            min(self.lowest, other.lowest),
+            max(self.highest, other.highest),
+            min(self.oldest, other.oldest),
+            max(self.newest, other.newest),
+        )
+
+
+class WrittenFiles(msgspec.Struct, frozen=True):
+    """What the files of an attempt hold."""
+
+    digest: Digest
+    files: Sequence[LakeFile]
+    hours: Sequence[str]
+    """In which rows finished."""
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """What one commit file says."""
 
@@ -62,7 +97,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     rows: Count
     """Of its files."""
     signature: str
-    """Of the contents of its files: see transforms.signature."""
+    """Of the contents of its files: see batches.signature."""
     oldest: str = ""
     """When the first and the last of its rows finished (ISO 8601, UTC)."""
     newest: str = ""
@@ -84,6 +119,23 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
     """Seconds since 1970."""
     format: int = FORMAT
+
+    @classmethod
+    def of(
+        cls, kind: Literal["append", "compact", "repair"], written: WrittenFiles, **fields: Any
+    ) -> Commit:
+        """Of these files; lake.add() gives it its number."""
+        digest = written.digest
+        known = {
+            "lo": digest.lowest,
+            "hi": digest.highest,
+            "rows": digest.rows,
+            "signature": str(digest.signature),
+            "oldest": digest.oldest,
+            "newest": digest.newest,
+            "files": written.files,
+        }
+        return cls(seq=0, kind=kind, **{**known, **fields})
 
 
 class _Format(msgspec.Struct):

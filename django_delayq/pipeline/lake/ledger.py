@@ -1,5 +1,5 @@
-"""What SQL remembers of the batches of a lake. The lake's commits decide: after a crash this
-follows them."""
+"""The batches of a lake in SQL. The commits of the lake decide: after a crash the ledger is brought
+up to date from them."""
 
 from __future__ import annotations
 
@@ -59,11 +59,13 @@ class Ledger:
         _refuse_older_lake(self.name, commits, known)
         return commits
 
-    def follow(self) -> list[Commit]:
+    def catch_up(self) -> list[Commit]:
         """check(), and then the ledger says what the commits say, also where a run died before it
         said so itself."""
         commits = self.check()
-        self._adopt(commits)
+        if commits and not self.batches.exists():  # the lake was moved to another path
+            moved = LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive}")
+            moved.update(lake=self.name)
         known = {batch.lo: batch for batch in self.batches}
         for commit in commits:
             if commit.kind != "compact" and (known[commit.lo].seq or 0) < commit.seq:
@@ -107,8 +109,8 @@ class Ledger:
             fields |= {
                 "hi": commit.hi,
                 "state": COMMITTED,
-                "oldest_at": instant(commit.oldest),
-                "newest_at": instant(commit.newest),
+                "oldest_at": stored_instant(commit.oldest),
+                "newest_at": stored_instant(commit.newest),
             }
             if commit.files:
                 fields["attempt"] = commit.files[0].path.split("/")[1]
@@ -132,20 +134,13 @@ class Ledger:
                 )
         return known
 
-    def _adopt(self, commits: Sequence[Commit]) -> None:
-        """The lake was moved: its batches are under its new path from now on."""
-        if commits and not self.batches.exists():
-            LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive}").update(
-                lake=self.name
-            )
-
 
 def archive_of(attempt: str) -> str:
     """The name of the archive in that of an attempt."""
     return attempt.rpartition(".")[2][:NAME_LENGTH]
 
 
-def instant(text: str) -> datetime | None:
+def stored_instant(text: str) -> datetime | None:
     """A commit's time as this project's models hold it."""
     return stored(datetime.fromisoformat(text.replace("Z", "+00:00"))) if text else None
 
@@ -182,8 +177,8 @@ def _is_foreign(commit: Commit, known: LakeBatch) -> bool:
     )
     wanted = {
         "rows": commit.rows,
-        "oldest": instant(commit.oldest),
-        "newest": instant(commit.newest),
+        "oldest": stored_instant(commit.oldest),
+        "newest": stored_instant(commit.newest),
     }
     return bool(held != wanted)
 

@@ -20,12 +20,12 @@ from ...core.conf import get_settings
 from ...core.times import stored
 from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
-from .. import schemas, transforms
 from ..errors import LakeError, Refused
-from ..sources.lake_files import read_files
+from ..params import Tell
 from . import batches
 from .lake import LakeFile
 from .ledger import COMMITTED, PRUNED, Ledger
+from .reader import read_files
 
 #: Ids that one transaction looks at.
 CHUNK = 5_000
@@ -36,8 +36,8 @@ Archive = Callable[[tuple[int, int]], DataFrame]
 
 
 @dataclass
-class Pruned:
-    """What prune() has done."""
+class PrunedBatches:
+    """What prune_batches() has done."""
 
     action: OperatorAction | None = None
     """The record of it; None when there was nothing to do, and in a dry run."""
@@ -49,15 +49,15 @@ class Pruned:
     """Batches that were left alone, and why."""
 
 
-def prune(
+def prune_batches(
     ledger: Ledger,
     older_than: timedelta,
     archive: Archive,
     *,
-    by: str = "",
-    dry_run: bool = False,
-    tell: Callable[[str], object] = bool,
-) -> Pruned:
+    by: str,
+    dry_run: bool,
+    tell: Tell,
+) -> PrunedBatches:
     """Delete the rows of every batch that is committed and finished as a whole longer ago than
     `older_than` (1 hour or more), if they are those that the lake has. Not of a day (UTC) that goes
     on, before its figures are computed. Interrupted, it goes on when it is called again. `by` is
@@ -70,23 +70,25 @@ def prune(
             "delivery."
         )
     now = datetime.now(tz=zones.utc)
-    done = Pruned()
-    some = list(_old(ledger, now, older_than))
-    _check_files(ledger, some)
-    some = [batch for batch in some if _is_whole(ledger, batch, archive, done, dry_run)]
+    done = PrunedBatches()
+    lake_batches = list(_old(ledger, now, older_than))
+    _check_files(ledger, lake_batches)
+    lake_batches = [
+        batch for batch in lake_batches if _is_whole(ledger, batch, archive, done, dry_run)
+    ]
     if dry_run:
-        for batch in some:
+        for batch in lake_batches:
             done.count += _rows(batch).exclude(OPEN).count()
             done.kept += _rows(batch).filter(OPEN).count()
         return done
-    if some:
+    if lake_batches:
         limit = now - older_than
         words = f"what the lake {ledger.name} holds, finished before {limit:%Y-%m-%d %H:%M:%S}Z"
         with OperatorAction.recorded(
             "prune", by, before=stored(limit), lake=ledger.name, selection=words
         ) as action:
             done.action = action
-            for batch in some:
+            for batch in lake_batches:
                 _prune(batch, done, action)
                 tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
     return done
@@ -105,7 +107,7 @@ def _old(ledger: Ledger, now: datetime, older_than: timedelta) -> Iterator[LakeB
 
 
 def _is_whole(
-    ledger: Ledger, batch: LakeBatch, archive: Archive, done: Pruned, dry_run: bool
+    ledger: Ledger, batch: LakeBatch, archive: Archive, done: PrunedBatches, dry_run: bool
 ) -> bool:
     """Whether SQL has the rows that the lake has. What others pruned of a batch that we pruned
     already is no problem."""
@@ -137,14 +139,12 @@ def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
     before the first one goes is what its commit says, and afterwards some of it."""
     ids = (batch.lo, batch.hi)
     if not batch.pruned:
-        content = batches.content_of(archive(ids))
-        same = (content.rows, str(content.signature)) == (batch.rows, batch.signature or "0")
+        digest = batches.digest_of(archive(ids))
+        same = (digest.rows, str(digest.signature)) == (batch.rows, batch.signature or "0")
     else:
         files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
-        ours = transforms.hashed(archive(ids), schemas.ARCHIVE.names)
-        theirs = transforms.hashed(
-            read_files(ours.sparkSession, ledger.lake, files), schemas.ARCHIVE.names
-        )
+        ours = batches.hashed(archive(ids))
+        theirs = batches.hashed(read_files(ours.sparkSession, ledger.lake, files))
         same = ours.join(theirs, ["id", "hash_high", "hash_low"], "left_anti").isEmpty()
     if same:
         return ""
@@ -159,11 +159,11 @@ def _may_have_rows(file: LakeFile, batch: LakeBatch) -> bool:
     return file.lowest <= batch.hi and (file.highest > batch.lo or not file.highest)
 
 
-def _check_files(ledger: Ledger, some: Sequence[LakeBatch]) -> None:
+def _check_files(ledger: Ledger, lake_batches: Sequence[LakeBatch]) -> None:
     """Raise LakeError unless every file that may have rows of these batches can be opened and has
     its rows."""
     for file in ledger.lake.files():
-        if not any(_may_have_rows(file, batch) for batch in some):
+        if not any(_may_have_rows(file, batch) for batch in lake_batches):
             continue
         path = ledger.lake.check(file)
         try:
@@ -180,7 +180,7 @@ def _rows(batch: LakeBatch) -> Any:
     return ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi)
 
 
-def _prune(batch: LakeBatch, done: Pruned, action: OperatorAction) -> None:
+def _prune(batch: LakeBatch, done: PrunedBatches, action: OperatorAction) -> None:
     """One batch, in chunks."""
     at, first = batch.lo, True
     while at < batch.hi:
@@ -197,7 +197,7 @@ def _prune(batch: LakeBatch, done: Pruned, action: OperatorAction) -> None:
 
 
 def _delete(
-    batch: LakeBatch, goes: Any, done: Pruned, action: OperatorAction, *, check: bool
+    batch: LakeBatch, goes: Any, done: PrunedBatches, action: OperatorAction, *, check: bool
 ) -> bool:
     """One chunk, and how many rows it had, in one transaction. False: SQL does not have the rows
     that the lake has."""

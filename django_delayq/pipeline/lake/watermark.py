@@ -1,9 +1,9 @@
-"""How far the archive is settled: what the export may take without missing a row that commits
+"""How far the archive is settled: the ids that a job may take without missing a row that commits
 later."""
 
 from __future__ import annotations
 
-from .settling import last_settled, unseen
+from ..sources.settling import last_settled, unseen
 
 
 def last_settled_id(seconds: float) -> int:
@@ -31,5 +31,5 @@ def unseen_writers() -> list[str]:
 
     from ...core.conf import get_settings
 
-    said = unseen(connections[get_settings().database])
-    return [said] if said else []
+    problem = unseen(connections[get_settings().database])
+    return [problem] if problem else []

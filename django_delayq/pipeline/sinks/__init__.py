@@ -1,3 +1,8 @@
-"""Where the pipeline writes from executors: the queue."""
+"""Where executors write: messages to the queue, and Parquet files to the lake.
+
+They know Params and no Django project. Start with queue.py.
+"""
 
 from __future__ import annotations
+
+__all__ = ["queue"]

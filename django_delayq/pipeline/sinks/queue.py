@@ -24,9 +24,9 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import DelayQError
 from ...core.message import task_code_sent
 from ...store.client import BATCH
-from ..bulk_load.messages import COLUMNS, SPLIT
 from ..errors import Refused
 from ..params import Redis
+from ..schemas import MESSAGES, SPLIT
 
 if TYPE_CHECKING:
     from ...store.bulk_load import LoadProgress
@@ -57,7 +57,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class WrittenMessages(WriterCommitMessage):
     """What one task of Spark has done."""
 
     splits: Sequence[tuple[Any, ...]] = ()
@@ -82,7 +82,7 @@ class QueueSink(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Raises Refused for a frame that is none of messages."""
-        missing = [name for name in COLUMNS.names if name not in schema.names]
+        missing = [name for name in MESSAGES.names if name not in schema.names]
         if missing:
             raise Refused(
                 f"This frame has no {', '.join(missing)}: format('delayq') writes frames of "
@@ -120,14 +120,14 @@ class QueueWriter(DataSourceArrowWriter):
         """Check what the tasks say: each message went through one of them, and each split through
         one alone."""
         load = msgspec.json.decode(self._load, type=LoadSpec)
-        done = [one for one in messages if isinstance(one, Written)]
-        splits = [split for one in done for split in one.splits]
+        done = [result for result in messages if isinstance(result, WrittenMessages)]
+        splits = [split for result in done for split in result.splits]
         if len(splits) != len(set(splits)):
             raise DelayQError(
                 "A split was written by two tasks of Spark. repartition() the frame by its columns "
                 "first."
             )
-        rows = sum(one.rows for one in done)
+        rows = sum(result.rows for result in done)
         if load.rows is not None and rows != load.rows:
             raise DelayQError(
                 f"{rows:,} messages were written of {load.rows:,}: the source has changed "
@@ -151,14 +151,16 @@ class Loader:
         self._pending: Callable[[], LoadProgress] | None = None
         self._pace = Pace(spec.per_second)
         self._splits: dict[tuple[Any, ...], None] = {}
-        self._done = Written()
+        self._done = WrittenMessages()
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> WrittenMessages:
         """Write all. Raises DelayQErrors: what was applied stays."""
         try:
             for batch in batches:
                 for split, rows in _pieces(batch):
-                    self._write(split, rows)
+                    self._splits[split] = None
+                    for at in range(0, rows.num_rows, self._pace.batch):
+                        self._send(split, self._records.of(rows.slice(at, self._pace.batch)))
             self._settle()
         finally:
             if self._pending is not None:
@@ -166,13 +168,6 @@ class Loader:
                     self._pending()
         self._done.splits = list(self._splits)
         return self._done
-
-    def _write(self, split: tuple[Any, ...], rows: pa.RecordBatch) -> None:
-        self._splits[split] = None
-        step = self._pace.batch
-        for at in range(0, rows.num_rows, step):
-            messages = self._records.of(rows.slice(at, step))
-            self._send(split, messages)
 
     def _send(self, split: tuple[Any, ...], messages: list[Any]) -> None:
         from ...store.keys import Partition
@@ -198,9 +193,9 @@ class Loader:
             )
         if len(counts) == 1:
             return messages
-        live = self._store.find_many((partition.topic, one[0]) for one in messages)
+        live = self._store.find_many((partition.topic, message[0]) for message in messages)
         elsewhere = {found.id for place, found in live if place != partition}
-        return [(*one[:3], b"") if one[0] in elsewhere else one for one in messages]
+        return [(*message[:3], b"") if message[0] in elsewhere else message for message in messages]
 
     def _settle(self) -> None:
         """Read the answer of the call that is on its way."""

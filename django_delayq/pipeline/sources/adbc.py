@@ -28,25 +28,24 @@ def driver(vendor: str) -> Any:
     """The module for PostgreSQL or SQLite; None for other databases, and where it is not
     installed."""
     name = {"postgresql": "adbc_driver_postgresql", "sqlite": "adbc_driver_sqlite"}.get(vendor)
-    if name is None or (vendor == "postgresql" and not _has_psycopg3()):
+    if name is None:
         return None
+    if vendor == "postgresql":
+        # Psycopg 3 knows which options of a connection are for libpq.
+        from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+        if not is_psycopg3:
+            return None
     try:
         return import_module(f"{name}.dbapi")
     except ImportError:
         return None
 
 
-def _has_psycopg3() -> bool:
-    """It knows what of a connection's options is for libpq."""
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3
-
-    return bool(is_psycopg3)
-
-
 def postgresql_batches(
     database: Database, table: str, schema: pa.Schema, ids: Range
 ) -> Iterator[pa.RecordBatch]:
-    """As rows.read(). Raises DatabaseUnavailable, and ADBC's errors."""
+    """As rows.read_rows(). Raises DatabaseUnavailable, and ADBC's errors."""
     django = connection_to(database)
     quote = django.ops.quote_name
     columns = ", ".join(_expression(quote(field.name), field.name) for field in schema)
@@ -91,10 +90,10 @@ def sqlite_columns(database: Database, most: int) -> Iterator[Callable[[str], Se
 
 
 @contextmanager
-def _open(vendor: str, database: Database, address: str, **told: Any) -> Iterator[Any]:
+def _open(vendor: str, database: Database, address: str, **options: Any) -> Iterator[Any]:
     module = driver(vendor)
     try:
-        connection = module.connect(address, **told)
+        connection = module.connect(address, **options)
     except module.Error as error:
         raise unavailable(database, error) from None
     with closing(connection):
@@ -112,8 +111,8 @@ def _conninfo(django: Any) -> str:
     from psycopg.pq import Conninfo
 
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    told = django.get_connection_params().items()
-    given = {name: value for name, value in told if name in known and value is not None}
+    options = django.get_connection_params().items()
+    given = {name: value for name, value in options if name in known and value is not None}
     if (
         "options" in given
     ):  # a short timeout among them would also be for what ADBC asks at the beginning

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -19,8 +21,8 @@ from pyspark.sql.types import StructType
 
 from ...core.exceptions import ConfigurationError
 from .. import schemas
-from ..lake.writer import copied
 from ..params import Database
+from ..sinks.parquet_files import copied
 from . import ranges, rows
 from .ranges import PARTS
 
@@ -46,6 +48,17 @@ def read_archive(
     lo, hi = ids
     reader = reader.options(database=encoded(database), lo=str(lo), hi=str(hi), parts=str(parts))
     return (reader if copy is None else reader.option("copy", str(copy))).load()
+
+
+def finished_between(
+    frame: DataFrame, since: datetime | None, until: datetime | None, topic: str = ""
+) -> DataFrame:
+    """Rows that finished in [since, until), of a topic if it is given."""
+    if since is not None:
+        frame = frame.where(F.col("finished_at") >= F.lit(since))
+    if until is not None:
+        frame = frame.where(F.col("finished_at") < F.lit(until))
+    return frame.where(F.col("topic") == topic) if topic else frame
 
 
 def encoded(database: Database) -> str:
@@ -88,7 +101,7 @@ class ArchiveSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For the columns of this schema."""
-        return RangeReader(checked(schema, schemas.ARCHIVE), self.options)
+        return RangeReader(checked_columns(schema, schemas.ARCHIVE), self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For spark.readStream: see archive_stream.py."""
@@ -120,7 +133,7 @@ class RangeReader(DataSourceReader):
         """Ranges of ids, with about as many rows each."""
         lo, hi = self._lo, self._hi
         if lo is None or hi is None:
-            first, last = ranges.bounds(self._database, table=self._table)
+            first, last = ranges.range_of_all(self._database, table=self._table)
             lo, hi = first if lo is None else lo, last if hi is None else hi
         found = ranges.edges(self._database, (lo, hi), self._parts, table=self._table)
         return [IdRange(*ids) for ids in found] or [IdRange(0, 0)]
@@ -129,13 +142,15 @@ class RangeReader(DataSourceReader):
         """The rows of one range."""
         assert isinstance(partition, IdRange)
         ids = (partition.lo, partition.hi)
-        found = rows.read(self._database, self._schema, ids, table=self._table, reader=self._reader)
+        found = rows.read_rows(
+            self._database, self._schema, ids, table=self._table, reader=self._reader
+        )
         yield from (
             copied(found, Path(self._copy), "part-{}-{}".format(*ids)) if self._copy else found
         )
 
 
-def checked(schema: StructType, known: pa.Schema) -> pa.Schema:
+def checked_columns(schema: StructType, known: pa.Schema) -> pa.Schema:
     """Columns that a user asks for, by name and type. Raises ConfigurationError for what the table
     has not got."""
     types = {field.name: field.dataType for field in schemas.spark_schema(known)}

@@ -17,11 +17,11 @@ from pyspark.sql.types import StructType
 
 from ...core.exceptions import ConfigurationError
 from .. import schemas
-from ..lake.settling import last_settled
 from ..params import Database
 from . import ranges, rows
-from .archive import IdRange, checked, database_of, number_of
+from .archive import IdRange, checked_columns, database_of, number_of
 from .connect import connected
+from .settling import last_settled
 
 #: Rows in one micro-batch, and seconds after which a row is settled, where the options do not say.
 BATCH, SETTLE = 500_000, 60.0
@@ -40,7 +40,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
-        self._schema = checked(schema, schemas.ARCHIVE)
+        self._schema = checked_columns(schema, schemas.ARCHIVE)
         self._database: Database = database_of(options)
         self._after = number_of(options, "after") or 0
         self._batch = number_of(options, "batch") or BATCH
@@ -84,7 +84,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
         assert isinstance(partition, IdRange)
-        yield from rows.read(self._database, self._schema, (partition.lo, partition.hi))
+        yield from rows.read_rows(self._database, self._schema, (partition.lo, partition.hi))
 
 
 def _seconds(text: str) -> float:

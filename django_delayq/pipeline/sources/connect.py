@@ -13,8 +13,6 @@ import msgspec
 from ...core.exceptions import ConfigurationError, DatabaseUnavailable
 from ..params import Database
 
-Row = tuple[Any, ...]
-
 #: Seconds that a reader of SQLite waits for a writer, unless OPTIONS say more.
 PATIENCE = 60.0
 #: OPTIONS that are not for readers: a pool opens connections that nobody uses, and SERIALIZABLE
@@ -29,7 +27,7 @@ class Connected(NamedTuple):
 
     vendor: str
     """Of Django's backend: postgresql, mysql, sqlite, oracle or another one's."""
-    fetch: Callable[[str], Sequence[Row]]
+    fetch: Callable[[str], Sequence[tuple[Any, ...]]]
     """All rows of a statement without parameters."""
     quote: Callable[[str], str]
     limit: Callable[[int], str]
@@ -48,7 +46,7 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
     if backend_of(database).vendor == "sqlite" and not plain:
         with _sqlite(database) as connection:
             yield Connected(
-                "sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, _limited
+                "sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, "LIMIT {}".format
             )
         return
     connection = connection_to(_read_only(database))
@@ -56,9 +54,9 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
         _connect(connection, database)
         with connection.cursor() as cursor:
 
-            def fetch(sql: str) -> Sequence[Row]:
+            def fetch(sql: str) -> Sequence[tuple[Any, ...]]:
                 cursor.execute(sql)
-                rows: Sequence[Row] = cursor.fetchall()
+                rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
                 return rows
 
             ops = connection.ops
@@ -142,13 +140,13 @@ def _connect(connection: Any, database: Database) -> None:
 
 def unavailable(database: Database, error: Exception) -> DatabaseUnavailable:
     """The error to raise when no connection can be made: without the password."""
-    said = str(error).strip()
+    message = str(error).strip()
     if secret := database.password.resolve():
-        said = said.replace(secret, "***")
+        message = message.replace(secret, "***")
     place = f" at {database.host}" if database.host else ""
     port = f":{database.port}" if database.port else ""
     return DatabaseUnavailable(
-        f"The database {database.name}{place}{port} cannot be reached from here: {said}"
+        f"The database {database.name}{place}{port} cannot be reached from here: {message}"
     )
 
 
@@ -193,7 +191,3 @@ def _read_only(database: Database) -> Database:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _limited(rows: int) -> str:
-    return f"LIMIT {rows}"

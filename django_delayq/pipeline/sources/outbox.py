@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,21 +13,22 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
-from .archive import RangeReader, checked, encoded
+from .archive import RangeReader, checked_columns, encoded
 
 
-def read_outbox(
-    spark: SparkSession, database: Database, columns: Sequence[str] | None = None
-) -> DataFrame:
-    """All rows of the outbox; these columns of schemas.OUTBOX, else all.
+def read_outbox(spark: SparkSession, database: Database) -> DataFrame:
+    """All rows of the outbox.
 
     No snapshot: a row that is inserted, changed or removed while it is read, by ranges side by
     side, is as it was then or missing.
     """
     spark.dataSource.register(OutboxSource)
-    schema = schemas.chosen(schemas.OUTBOX, list(columns or schemas.OUTBOX.names))
-    reader = spark.read.format(OutboxSource.name()).schema(schemas.spark_schema(schema))
-    return reader.options(database=encoded(database)).load()
+    return spark.read.format(OutboxSource.name()).options(database=encoded(database)).load()
+
+
+#: How the table has `due_at`.
+STORED = pa.field("due_at_ms", pa.int64())
+MILLISECONDS = pa.timestamp("ms", tz="UTC")
 
 
 class OutboxSource(DataSource):
@@ -45,14 +46,16 @@ class OutboxSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For the columns of this schema."""
-        return OutboxReader(checked(schema, schemas.OUTBOX), self.options)
+        return OutboxReader(checked_columns(schema, schemas.OUTBOX), self.options)
 
 
 class OutboxReader(RangeReader):
     """The table has due times in milliseconds."""
 
     def __init__(self, schema: pa.Schema, options: Any) -> None:
-        super().__init__(pa.schema([_stored(field) for field in schema]), options)
+        super().__init__(
+            pa.schema([STORED if field.name == "due_at" else field for field in schema]), options
+        )
         self._shown = schema
         if not self._database.outbox:
             raise ConfigurationError(
@@ -68,14 +71,7 @@ class OutboxReader(RangeReader):
         for batch in super().read(partition):
             named = zip(self._schema.names, batch.columns, strict=True)
             columns = [
-                _instant(column) if name == "due_at_ms" else column for name, column in named
+                column.cast(MILLISECONDS).cast(schemas.TIME) if name == "due_at_ms" else column
+                for name, column in named
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self._shown)
-
-
-def _stored(field: pa.Field) -> pa.Field:
-    return pa.field("due_at_ms", pa.int64()) if field.name == "due_at" else field
-
-
-def _instant(milliseconds: pa.Array) -> pa.Array:
-    return milliseconds.cast(pa.timestamp("ms", tz="UTC")).cast(schemas.TIME)

@@ -36,13 +36,13 @@ _READ_ONLY = {
 
 def read_query(spark: SparkSession, database: Database, query: str) -> DataFrame:
     """The rows of a SELECT. Raises Refused for another statement, or several."""
-    checked(query)
+    checked_select(query)
     spark.dataSource.register(QuerySource)
     encoded = msgspec.json.encode(database).decode()
     return spark.read.format("delayq_query").options(database=encoded, query=query).load()
 
 
-def checked(query: str) -> str:
+def checked_select(query: str) -> str:
     """A single SELECT, without a semicolon at its end. Raises Refused."""
     bare = query.strip().removesuffix(";").strip()
     outside = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"", "", bare)
@@ -89,7 +89,7 @@ class QueryReader(DataSourceReader):
     """Picklable: no connection before read()."""
 
     def __init__(self, database: str, query: str, schema: pa.Schema | None) -> None:
-        self._database, self._query, self._schema = database, checked(query), schema
+        self._database, self._query, self._schema = database, checked_select(query), schema
 
     def partitions(self) -> Sequence[InputPartition]:
         """One: a query has one result."""

@@ -29,7 +29,7 @@ PARTS = 8
 IDS_OF_PART = 50_000
 
 
-class Span(NamedTuple):
+class IdSpan(NamedTuple):
     """Ids from the first to the last, both of which exist."""
 
     rows: float
@@ -43,7 +43,7 @@ class Span(NamedTuple):
         return self.last - self.first + 1
 
 
-Look = Callable[[int, int], Span | None]
+FindSpan = Callable[[int, int], IdSpan | None]
 """The span of the rows with lo < id <= hi; None when there are none."""
 
 
@@ -61,11 +61,11 @@ def edges(database: Database, ids: Range, parts: int, *, table: str = "") -> lis
     if hi <= lo:
         return []
     with connected(database) as connection:
-        spans = _spans(_looker(connection, table or database.table), ids, max(1, parts))
+        spans = _spans(_span_finder(connection, table or database.table), ids, max(1, parts))
     return list(pairwise([lo, *_cuts(spans, parts), hi]))
 
 
-def bounds(database: Database, *, table: str = "") -> Range:
+def range_of_all(database: Database, *, table: str = "") -> Range:
     """The range of all rows that are there now; (0, 0) of an empty table."""
     with connected(database) as connection:
         query = f"SELECT min(id), max(id) FROM {connection.quote(table or database.table)}"
@@ -73,41 +73,41 @@ def bounds(database: Database, *, table: str = "") -> Range:
     return (0, 0) if first is None else (first - 1, last)
 
 
-def _looker(connection: Connected, table: str) -> Look:
+def _span_finder(connection: Connected, table: str) -> FindSpan:
     select, limit = f"SELECT id FROM {connection.quote(table)}", connection.limit(SAMPLE)
 
-    def look(lo: int, hi: int) -> Span | None:
+    def find_span(lo: int, hi: int) -> IdSpan | None:
         where = f"WHERE id > {lo} AND id <= {hi}"
         lowest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id {limit}")]
         if len(lowest) < SAMPLE:
-            return Span(len(lowest), lowest[0], lowest[-1]) if lowest else None
+            return IdSpan(len(lowest), lowest[0], lowest[-1]) if lowest else None
         highest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id DESC {limit}")]
         first, last = lowest[0], highest[0]
         # The denser side counts: what is overrated is looked at more closely, what is underrated
         # would be missed.
         for_sample = min(lowest[-1] - first, last - highest[-1]) + 1
-        return Span(max(SAMPLE, (last - first + 1) * SAMPLE / for_sample), first, last)
+        return IdSpan(max(SAMPLE, (last - first + 1) * SAMPLE / for_sample), first, last)
 
-    return look
+    return find_span
 
 
-def _spans(look: Look, ids: Range, parts: int) -> list[Span]:
+def _spans(find_span: FindSpan, ids: Range, parts: int) -> list[IdSpan]:
     """Spans in the order of ids, none of which matters much: the fullest one is halved again and
     again."""
-    whole = look(*ids)
+    whole = find_span(*ids)
     heap = [(-whole.rows, whole)] if whole else []
     for _ in range(50 * parts):
         if not heap or -heap[0][0] <= max(LEAST, -sum(rows for rows, _ in heap) / (4 * parts)):
             break
         _, span = heapq.heappop(heap)
         middle = (span.first + span.last) // 2
-        for half in (look(span.first - 1, middle), look(middle, span.last)):
+        for half in (find_span(span.first - 1, middle), find_span(middle, span.last)):
             if half:
                 heapq.heappush(heap, (-half.rows, half))
     return sorted((span for _, span in heap), key=lambda span: span.first)
 
 
-def _cuts(spans: Sequence[Span], parts: int) -> Iterator[int]:
+def _cuts(spans: Sequence[IdSpan], parts: int) -> Iterator[int]:
     """The last ids of all parts but the last part."""
     total = sum(span.rows for span in spans)
     parts = min(parts, -int(-total // LEAST))

@@ -7,7 +7,7 @@ Runs on executors, which know no Django settings. Holds a few batches, however m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from .adbc import CHUNK
 from .connect import Connected, backend_of, connected
 from .ranges import Range, edges
 
-__all__ = ["READERS", "Range", "edges", "read"]
+__all__ = ["READERS", "Range", "edges", "read_rows"]
 
 #: Rows of a batch at most: 10,000 of the archive take some 5 MB.
 BATCH = 10_000
@@ -36,7 +36,7 @@ Fetch = Callable[[str], Sequence[Any]]
 """The columns of a statement, of values or as Arrow; perhaps none where it gives no rows."""
 
 
-def read(
+def read_rows(
     database: Database, schema: pa.Schema, ids: Range, *, table: str = "", reader: str = "auto"
 ) -> Iterator[pa.RecordBatch]:
     """The rows with lo < id <= hi in the order of their ids, with the columns of the schema; of the
@@ -57,7 +57,11 @@ def read(
         return
     with connected(database, plain=reader == "cursor") as connection:
         zone = "UTC" if vendor == "postgresql" else database.zone
-        with adbc.sqlite_columns(database, BATCH) if quick else _columns(connection) as fetch:
+
+        def by_cursor(sql: str) -> Sequence[Any]:
+            return list(zip(*connection.fetch(sql), strict=True))
+
+        with adbc.sqlite_columns(database, BATCH) if quick else nullcontext(by_cursor) as fetch:
             yield from _by_statements(connection, fetch, table, schema, ids, zone)
 
 
@@ -76,12 +80,6 @@ def _expression(connection: Connected, field: pa.Field) -> str:
         if connection.vendor == "mysql":
             return f"timestampdiff(MICROSECOND, '1970-01-01 00:00:00', {name})"
     return name
-
-
-@contextmanager
-def _columns(connection: Connected) -> Iterator[Fetch]:
-    """By the connection's own cursor."""
-    yield lambda sql: list(zip(*connection.fetch(sql), strict=True))
 
 
 def _by_statements(

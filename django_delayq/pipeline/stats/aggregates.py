@@ -1,7 +1,7 @@
-"""Counts rows of the archive into cells: what Spark adds up to figures of hours and days
-(transforms.py).
+"""Counts rows of the archive into aggregates, and has Spark add these up to
+figures of hours and days.
 
-In Arrow and numpy on the executors: over ten million rows a tenth of the time of the same as
+The executors count with Arrow and numpy: over ten million rows that takes a tenth of the time of
 expressions of Spark.
 """
 
@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.pandas.functions import arrow_udf
 
 from ...core.message import Final
 from ...stats import histogram
 from ...stats.histogram import LARGEST
+from .. import schemas
 
 Numbers = np.ndarray[Any, Any]
 
@@ -59,7 +63,7 @@ KEYS = ("unit", "at", "topic", "task")
 #: One row per key with the figures, whose `error` is null, and one per key and error of dead
 #: letters with their number `n`. `at` is the beginning of the hour or day in microseconds since
 #: 1970; `task` is empty for an hour; histograms are texts of histogram.encode().
-CELLS = pa.schema(
+AGGREGATES = pa.schema(
     [
         ("unit", pa.string()),  # hour or day
         ("at", pa.int64()),
@@ -123,29 +127,27 @@ class Groups(NamedTuple):
     """Per group."""
 
 
-def cells(
-    batches: Iterator[pa.RecordBatch], units: Sequence[Unit] = HOURS_AND_DAYS
-) -> Iterator[pa.RecordBatch]:
-    """Rows with the columns READ -> CELLS, to be added up. Rows without finished_at are in no hour;
-    times that are no finite number are as those of what never ran. Texts may be dictionaries: they
-    are quicker."""
+def aggregated(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows with the columns READ -> AGGREGATES, to be added up. Rows without finished_at are in no
+    hour; times that are no finite number count as those of what never ran. Texts may be
+    dictionaries, which are quicker."""
     for table in _gathered(batches):
         rows = _prepared(table)
-        for unit in units:
+        for unit in HOURS_AND_DAYS:
             groups = _groups(rows, unit)
-            yield from _as_cells(unit, groups.keys, _figures(rows, groups))
+            yield from _as_aggregates(unit, groups.keys, _figures(rows, groups))
             if unit.errors:
-                yield from _as_cells(unit, *_errors(rows, groups))
+                yield from _as_aggregates(unit, *_errors(rows, groups))
 
 
 def of_span(
     batches: Iterator[pa.RecordBatch], since: datetime | None, until: datetime | None
 ) -> Iterator[pa.RecordBatch]:
-    """cells() of the rows that finished in [since, until); None: without a bound."""
-    return cells(_within(batch, since, until) for batch in batches)
+    """aggregated() of the rows that finished in [since, until); None: without a bound."""
+    return aggregated(_within(batch, since, until) for batch in batches)
 
 
-def microseconds(milliseconds: Numbers) -> Numbers:
+def microseconds_of(milliseconds: Numbers) -> Numbers:
     """histogram.microseconds() of finite numbers. A whole number in a double, so what follows is
     exact."""
     with np.errstate(over="ignore"):  # infinite is beyond LARGEST, too
@@ -154,7 +156,7 @@ def microseconds(milliseconds: Numbers) -> Numbers:
 
 
 def buckets(n: Numbers) -> Numbers:
-    """histogram.bucket() of whole microseconds that microseconds() gave."""
+    """histogram.bucket() of whole microseconds that microseconds_of() gave."""
     # The upper bits of a double are its exponent and the four that tell the parts of a power of two
     # apart.
     upper = n.astype(np.float64).view(np.int64) >> 48
@@ -162,7 +164,7 @@ def buckets(n: Numbers) -> Numbers:
     return found
 
 
-def merged(histograms: pa.Array) -> pa.Array:
+def merged_histograms(histograms: pa.Array) -> pa.Array:
     """Of lists of histograms, each as text, the sum of each list as text."""
     return pa.array([_sum(texts) for texts in histograms.to_pylist()], pa.string())
 
@@ -229,7 +231,7 @@ def _times(metric: str, column: pa.ChunkedArray) -> tuple[dict[str, Any], Number
     buckets."""
     values = column.to_numpy()  # null is NaN here
     absent = ~np.isfinite(values)
-    exact = microseconds(np.where(absent, 0.0, values))
+    exact = microseconds_of(np.where(absent, 0.0, values))
     added = {
         f"{metric}_high": pa.array(exact >> 32, mask=absent),
         f"{metric}_low": pa.array(exact & (2**32 - 1), mask=absent),
@@ -241,8 +243,8 @@ def _times(metric: str, column: pa.ChunkedArray) -> tuple[dict[str, Any], Number
 def _dead(table: pa.Table, state: Coded) -> pa.Table:
     is_dead = pc.fill_null(pc.equal(state.values, "dead"), False).to_numpy(zero_copy_only=False)
     row = np.flatnonzero(is_dead[state.codes])
-    told = table.select(["error_class", "reason"]).take(row)
-    error_class, reason = (pc.fill_null(column.cast(pa.string()), "") for column in told.columns)
+    causes = table.select(["error_class", "reason"]).take(row)
+    error_class, reason = (pc.fill_null(column.cast(pa.string()), "") for column in causes.columns)
     return pa.table(
         {"row": row, "error": pc.if_else(pc.not_equal(error_class, ""), error_class, reason)}
     )
@@ -327,11 +329,73 @@ def _grouped(
     return pa.TableGroupBy(pa.table(columns), list(keys), use_threads=False).aggregate(aggregations)
 
 
-def _as_cells(unit: Unit, keys: pa.Table, figures: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-    """With all columns of CELLS."""
-    nothing = {field.name: pa.nulls(keys.num_rows, field.type) for field in CELLS}
+def _as_aggregates(
+    unit: Unit, keys: pa.Table, figures: Mapping[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    """With all columns of AGGREGATES."""
+    nothing = {field.name: pa.nulls(keys.num_rows, field.type) for field in AGGREGATES}
     given = {
         name: pa.repeat(text, keys.num_rows) for name, text in (("unit", unit.name), ("task", ""))
     }
     of_keys = dict(zip(keys.column_names, keys.columns, strict=True))
-    yield from pa.table({**nothing, **given, **of_keys, **figures}).cast(CELLS).to_batches()
+    yield from pa.table({**nothing, **given, **of_keys, **figures}).cast(AGGREGATES).to_batches()
+
+
+# By Spark
+
+
+def aggregate_frame(frame: DataFrame) -> DataFrame:
+    """Rows of the archive -> what topic_hours() and task_days() are made of, in one pass over the
+    rows."""
+    return added_up(frame.select(*READ).mapInArrow(aggregated, schemas.spark_schema(AGGREGATES)))
+
+
+def added_up(found: DataFrame) -> DataFrame:
+    """Cells of parts of the rows -> those of all rows: one for each of their keys and errors."""
+    sums = [F.sum(name).alias(name) for name in ("n", *SUMS)]
+    highest = [F.max(f"{metric}_max").alias(f"{metric}_max") for metric in METRICS]
+    merge = arrow_udf(merged_histograms, "string")  # type: ignore[call-overload]  # told the kind, it warns
+    histograms = [merge(F.collect_list(metric)).alias(metric) for metric in METRICS]
+    return found.groupBy(*KEYS, "error").agg(*sums, *highest, *histograms)
+
+
+def topic_hours(found: DataFrame) -> DataFrame:
+    """Of aggregate_frame(): one row per hour (UTC, its beginning in microseconds since 1970) and
+    topic, with the columns of TopicHour; histograms are the JSON of histogram.encode(). Rows
+    without finished_at are in no hour."""
+    return span_figures(found, "hour").withColumnRenamed("at", "hour").drop("task")
+
+
+def task_days(found: DataFrame, most_errors: int) -> DataFrame:
+    """Of aggregate_frame(): one row per day (UTC, as the hour above), topic and task, with the
+    columns of TaskDay; `errors` is an array of (error, n), the most frequent ones, null when
+    nothing died."""
+    dead = found.where((F.col("unit") == "day") & F.col("error").isNotNull())
+    errors = _frequent_errors(dead, most_errors)
+    whole = span_figures(found, "day").join(errors, ["at", "topic", "task"], "left")
+    return whole.withColumnRenamed("at", "day")
+
+
+def span_figures(found: DataFrame, unit: str) -> DataFrame:
+    """Of aggregate_frame(): counts, sums and histograms per group."""
+    exact = [name for name in SUMS if not name.startswith(METRICS)]
+    sums = [_milliseconds(metric).alias(f"{metric}_sum") for metric in METRICS]
+    highest = [f"{metric}_max" for metric in METRICS]
+    of_unit = found.where((F.col("unit") == unit) & F.col("error").isNull())
+    return of_unit.select("at", "topic", "task", *exact, *sums, *highest, *METRICS)
+
+
+def _milliseconds(metric: str) -> Column:
+    """The sum was made in integers: exact, in whatever order."""
+    high, low = (F.col(f"{metric}_{half}").cast("decimal(20,0)") for half in ("high", "low"))
+    total = high * F.lit(2**32).cast("decimal(10,0)") + low
+    return F.coalesce((total / F.lit(1000)).cast("double"), F.lit(0.0))
+
+
+def _frequent_errors(dead: DataFrame, most: int) -> DataFrame:
+    """Reasons may be as many as messages: they are cut here, not where all figures come
+    together."""
+    keys = ("at", "topic", "task")
+    order = Window.partitionBy(*keys).orderBy(F.desc("n"), F.asc("error"))
+    frequent = dead.withColumn("place", F.row_number().over(order)).where(F.col("place") <= most)
+    return frequent.groupBy(*keys).agg(F.collect_list(F.struct("error", "n")).alias("errors"))

@@ -14,22 +14,21 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...core.times import epoch_us
 from ...models import BatchState, LakeBatch, TaskDay, TopicHour
-from ...stats.hourly import DAY, HOUR, Replacement
+from ...stats.hourly import DAY, HOUR, MOST_ERRORS, Replacement
 from ...stats.stats_service import SETTLE
-from .. import schemas, transforms
+from .. import schemas
 from ..errors import Refused
-from ..jobs import Tell
 from ..lake.lake import Commit, Lake
-from ..lake.ledger import Ledger, instant
+from ..lake.ledger import Ledger, stored_instant
+from ..lake.reader import mapped_files
 from ..lake.watermark import last_settled_id
 from ..options import StatsOptions
-from ..params import Params, Report
+from ..params import Params, Report, Tell
 from ..session import configured
-from ..sources.archive import read_archive
-from ..sources.lake_files import mapped_files
-from . import aggregates as cells
+from ..sources.archive import finished_between, read_archive
+from . import aggregates
 from .write_back import (
-    Written,
+    WriteBackResult,
     day_chunks,
     hour_chunks,
     with_empty_days,
@@ -46,20 +45,20 @@ _BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 NAMED = 5
 
 
-class Span(NamedTuple):
+class Period(NamedTuple):
     """From `since` to before `until`; None: from the beginning."""
 
     since: datetime | None
     until: datetime
 
-    def whole(self, length: timedelta) -> Span:
+    def whole(self, length: timedelta) -> Period:
         """The hours, or days, that lie in it as a whole."""
         begin = (
             None
             if self.since is None
             else _floor(self.since + length - timedelta(microseconds=1), length)
         )
-        return Span(begin, _floor(self.until, length))
+        return Period(begin, _floor(self.until, length))
 
     def has(self, at: datetime, length: timedelta) -> bool:
         """Whether the hour, or day, that begins then lies in it as a whole."""
@@ -69,9 +68,9 @@ class Span(NamedTuple):
 class Input(NamedTuple):
     """What one run computes."""
 
-    cells: DataFrame
-    """As transforms.counted()."""
-    span: Span
+    aggregates: DataFrame
+    """As aggregates.aggregate_frame()."""
+    span: Period
     counted: Mapping[int, int | None] = {}
     """Batches of the lake of which every hour and day is computed: id -> commit."""
     hours: Collection[datetime] = ()
@@ -100,7 +99,9 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     return Report(
         job="stats",
         figures={**figures, "seconds": round(time.monotonic() - begun, 1)},
-        rows=[{"topic": topic, **one.line()} for topic, one in sorted(written.topics.items())],
+        rows=[
+            {"topic": topic, **totals.line()} for topic, totals in sorted(written.topics.items())
+        ],
         problems=_problems(written),
     )
 
@@ -113,8 +114,10 @@ def _of_lake(
 ) -> Input | None:
     lake = Lake(params.lake)
     ledger = Ledger(lake)
-    commits = ledger.check() if params.dry_run else ledger.follow()
-    settled_at = max((at for commit in commits if (at := instant(commit.settled_at))), default=None)
+    commits = ledger.check() if params.dry_run else ledger.catch_up()
+    settled_at = max(
+        (at for commit in commits if (at := stored_instant(commit.settled_at))), default=None
+    )
     if settled_at is None:
         return None
     span = _span(params, settled_at)
@@ -124,17 +127,21 @@ def _of_lake(
         known = {dt for commit in commits for dt in _dates(commit)}
     else:
         known = {dt for of_batch in dirty.values() for dt in of_batch}
-    dates = {dt for dt in known if _touches(span, dt)}
+    dates = {
+        dt
+        for dt in known
+        if _begin(dt) < span.until and (span.since is None or _begin(dt) + DAY > span.since)
+    }
     wanted = [file for file in files if file.dt in dates]
     tell(f"reading {sum(file.rows for file in wanted):,} rows of {len(dates):,} days")
     counted = {
         batch.pk: batch.seq
         for batch, of_batch in dirty.items()
-        if all(dt in dates and _is_whole(span, dt) for dt in of_batch)
+        if all(dt in dates and span.has(_begin(dt), DAY) for dt in of_batch)
     }
-    part = partial(cells.of_span, since=span.since, until=span.until)
-    found = mapped_files(spark, lake, wanted, cells.READ, part, cells.CELLS)
-    return Input(transforms.added_up(found), span, counted, _hours(commits, dates))
+    part = partial(aggregates.of_span, since=span.since, until=span.until)
+    found = mapped_files(spark, lake, wanted, aggregates.READ, part, aggregates.AGGREGATES)
+    return Input(aggregates.added_up(found), span, counted, _hours(commits, dates))
 
 
 def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
@@ -142,7 +149,7 @@ def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
     tell(f"reading the archive up to id {highest:,}")
     frame = read_archive(spark, params.database, (0, highest), schemas.FIGURES.names)
     span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
-    return Input(transforms.counted(transforms.settled(frame, *span)), span)
+    return Input(aggregates.aggregate_frame(finished_between(frame, *span)), span)
 
 
 def _dirty(ledger: Ledger, commits: Sequence[Commit]) -> dict[LakeBatch, set[str]]:
@@ -164,19 +171,10 @@ def _hours(commits: Sequence[Commit], dates: Collection[str]) -> set[datetime]:
     return {datetime.fromisoformat(text.replace("Z", "+00:00")) for text in texts}
 
 
-def _span(params: Params, settled_at: datetime) -> Span:
+def _span(params: Params, settled_at: datetime) -> Period:
     since, until = params.period()
     now = datetime.now(tz=timezone.utc)
-    return Span(since, min(settled_at, now, until or settled_at)).whole(HOUR)
-
-
-def _touches(span: Span, dt: str) -> bool:
-    begin = _begin(dt)
-    return begin < span.until and (span.since is None or begin + DAY > span.since)
-
-
-def _is_whole(span: Span, dt: str) -> bool:
-    return span.has(_begin(dt), DAY)
+    return Period(since, min(settled_at, now, until or settled_at)).whole(HOUR)
 
 
 def _begin(dt: str) -> datetime:
@@ -191,9 +189,9 @@ def _floor(when: datetime, length: timedelta) -> datetime:
 # Computing and writing
 
 
-def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> Written:
+def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> WriteBackResult:
     # Kept, so that the rows are read once: the cells are few.
-    found = _whole(given.cells, given.span.whole(DAY)).persist()
+    found = _whole(given.aggregates, given.span.whole(DAY)).persist()
     try:
         with configured(found.sparkSession, _BATCHES):
             number = found.where(F.col("error").isNull()).count()
@@ -206,11 +204,12 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
         tell(f"writing {number:,} rows")
 
         def chunks() -> Iterator[Any]:
-            of_hours = hour_chunks(_ordered(transforms.topic_hours(found), "hour", "topic"))
+            of_hours = hour_chunks(_ordered(aggregates.topic_hours(found), "hour", "topic"))
             yield from with_empty_hours(
                 of_hours, [at for at in given.hours if given.span.has(at, HOUR)]
             )
-            of_days = day_chunks(_ordered(transforms.task_days(found), "day", "topic", "task"))
+            days = aggregates.task_days(found, MOST_ERRORS)
+            of_days = day_chunks(_ordered(days, "day", "topic", "task"))
             begins = {_floor(at, DAY) for at in given.hours}
             yield from with_empty_days(
                 of_days, [at.date() for at in begins if given.span.has(at, DAY)]
@@ -222,7 +221,7 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
         found.unpersist()
 
 
-def _whole(found: DataFrame, span: Span) -> DataFrame:
+def _whole(found: DataFrame, span: Period) -> DataFrame:
     """Of the days those that lie in the span as a whole."""
     is_inside = F.col("at") < F.lit(epoch_us(span.until))
     if span.since is not None:
@@ -250,16 +249,16 @@ def _marking(counted: Mapping[int, int | None]) -> Any:
 # What is said
 
 
-def _figures(written: Written) -> dict[str, Any]:
+def _figures(written: WriteBackResult) -> dict[str, Any]:
     return {
         "hours": written.spans[TopicHour],
         "days": written.spans[TaskDay],
-        "rows": sum(one.messages for one in written.topics.values()),
+        "rows": sum(totals.messages for totals in written.topics.values()),
         **{outcome.value: written.outcomes[outcome] for outcome in Replacement},
     }
 
 
-def _problems(written: Written) -> list[str]:
+def _problems(written: WriteBackResult) -> list[str]:
     if not written.kept:
         return []
     named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in written.kept[:NAMED])

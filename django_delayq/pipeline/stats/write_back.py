@@ -1,5 +1,5 @@
-"""Writes the figures of hours and days to SQL, from the driver: each whole, some in a
-transaction."""
+"""Writes the figures of hours and days to SQL, on the driver: several hours or days in one
+transaction, each of them as a whole."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ TRIES = 5
 ROWS = 250
 
 Outcomes = Mapping[Any, Replacement]
-Rows = Iterable[Mapping[str, Any]]
-"""Of transforms.topic_hours() or task_days(), in the order of their hours or days."""
 
 
 class Chunk(NamedTuple):
@@ -41,7 +39,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass
-class Topic:
+class TopicTotals:
     """The figures of a topic in all hours that were computed."""
 
     messages: int = 0
@@ -74,7 +72,7 @@ class Topic:
 
 
 @dataclass
-class Written:
+class WriteBackResult:
     """What has become of the figures."""
 
     spans: Counter[type] = field(default_factory=Counter)
@@ -83,7 +81,7 @@ class Written:
     """Of hours and days together."""
     kept: list[datetime | date] = field(default_factory=list)
     """Hours and days of which more was known than was computed."""
-    topics: dict[str, Topic] = field(default_factory=dict)
+    topics: dict[str, TopicTotals] = field(default_factory=dict)
 
     def note(self, chunk: Chunk, outcome: Replacement) -> None:
         """One more."""
@@ -93,7 +91,7 @@ class Written:
             self.kept.append(chunk.span)
         for row in chunk.rows:
             if isinstance(row, TopicHour):
-                self.topics.setdefault(row.topic, Topic()).add(row)
+                self.topics.setdefault(row.topic, TopicTotals()).add(row)
 
 
 def write_back(
@@ -102,38 +100,44 @@ def write_back(
     *,
     fewer: bool = False,
     dry_run: bool = False,
-) -> Written:
+) -> WriteBackResult:
     """Replace the stored figures by these where they differ, some in a transaction: see
     hourly.replace_each(). `finish()` is called in the transaction of the last ones. `dry_run`:
     only say what would be done."""
-    written = Written()
+    written = WriteBackResult()
 
-    def write(some: Sequence[Chunk], end: Callable[[], object] = bool) -> None:
-        outcomes = _compared(some, fewer) if dry_run else _replaced(some, fewer, end)
-        for chunk in some:
+    def write(together: Sequence[Chunk], end: Callable[[], object] | None = None) -> None:
+        if not dry_run:
+            outcomes = _replaced(together, fewer, end)
+        else:
+            outcomes = (
+                compare_each(together[0].model, _spans(together), fewer=fewer) if together else {}
+            )
+        for chunk in together:
             written.note(chunk, outcomes[chunk.at])
 
     last: Sequence[Chunk] = ()
-    for some in _transactions(chunks):
+    for together in _transactions(chunks):
         if last:
             write(last)
-        last = some
+        last = together
     write(last, finish)
     return written
 
 
-def _compared(some: Sequence[Chunk], fewer: bool) -> Outcomes:
-    return compare_each(some[0].model, _spans(some), fewer=fewer) if some else {}
-
-
-def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object]) -> Outcomes:
+def _replaced(together: Sequence[Chunk], fewer: bool, end: Callable[[], object] | None) -> Outcomes:
     """In a transaction that ends with `end()`; MariaDB, which locks rows that it only passes, may
     end it instead, when another one waits for it."""
     for attempt in range(1, TRIES + 1):
         try:
             with transaction.atomic(using=get_settings().database):
-                outcomes = replace_each(some[0].model, _spans(some), fewer=fewer) if some else {}
-                end()
+                outcomes = (
+                    replace_each(together[0].model, _spans(together), fewer=fewer)
+                    if together
+                    else {}
+                )
+                if end is not None:
+                    end()
                 break
         except OperationalError:
             if attempt == TRIES:
@@ -141,19 +145,19 @@ def _replaced(some: Sequence[Chunk], fewer: bool, end: Callable[[], object]) -> 
     return outcomes
 
 
-def _spans(some: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
-    return {chunk.at: chunk.rows for chunk in some}
+def _spans(together: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
+    return {chunk.at: chunk.rows for chunk in together}
 
 
-def hour_chunks(rows: Rows) -> Iterator[Chunk]:
-    """Of transforms.topic_hours()."""
+def hour_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
+    """Of the rows of aggregates.topic_hours(), in the order of their hours."""
     for at, group in groupby(rows, key=lambda row: row["hour"]):
         hour = stored_ms(at / 1000)
         yield _hour(utc(hour), [TopicHour(hour=hour, **_fields(row, "hour")) for row in group])
 
 
-def day_chunks(rows: Rows) -> Iterator[Chunk]:
-    """Of transforms.task_days()."""
+def day_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
+    """Of the rows of aggregates.task_days(), in the order of their days."""
     for at, group in groupby(rows, key=lambda row: row["day"]):
         day = from_ms(at / 1000).date()
         yield _day(
@@ -196,18 +200,18 @@ def _with_empty(
 def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Chunks of one table whose rows go together, in their order, so that two processes wait for
     one another at most one way round."""
-    some: list[Chunk] = []
+    together: list[Chunk] = []
     rows, places = 0, set[Any]()
     for chunk in chunks:
         place = stored_as(chunk.at)
-        if some and (rows >= ROWS or chunk.model is not some[0].model or place in places):
-            yield some
-            some, rows, places = [], 0, set()
-        some.append(chunk)
+        if together and (rows >= ROWS or chunk.model is not together[0].model or place in places):
+            yield together
+            together, rows, places = [], 0, set()
+        together.append(chunk)
         places.add(place)
         rows += max(1, len(chunk.rows))
-    if some:
-        yield some
+    if together:
+        yield together
 
 
 def _fields(row: Mapping[str, Any], *others: str) -> dict[str, Any]:

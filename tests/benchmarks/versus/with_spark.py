@@ -4,16 +4,22 @@ end."""
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Iterator
+from typing import Any
 
-from django_delayq.pipeline import transforms
 from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.lake.reader import mapped_files
 from django_delayq.pipeline.session import build_session
-from django_delayq.pipeline.sources.lake_files import mapped_files
 from django_delayq.pipeline.stats import aggregates
 from django_delayq.pipeline.stats.aggregates import HOUR, READ, Unit
 from django_delayq.stats.histogram import decode, percentile
 from tests.benchmarks.versus.answer import SHARES, give
+
+
+def count(batches: Iterator[Any]) -> Iterator[Any]:
+    """On an executor: hours of tasks, and no days."""
+    aggregates.HOURS_AND_DAYS = (Unit("hour", HOUR, ("topic", "task"), False),)
+    return aggregates.aggregated(batches)
 
 
 def main(path: str, memory: str) -> None:
@@ -23,12 +29,11 @@ def main(path: str, memory: str) -> None:
 
     spark = build_session("local[2]", memory)
     lake = Lake(path)
-    count = partial(aggregates.cells, units=(Unit("hour", HOUR, ("topic", "task"), False),))
-    found = transforms.added_up(
-        mapped_files(spark, lake, lake.files(), READ, count, aggregates.CELLS)
+    found = aggregates.added_up(
+        mapped_files(spark, lake, lake.files(), READ, count, aggregates.AGGREGATES)
     )
     rows = (
-        transforms.figures(found, "hour")
+        aggregates.span_figures(found, "hour")
         .select("messages", "attempts", "lateness", "run")
         .collect()
     )

@@ -1,0 +1,126 @@
+"""A selection of dead letters, as the verbs `replay` and `discard` take it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any, ClassVar
+
+from django.core.management.base import CommandError
+from django.db.models import Q, QuerySet
+
+from ..core.text import counted, on_one_line
+from ..models import ArchivedMessage, Final
+from ..operators.replay import Replayed, preview_replay
+from ..worker.process.runner import ExitCode
+from .cli import Verb, add_record, committed_count, in_time_zone, instant, whole
+
+_FILTERS = {
+    "topic": "topic",
+    "task": "task",
+    "since": "finished_at__gte",
+    "until": "finished_at__lt",
+}
+
+
+class SelectingVerb(Verb):
+    """A verb that changes a selection of dead letters."""
+
+    past: ClassVar[str]
+    """What happens to each: `replayed`."""
+    reason_required = False
+    replayed: Replayed | None = None
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Which messages, and for the record."""
+        parser.add_argument("--topic", help="dead letters of this topic")
+        parser.add_argument("--task", help="dead letters of this task")
+        parser.add_argument(
+            "--error",
+            help="class of the error, in full or its last part, or the word of the reason",
+        )
+        parser.add_argument(
+            "--since",
+            type=instant,
+            metavar="TIME",
+            help="died then or later: 2h, 30d (ago), a date or a datetime",
+        )
+        parser.add_argument("--until", type=instant, metavar="TIME", help="died before then")
+        parser.add_argument("--all", action="store_true", help="every dead letter")
+        parser.add_argument(
+            "--limit",
+            type=whole(),
+            metavar="COUNT",
+            help="at most this many messages, the oldest first",
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say how many and show ten; change nothing"
+        )
+        add_record(parser, reason=self.reason_required)
+
+    def run(self, options: dict[str, Any]) -> str | None:
+        """Change the selection, or show it."""
+        rows = selected(options)
+        if options["dry_run"]:
+            self._show(rows, options)
+            return None
+
+        def progress(replayed: Replayed) -> None:
+            self.replayed = replayed
+            self.progress(self._summary(replayed.count, replayed.skipped))
+
+        end = self.change(rows, options, progress)
+        return self._summary(end.count, end.skipped)
+
+    def change(
+        self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any
+    ) -> Replayed:
+        """Replay the rows, or discard them."""
+        raise NotImplementedError
+
+    def committed(self) -> str:
+        """As the record has it."""
+        if self.replayed is None:
+            return self.so_far
+        return self._summary(committed_count(self.replayed.action, self.replayed.count), {})
+
+    def _show(self, rows: QuerySet[ArchivedMessage], options: dict[str, Any]) -> None:
+        found = preview_replay(rows, force=options.get("force", False), limit=options["limit"])
+        summary = self._summary(found.count, found.skipped)
+        self.stdout.write(f"would have {summary}; nothing was changed")
+        for row in found.first:
+            error = row.error_class or row.reason or "-"
+            parts = (row.task, row.key or "-", error, in_time_zone(row.finished_at))
+            self.stdout.write("  " + "  ".join(on_one_line(part) for part in parts))
+        if found.count > len(found.first) > 0:
+            self.stdout.write(f"  ... and {found.count - len(found.first):,} more")
+
+    def _summary(self, count: int, skipped: dict[str, int]) -> str:
+        text = f"{self.past} {counted(count, 'message')}"
+        if skipped:
+            reasons = sorted(skipped.items(), key=lambda item: -item[1])
+            words = ", ".join(f"{why} {number:,}" for why, number in reasons)
+            text += f", skipped {sum(skipped.values()):,} ({words})"
+        return text
+
+
+def selected(options: dict[str, Any]) -> QuerySet[ArchivedMessage]:
+    """The dead letters that the options choose. Raises CommandError when they choose none or
+    contradict each other."""
+    given = {lookup: options[name] for name, lookup in _FILTERS.items() if options[name]}
+    error = options["error"]
+    if options["all"] and (given or error):
+        raise CommandError(
+            "--all contradicts the other filters: give --all, or filters.",
+            returncode=ExitCode.CONFIGURATION,
+        )
+    if not (options["all"] or given or error):
+        raise CommandError(
+            "No dead letters are chosen. Give --topic, --task, --error, --since or --until; or "
+            "--all for every dead letter.",
+            returncode=ExitCode.CONFIGURATION,
+        )
+    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(state=Final.DEAD, **given)
+    if error:
+        named = Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error)
+        rows = rows.filter(named)
+    return rows
