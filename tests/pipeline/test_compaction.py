@@ -75,9 +75,9 @@ def test_big_files_and_days_with_one_file_stay(
     spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "SMALL", 100)
-    assert compaction.small_files(full, NOW, print) == []
+    assert compaction.small_files(full, NOW) == []
     monkeypatch.undo()
-    assert {file.dt for file in compaction.small_files(full, NOW, print)} == {"2026-11-18"}
+    assert {file.dt for file in compaction.small_files(full, NOW)} == {"2026-11-18"}
 
 
 def test_files_that_changed_since_their_commit_are_not_compacted(spark: Any, full: Lake) -> None:

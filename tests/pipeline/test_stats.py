@@ -527,7 +527,7 @@ def test_old_figures_are_shown_where_the_archive_is_empty(
     ArchivedMessage.objects.all().delete()
     days = history.history("7d")
     assert days.total.messages == 20
-    assert {span.at: span.figures.messages for span in days.spans if span.figures.messages} == {
+    assert {step.at: step.figures.messages for step in days.steps if step.figures.messages} == {
         MIDNIGHT: 20
     }
     assert [(task.topic, task.figures.messages) for task in days.tasks] == [("orders", 20)]
@@ -539,7 +539,7 @@ def test_old_figures_are_shown_where_the_archive_is_empty(
 
     monkeypatch.setattr(history, "datetime", Calendar)
     hours = history.history("24h")
-    assert [span.figures.messages for span in hours.spans[-2:]] == [10, 10]
+    assert [step.figures.messages for step in hours.steps[-2:]] == [10, 10]
     assert hours.total.late_max_ms == 512.0
 
 

@@ -210,7 +210,7 @@ def _fields_of(found: Difference) -> dict[str, Any]:
         return {"archived_id": found.row, "selection": found.kind.value}
     return {
         "topic": found.topic,
-        "message_id": found.message_id,
+        "message_id": found.message_id or None,  # an altered batch has none
         "selection": found.kind.value,
     }
 
