@@ -16,7 +16,7 @@ from django.test import Client
 
 from django_delayq.admin import site
 from django_delayq.archive.selection import Selection
-from django_delayq.client import task as tasks
+from django_delayq.client import decorator
 from django_delayq.core.exceptions import NotPermitted
 from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction
 from django_delayq.operators import bulk, operations
@@ -316,7 +316,7 @@ def test_looking_at_a_message_does_not_run_its_task(
     world = World(hands)
     called: list[Any] = []
     monkeypatch.setattr(
-        tasks.DelayedTask, "__call__", lambda task, *args, **kwargs: called.append(task)
+        decorator.DelayedTask, "__call__", lambda task, *args, **kwargs: called.append(task)
     )
     client = as_user(superuser=True)
     ArchivedMessage.objects.update(task="tests.app.tasks.noop")

@@ -331,7 +331,7 @@ def test_a_message_is_sent_from_a_browser(
     page.get_by_label("order_id").fill("1042")
     page.get_by_role("button", name="Enqueue").click()
     page.get_by_text("Fill in one of the two").wait_for()
-    page.get_by_label("Or at").fill("2030-01-01T09:30:00")
+    page.get_by_label("Or due at").fill("2030-01-01T09:30:00")
     page.get_by_role("button", name="Enqueue").click()
     page.get_by_text("The message was enqueued.").wait_for()
     message = only_message()

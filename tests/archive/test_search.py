@@ -345,5 +345,5 @@ def test_a_search_for_an_argument_reads_fewer_rows_where_they_are_large(
 
 
 def test_arguments_are_sought_inside_a_period_only() -> None:
-    with pytest.raises(InvalidMessage, match="inside a period"):
+    with pytest.raises(InvalidMessage, match="needs a period"):
         page_of(Selection(argument="order_id", value="1"))

@@ -19,7 +19,7 @@ def drain(count: int, first: int) -> tuple[float, int]:
     """Messages per second from the due time to the last start, and how many were early."""
     from tests.benchmarks.tasks import io
 
-    due, at = common.instant(1.0 + count / 50_000)
+    due, at = common.stored_instant(1.0 + count / 50_000)
     io.using(due_at=at).enqueue_many((first + index, SECONDS) for index in range(count))
     assert common.wait_until(common.Progress(count, first).done, 60 + count / 1000), (
         "not everything ran"

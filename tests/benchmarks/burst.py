@@ -31,7 +31,7 @@ def drain(count: int, first: int = 0, head: float = 1.5) -> Drain:
     """Enqueue, wait for the due time and until all has started. Head: seconds to enqueue in."""
     from tests.benchmarks.tasks import noop
 
-    due, at = common.instant(head)
+    due, at = common.stored_instant(head)
     noop.using(due_at=at).enqueue_many((first + index, "x" * 80) for index in range(count))
     assert time.time() < due, "enqueueing took longer than the head start"
     progress = common.Progress(count, first)

@@ -58,7 +58,7 @@ def beside_a_flood(flood: int, first: int) -> Lateness:
     """50 messages a second of one topic while another has `flood` tasks of 50 ms due at once."""
     from tests.benchmarks.tasks import mixed
 
-    since, at = common.instant(1.0)
+    since, at = common.stored_instant(1.0)
     mixed.using(due_at=at).enqueue_many((first + index, FLOOD_TASK) for index in range(flood))
     seconds = 1 + 0.8 * flood * FLOOD_TASK / 8
     due = neighbours(first + flood, lambda sent: sent > seconds * NEIGHBOUR_RATE)

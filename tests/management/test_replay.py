@@ -13,7 +13,7 @@ from django.core.management.base import OutputWrapper
 from django.db import OperationalError
 from django.utils import timezone as django_timezone
 
-from django_delayq.management import cli, selection
+from django_delayq.management import cli, selecting
 from django_delayq.management.cli import Reporter, duration, instant
 from django_delayq.management.verbs import replay as verb
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
@@ -207,7 +207,7 @@ def test_ctrl_c_at_once_is_no_different(monkeypatch: pytest.MonkeyPatch) -> None
     def interrupt(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(selection, "selected", interrupt)
+    monkeypatch.setattr(selecting, "selected", interrupt)
     err = StringIO()
     with pytest.raises(SystemExit):
         call_command("delayq", "replay", "--all", stderr=err)

@@ -245,7 +245,7 @@ def test_an_order_is_stored_with_one_record(runner: BulkRunner) -> None:
 TOPIC = Selection(topic="default")
 REFUSED: dict[str, tuple[str, Selection, dict[str, Any], str]] = {
     "an unknown kind": ("recolour", TOPIC, {}, "'recolour' is not a bulk operation"),
-    "no reason": ("replay", TOPIC, {"reason": " "}, "Say why"),
+    "no reason": ("replay", TOPIC, {"reason": " "}, "Write a reason"),
     "everything": ("replay", Selection(), {}, "Say which"),
     "a search in arguments": (
         "replay",

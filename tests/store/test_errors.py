@@ -69,8 +69,10 @@ def another_store(url: str, prefix: str, **settings: Any) -> Iterator[RedisStore
 def config(server: Server, name: str, value: object, back: object) -> Iterator[None]:
     with server.client() as client:
         client.config_set(name, value)
-        yield
-        client.config_set(name, back)
+        try:
+            yield
+        finally:  # or a test that fails makes all after it fail
+            client.config_set(name, back)
 
 
 # Not executed
@@ -137,7 +139,7 @@ def test_a_primary_without_its_replicas_is_read_only(store: RedisStore, server: 
 
 
 def test_a_full_redis_says_what_to_do(store: RedisStore, server: Server) -> None:
-    with config(server, "maxmemory", 1, 0), pytest.raises(StoreFull, match="raise maxmemory"):
+    with config(server, "maxmemory", 1, 0), pytest.raises(StoreFull, match="Raise maxmemory"):
         enqueue(store)
 
 

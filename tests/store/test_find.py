@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.core.message import Priority, State
-from django_delayq.core.times import When
 from django_delayq.store.client import BATCH
-from django_delayq.store.store import Outgoing, RedisStore
+from django_delayq.store.store import RedisStore
 from tests.store.factories import (
     DETAIL,
     LATER,
@@ -18,6 +17,7 @@ from tests.store.factories import (
     enqueue,
     enqueue_many,
     new_id,
+    outgoing,
     waiting,
 )
 
@@ -79,8 +79,6 @@ def test_a_damaged_record_is_found_as_it_is(store: RedisStore) -> None:
 
 
 def test_the_instant_of_enqueue_is_to_the_microsecond(store: RedisStore) -> None:
-    now_us, _ = store.enqueue(
-        PARTITION, {}, [Outgoing(message_id := new_id(), "raise", When("5"), When(), b"x" * 20)]
-    )
+    now_us, _ = store.enqueue(PARTITION, {}, [outgoing(message_id := new_id(), when="5")])
     (found,) = store.queries.find(PARTITION, [message_id])
     assert int.from_bytes(found.record[:8], "big") == now_us
