@@ -26,7 +26,7 @@ from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.store import finished, get_store
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import wakeups_channel
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import naming, registry
 from tests.hands import Hands
 from tests.servers import Server, binary_of, launcher
@@ -170,7 +170,7 @@ def run_delayq(
         return out.getvalue(), err.getvalue()
 
     yield call
-    delayq.client.publish(wakeups_channel(delayq.prefix), "the end")
+    delayq.client.redis.publish(wakeups_channel(delayq.client.prefix), "the end")
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("delayq"):
             thread.join(5)

@@ -42,7 +42,7 @@ def lost_answers(times: int = 1) -> Iterator[list[str]]:
 
 def scripts_run(store: Any) -> int:
     """How many script calls the server has executed so far."""
-    stats = store.client.info("commandstats")
+    stats = store.client.redis.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
 

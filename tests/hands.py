@@ -24,7 +24,7 @@ from django_delayq.outbox.relay import Relay
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.worker.executor import Executor
 from django_delayq.worker.settler import Settler
@@ -79,9 +79,9 @@ class Hands:
 
     def left(self) -> dict[Partition, int]:
         """Lengths of the finished streams."""
-        partitions = self.store.used_partitions()
+        partitions = self.store.topics.used_partitions()
         return {
-            p: int(self.store.client.xlen(keys.finished_key(self.store.prefix, p)))
+            p: int(self.store.client.redis.xlen(keys.finished_key(self.store.client.prefix, p)))
             for p in partitions
         }
 
@@ -132,7 +132,7 @@ def statuses() -> list[str]:
 def lose_redis(store: RedisStore) -> None:
     """As FLUSHDB, but only of this test's prefix."""
     for key in prefix_keys(store):
-        store.client.delete(key)
+        store.client.redis.delete(key)
     store.partitions.forget()
 
 
@@ -142,12 +142,12 @@ def stored(when: datetime) -> datetime:
 
 
 def prefix_keys(store: RedisStore) -> list[bytes]:
-    return list(store.client.scan_iter(f"{store.prefix}:*", count=1000))
+    return list(store.client.redis.scan_iter(f"{store.client.prefix}:*", count=1000))
 
 
 def messages_in(store: RedisStore, partition: Partition = DEFAULT) -> set[bytes]:
     """Ids of all that is live in Redis."""
-    return set(store.client.hgetall(keys.partition_keys(store.prefix, partition)[4]))
+    return set(store.client.redis.hgetall(keys.partition_keys(store.client.prefix, partition)[4]))
 
 
 def put_entry(store: RedisStore, partition: Partition = ORDERS, **fields: Any) -> bytes:
@@ -161,7 +161,7 @@ def put_entry(store: RedisStore, partition: Partition = ORDERS, **fields: Any) -
     }
     entry |= {"detail": b"{}"} | fields
     store.partitions.counts(partition.topic)
-    store.client.xadd(keys.finished_key(store.prefix, partition), entry)
+    store.client.redis.xadd(keys.finished_key(store.client.prefix, partition), entry)
     return bytes(entry["id"])
 
 
@@ -174,12 +174,14 @@ def stored_record(
 
 def make_due(handle: Handle) -> None:
     """As if its delay were over."""
-    get_store().reschedule(Partition(handle.topic, 0), handle.identity, PAST)
+    get_store().reschedule_in(Partition(handle.topic, 0), handle.identity, PAST)
 
 
 def end_lease(store: RedisStore, lease: Lease) -> None:
     """As if its worker had vanished."""
-    store.command("ZADD", keys.leased_key(store.prefix, lease.partition), "XX", 1, lease.id)
+    store.client.command(
+        "ZADD", keys.leased_key(store.client.prefix, lease.partition), "XX", 1, lease.id
+    )
     store.reclaim(lease.partition)
 
 

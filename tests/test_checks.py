@@ -20,7 +20,7 @@ from django_delayq.checks import (
     check_settings,
 )
 from django_delayq.store.inspection import ServerReport
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 
 GOOD = ServerReport("Redis 7.0.15", (7, 0, 15), "noeviction", 0, True, "everysec", 0.4)

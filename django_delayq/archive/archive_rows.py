@@ -22,7 +22,16 @@ from django.utils.module_loading import import_string
 
 from ..core.conf import Settings, get_settings
 from ..core.exceptions import UndecodableMessage
-from ..core.message import ATTEMPTS, PRIORITY_BITS, STAMP, Attempts, Body, Record, decode_body
+from ..core.message import (
+    ATTEMPTS,
+    PRIORITY_BITS,
+    Attempts,
+    Body,
+    Record,
+    decode_body,
+    stamp_us_of,
+    task_code_of,
+)
 from ..core.times import stored_ms
 from ..models import ArchivedMessage
 from ..store.finished import Entry
@@ -226,10 +235,10 @@ def _redactor(path: str) -> Callable[..., tuple[Any, Any]]:
 
 def _damaged(entry: Entry) -> Record:
     """A record that cannot be read: what is certain of it."""
-    enqueued_at_us = STAMP.unpack_from(entry.record)[0] if len(entry.record) >= STAMP.size else 0
+    enqueued_at_us = stamp_us_of(entry.record) or 0
     if not 0 < enqueued_at_us // 1000 < _LAST_MS:
         enqueued_at_us = entry.at_ms * 1000
-    return Record(enqueued_at_us, 0, 1, 0, entry.record[19:23].ljust(4, b"\0"), b"")
+    return Record(enqueued_at_us, 0, 1, 0, task_code_of(entry.record).ljust(4, b"\0"), b"")
 
 
 def _without_nul(text: str) -> str:

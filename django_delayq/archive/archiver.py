@@ -26,7 +26,7 @@ from ..core.message import new_id
 from ..core.service import Service
 from ..store.finished import Entry, FinishedStream, lengths
 from ..store.keys import Partition
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from . import archive_rows, closing, unarchivable
 
 logger = logging.getLogger("delayq.worker")
@@ -138,14 +138,14 @@ class Archiver(Service):
         if size <= archived:
             return GATHER
         self._began_at, took = 0.0, time.monotonic() - self._began_at
-        crowded = size > self._store.settings.finished_limit // 2
+        crowded = size > self._store.client.settings.finished_limit // 2
         return took * REST if self._tasks_run() and not crowded else 0.0
 
     def _partitions(self) -> Sequence[Partition]:
         now = time.monotonic()
         if now - self._learned_at > PARTITIONS_REFRESH or not self._known:
             self._known |= set(
-                self._store.used_partitions()
+                self._store.topics.used_partitions()
             )  # what FLUSHALL makes Redis forget is used again soon
             self._learned_at = now
         return list(self._known | self._held.keys())

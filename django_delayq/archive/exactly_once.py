@@ -8,6 +8,7 @@ from django.db import Error, IntegrityError, transaction
 
 from ..core.conf import get_settings
 from ..core.exceptions import Snooze
+from ..core.message import stamp_us_of
 from ..store.finished import Entry
 from ..store.lease import Lease
 from ..worker.executor import NO_DATABASE_DELAY
@@ -24,7 +25,7 @@ def perform(
     because an earlier one was committed and not acked, changes nothing; of two at the same time,
     the row lets one commit.
     """
-    enqueued_at_us = int.from_bytes(lease.record[:8], "big")
+    enqueued_at_us = stamp_us_of(lease.record) or 0
     try:
         if archive_rows.is_archived(lease.id, enqueued_at_us):
             return

@@ -19,8 +19,9 @@ from ..core.exceptions import InvalidMessage, StoreError
 from ..core.times import Duration, duration_ms, epoch_us, in_words
 from ..models import ArchivedMessage, Final, OperatorAction, UnarchivableEntry
 from ..store import get_store
+from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.link import BATCH
+from ..store.queries import Life
 from ..tasks import registry
 
 #: Rows of the last hour always stay.
@@ -177,17 +178,17 @@ def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:
     worker died before it could say that they ran, so that Redis still has them. All rows of such
     tasks while Redis is away."""
     once = [name for name, task in registry.by_name.items() if task.options.exactly_once]
-    stamps: dict[Partition, list[tuple[int, tuple[bytes, int]]]] = defaultdict(list)
+    stamps: dict[Partition, list[tuple[int, Life]]] = defaultdict(list)
     columns = ("pk", "topic", "partition", "message_id", "enqueued_at")
     for pk, topic, number, message_id, enqueued_at in rows.filter(task__in=once).values_list(
         *columns
     ):
-        stamps[Partition(topic, number)].append((pk, (message_id.bytes, epoch_us(enqueued_at))))
+        stamps[Partition(topic, number)].append((pk, Life(message_id.bytes, epoch_us(enqueued_at))))
     needed: set[int] = set()
     for partition, asked in stamps.items():
         for batch in chunked(asked, BATCH):
             try:
-                words = get_store().lives(partition, [stamp for _, stamp in batch])
+                words = get_store().queries.durable_status(partition, [stamp for _, stamp in batch])
             except StoreError:
                 words = ["LIVE"] * len(batch)
             needed |= {pk for (pk, _), word in zip(batch, words, strict=True) if word == "LIVE"}

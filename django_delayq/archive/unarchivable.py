@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 from ..core.conf import get_settings
 from ..core.database import may_pass
 from ..core.exceptions import DatabaseUnavailable, DelayQError, StoreError
-from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body
+from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body, task_code_of
 from ..core.times import stored_ms
 from ..models import OperatorAction, UnarchivableEntry
 from ..store.finished import Entry
@@ -118,7 +118,7 @@ def shown(row: UnarchivableEntry) -> Shown:
     record, body, arguments = (
         archive_rows.content_of(entry) if content is None else (None, *content)
     )
-    code = record.task_code if record else entry.record[HEADER_END - 4 : HEADER_END]
+    code = record.task_code if record else task_code_of(entry.record)
     try:
         task = kept_task_name(entry.partition, code)
     except StoreError:

@@ -159,7 +159,7 @@ def _cancel_now(target: Target, how: ChangeOptions, stamp_us: int | None = None)
         if row is not None and lookup.is_unsettled(row):
             word = postponed.cancel(*target.address, stamp_us)
         else:
-            word = _cancel_in_redis(target)
+            word = get_store().cancel(*target.address)
             if word == "OK" and row is not None:
                 _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
             elif word == "NOT_FOUND" and row is not None:
@@ -336,7 +336,7 @@ def _in_redis_or_row(signal: Signal, target: Target, act: Callable[[], str]) -> 
 def _cancel_marked(target: Target, stamp_us: int) -> str:
     """Cancel in Redis what the row says is cancelled. `stamp_us` names the life that was meant: the
     same transaction may have enqueued another one since."""
-    word = _cancel_in_redis(target)
+    word = get_store().cancel(*target.address)
     if word != "OK":
         return postponed.cancel(*target.address, stamp_us)
     _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
@@ -363,16 +363,9 @@ def _state_in_redis(target: Target, how: ChangeOptions, found: bool) -> str:
     try:
         if store.breaker.open and spills:
             return "unknown"
-        states = [
-            live.state
-            for partition in store.partitions.candidates(*target.address)
-            if (live := store.find(partition, [target.identity])[0]) is not None
-        ]
+        states = [found.state for _, found in store.find_many([target.address])]
         runs = bool(states) and all(state == "leased" for state in states)
-        if runs and any(
-            store.has_follower(p, target.identity)
-            for p in store.partitions.candidates(*target.address)
-        ):
+        if runs and store.has_follower(*target.address):
             return "follows"
         return "runs" if runs else "waits" if states else ""
     except _AWAY:
@@ -478,46 +471,20 @@ def _move_pending(target: Target, when: When) -> tuple[int | None, bool]:
     return lookup.due_ms_of(when), counts
 
 
-def _cancel_in_redis(target: Target) -> str:
-    """In each partition where it can be: two processes with different numbers of partitions may
-    both have accepted a key."""
-    store = get_store()
-    places = store.partitions.candidates(*target.address)
-    words = {store.cancel(partition, [target.identity])[0] for partition in places}
-    return next((word for word in ("RUNNING", "OK") if word in words), "NOT_FOUND")
-
-
 def _reschedule_in_redis(target: Target, when: When) -> int | None:
     """The new due time in ms, None when there is nothing. Raises MessageRunning."""
-    store, due_ms, running = get_store(), None, False
-    for partition in store.partitions.candidates(*target.address):
-        try:
-            due_ms = store.reschedule(partition, target.identity, when)
-        except MessageNotFound:
-            continue
-        except MessageRunning:
-            running = True
-    if due_ms is None and running:
-        raise MessageRunning
-    return due_ms
+    try:
+        return get_store().reschedule(*target.address, when)
+    except MessageNotFound:
+        return None
 
 
 def _edit_in_redis(target: Target, change: Callable[[bytes], bytes]) -> bool:
-    store = get_store()
-    for partition in store.partitions.candidates(*target.address):
-        found = store.find(partition, [target.identity])[0]
-        if found is None:
-            continue
-        after = change(found.record)
-        word = store.edit(partition, target.identity, found.record, after)
-        if word == "RUNNING":
-            raise MessageRunning
-        if word == "CHANGED":
-            raise MessageChanged
-        if word == "OK":
-            _update_outbox(partial(lookup.follow_edit, *target.address, after))
-            return True
-    return False
+    after = get_store().edit(*target.address, change)
+    if after is None:
+        return False
+    _update_outbox(partial(lookup.follow_edit, *target.address, after))
+    return True
 
 
 def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from operator import attrgetter
@@ -12,11 +11,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, InvalidMessage, OutcomeUnknown, StoreUnavailable
-from ..core.message import STAMP
+from ..core.message import is_same_content, without_stamp
 from ..outbox import postponed
 from ..store import get_store
-from ..store.keys import Partition
-from ..store.link import BATCH
+from ..store.client import BATCH
 from ..tasks.builder import Item, build
 from ..tasks.options import Options
 from ..tasks.task import Call, Receipt
@@ -179,7 +177,7 @@ def _split_live(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
             standing = on_commit.find(*address)
             other = standing[1].message.record if standing else taken.get(address)
         # But for the flags, as in enqueue.lua: one of them tells whether SQL has it.
-        if other is not None and not (item.template.may_exist and other[1:] == record[1:]):
+        if other is not None and not (item.template.may_exist and is_same_content(other, record)):
             refused.append(item.receipt)
             continue
         accepted.append(item)
@@ -198,14 +196,9 @@ def _live_records(items: Sequence[Item]) -> dict[Address, bytes]:
     live: dict[Address, bytes] = {}
     if not items or store.breaker.open:
         return live
-    places: dict[Partition, list[bytes]] = defaultdict(list)
     try:
-        for topic, identity in dict.fromkeys(item.address for item in items):
-            for partition in store.partitions.candidates(topic, identity):
-                places[partition].append(identity)
-        for partition, ids in places.items():
-            found = [message for message in store.find(partition, ids) if message is not None]
-            live.update(((partition.topic, m.id), m.record[STAMP.size :]) for m in found)
+        for partition, found in store.find_many(item.address for item in items):
+            live[partition.topic, found.id] = without_stamp(found.record)
     except (StoreUnavailable, OutcomeUnknown):
         if items[0].template.spills:
             store.breaker.trip()  # the commit does not wait for a timeout once more

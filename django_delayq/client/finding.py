@@ -12,7 +12,7 @@ from ..core.exceptions import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from ..core.message import Message, key_id, parse_id
+from ..core.message import Message, key_id, parse_id, task_code_of
 from ..core.present import view
 from ..core.signals import Event
 from ..outbox import lookup
@@ -64,12 +64,13 @@ class Target(NamedTuple):
 
 def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> Message | None:
     """The live message, or None."""
-    identity, store = Target.of(topic, key, message_id).identity, get_store()
+    identity = Target.of(topic, key, message_id).identity
     try:
-        for partition in store.partitions.candidates(topic, identity):
-            found = store.find(partition, [identity])[0]
-            if found is not None:
-                return view(topic, task_name(partition, found.record[19:23]), found.state, found)
+        located = get_store().find(topic, identity)
+        if located is not None:
+            partition, found = located
+            code = task_code_of(found.record)
+            return view(topic, task_name(partition, code), found.state, found)
     except (StoreUnavailable, OutcomeUnknown):
         kept = lookup.get(topic, identity, only_waiting=True)
         if kept is None and not lookup.is_cancelled(topic, identity):

@@ -28,13 +28,14 @@ from ..core.exceptions import (
 from ..core.message import (
     DURABLE,
     EXPIRES_WITH_DUE,
-    STAMP,
     Found,
     Priority,
     Record,
     State,
     decode_body,
     key_id,
+    stamp_of,
+    without_stamp,
 )
 from ..core.text import counted
 from ..core.times import When
@@ -42,10 +43,10 @@ from ..models import OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..outbox.existing import check_existing
 from ..store import get_store, keys
+from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.link import BATCH
-from ..store.mending import Look
-from ..store.redis import Outgoing, RedisStore
+from ..store.repair import Look
+from ..store.store import Outgoing, RedisStore
 from ..tasks.naming import kept_task_name
 from ..tasks.registry import check_topic
 
@@ -56,7 +57,7 @@ MOVE_MS = 60_000
 #: write to the disk.
 TOGETHER = 50
 #: And for which nobody else moves messages of its topic.
-TURN_MS = 60_000
+LOCK_MS = 60_000
 
 
 #: A partition and an id in it.
@@ -86,8 +87,8 @@ def carry(
     meanwhile is surely taken back there.
     """
     (here, message_id), (there, as_id) = source, target
-    (found,) = store.find(here, [message_id])
-    if found is None or (stamp is not None and found.record[:8] != stamp):
+    (found,) = store.queries.find(here, [message_id])
+    if found is None or (stamp is not None and stamp_of(found.record) != stamp):
         return Carried("GONE")
     if found.state == State.LEASED:
         return Carried("RUNNING")
@@ -95,7 +96,7 @@ def carry(
         record = Record.decode(found.record)
     except UndecodableMessage:
         return Carried("UNREADABLE")
-    (before,) = store.look(there, [as_id])
+    (before,) = store.repair.look(there, [as_id])
     if not _has_room(before, record.enqueued_at_us):
         return Carried("TAKEN")
     word, parked_ms = _park(store, target, found, record, kept_task_name(here, record.task_code))
@@ -104,19 +105,23 @@ def carry(
     # Whoever died in between has left it there, as it was put there first.
     halfway = word == "SAME" and before.waits and not before.has_attempts
     due_ms = found.due_at_ms if not word or halfway else None  # else it has run there
-    entry = store.command("HGET", keys.partition_keys(store.prefix, here)[5], message_id)
+    entry = store.client.command(
+        "HGET", keys.partition_keys(store.client.prefix, here)[5], message_id
+    )
     if due_ms is not None and entry:
-        store.mend(there, "tried", [(as_id, entry)])
+        store.repair.mend(there, "tried", [(as_id, entry)])
     if due_ms == parked_ms and not word:  # it waits for its own time anyway
         due_ms = None
-    return _leave(store, source, target, found.record[:8], due_ms, fresh=not word, alone=alone)
+    return _leave(
+        store, source, target, stamp_of(found.record), due_ms, fresh=not word, alone=alone
+    )
 
 
 def arrive(store: RedisStore, target: Place, carried: Carried) -> None:
     """What has been carried is due when it was."""
     if carried.word == "MOVED" and carried.due_ms is not None:
         with suppress(MessageNotFound, MessageRunning):
-            store.reschedule(*target, When.at(carried.due_ms))
+            store.reschedule_in(*target, When.at(carried.due_ms))
 
 
 def _park(
@@ -131,7 +136,7 @@ def _park(
     when = When.accepted(record.enqueued_at_us, parked_ms)
     expires = When.at(expires_ms) if expires_ms else When()
     names = {} if name.startswith("code:") else {record.task_code: name}
-    message = Outgoing(target[1], "keep", when, expires, found.record[STAMP.size :])
+    message = Outgoing(target[1], "keep", when, expires, without_stamp(found.record))
     return store.enqueue(target[0], names, [message])[1].get(0, ""), parked_ms
 
 
@@ -146,11 +151,11 @@ def _leave(  # noqa: PLR0913 - one step, cut out so that tests can die before it
     alone: bool,
 ) -> Carried:
     (here, message_id), (there, as_id) = source, target
-    if store.mend(here, "out", [(message_id, stamp)])[0]:
+    if store.repair.mend(here, "out", [(message_id, stamp)])[0]:
         return Carried("MOVED", due_ms)
-    recorded = store.look(here, [message_id])[0].recorded
+    recorded = store.repair.look(here, [message_id])[0].recorded
     if alone or (fresh and recorded):  # somebody has claimed it here meanwhile, or ended it
-        store.mend(there, "out", [(as_id, stamp)])
+        store.repair.mend(there, "out", [(as_id, stamp)])
     return Carried("RUNNING" if recorded else "GONE")
 
 
@@ -212,8 +217,8 @@ def move_topic(
                     mover.move(partition, page)
         mover.move_rows()
     finally:
-        store.end_turn(mover.turn)
-    mover.done.running = sum(part.leased for part in store.all_stats(partitions))
+        store.workers.release_lock(mover.lock)
+    mover.done.running = sum(part.leased for part in store.queries.all_stats(partitions))
     return mover.done
 
 
@@ -231,7 +236,7 @@ def _refuse_transaction() -> None:
 def _waiting(store: RedisStore, partition: Partition, lane: Priority) -> Iterator[Sequence[Found]]:
     """All that waits in a lane, page by page: what leaves it meanwhile is in nobody's way."""
     after: tuple[int, bytes] | None = None
-    while page := store.list(partition, lane, after, BATCH):
+    while page := store.queries.list(partition, lane, after, BATCH):
         yield page
         after = page[-1].due_at_ms, page[-1].id
 
@@ -254,13 +259,13 @@ class _Mover:
         self._store = store
         self._topic = topic
         self._to = to
-        self.turn = f"move:{topic}"
+        self.lock = f"move:{topic}"
         self.done = Moved()
         self._progress = progress
 
     def hold(self) -> None:
         """Raise InvalidMessage when somebody else moves the same topic."""
-        if not self._store.takes_turn(self.turn, TURN_MS):
+        if not self._store.workers.acquire_lock(self.lock, LOCK_MS):
             raise InvalidMessage(
                 f"Somebody moves the topic {self._topic!r} already, or died at it: try again in a "
                 f"minute."
@@ -268,7 +273,7 @@ class _Mover:
 
     def move(self, here: Partition, page: Sequence[Found]) -> None:
         """Messages of Redis, and their rows in the outbox."""
-        self._keep_turn()
+        self._extend_lock()
         journeys = [journey for found in page if (journey := self._journey(here, found))]
         for at in range(0, len(journeys), TOGETHER):
             some = journeys[at : at + TOGETHER]
@@ -293,7 +298,9 @@ class _Mover:
         as_id = self._id_there(found.id, key)
         target = self._store.partitions.place(self._to, as_id, True), as_id
         durable = bool(record.flags & DURABLE)
-        return _Journey((here, found.id), target, found.record[:8], durable, key or found.id.hex())
+        return _Journey(
+            (here, found.id), target, stamp_of(found.record), durable, key or found.id.hex()
+        )
 
     def _carry_all(
         self, journeys: Sequence[_Journey]
@@ -342,7 +349,7 @@ class _Mover:
                 topic=self._topic, pk__gt=after, pk__lte=newest
             ).order_by("pk")
             page = list(rows.values_list("pk", "message_id", "enqueued_at_us")[:BATCH])
-            self._keep_turn()
+            self._extend_lock()
             for at in range(0, len(page), TOGETHER):
                 with transaction.atomic(using=get_settings().database):
                     words = [
@@ -397,6 +404,6 @@ class _Mover:
             return False
         return True
 
-    def _keep_turn(self) -> None:
-        self._store.keep_turn(self.turn, TURN_MS)
+    def _extend_lock(self) -> None:
+        self._store.workers.extend_lock(self.lock, LOCK_MS)
         self._progress(self.done)

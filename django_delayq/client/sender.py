@@ -24,8 +24,8 @@ from ..core.exceptions import (
 from ..core.signals import Event
 from ..outbox import outbox
 from ..store import get_store
+from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.link import BATCH
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 from . import replicated

@@ -18,8 +18,8 @@ from ..core.page import Page
 from ..core.times import instant_ms, now_ms, shown_instant
 from ..outbox.existing import check_existing
 from ..store import get_store
+from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.link import BATCH
 from ..store.topic_stats import TopicStats, stats_of_topic
 from ..tasks.naming import shown
 
@@ -41,7 +41,9 @@ class Running:
 def topic_stats(topic: str) -> TopicStats:
     """Counts by state, backlog, lag and next due time. Raises UnknownTopic."""
     store = get_store()
-    return stats_of_topic(topic, store.all_stats(store.partitions.all(check_existing(topic))))
+    return stats_of_topic(
+        topic, store.queries.all_stats(store.partitions.all(check_existing(topic)))
+    )
 
 
 def pause_topic(
@@ -57,13 +59,13 @@ def pause_topic(
     if until_ms is not None and until_ms <= get_store().now_us() // 1000:
         raise InvalidDelay(f"until is {until:%Y-%m-%d %H:%M:%S %Z}: that has passed.")
     note = {"by": by, "reason": reason, "at": now_ms(), "until": until_ms}
-    get_store().pause(check_existing(topic), json.dumps(note), until_ms)
+    get_store().topics.pause(check_existing(topic), json.dumps(note), until_ms)
     signals.report(signals.topic_paused, topic, [signals.Event("", reason=reason)])
 
 
 def resume_topic(topic: str) -> None:
     """Let a paused topic go on. Raises UnknownTopic."""
-    get_store().resume(check_existing(topic))
+    get_store().topics.resume(check_existing(topic))
     signals.report(signals.topic_resumed, topic, [signals.Event("")])
 
 
@@ -109,7 +111,7 @@ def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[i
     for partition in partitions:
         # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for
         # ever.
-        left = min(store.stats(partition).waiting, most)
+        left = min(store.queries.stats(partition).waiting, most)
         while left > 0 and (ids := store.purge(partition, int(min(left, BATCH)), reason)):
             signals.report(
                 signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids]
@@ -151,12 +153,12 @@ def list_running(topic: str, *, limit: int = 50) -> list[Running]:
     Two reads: one that ends between them is left out. Raises UnknownTopic.
     """
     store, limit = get_store(), max(1, min(limit, BATCH))
-    leases = store.leases(store.partitions.all(check_existing(topic)), limit)[:limit]
-    found = store.find_all([(partition, message_id) for partition, message_id, _deadline in leases])
+    leases = store.queries.leases(store.partitions.all(check_existing(topic)), limit)[:limit]
+    found = store.queries.find_leased(leases)
     return [
-        _running(partition, one, deadline_ms)
-        for (partition, _id, deadline_ms), one in zip(leases, found, strict=True)
-        if one and one.state == State.LEASED
+        _running(lease.partition, message, lease.deadline_ms)
+        for lease, message in zip(leases, found, strict=True)
+        if message and message.state == State.LEASED
     ]
 
 
@@ -178,4 +180,4 @@ def _running(partition: Partition, found: Found, deadline_ms: float) -> Running:
 def _lane(
     partition: Partition, lane: Priority, after: tuple[int, bytes] | None, limit: int
 ) -> Iterator[tuple[Partition, Found]]:
-    return ((partition, found) for found in get_store().list(partition, lane, after, limit))
+    return ((partition, found) for found in get_store().queries.list(partition, lane, after, limit))

@@ -88,6 +88,15 @@ class State(TextChoices):
     """Not started before its own expires_at."""
 
 
+class Final(TextChoices):
+    """The states that end a message: those of the archive's rows."""
+
+    ACKED = "acked"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
 class Priority(IntEnum):
     """Which lane of a topic a message waits in. A higher one goes first, a waiting one ages
     upwards."""
@@ -178,6 +187,11 @@ class Attempts(msgspec.Struct, frozen=True):
         )
 
 
+def token_of(entry: bytes) -> bytes:
+    """The token in an entry of the `attempts` hash: the newest lease's."""
+    return entry[16:32]
+
+
 def runs_of(history: bytes) -> list[dict[str, Any]]:
     """The runs in a history of JSON lines; a damaged line is left out."""
     runs = []
@@ -228,6 +242,71 @@ class Record(msgspec.Struct, frozen=True):
         return cls(
             enqueued_at_us, int.from_bytes(expires_at, "big"), flags, ttr_ms, code, raw[HEADER_END:]
         )
+
+
+# Parts of a record, damaged or not. `sent` is a record without its stamp, as an enqueue sends it.
+
+
+def stamp_of(record: bytes) -> bytes:
+    """The 8 bytes of enqueued_at: with the id they name one life of a key."""
+    return record[:8]
+
+
+def stamp_us_of(record: bytes) -> int | None:
+    """enqueued_at in microseconds; None when the record is cut short."""
+    return int.from_bytes(record[:8], "big") if len(record) >= 8 else None
+
+
+def without_stamp(record: bytes) -> bytes:
+    """The record as an enqueue sends it."""
+    return record[STAMP.size :]
+
+
+def with_stamp(stamp_us: int, expires_at_ms: int, sent: bytes) -> bytes:
+    """The record as it lies in Redis."""
+    return STAMP.pack(stamp_us, expires_at_ms.to_bytes(6, "big")) + sent
+
+
+def restamped(record: bytes, sent: bytes) -> bytes:
+    """What was sent, with the stamp of this record."""
+    return record[: STAMP.size] + sent
+
+
+def task_code_of(record: bytes) -> bytes:
+    """The code of the task; shorter than 4 bytes when the record is cut short."""
+    return record[HEADER_END - 4 : HEADER_END]
+
+
+def task_code_sent(sent: bytes) -> bytes:
+    """The code of the task."""
+    return sent[HEADER.size - 4 : HEADER.size]
+
+
+def ttr_ms_of(record: bytes) -> int:
+    """Length of a lease. Of a damaged record the default that claim.lua gives it, too."""
+    return int.from_bytes(record[15:19], "big") if len(record) >= HEADER_END else 60_000
+
+
+def is_durable(record: bytes) -> bool:
+    """Whether the outbox has a row of the message."""
+    return len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
+
+
+def lane_of(record: bytes) -> int:
+    """The lane where the message belongs, as lane_of() in shared/partition.lua."""
+    return lane_sent(record[STAMP.size :]) if len(record) > STAMP.size else 1
+
+
+def lane_sent(sent: bytes) -> int:
+    """The lane where the message will belong; a damaged one has a lane too."""
+    lane = sent[0] & PRIORITY_BITS
+    return lane if lane < 3 else 1
+
+
+def is_same_content(sent: bytes, other: bytes) -> bool:
+    """Whether two records are equal but for their flags: one of these only says that SQL has the
+    message. As standing() in shared/accepting.lua."""
+    return sent[1:] == other[1:]
 
 
 def _plain(value: Any) -> Any:

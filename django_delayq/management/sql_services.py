@@ -17,7 +17,7 @@ from ..outbox.reconciler import Reconciler
 from ..outbox.relay import Relay
 from ..stats.stats_service import StatsService
 from ..stats.unserved import UnservedWatch
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from ..worker.worker import Worker
 
 logger = logging.getLogger("delayq.worker")

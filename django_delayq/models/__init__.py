@@ -6,7 +6,8 @@ messages).
 
 from __future__ import annotations
 
-from .archived import ArchivedMessage, Final, UnarchivableEntry
+from ..core.message import Final
+from .archived import ArchivedMessage, UnarchivableEntry
 from .hourly_rows import TaskDay, TopicHour
 from .lake_batch import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
 from .manager import DelayQManager

@@ -7,18 +7,9 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..core.message import runs_of
+from ..core.message import Final, runs_of
 from .functions import UtcNow
 from .manager import DelayQManager
-
-
-class Final(models.TextChoices):
-    """The states that end a message."""
-
-    ACKED = "acked"
-    DEAD = "dead"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
 
 
 class ArchivedMessage(models.Model):

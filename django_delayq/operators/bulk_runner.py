@@ -18,7 +18,7 @@ from ..core.database import reached
 from ..core.exceptions import DelayQError, StoreError
 from ..core.service import Service
 from ..models import BulkOperation, BulkStatus
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from .bulk import SILENT_AFTER
 from .bulk_run import BulkRun, Stopped, error_words, run_stored
 

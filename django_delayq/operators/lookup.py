@@ -128,18 +128,9 @@ def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, SearchResu
 
 
 def _in_redis(identities: Mapping[str, bytes]) -> dict[str, SearchResult]:
-    store = get_store()
-    candidates = store.partitions.candidates
-    places = [
-        (place, identity)
-        for topic, identity in identities.items()
-        for place in candidates(topic, identity)
-    ]
-    answers = zip(places, store.find_all(places), strict=True)
     return {
         partition.topic: _live_hit(shown(partition, found))
-        for (partition, _), found in answers
-        if found
+        for partition, found in get_store().find_many(identities.items())
     }
 
 
@@ -188,9 +179,7 @@ def _archived_hit(row: ArchivedMessage) -> SearchResult:
 
 def _bare(topic: str, identity: bytes) -> Message | None:
     """What is known of a live message without decoding it."""
-    store = get_store()
-    for partition in store.partitions.candidates(topic, identity):
-        if found := store.find(partition, [identity])[0]:
-            return shown(partition, found)
+    if located := get_store().find(topic, identity):
+        return shown(*located)
     row = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic).first()
     return bare(topic, identity, row.task, State("delayed"), row.due_at_ms) if row else None

@@ -242,19 +242,19 @@ def quiet(user: User, worker: str, *, reason: str = "") -> None:
     """A worker claims nothing more, until unquiet(). What it runs goes on. Raises InvalidMessage
     for an unknown one."""
     require(user, "pause_topic")
-    if worker not in get_store().heartbeats():
+    if worker not in get_store().workers.heartbeats():
         raise InvalidMessage(f"No worker is named {worker!r}; it may have ended.")
     with _recorded(user, "quiet", reason, selection=f"worker {worker}"):
-        get_store().quiet(worker)
+        get_store().workers.quiet(worker)
 
 
 def unquiet(user: User, worker: str, *, reason: str = "") -> None:
     """A worker that was told to be quiet claims again. Raises InvalidMessage when it was not."""
     require(user, "pause_topic")
-    if not get_store().is_quiet(worker):
+    if not get_store().workers.is_quiet(worker):
         raise InvalidMessage(f"Worker {worker!r} was not told to be quiet.")
     with _recorded(user, "unquiet", reason, selection=f"worker {worker}"):
-        get_store().unquiet(worker)
+        get_store().workers.unquiet(worker)
 
 
 # Shared

@@ -4,7 +4,6 @@ origins."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_changes
 from itertools import chain
@@ -25,7 +24,6 @@ from ..core.times import When
 from ..models import ArchivedMessage, Final, OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..store import get_store
-from ..store.keys import Partition
 from ..tasks import registry
 from ..tasks.builder import Item, Template
 from ..tasks.task import Call, Task
@@ -217,17 +215,8 @@ def _undeclared(row: Any, topics: set[str]) -> str:
 
 def _live(rows: Sequence[Any]) -> set[bytes]:
     """Which of the ids are live in Redis."""
-    store = get_store()
-    asked: dict[Partition, list[bytes]] = defaultdict(list)
-    for topic, identity in {(row.topic, row.message_id.bytes) for row in rows}:
-        for partition in store.partitions.candidates(topic, identity):
-            asked[partition].append(identity)
-    return {
-        found.id
-        for partition, ids in asked.items()
-        for found in store.find(partition, ids)
-        if found
-    }
+    places = [(row.topic, row.message_id.bytes) for row in rows]
+    return {found.id for _, found in get_store().find_many(places)}
 
 
 def _chunks_of_bodies(rows: Sequence[Any]) -> Iterator[list[int]]:

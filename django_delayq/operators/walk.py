@@ -14,7 +14,7 @@ from ..archive.selection import Rows
 from ..core.database import locked
 from ..core.exceptions import InvalidMessage
 from ..models import ArchivedMessage, Final
-from ..store.link import BATCH
+from ..store.client import BATCH
 
 #: Rows of a selection that one query reads: their ids, and whether they are to be changed.
 PAGE = 10_000

@@ -16,7 +16,7 @@ def check_existing(topic: str) -> str:
 
     For an undeclared one Redis is asked, then the database.
     """
-    if topic in registry.known_topics() or topic in get_store().topics():
+    if topic in registry.known_topics() or topic in get_store().topics.names():
         return topic
     from ..models import (
         OutboxMessage,
@@ -32,7 +32,7 @@ def check_existing(topic: str) -> str:
 
 def every_topic(*, redis: bool = True) -> list[str]:
     """All of them, sorted. Without `redis` that is not asked."""
-    used = get_store().topics() if redis else ()
+    used = get_store().topics.names() if redis else ()
     return sorted({*registry.known_topics(), *used, *topics_of_outbox()})
 
 

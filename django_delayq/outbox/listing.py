@@ -10,7 +10,7 @@ from ..core.page import Page
 from ..core.present import bare, view
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
-from ..store.link import BATCH
+from ..store.client import BATCH
 from .existing import check_existing
 from .outbox import record_of
 

@@ -13,13 +13,13 @@ from django.db import transaction
 from ..archive import archive_rows
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, MessageChanged
-from ..core.message import EXPIRES_WITH_DUE, STAMP, Found, State
+from ..core.message import EXPIRES_WITH_DUE, Found, State, restamped, stamp_us_of, without_stamp
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
+from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.link import BATCH
-from ..store.redis import Outgoing
+from ..store.store import Outgoing
 from . import outbox
 
 logger = logging.getLogger("delayq")
@@ -70,7 +70,7 @@ def reschedule(topic: str, identity: bytes, when: When) -> int | None:
         if row.status == OutboxStatus.SENT:
             partition, word = outbox.standing(row)
             if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
-                due_ms = get_store().reschedule(partition, identity, when)
+                due_ms = get_store().reschedule_in(partition, identity, when)
                 follow(topic, identity, due_ms)
                 return due_ms
             if word == "DONE" or archive_rows.is_archived(
@@ -103,9 +103,9 @@ def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
     changed too."""
     identity, store = row.message_id.bytes, get_store()
     try:
-        if store.bury(partition, identity, first, None) == "LIVE":
-            store.reschedule(partition, identity, When.at(row.due_at_ms))
-            store.edit(partition, identity, first, first[: STAMP.size] + bytes(row.record))
+        if store.tombstone(partition, identity, first, None) == "LIVE":
+            store.reschedule_in(partition, identity, When.at(row.due_at_ms))
+            store.edit_in(partition, identity, first, restamped(first, bytes(row.record)))
     except DelayQError as error:
         logger.warning("message %s may still run as it was before: %s", identity.hex(), error)
 
@@ -166,18 +166,17 @@ def edit(
             if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
                 raise MessageChanged
             begin_anew(row, partition)
-        row.record = change(outbox.record_of(row))[STAMP.size :]
+        row.record = without_stamp(change(outbox.record_of(row)))
         row.save(using=row._state.db)
         return True
 
 
 def follow_edit(topic: str, identity: bytes, record: bytes) -> None:
     """Redis has another record for the message: so has SQL, should it have to send it again."""
-    stamp_us = STAMP.unpack_from(record)[0]
     rows = OutboxMessage.objects.filter(
-        message_id=UUID(bytes=identity), topic=topic, enqueued_at_us=stamp_us
+        message_id=UUID(bytes=identity), topic=topic, enqueued_at_us=stamp_us_of(record)
     )
-    rows.update(record=record[STAMP.size :])
+    rows.update(record=without_stamp(record))
 
 
 def withdraw(topic: str, identity: bytes) -> None:

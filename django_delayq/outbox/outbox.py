@@ -19,13 +19,14 @@ from django.db import OperationalError, ProgrammingError, connections
 from ..archive import archive_rows
 from ..core.conf import get_settings
 from ..core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
-from ..core.message import DURABLE, STAMP
+from ..core.message import DURABLE, with_stamp
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from ..store.finished import Entry
 from ..store.keys import Partition, partition_of
-from ..store.redis import Outgoing
+from ..store.queries import Life
+from ..store.store import Outgoing
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -46,7 +47,7 @@ def stamped(row: OutboxMessage) -> Outgoing:
 
 def record_of(row: OutboxMessage) -> bytes:
     """The record with its stamp, as it lies in Redis."""
-    return STAMP.pack(row.enqueued_at_us, row.expires_at_ms.to_bytes(6, "big")) + bytes(row.record)
+    return with_stamp(row.enqueued_at_us, row.expires_at_ms, bytes(row.record))
 
 
 def candidates(row: OutboxMessage) -> list[Partition]:
@@ -58,13 +59,8 @@ def candidates(row: OutboxMessage) -> list[Partition]:
 def standing(row: OutboxMessage) -> tuple[Partition, str]:
     """Where the message is in Redis, and what is known of its life there: LIVE, DONE, or MISSING
     everywhere."""
-    life = [(row.message_id.bytes, row.enqueued_at_us)]
-    partitions = candidates(row)
-    for partition in partitions:
-        word = get_store().lives(partition, life)[0]
-        if word != "MISSING":
-            return partition, word
-    return partitions[0], "MISSING"
+    life = Life(row.message_id.bytes, row.enqueued_at_us)
+    return get_store().durable_status(row.topic, life)
 
 
 def place(row: OutboxMessage) -> Partition:
@@ -330,7 +326,7 @@ def cancelled_entry(row: OutboxMessage, reason: str) -> Entry:
     detail = json.dumps({"reason": reason}).encode()
     # Not place(), which asks Redis: it may be away, and no part of the topic has the message.
     partition = partition_of(
-        row.topic, row.message_id.bytes, get_store().partitions.configured(row.topic)
+        row.topic, row.message_id.bytes, get_store().topics.configured(row.topic)
     )
     identity, record = row.message_id.bytes, record_of(row)
     return Entry(

@@ -19,7 +19,7 @@ from ..core import signals
 from ..core.conf import get_settings
 from ..core.database import locked
 from ..core.exceptions import MessageNotFound, MessageRunning, StoreError
-from ..core.message import HEADER_END, STAMP
+from ..core.message import HEADER_END, is_same_content, stamp_us_of, without_stamp
 from ..core.signals import Event
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
@@ -297,8 +297,8 @@ def apply_cancel(row: OutboxMessage) -> str:
     """
     store, identity, running, ended = get_store(), row.message_id.bytes, [], []
     for partition in outbox.candidates(row):
-        found = store.find(partition, [identity])[0]
-        word = store.cancel(
+        found = store.queries.find(partition, [identity])[0]
+        word = store.cancel_in(
             partition, [identity], row.reason or "cancelled", _meant_before_us(row)
         )[0]
         if word == "RUNNING":
@@ -322,7 +322,7 @@ def apply_cancel(row: OutboxMessage) -> str:
         ):
             row.delete()
             return answer
-        store.bury(
+        store.tombstone(
             partition, identity, outbox.record_of(row), row.reason or "cancelled", row.due_at_ms
         )
         answer = answer if running else "OK"
@@ -369,10 +369,10 @@ def _move_in_redis(row: OutboxMessage, due_ms: int) -> tuple[bool, list[bytes]]:
     running: list[bytes] = []
     for partition in outbox.candidates(row):
         try:
-            store.reschedule(partition, identity, When.at(due_ms), _meant_before_us(row))
+            store.reschedule_in(partition, identity, When.at(due_ms), _meant_before_us(row))
             moved = True
         except MessageRunning:
-            found = store.find(partition, [identity])[0]
+            found = store.queries.find(partition, [identity])[0]
             running.append(found.record if found is not None else b"")
         except MessageNotFound:
             continue
@@ -381,8 +381,9 @@ def _move_in_redis(row: OutboxMessage, due_ms: int) -> tuple[bool, list[bytes]]:
 
 def _runs(row: OutboxMessage, running: Iterable[bytes]) -> bool:
     """Whether one of these running records is the message of the row."""
-    stamp = row.enqueued_at_us.to_bytes(8, "big")
-    return any(_is_same(record, row) or record[:8] == stamp for record in running)
+    return any(
+        _is_same(record, row) or stamp_us_of(record) == row.enqueued_at_us for record in running
+    )
 
 
 def _live_again(row: OutboxMessage) -> None:
@@ -407,13 +408,13 @@ def is_applied(row: OutboxMessage) -> bool:
 
 def _is_same(record: bytes, row: OutboxMessage) -> bool:
     """Whether it is the same content: but for the flags, of which one tells that SQL has it."""
-    return record[STAMP.size + 1 :] == bytes(row.record)[1:] and len(record) >= HEADER_END
+    return is_same_content(without_stamp(record), bytes(row.record)) and len(record) >= HEADER_END
 
 
 def _meant_before_us(row: OutboxMessage) -> int:
     if is_applied(row):
         return row.enqueued_at_us
-    error_us = CLOCK_ERROR_US if get_store().clock.known else CLOCK_UNKNOWN_US
+    error_us = CLOCK_ERROR_US if get_store().client.clock.known else CLOCK_UNKNOWN_US
     return row.changed_at_us + error_us
 
 

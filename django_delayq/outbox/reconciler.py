@@ -4,18 +4,15 @@ emptied disk."""
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.chunks import chunked
 from ..core.database import reached
 from ..core.service import Service
 from ..models import OutboxMessage, OutboxStatus
-from ..store.keys import Partition
-from ..store.link import BATCH
-from ..store.redis import RedisStore
-from . import outbox, relay
+from ..store.queries import Life
+from ..store.store import RedisStore
+from . import relay
 
 logger = logging.getLogger("delayq.worker")
 
@@ -75,16 +72,6 @@ class Reconciler(Service):
         return list(rows.only("message_id", "enqueued_at_us", "topic").order_by("pk")[:PAGE])
 
     def _missing(self, rows: Sequence[OutboxMessage]) -> list[OutboxMessage]:
-        asked: dict[Partition, list[OutboxMessage]] = defaultdict(list)
-        for row in rows:
-            for partition in outbox.candidates(row):
-                asked[partition].append(row)
-        known: set[int] = set()
-        for partition, of_partition in asked.items():
-            for batch in chunked(of_partition, BATCH):
-                stamps = [(row.message_id.bytes, row.enqueued_at_us) for row in batch]
-                words = self._store.lives(partition, stamps)
-                known |= {
-                    row.pk for row, word in zip(batch, words, strict=True) if word != "MISSING"
-                }
-        return [row for row in rows if row.pk not in known]
+        lives = [(row.topic, Life(row.message_id.bytes, row.enqueued_at_us)) for row in rows]
+        missing = self._store.missing(lives)
+        return [row for row, (_, life) in zip(rows, lives, strict=True) if life in missing]

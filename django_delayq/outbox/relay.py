@@ -22,9 +22,9 @@ from ..core.service import Service, Sleeper
 from ..core.signals import Event
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
+from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.link import BATCH
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from . import lookup, outbox, postponed
 
 logger = logging.getLogger("delayq.worker")

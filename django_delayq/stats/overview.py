@@ -21,11 +21,12 @@ from django.utils.timezone import get_current_timezone
 
 from ..client.topics import topic_stats
 from ..core.exceptions import StoreError
+from ..core.message import Final
 from ..core.times import from_ms, in_words
 from ..store import get_store
 from ..store.keys import Partition
-from ..store.looking import ENDS, PartitionStats, Snapshot
-from ..store.redis import RedisStore
+from ..store.queries import PartitionStats, Snapshot
+from ..store.store import RedisStore
 from ..store.topic_stats import Pause, TopicStats, stats_of_topic
 from ..tasks import registry
 from . import overview_sql
@@ -220,7 +221,7 @@ def overview() -> Overview:
 def workers() -> Sequence[WorkerStatus]:
     """All heartbeats, the living first. Raises StoreUnavailable."""
     store = get_store()
-    return _workers(store.snapshot((), (), 1), store.clock_ms())
+    return _workers(store.queries.snapshot((), (), 1), store.clock_ms())
 
 
 def obstacles(topic: str) -> Obstacles:
@@ -302,10 +303,10 @@ class _Reader:
     def _read_redis(self) -> None:
         try:
             if self._used is None:
-                self._used = self._store.used_partitions()
+                self._used = self._store.topics.used_partitions()
             # Of topics that were used, and of those that tasks declare.
             declared = {task.options.topic for task in registry.by_name.values()} | set(
-                self._store.settings.topics
+                self._store.client.settings.topics
             )
             partitions = sorted(
                 {
@@ -313,13 +314,13 @@ class _Reader:
                     *(
                         Partition(name, n)
                         for name in declared
-                        for n in range(self._store.partitions.configured(name))
+                        for n in range(self._store.topics.configured(name))
                     ),
                 }
             )
             now_ms = self._store.now_us() / 1000
             minutes, hours = _bounds(now_ms)
-            snapshot = self._store.snapshot(
+            snapshot = self._store.queries.snapshot(
                 partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES
             )
             self._used = snapshot.used
@@ -426,7 +427,7 @@ def _rate(
     )
     if before is None or before["at_ms"] < at_ms - RATE_OVER_AT_MOST_MS:
         return None
-    finished = sum(int(part.meta.get(name, 0)) for part in parts for name in ENDS)
+    finished = sum(int(part.meta.get(name, 0)) for part in parts for name in Final.values)
     finished -= before["topics"][topic]["finished"]
     return max(0.0, float(finished * 1000 / (at_ms - before["at_ms"])))
 

@@ -16,7 +16,7 @@ from ..core.database import reached
 from ..core.service import Service
 from ..core.times import stored, utc
 from ..models import ArchivedMessage, TaskDay, TopicHour
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from . import hourly
 from .hourly import DAY, HOUR
 
@@ -87,7 +87,7 @@ class StatsService(Service):
     def run_once(self) -> float:
         """Compute new hours and days. Raises StoreUnavailable and DatabaseUnavailable: the service
         tries again."""
-        if not self._store.takes_turn(self.name, int(INTERVAL * 900)):
+        if not self._store.workers.acquire_lock(self.name, int(INTERVAL * 900)):
             return self.interval
         self._worked = 0.0
         try:
@@ -96,7 +96,7 @@ class StatsService(Service):
         except ServiceStops:
             return 0.0
         rest = max(self.interval, SHARE * self._worked)
-        self._store.keep_turn(self.name, int(rest * 900))  # the others rest, too
+        self._store.workers.extend_lock(self.name, int(rest * 900))  # the others rest, too
         return rest
 
     def _compute_due(self, now: datetime) -> None:
@@ -163,7 +163,7 @@ class StatsService(Service):
         busy = self._tasks_run is not None and self._tasks_run()
         worked = time.monotonic() - self._page_began_at
         self._worked += worked
-        self._store.keep_turn(self.name, int(INTERVAL * 900))
+        self._store.workers.extend_lock(self.name, int(INTERVAL * 900))
         if busy and not self.stopping:
             self.sleeper.wait(REST * worked)
         if self.stopping:

@@ -13,8 +13,8 @@ from django.db import Error
 from ..core.service import Service
 from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import CAP, count_outbox
-from ..store.looking import PartitionStats
-from ..store.redis import RedisStore
+from ..store.queries import PartitionStats
+from ..store.store import RedisStore
 from ..store.topic_stats import TopicStats, stats_of_topic
 from ..tasks import registry
 from ..worker.heartbeat import DEAD_AFTER
@@ -58,14 +58,14 @@ def unserved_topics(
     Two round trips to Redis; of the database only what waits in these topics. Raises
     StoreUnavailable.
     """
-    partitions = store.used_partitions()
+    partitions = store.topics.used_partitions()
     parts: dict[str, list[PartitionStats]] = defaultdict(list)
-    for partition, part in zip(partitions, store.all_stats(partitions), strict=True):
+    for partition, part in zip(partitions, store.queries.all_stats(partitions), strict=True):
         parts[partition.topic].append(part)
     stats = {topic: stats_of_topic(topic, of_topic) for topic, of_topic in parts.items()}
     served = {*serving, *(topic for topic, figures in stats.items() if figures.paused)}
     now_ms = store.clock_ms()
-    for beat in store.heartbeats().values():
+    for beat in store.workers.heartbeats().values():
         if now_ms - beat["at_ms"] <= DEAD_AFTER * 1000:
             served.update(beat.get("topics", ()))
     rows = dict.fromkeys(stats.keys() - served, 0)
@@ -100,7 +100,7 @@ class UnservedWatch(Service):
         sent a heartbeat yet."""
         if not self._begun:
             self._begun = True
-        elif self._store.takes_turn(self.name, int(INTERVAL * 1000) - 5_000):
+        elif self._store.workers.acquire_lock(self.name, int(INTERVAL * 1000) - 5_000):
             for topic in unserved_topics(self._store):
                 logger.warning("topic %s", topic)
         return self.interval

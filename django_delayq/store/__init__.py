@@ -11,7 +11,7 @@ from django.core.signals import setting_changed
 
 from ..core.conf import get_settings
 from .connection import connect
-from .redis import RedisStore
+from .store import RedisStore
 
 
 @lru_cache(maxsize=1)
@@ -28,7 +28,7 @@ def get_store() -> RedisStore:
 def _forget(*, setting: str, **kwargs: object) -> None:
     if setting in ("DELAYQ", "CACHES"):
         if get_store.cache_info().currsize:
-            get_store().stop()  # a thread would go on asking a server that nobody uses any more
+            get_store().client.stop()  # else a thread goes on asking a server that nobody uses
         get_store.cache_clear()
 
 

@@ -1,5 +1,4 @@
-"""A circuit breaker: after one failure nobody waits for Redis again until a probe has reached
-it."""
+"""A circuit breaker: after a failure no call waits for Redis until a probe has reached it."""
 
 from __future__ import annotations
 
@@ -13,11 +12,8 @@ PROBE_INTERVAL = 0.2
 
 
 class CircuitBreaker:
-    """Open: Redis is away, and callers should not try. A thread of its own finds out when it is
-    back.
-
-    So that no caller pays for the finding out: against a host that does not answer, one probe takes
-    a whole timeout.
+    """Open: Redis is away, and callers should not try. A thread of its own probes until Redis is
+    back, because a probe of a host that does not answer takes a whole timeout.
     """
 
     def __init__(self, probe: Callable[[], object]) -> None:

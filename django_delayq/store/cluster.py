@@ -21,13 +21,13 @@ from .pool import LISTENING, hang_up
 
 Address = tuple[str, int]
 
-#: Seconds between two looks. A call that is still there at the second one waits for longer than it
+#: Seconds between two checks. A call that still waits at the second check waits for longer than it
 #: should.
 INTERVAL = 0.25
 #: Most seconds to wait for the node that is asked.
 TIMEOUT = 0.5
-#: Nodes that have to say the same: one may lag behind.
-VOICES = 2
+#: Nodes that must agree: a single node may lag behind.
+ANSWERS = 2
 
 
 class Watch:
@@ -36,18 +36,18 @@ class Watch:
     def __init__(self) -> None:
         self._client: weakref.ref[RedisCluster] | None = None
         self._runs_in = 0
-        """The process whose thread looks: a fork inherits none."""
+        """The process whose thread runs: a fork inherits none."""
         self._closed = threading.Event()
         self._asking: dict[str, Any] = {}
         """Node -> a client with short timeouts, on connections that nothing else uses."""
 
-    def follow(self, client: RedisCluster) -> None:
+    def watch(self, client: RedisCluster) -> None:
         """Watch this client's nodes."""
         client.delayq_watch = self  # type: ignore[attr-defined]
         self._client = weakref.ref(client)
 
     def begin(self, connection: Any = None) -> None:
-        """A connection is being made: look from now on."""
+        """A connection is being made: check from now on."""
         if self._runs_in == os.getpid() or self._closed.is_set():
             return
         self._runs_in = os.getpid()
@@ -71,12 +71,12 @@ class Watch:
             waited = set().union(*waiting.values())
             if slow:
                 with suppress(*ERRORS, OSError):
-                    self._look(client, slow)
+                    self._check_slow(client, slow)
             del client
         for asking in self._asking.values():
             asking.close()
 
-    def _look(self, client: RedisCluster, slow: set[str]) -> None:
+    def _check_slow(self, client: RedisCluster, slow: set[str]) -> None:
         """Ask other nodes whether the nodes that calls wait for are primaries still; leave those
         that are not."""
         nodes = client.nodes_manager
@@ -84,14 +84,14 @@ class Watch:
         others = others or list(nodes.nodes_cache.values())
         random.shuffle(others)
         ours = {node.name for node in client.get_primaries()} & slow
-        voices: list[set[str]] = []
+        answers: list[set[str]] = []
         for node in others:
             with suppress(*ERRORS, OSError):
-                voices.append(self._primaries(client, node))
-            if len(voices) == VOICES:
+                answers.append(self._primaries(client, node))
+            if len(answers) == ANSWERS:
                 break
         gone = {
-            name for name in ours if voices and all(name not in primaries for primaries in voices)
+            name for name in ours if answers and all(name not in primaries for primaries in answers)
         }
         for name in gone:
             left = nodes.nodes_cache.get(name)
@@ -129,13 +129,15 @@ def _refresh(nodes: Any, gone: set[str]) -> None:
 
 
 def _waiting(client: RedisCluster) -> dict[str, set[int]]:
-    """Node -> its connections on which somebody waits for an answer."""
+    """Node -> its connections that wait for an answer."""
     found: dict[str, set[int]] = {}
     for node in list(client.nodes_manager.nodes_cache.values()):
         pool = node.redis_connection and node.redis_connection.connection_pool
         if pool is not None:
             found[node.name] = {
-                id(one) for one in list(pool._in_use_connections) if one not in LISTENING
+                id(connection)
+                for connection in list(pool._in_use_connections)
+                if connection not in LISTENING
             }
     return found
 

@@ -40,10 +40,10 @@ _ADDRESS = {
 }
 #: Caches whose clear() is FLUSHDB.
 CACHES_ON_REDIS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
-Client = Any  # redis.Redis or RedisCluster: they share commands, not a base class
+RedisPy = Any  # redis.Redis or RedisCluster: they share commands, not a base class
 
 
-def connect(settings: Settings) -> Client:
+def connect(settings: Settings) -> RedisPy:
     """A client that never retries by itself: a script that ran twice behind our back is a message
     run twice.
 
@@ -89,7 +89,7 @@ def _options(settings: Settings, *, tcp: bool = True) -> dict[str, Any]:
     return options | {"socket_keepalive": True} if tcp else options
 
 
-def _from_cache_alias(alias: str, settings: Settings) -> Client:
+def _from_cache_alias(alias: str, settings: Settings) -> RedisPy:
     if alias not in django_settings.CACHES:
         raise ConfigurationError(
             f'DELAYQ["REDIS"] is {alias!r}: neither a URL nor an entry of CACHES.'
@@ -121,7 +121,7 @@ def _from_cache_alias(alias: str, settings: Settings) -> Client:
             for k, v in theirs[0].items()
             if k in _ADDRESS - {"host", "port"} or k.startswith("ssl_")
         }
-        addresses = [(str(one["host"]), int(one["port"])) for one in theirs]
+        addresses = [(str(kwargs["host"]), int(kwargs["port"])) for kwargs in theirs]
         sentinels = Sentinels(addresses, pool.service_name, **options, **access)
         own = PrimaryPool(sentinels, ssl=ssl, **{**address, **options})
     else:
@@ -171,7 +171,8 @@ def url_of(settings: Settings) -> str:
     kwargs = _from_cache_alias(where, settings).connection_pool.connection_kwargs
     if "host" not in kwargs or any(name.startswith("ssl_") for name in kwargs):
         raise ConfigurationError(
-            f"CACHES[{where!r}] is more than a URL can say: write one for it, and refer to that."
+            f"CACHES[{where!r}] has options that no URL can carry. Write a URL in DELAYQ['REDIS'] "
+            "instead."
         )
     user, password = (quote(kwargs.get(name) or "", safe="") for name in ("username", "password"))
     credentials = f"{user}:{password}@" if user or password else ""
@@ -190,8 +191,8 @@ def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[
         "ssl": parts.scheme.startswith("rediss"),
         **dict(parse_qsl(parts.query)),
     }
-    hosts_and_ports = [urlsplit(f"//{one}") for one in hosts.split(",")]
-    addresses = [(one.hostname or "127.0.0.1", one.port or 0) for one in hosts_and_ports]
+    hosts_and_ports = [urlsplit(f"//{address}") for address in hosts.split(",")]
+    addresses = [(parts.hostname or "127.0.0.1", parts.port or 0) for parts in hosts_and_ports]
     if not all(port for _, port in addresses):
         raise ValueError("every host needs a port, as in host1:26379,host2:26379")
     return addresses, options, [part for part in parts.path.split("/") if part]
@@ -205,8 +206,8 @@ def _check_database(where: str) -> None:
         raise ValueError(f"{path!r} is not the number of a database")
 
 
-def _from_sentinel(where: str, settings: Settings) -> Client:
-    # Here, so that nobody pays for it who has no Sentinel.
+def _from_sentinel(where: str, settings: Settings) -> RedisPy:
+    # Imported here: most projects have no Sentinel.
     from .sentinel import PrimaryPool, Sentinels
 
     addresses, options, path = _addresses(where)
@@ -220,7 +221,7 @@ def _from_sentinel(where: str, settings: Settings) -> Client:
     return redis.Redis.from_pool(pool)
 
 
-def _from_cluster(where: str, settings: Settings) -> Client:
+def _from_cluster(where: str, settings: Settings) -> RedisPy:
     from .cluster import Watch
 
     addresses, options, _ = _addresses(where)
@@ -232,11 +233,11 @@ def _from_cluster(where: str, settings: Settings) -> Client:
         )
     except ERRORS as error:
         raise translate(error, mask(where)) from error
-    watch.follow(client)
+    watch.watch(client)
     return client
 
 
-def close(client: Client) -> None:
+def close(client: RedisPy) -> None:
     """End the connections, and the threads that watch where they lead."""
     client.close()
     pool = getattr(client, "connection_pool", None)  # a cluster's client has one per node

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import redis
 
-from ..core.message import DURABLE, STAMP
+from ..core.message import is_durable, stamp_of
+from .client import BATCH
 from .errors import ERRORS
 from .keys import Partition, finished_key
-from .link import BATCH
-from .redis import RedisStore
+from .store import RedisStore
 
 GROUP = "archive"
-#: An entry that another archiver has read and not archived after so many ms is ours: that one is
-#: dead. When it is only slow, both insert the same row, and the database keeps one.
+#: An entry that another archiver has read and not archived after so many ms is ours: the
+#: other is dead. If it is only slow, both insert the same row, and the database keeps one of them.
 TAKE_OVER_AFTER_MS = 15_000
 BATCH_BYTES = 32 * 1024 * 1024
 #: Consumers that have read nothing for so many ms, and hold nothing, are removed from the group.
@@ -38,15 +38,15 @@ class Entry(msgspec.Struct, frozen=True):
     attempts: bytes
     """Empty when it was never claimed."""
     detail: bytes
-    """JSON: what the worker, or whoever ended it, says."""
+    """JSON: reason, error and times, from the worker or the call that ended it."""
     due_ms: int = 0
-    """When it would have run, of one that ended unrun; else 0: the attempts tell."""
+    """When it would have run, of a message that never ran; else 0: `attempts` has
+    it."""
 
     @property
     def stamp(self) -> bytes:
         """Of a durable message, whose outbox row it names; else empty."""
-        is_durable = len(self.record) > STAMP.size and self.record[STAMP.size] & DURABLE
-        return self.record[:8] if is_durable else b""
+        return stamp_of(self.record) if is_durable(self.record) else b""
 
 
 class FinishedStream:
@@ -55,25 +55,25 @@ class FinishedStream:
     def __init__(self, store: RedisStore, partition: Partition, consumer: str) -> None:
         self._store = store
         self.partition = partition
-        self._key = finished_key(store.prefix, partition)
+        self._key = finished_key(store.client.prefix, partition)
         self._consumer = consumer
         self._grouped = False
         # Fewer where bodies may be large: a batch is in memory at once, and one statement.
-        self._batch = max(1, min(BATCH, BATCH_BYTES // store.settings.body_limit))
+        self._batch = max(1, min(BATCH, BATCH_BYTES // store.client.settings.body_limit))
 
     def read(self) -> Sequence[Entry]:
         """Up to 500 entries that no archiver has read."""
         try:
             if not self._grouped:
                 self._make_group()
-            answer = self._store.client.xreadgroup(
+            answer = self._store.client.redis.xreadgroup(
                 GROUP, self._consumer, {self._key: ">"}, count=self._batch
             )
         except redis.ResponseError as error:
             self._without_group(error)
             return []
         except ERRORS as error:
-            raise self._store.failed(error) from error
+            raise self._store.client.failed(error) from error
         return list(self._entries(answer[0][1])) if answer else []
 
     def take_over(self) -> Sequence[Entry]:
@@ -82,7 +82,7 @@ class FinishedStream:
         try:
             if not self._grouped:
                 self._make_group()
-            _, found, *_ = self._store.client.xautoclaim(
+            _, found, *_ = self._store.client.redis.xautoclaim(
                 self._key, GROUP, self._consumer, TAKE_OVER_AFTER_MS, "0-0", count=self._batch
             )
             self._forget_the_dead()
@@ -90,33 +90,33 @@ class FinishedStream:
             self._without_group(error)
             return []
         except ERRORS as error:
-            raise self._store.failed(error) from error
+            raise self._store.client.failed(error) from error
         return list(self._entries(found))
 
     def remove(self, entries: Sequence[Entry]) -> int:
         """Forget entries whose rows are committed, 500 at most. Returns how many are left in the
         stream."""
         finished = [(entry.entry, entry.id, entry.stamp) for entry in entries]
-        return self._store.archived(self.partition, GROUP, finished)
+        return self._store.trim_finished(self.partition, GROUP, finished)
 
     def _without_group(self, error: redis.ResponseError) -> None:
         """The stream was deleted, and its group with it."""
         self._grouped = False
         if "NOGROUP" not in str(error) and "no such key" not in str(error):
-            raise self._store.failed(error) from error
+            raise self._store.client.failed(error) from error
 
     def _make_group(self) -> None:
         try:
-            self._store.client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
+            self._store.client.redis.xgroup_create(self._key, GROUP, id="0", mkstream=True)
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
         self._grouped = True
 
     def _forget_the_dead(self) -> None:
-        for consumer in self._store.client.xinfo_consumers(self._key, GROUP):
+        for consumer in self._store.client.redis.xinfo_consumers(self._key, GROUP):
             if not consumer["pending"] and consumer["idle"] > FORGET_AFTER_MS:
-                self._store.client.xgroup_delconsumer(self._key, GROUP, consumer["name"])
+                self._store.client.redis.xgroup_delconsumer(self._key, GROUP, consumer["name"])
 
     def _entries(self, found: Iterable[tuple[bytes, dict[bytes, bytes] | None]]) -> Iterator[Entry]:
         for entry, fields in found:
@@ -137,9 +137,9 @@ class FinishedStream:
 def lengths(store: RedisStore, partitions: Sequence[Partition]) -> Sequence[int]:
     """How many finished messages wait for the archiver, for each partition; one round trip."""
     try:
-        pipeline = store.client.pipeline(transaction=False)
+        pipeline = store.client.redis.pipeline(transaction=False)
         for partition in partitions:
-            pipeline.xlen(finished_key(store.prefix, partition))
+            pipeline.xlen(finished_key(store.client.prefix, partition))
         return [int(length) for length in pipeline.execute()]
     except ERRORS as error:
-        raise store.failed(error) from error
+        raise store.client.failed(error) from error

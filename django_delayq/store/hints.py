@@ -7,7 +7,7 @@ from typing import Any
 from .errors import ERRORS
 from .keys import Partition, wakeups_channel
 from .pool import LISTENING
-from .redis import RedisStore
+from .store import RedisStore
 
 
 class HintStream:
@@ -22,10 +22,10 @@ class HintStream:
         if self._pubsub is not None:
             return False
         try:
-            pubsub = self._store.client.pubsub(ignore_subscribe_messages=True)
-            pubsub.subscribe(wakeups_channel(self._store.prefix))
+            pubsub = self._store.client.redis.pubsub(ignore_subscribe_messages=True)
+            pubsub.subscribe(wakeups_channel(self._store.client.prefix))
         except ERRORS as error:
-            raise self._store.failed(error) from error
+            raise self._store.client.failed(error) from error
         LISTENING.add(pubsub.connection)
         self._pubsub = pubsub
         return True
@@ -37,7 +37,7 @@ class HintStream:
             message = self._pubsub.get_message(timeout=seconds)
         except ERRORS as error:
             self.close()
-            raise self._store.failed(error) from error
+            raise self._store.client.failed(error) from error
         return _parse(message["data"]) if message else None
 
     def close(self) -> None:

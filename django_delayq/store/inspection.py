@@ -1,4 +1,4 @@
-"""Looks at the server: version, eviction policy, persistence, clock."""
+"""Reports on the server: version, eviction policy, persistence, clock."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from .errors import ERRORS, translate
-from .redis import RedisStore
+from .store import RedisStore
 
 OLDEST_VERSION = (6, 2, 0)
-#: Seconds by which Redis' clock and this machine's may differ before it is worth a word: absolute
-#: due times suffer.
+#: Seconds by which Redis' clock and this machine's may differ before we warn: absolute due times
+#: suffer.
 CLOCK_SKEW = 5.0
 
 
 class ServerReport(NamedTuple):
-    """What one primary says of itself. None: it does not tell (CONFIG is forbidden)."""
+    """The state of one primary. None: unknown, because CONFIG is forbidden."""
 
     name: str
     version: tuple[int, ...]
@@ -38,9 +38,9 @@ class ServerReport(NamedTuple):
 def inspect_server(store: RedisStore) -> list[ServerReport]:
     """One report per primary. Raises StoreUnavailable when one cannot be reached."""
     try:
-        return [_report(node) for node in _primaries(store.client)]
+        return [_report(node) for node in _primaries(store.client.redis)]
     except ERRORS as error:
-        raise translate(error, store.where) from error
+        raise translate(error, store.client.where) from error
 
 
 def _primaries(client: Any) -> list[Any]:

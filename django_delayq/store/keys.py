@@ -14,20 +14,21 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:bulk:JOB | hash | fence of a bulk load: split -> highest id it has passed |
 | PREFIX:topics | set | topic:N, every number of partitions it has had |
 | PREFIX:workers | hash | worker -> heartbeat (JSON) |
-| PREFIX:quiet | hash | worker -> when (ms) it was told to claim nothing |
+| PREFIX:quiet | hash | worker that claims nothing -> since when (ms) |
 | PREFIX:samples | stream | one entry per minute: figures of each topic (JSON) |
-| PREFIX:turn:NAME | string | a lock: one process has just done what only one is to do |
+| PREFIX:lock:NAME | string | a lock for some time: one of all processes does the work |
 | PREFIX:wakeups | channel | topic:p:due_at_ms, a hint that a partition has more to do |
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-#: In place of a topic in a hint: workers are to look whether they are told to be quiet. No topic
-#: can be named so.
-TOLD = "!told"
+#: In place of a topic in a hint: each worker reads whether it is quiet. No topic can have this
+#: name.
+QUIET_HINT = "!quiet"
 
 
 class Partition(NamedTuple):
@@ -90,9 +91,22 @@ def samples_key(prefix: str) -> str:
     return f"{prefix}:samples"
 
 
-def turn_key(prefix: str, name: str) -> str:
-    """What says that somebody has just done this."""
-    return f"{prefix}:turn:{name}"
+def lock_key(prefix: str, name: str) -> str:
+    """A lock that ends by itself."""
+    return f"{prefix}:lock:{name}"
+
+
+def partitions_in(members: Iterable[bytes]) -> Sequence[Partition]:
+    """The partitions behind the members of the set of topics."""
+    counts: dict[str, int] = {}
+    for member in members:
+        topic, _, count = member.decode().rpartition(":")
+        counts[topic] = max(counts.get(topic, 0), int(count))
+    return [
+        Partition(topic, number)
+        for topic, count in sorted(counts.items())
+        for number in range(count)
+    ]
 
 
 def wakeups_channel(prefix: str) -> str:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 import time
 
+from ..core.message import Attempts, token_of, ttr_ms_of
 from .keys import Partition
-
-_COUNTS = struct.Struct(">HH6s6s")
-#: Shortest and default length of a lease for records whose header cannot be read. Claim uses the
-#: same default.
-_DAMAGED_TTR_MS = 60_000
 
 
 class Lease:
@@ -18,6 +13,7 @@ class Lease:
     second."""
 
     __slots__ = (
+        "_attempts",
         "claimed_at",
         "entry",
         "id",
@@ -41,7 +37,8 @@ class Lease:
         self.id = message_id
         self.record = record
         self.entry = entry
-        self.token = entry[16:32]
+        self.token = token_of(entry)
+        self._attempts: Attempts | None = None
         self.claimed_at = self.renewed_at = claimed_at
         """Local monotonic times at which the lease was taken, and taken or last extended."""
         self.started_at = 0.0
@@ -51,39 +48,18 @@ class Lease:
 
     @property
     def ended(self) -> bool:
-        """Whether another worker may run the message: Redis said so, or nobody has extended it for
-        its length."""
+        """Whether another worker may run the message: Redis refused to extend it, or it has
+        not been extended for its length."""
         return self.lost or time.monotonic() - self.renewed_at > self.ttr_ms / 1000
 
     @property
-    def attempt(self) -> int:
-        """1 for the first run."""
-        return int(_COUNTS.unpack_from(self.entry)[0])
-
-    @property
-    def crashes(self) -> int:
-        """Earlier leases that ended without a word."""
-        return int(_COUNTS.unpack_from(self.entry)[1])
-
-    @property
-    def due_at_ms(self) -> int:
-        """The due time of this run."""
-        return int.from_bytes(self.entry[4:10], "big")
-
-    @property
-    def first_claimed_at_ms(self) -> int:
-        """When the message was claimed for the first time."""
-        return int.from_bytes(self.entry[10:16], "big")
-
-    @property
-    def put_off_since_ms(self) -> int:
-        """When a worker whose code cannot run the message met it first; 0: none has since it ran
-        last."""
-        return int.from_bytes(self.entry[32:38], "big")
+    def attempts(self) -> Attempts:
+        """What the partition remembers of the message: this claim is the newest."""
+        if self._attempts is None:
+            self._attempts = Attempts.decode(self.entry)
+        return self._attempts
 
     @property
     def ttr_ms(self) -> int:
         """Length of the lease."""
-        if len(self.record) < 23:
-            return _DAMAGED_TTR_MS
-        return int.from_bytes(self.record[15:19], "big")
+        return ttr_ms_of(self.record)

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from .keys import Partition, partition_of
+from .queries import Queries
+from .topics import Topics
 
-if TYPE_CHECKING:
-    from .redis import RedisStore
-
-#: Seconds after which another process's new number of partitions is seen, and our own is said again
-#: (FLUSHALL).
+#: Seconds after which a process reads the numbers of partitions again, and registers its own once
+#: more (FLUSHALL).
 REFRESH = 30.0
 
 
 class Partitions:
     """The partition counts of all topics, cached."""
 
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
+    def __init__(self, topics: Topics, queries: Queries) -> None:
+        self._topics = topics
+        self._queries = queries
         self._counts: dict[str, set[int]] = {}
         self._read_at: dict[str, float] = {}
-
-    def configured(self, topic: str) -> int:
-        """The number that this process's settings give."""
-        options = self._store.settings.topics.get(topic)
-        return options.partitions if options else 1
 
     def counts(self, topic: str) -> set[int]:
         """Every number of partitions that the topic has had, ours included."""
         now = time.monotonic()
         if now - self._read_at.get(topic, -REFRESH) >= REFRESH:
-            self._counts[topic] = self._store.register_topic(topic, self.configured(topic))
+            count = self._topics.configured(topic)
+            self._counts[topic] = self._topics.register(topic, count)
             self._read_at[topic] = now
         return self._counts[topic]
 
@@ -47,7 +42,7 @@ class Partitions:
 
     def candidates(self, topic: str, message_id: bytes) -> list[Partition]:
         """Where a message of this id can be, today's place first."""
-        today = self.configured(topic)
+        today = self._topics.configured(topic)
         counts = sorted(self.counts(topic), key=lambda count: count != today)
         return list(dict.fromkeys(partition_of(topic, message_id, count) for count in counts))
 
@@ -56,11 +51,11 @@ class Partitions:
         found once."""
         if keyed and len(candidates := self.candidates(topic, message_id)) > 1:
             for partition in candidates[1:]:
-                if self._store.find(partition, [message_id])[0] is not None:
+                if self._queries.find(partition, [message_id])[0] is not None:
                     return partition
         elif not keyed:
             self.counts(topic)
-        return partition_of(topic, message_id, self.configured(topic))
+        return partition_of(topic, message_id, self._topics.configured(topic))
 
     def forget(self) -> None:
         """Read anew at the next use."""

@@ -2,7 +2,7 @@
 that primary.
 
 redis-py asks the Sentinels when it connects and never again, and a primary that stood still and
-wakes up calls itself primary until a Sentinel has told it otherwise, ten seconds later: all that is
+wakes up calls itself primary until a Sentinel demotes it, ten seconds later: all that is
 written to it meanwhile is lost. So we hear the Sentinels all the time, ask most of them before we
 connect, and drop every connection when the primary changes.
 """
@@ -52,8 +52,8 @@ class _Out(MasterNotFoundError):
     """The Sentinels agree that the primary is down, or replace it."""
 
 
-class _Word(NamedTuple):
-    """What one Sentinel says."""
+class _SentinelState(NamedTuple):
+    """The state of the primary according to one Sentinel."""
 
     epoch: int
     """Of the configuration: the highest is the newest."""
@@ -65,7 +65,7 @@ class _Word(NamedTuple):
 
 
 class Sentinels(Sentinel):
-    """The Sentinels of one primary, and what they have said."""
+    """The Sentinels of one primary, and what they last answered."""
 
     def __init__(
         self, addresses: Sequence[Address], service_name: str, **sentinel_kwargs: Any
@@ -114,31 +114,33 @@ class Sentinels(Sentinel):
 
     def _ask(self) -> Address:
         """Ask until most have answered; those that name the newest configuration are believed."""
-        words: list[_Word] = []
+        states: list[_SentinelState] = []
         silent = []
         for sentinel in list(self.sentinels):
             try:
-                words.append(self._word_of(sentinel))
+                states.append(self._state_of(sentinel))
             except (redis.RedisError, KeyError) as error:
                 silent.append((sentinel, error))
             # Whoever knows less than we have heard does not count, unless all of them have
             # forgotten it.
-            newest = max((word.epoch for word in words), default=-1)
-            if len(words) * 2 > len(self.sentinels) and newest >= self._epoch:
+            newest = max((state.epoch for state in states), default=-1)
+            if len(states) * 2 > len(self.sentinels) and newest >= self._epoch:
                 break
         for sentinel, _ in silent:  # next time those that answer come first
             self.sentinels.remove(sentinel)
             self.sentinels.append(sentinel)
-        if not words:
+        if not states:
             errors = ", ".join(f"{sentinel} - {error!r}" for sentinel, error in silent)
             raise MasterNotFoundError(f"No master found for {self.service_name!r}: {errors}")
         self._epoch = newest
-        believed = [word for word in words if word.epoch == newest]
-        if any(word.replaced for word in believed) or all(word.unreachable for word in believed):
+        believed = [state for state in states if state.epoch == newest]
+        if any(state.replaced for state in believed) or all(
+            state.unreachable for state in believed
+        ):
             raise _Out(f"No master found for {self.service_name!r}: the Sentinels find it down")
         return believed[0].address
 
-    def _word_of(self, sentinel: Any) -> _Word:
+    def _state_of(self, sentinel: Any) -> _SentinelState:
         state = sentinel.sentinel_masters()[self.service_name]
         host, port = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.service_name)
         address = (host.decode() if isinstance(host, bytes) else str(host), int(port))
@@ -147,9 +149,9 @@ class Sentinels(Sentinel):
             state["ip"],
             int(state["port"]),
         ):  # promoted, although the failover has not ended
-            return _Word(epoch + 1, address, False, False)
+            return _SentinelState(epoch + 1, address, False, False)
         replaced = state["is_odown"] or "failover_in_progress" in state["flags"]
-        return _Word(epoch, address, bool(replaced), bool(state["is_sdown"]))
+        return _SentinelState(epoch, address, bool(replaced), bool(state["is_sdown"]))
 
     def forget(self) -> None:
         """Ask before the next connection is made, whenever that was asked last."""
@@ -193,13 +195,13 @@ class Sentinels(Sentinel):
             pubsub = sentinel.pubsub(ignore_subscribe_messages=True)
             with suppress(redis.RedisError, OSError):
                 pubsub.subscribe(*EVENTS)
-                self.check()  # what it said before
-                self._follow(pubsub)
+                self.check()  # for events that it published before
+                self._read_events(pubsub)
             with suppress(redis.RedisError, OSError):
                 pubsub.close()
             self._closed.wait(ASK_INTERVAL)
 
-    def _follow(self, pubsub: Any) -> None:
+    def _read_events(self, pubsub: Any) -> None:
         heard_at, pinged = time.monotonic(), False
         while not self._ended:
             message = pubsub.get_message(timeout=ASK_INTERVAL)

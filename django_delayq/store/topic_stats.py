@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ..core.times import shown_instant
-from .looking import PartitionStats, lag_of
-
-#: What partitions count since their first message.
-COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
+from .queries import COUNTERS, PartitionStats, lag_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
     HEADER,
-    STAMP,
     VERSION,
     Body,
     Record,
@@ -22,8 +21,9 @@ from ..core.message import (
     encode_record,
     key_id,
     new_ids,
+    restamped,
 )
-from ..store.redis import Outgoing
+from ..store.store import Outgoing
 from . import registry
 from .options import OnDuplicate, Options
 from .registry import check_topic
@@ -174,6 +174,7 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     body.args, body.kwargs = list(args), dict(kwargs)
     content = encode_body(body if body != Body(body.args) else tuple(args), settings.body_limit)
     flags, above = old.flags & ~COMPRESSED, settings.compress_above
-    return record[: STAMP.size] + encode_record(
+    sent = encode_record(
         old.task_code, content, flags=flags, ttr_ms=old.ttr_ms, compress_above=above
     )
+    return restamped(record, sent)

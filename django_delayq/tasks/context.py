@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..core.exceptions import DelayQError, UndecodableMessage
-from ..core.message import ATTEMPTS, Attempts, Found, Message, State
+from ..core.message import ATTEMPTS, Found, Message, State, task_code_of
 from ..core.present import view
 from ..store.lease import Lease
 from . import registry
@@ -27,10 +27,10 @@ class MessageFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Never leaves a record out."""
         lease = running.get()
-        task = registry.by_code.get(lease.record[19:23]) if lease else None
+        task = registry.by_code.get(task_code_of(lease.record)) if lease else None
         record.delayq_id = lease.id.hex() if lease else ""
         record.delayq_task = task.name if task else ""
-        record.delayq_attempt = lease.attempt if lease else ""
+        record.delayq_attempt = lease.attempts.attempt if lease else ""
         return True
 
 
@@ -53,10 +53,10 @@ def current_message() -> CurrentMessage:
     lease = running.get()
     if lease is None:
         raise DelayQError("current_message() is known only while a worker runs a task.")
-    task = registry.by_code.get(lease.record[19:23])
+    task = registry.by_code.get(task_code_of(lease.record))
     if task is None or len(lease.entry) < ATTEMPTS.size:
         raise UndecodableMessage
-    attempts = Attempts.decode(lease.entry)
+    attempts = lease.attempts
     leased = State("leased")
     found = Found(lease.id, leased, attempts.due_at_ms, lease.record, attempts)
     message = view(lease.partition.topic, task.name, leased, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.exceptions import UndecodableMessage
-from ..core.message import Found, Message
+from ..core.message import Found, Message, task_code_of
 from ..core.present import bare, view
 from ..store import get_store
 from ..store.keys import Partition
@@ -14,7 +14,7 @@ def task_name(partition: Partition, code: bytes) -> str:
     """The name of a task: from the registry, else from the partition, else `code:` and the code's
     digits."""
     task = registry.by_code.get(code)
-    return task.name if task else get_store().task_name(partition, code)
+    return task.name if task else get_store().queries.task_name(partition, code)
 
 
 kept_names: dict[tuple[Partition, bytes], str] = {}
@@ -34,7 +34,7 @@ def kept_task_name(partition: Partition, code: bytes) -> str:
 def shown(partition: Partition, found: Found) -> Message:
     """The message as people see it; one that cannot be decoded without its contents, so that it
     hides no page."""
-    code = found.record[19:23]
+    code = task_code_of(found.record)
     name = kept_task_name(partition, code) if len(code) == 4 else "undecodable"
     try:
         return view(partition.topic, name, found.state, found)

@@ -11,11 +11,12 @@ from functools import cached_property, partial
 
 from ..core import signals
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
+from ..core.message import task_code_of
 from ..core.service import Service
 from ..core.signals import Event
+from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..store.link import BATCH
 from ..tasks import registry
 from .agenda import Agenda, Visit
 from .catch_up import CatchUp
@@ -280,7 +281,7 @@ class Dispatcher(Service):
         self._learn_partitions(now)
         partitions = list(self.agenda.visits)
         for partition, (wakeups, finished) in zip(
-            partitions, self._store.counters(partitions), strict=True
+            partitions, self._store.queries.counters(partitions), strict=True
         ):
             visit = self.agenda.visits[partition]
             if wakeups != visit.wakeups:
@@ -304,7 +305,7 @@ class Dispatcher(Service):
         would run out."""
         while self._unanswered:
             partition, token = self._unanswered[-1]
-            ids = self._store.leased_under(partition, token)
+            ids = self._store.queries.leased_under(partition, token)
             for at in range(0, len(ids), BATCH):
                 leases = [
                     Lease(partition, i, b"", b"\0" * 16 + token, 0.0) for i in ids[at : at + BATCH]
@@ -314,5 +315,5 @@ class Dispatcher(Service):
 
 
 def _is_async(lease: Lease) -> bool:
-    task = registry.by_code.get(lease.record[19:23])
+    task = registry.by_code.get(task_code_of(lease.record))
     return task is not None and task.definition.is_async

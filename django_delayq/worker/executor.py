@@ -27,7 +27,7 @@ from ..core.exceptions import (
     UndecodableMessage,
 )
 from ..core.last_words import say_failure
-from ..core.message import VERSION, Body, Record, decode_body
+from ..core.message import VERSION, Body, Record, decode_body, task_code_of
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
 from ..store.keys import Partition
@@ -214,7 +214,7 @@ class Executor:
         outcome.error = None if isinstance(error, Snooze) else error
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         outcome.traceback = _traceback(error)
-        failures = lease.attempt - lease.crashes
+        failures = lease.attempts.attempt - lease.attempts.crashes
         attempts = resolved.body.max_attempts or task.max_attempts
         worth = isinstance(error, Retry | asyncio.CancelledError | SystemExit | KeyboardInterrupt)
         try:
@@ -236,7 +236,7 @@ class Executor:
         say_failure(logger, error, "the worker failed at a message of %s", lease.partition)
         outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), "failed")
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
-        if lease.attempt - lease.crashes < self._settings.max_attempts:
+        if lease.attempts.attempt - lease.attempts.crashes < self._settings.max_attempts:
             outcome.result, outcome.delay_ms = Result.RETRIED, FAILURE_DELAY_MS
         return outcome
 
@@ -259,7 +259,7 @@ class Executor:
     def _wait_for_another(self, lease: Lease) -> float:
         """Seconds until the next worker may try; none are left when the grace since the first such
         meeting is over."""
-        since_ms = lease.put_off_since_ms
+        since_ms = lease.attempts.put_off_since_ms
         waited = max(0.0, (self._clock.now_ms() - since_ms) / 1000) if since_ms else 0.0
         return min(
             self._settings.unknown_task_grace - waited,
@@ -268,14 +268,14 @@ class Executor:
 
     def _task_name(self, lease: Lease) -> str:
         """For a message that cannot run here: its producer told the partition the name."""
-        code = lease.record[19:23]
+        code = task_code_of(lease.record)
         if (task := registry.by_code.get(code)) is not None:
             return task.name
         known = self._names.get((lease.partition, code))
         if known is not None or len(code) < 4:
             return known or ""
         try:
-            name = self._shared.store.task_name(lease.partition, code)
+            name = self._shared.store.queries.task_name(lease.partition, code)
         except DelayQError:
             return ""
         if not name.startswith("code:"):

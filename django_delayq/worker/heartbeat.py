@@ -51,18 +51,18 @@ class Heartbeat(Service):
             self._asked = (
                 False  # before the question: who tells it meanwhile is heard the next time
             )
-            self._set_quiet(self._store.is_quiet(self._worker))
-        self._store.beat(
+            self._set_quiet(self._store.workers.is_quiet(self._worker))
+        self._store.workers.beat(
             self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()})
         )
         if self._beats % 6 == 0:
             old = [
                 n
-                for n, beat in self._store.heartbeats().items()
+                for n, beat in self._store.workers.heartbeats().items()
                 if now_ms - beat["at_ms"] > DEAD_AFTER * 1000
             ]
             if old:
-                self._store.forget_worker(*old, ended=False)
+                self._store.workers.forget(*old, ended=False)
         self._beats += 1
         return self.interval
 

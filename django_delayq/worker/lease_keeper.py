@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 from ..core import signals
 from ..core.exceptions import StoreError
+from ..core.message import task_code_of
 from ..core.service import Service
 from ..core.signals import Event
+from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..store.link import BATCH
 from ..tasks import registry
 from .shared import Shared
 
@@ -81,7 +82,8 @@ class LeaseKeeper(Service):
                 lease.renewed_at = now
         if lost:
             events = [
-                Event(lease.id.hex(), attempt=lease.attempt, reason="lease ended") for lease in lost
+                Event(lease.id.hex(), attempt=lease.attempts.attempt, reason="lease ended")
+                for lease in lost
             ]
             signals.report(signals.lease_lost, partition.topic, events)
             logger.warning(
@@ -93,7 +95,7 @@ class LeaseKeeper(Service):
     def _runs_too_long(self, lease: Lease, now: float) -> bool:
         if not lease.started_at:
             return False
-        task = registry.by_code.get(lease.record[19:23])
+        task = registry.by_code.get(task_code_of(lease.record))
         if task is None or now - lease.started_at < task.max_runtime_s:
             return False
         if lease not in self._given_up:

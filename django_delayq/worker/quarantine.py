@@ -21,7 +21,6 @@ UNMATCHED = 60.0
 #: For how long a suspect that is given back stays away (ms, any number between): many that were
 #: claimed together do not come together.
 AWAY_MS = (500, 1500)
-_NO_CRASHES = b"\0\0"
 
 
 class Quarantine:
@@ -58,11 +57,8 @@ class Quarantine:
 
     def admit(self, leases: list[Lease]) -> list[Lease]:
         """The leases that may run at once. Of the suspects among them one is kept at the most."""
-        suspects = [
-            lease
-            for lease in leases
-            if lease.entry[2:4] != _NO_CRASHES and 0 < self._last_chance <= lease.crashes
-        ]
+        last_chance = self._last_chance
+        suspects = [lease for lease in leases if 0 < last_chance <= lease.attempts.crashes]
         if not suspects:
             return leases
         chosen = set(suspects)

@@ -9,8 +9,8 @@ from ..core.exceptions import StoreError
 from ..core.service import Service
 from ..core.signals import Event
 from ..core.text import counted
+from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.link import BATCH
 from .agenda import Agenda
 from .shared import Shared
 
@@ -39,7 +39,7 @@ class Reclaimer(Service):
         more, failed = False, None
         for partition in list(self._agenda.visits):
             try:
-                ends = self._store.oldest_lease_ms(partition)
+                ends = self._store.queries.oldest_lease_ms(partition)
                 if ends is not None and ends <= self._clock.now_ms():
                     more = self._reclaim(partition) or more
             except StoreError as error:

@@ -13,9 +13,9 @@ from ..core import signals
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
 from ..core.service import Service, Sleeper
 from ..core.text import counted
+from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..store.link import BATCH
 from .outcome import Events, Outcome, Result
 from .shared import Shared
 

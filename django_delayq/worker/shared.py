@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..core.conf import Settings
 from ..store.clock import ServerClock
 from ..store.lease import Lease
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 
 #: lease, what runs the task, what gives the time of its end (ms) and the archive's detail (JSON).
 PerformOnce = Callable[[Lease, Callable[[], object], Callable[[], tuple[int, bytes]]], None]

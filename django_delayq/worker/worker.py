@@ -15,9 +15,9 @@ from typing import Any
 from ..core.conf import Settings
 from ..core.service import Service, Sleeper
 from ..core.version import PACKAGE_VERSION
-from ..store.keys import TOLD, Partition
+from ..store.keys import QUIET_HINT, Partition
 from ..store.lease import Lease
-from ..store.redis import RedisStore
+from ..store.store import RedisStore
 from .dispatcher import Dispatcher
 from .event_loop import EventLoop
 from .executor import Executor
@@ -213,7 +213,7 @@ class Worker:
         self.pool.stop()
         self.event_loop.stop()
         try:
-            self.shared.store.forget_worker(self.shared.name)
+            self.shared.store.workers.forget(self.shared.name)
         except Exception:  # Redis is away: the heartbeat grows old by itself
             return
 
@@ -223,7 +223,7 @@ class Worker:
             service.messages_ended()
 
     def _on_hint(self, partition: Partition | None, due_ms: float) -> None:
-        if partition and partition.topic == TOLD:
+        if partition and partition.topic == QUIET_HINT:
             self.heartbeat.check_quiet()
         else:
             self.dispatcher.hint(partition, due_ms)

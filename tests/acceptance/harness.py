@@ -24,7 +24,7 @@ from django_delayq.core.message import Attempts
 from django_delayq.store import get_store
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import leased_key, partition_keys
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.acceptance.history import History
 from tests.acceptance.process import ROOT, WorkerProcess
 from tests.databases import VARIABLE
@@ -159,7 +159,7 @@ class Queue:
 
     def wait_for_beats(self, count: int) -> None:
         """Until so many worker processes have said that they live."""
-        wait_until(lambda: len(self.store.heartbeats()) == count, f"{count} processes work")
+        wait_until(lambda: len(self.store.workers.heartbeats()) == count, f"{count} processes work")
 
     def wait_until_drained(self, topic: str = "default", seconds: float = 20.0) -> None:
         """Until nothing is due, leased or delayed."""
@@ -174,14 +174,16 @@ class Queue:
 
     def live(self, topic: str = "default") -> int:
         """How many messages are not finished."""
-        parts = [self.store.stats(partition) for partition in self.store.partitions.all(topic)]
+        parts = [
+            self.store.queries.stats(partition) for partition in self.store.partitions.all(topic)
+        ]
         return sum(part.waiting + part.leased for part in parts)
 
     def leased(self, topic: str = "default") -> set[str]:
         """Ids that workers hold."""
         found: set[str] = set()
         for partition in self.store.partitions.all(topic):
-            members = self.store.command("ZRANGE", leased_key(self.prefix, partition), 0, -1)
+            members = self.store.client.command("ZRANGE", leased_key(self.prefix, partition), 0, -1)
             found.update(member.hex() for member in members)
         return found
 
@@ -189,7 +191,9 @@ class Queue:
         """The entries of the finished stream: what the archive will get."""
         found = []
         for partition in self.store.partitions.all(topic):
-            for _, entry in self.store.client.xrange(partition_keys(self.prefix, partition)[6]):
+            for _, entry in self.store.client.redis.xrange(
+                partition_keys(self.prefix, partition)[6]
+            ):
                 attempts = Attempts.decode(entry[b"attempts"]) if entry[b"attempts"] else None
                 detail = json.loads(entry[b"detail"])
                 error = f"{detail['error']}: {detail['message']}" if detail.get("error") else ""

@@ -298,10 +298,10 @@ def test_retry_that_meets_old_code_waits_too(queue: Queue) -> None:
         partition_keys(queue.prefix, Partition("default", 0))[5],
         Partition("default", 0),
     )
-    queue.store.client.hset(
+    queue.store.client.redis.hset(
         attempts, handle.identity, ATTEMPTS.pack(1, 0, bytes(6), b"\1" * 6, bytes(16), bytes(6))
     )
-    queue.store.reschedule(partition, handle.identity, "+0")
+    queue.store.reschedule_in(partition, handle.identity, "+0")
     old = queue.worker(DELAYQ_TEST_CODE="old")
     old.wait_for("unknown_task")
     new = queue.worker()
@@ -313,13 +313,13 @@ def test_retry_that_meets_old_code_waits_too(queue: Queue) -> None:
 def test_entry_that_cannot_be_read_is_buried_and_blocks_nobody(queue: Queue) -> None:
     broken = [tasks.note.using(delay=0.5).enqueue() for _ in range(4)]
     messages = partition_keys(queue.prefix, Partition("default", 0))[4]
-    records = [queue.store.client.hget(messages, handle.identity) for handle in broken]
+    records = [queue.store.client.redis.hget(messages, handle.identity) for handle in broken]
     cut, version = records[0][:-1], records[1][:14] + b"\x01" + records[1][15:]
     for handle, raw in zip(broken, (cut, version, b"\0", None), strict=True):
         if raw is None:
-            queue.store.client.hdel(messages, handle.identity)
+            queue.store.client.redis.hdel(messages, handle.identity)
         else:
-            queue.store.client.hset(messages, handle.identity, raw)
+            queue.store.client.redis.hset(messages, handle.identity, raw)
     neighbours = tasks.note.using(delay=0.5).enqueue_many([()] * 20)
 
     queue.worker()

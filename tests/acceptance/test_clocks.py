@@ -87,7 +87,7 @@ class Bent:
         return handles
 
     def _scripts(self) -> int:
-        stats = self.queue.store.client.info("commandstats")
+        stats = self.queue.store.client.redis.info("commandstats")
         return sum(
             stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")
         )

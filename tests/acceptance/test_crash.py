@@ -111,7 +111,7 @@ def test_all_that_two_killed_workers_held_runs_in_the_third(
 def test_killed_supervisor_takes_its_processes_along(queue: Queue) -> None:
     supervisor = queue.worker("--processes", "2")
     queue.wait_for_beats(2)
-    pids = [beat["pid"] for beat in queue.store.heartbeats().values()]
+    pids = [beat["pid"] for beat in queue.store.workers.heartbeats().values()]
 
     supervisor.kill()
 

@@ -141,7 +141,7 @@ def test_worker_survives_the_loss_of_all_connections(
         with server.client() as client:
             for kind in ("normal", "pubsub"):
                 client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
-        get_store().client.connection_pool.disconnect()  # the producer is not what is tested here
+        get_store().client.redis.connection_pool.disconnect()  # the producer is not what is tested here
         handles += tasks.note.enqueue_many([()])
         handles += tasks.note.using(delay=0.2).enqueue_many([()])
         queue.wait_for_runs(handles, 3)

@@ -114,7 +114,7 @@ def test_idle_worker_stops_soon_after_sigterm(queue: Queue, figure: Figure, proc
     took = time.monotonic() - began
     figure(f"{took:.2f} s")
     assert took < 2  # 0.5 s on a quiet machine
-    assert queue.store.heartbeats() == {}
+    assert queue.store.workers.heartbeats() == {}
 
 
 @pytest.mark.parametrize("processes", ["1", "3"])

@@ -42,7 +42,9 @@ def test_cluster_serves_a_topic_of_four_partitions(
 
     late = queue.history.lateness(soon).values()
     figure(f"1,000 messages once each; the delayed ones late p50 {percentile(late, 0.5):.0f} ms")
-    acked = [queue.store.stats(Partition("parts", n)).meta.get("acked", "0") for n in range(4)]
+    acked = [
+        queue.store.queries.stats(Partition("parts", n)).meta.get("acked", "0") for n in range(4)
+    ]
     assert min(map(int, acked)) > 100  # every partition had its share
     assert not queue.history.lost([*now, *soon])
     assert not queue.history.early([*now, *soon])

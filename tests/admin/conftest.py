@@ -26,7 +26,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from django_delayq.stats import overview as figures
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.admin import by_hand
 from tests.admin.browser import address, launched, live_server, log_in, watch
 from tests.admin.world import World

@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction
 from django_delayq.operators import bulk
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.admin.browser import address
 from tests.admin.bulk_orders import form_of, order, send, text_of
 from tests.admin.world import heartbeat

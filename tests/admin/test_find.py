@@ -193,8 +193,8 @@ def test_a_sent_row_whose_message_redis_has_lost_is_found(
 
 def test_a_message_that_cannot_be_decoded_is_found(find: Callable[..., Any], hands: Hands) -> None:
     handle = close_order.using(delay=DAY).enqueue(7)
-    key = partition_keys(hands.store.prefix, ORDERS)[4]
-    hands.store.client.hset(key, bytes.fromhex(handle.id), b"\x10" * 40)
+    key = partition_keys(hands.store.client.prefix, ORDERS)[4]
+    hands.store.client.redis.hset(key, bytes.fromhex(handle.id), b"\x10" * 40)
     assert find(handle.id).url == address("message", topic="orders", message_id=handle.id)
 
 
@@ -209,13 +209,14 @@ def test_all_topics_are_searched_in_one_round_trip_and_three_queries(
     hands.archive()
     lookup.by_key("a")
     asked: list[int] = []
-    read_all = type(hands.store).read_all
+    client = type(hands.store.client)
+    read_all = client.read_all
     monkeypatch.setattr(
-        type(hands.store),
+        client,
         "read_all",
-        lambda store, reads: asked.append(len(reads)) or read_all(store, reads),
+        lambda self, reads: asked.append(len(reads)) or read_all(self, reads),
     )
-    monkeypatch.setattr(type(hands.store), "call", None)
+    monkeypatch.setattr(client, "call", None)
     with django_assert_max_num_queries(
         3
     ):  # one of them for the topics of the outbox, of which there are none

@@ -106,8 +106,8 @@ def test_the_class_of_an_error_is_for_everybody_and_its_words_are_not(
 def test_a_crash_is_told_with_its_end_alone(operator: Client, hands: Hands) -> None:
     handle = close_order.enqueue(1)
     hands.claim(ORDERS)
-    key = partition_keys(hands.store.prefix, ORDERS)[3]
-    hands.store.client.zadd(key, {bytes.fromhex(handle.id): 1})
+    key = partition_keys(hands.store.client.prefix, ORDERS)[3]
+    hands.store.client.redis.zadd(key, {bytes.fromhex(handle.id): 1})
     hands.store.reclaim(ORDERS)
     html = html_of(operator, handle)
     assert "crashed" in html and "1 crash" in html
@@ -142,9 +142,9 @@ def test_a_message_that_waits_in_the_database_says_so_and_takes_everything(
 def test_a_message_that_cannot_be_decoded_is_shown_without_its_contents_and_can_be_cancelled(
     operator: Client, waiting: Handle, hands: Hands
 ) -> None:
-    record = bytes(hands.store.find(ORDERS, [bytes.fromhex(waiting.id)])[0].record)  # type: ignore[union-attr]
-    key = partition_keys(hands.store.prefix, ORDERS)[4]
-    hands.store.client.hset(key, bytes.fromhex(waiting.id), record[:23] + b"\xff{nonsense")
+    record = bytes(hands.store.queries.find(ORDERS, [bytes.fromhex(waiting.id)])[0].record)  # type: ignore[union-attr]
+    key = partition_keys(hands.store.client.prefix, ORDERS)[4]
+    hands.store.client.redis.hset(key, bytes.fromhex(waiting.id), record[:23] + b"\xff{nonsense")
     html = html_of(operator, waiting)
     assert "This message cannot be decoded" in html and waiting.id in html
     assert path(waiting, "message_edit") not in html
@@ -154,7 +154,7 @@ def test_a_message_that_cannot_be_decoded_is_shown_without_its_contents_and_can_
     assert operator.post(path(waiting, "message_cancel"), {"reason": "broken"}).url == address(
         "topic", topic="orders"
     )
-    assert hands.store.find(ORDERS, [bytes.fromhex(waiting.id)]) == [None]
+    assert hands.store.queries.find(ORDERS, [bytes.fromhex(waiting.id)]) == [None]
 
 
 def test_a_message_of_a_removed_task_is_shown_and_not_edited(

@@ -220,7 +220,7 @@ def test_a_message_that_fired_between_page_and_click_is_said_in_words(
     operator: Client, hands: Hands, name: str, data: dict[str, str]
 ) -> None:
     handle = close_order.using(delay=DAY).enqueue(1)
-    hands.store.reschedule(ORDERS, bytes.fromhex(handle.id), PAST)
+    hands.store.reschedule_in(ORDERS, bytes.fromhex(handle.id), PAST)
     assert hands.work(ORDERS) == 1
     hands.archive()
     response = operator.post(path(handle, name), data | {"next": path(handle)}, follow=False)

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq.stats import overview
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.templatetags.delayq import instant
 from tests.admin import by_hand
 from tests.admin.browser import address

@@ -18,7 +18,7 @@ from django.utils.timezone import make_naive
 from django_delayq.models import Forecast, ForecastCount
 from django_delayq.stats import overview
 from django_delayq.stats.history import FORECAST_DAYS, KeptForecast, newest_forecast
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.admin import by_hand
 from tests.admin.test_overview import page, text_of
 from tests.hands import stored

@@ -80,7 +80,7 @@ CALLS: dict[str, Callable[[Any, World], Any]] = {
     "operations.archive_again": lambda user, world: operations.archive_again(user, world.aside),
     "operations.quiet": lambda user, world: operations.quiet(user, WORKER),
     "operations.unquiet": lambda user, world: (
-        get_store().quiet(WORKER),
+        get_store().workers.quiet(WORKER),
         operations.unquiet(user, WORKER),
     ),
     "bulk.start": lambda user, world: bulk.start(

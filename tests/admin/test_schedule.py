@@ -15,7 +15,7 @@ from django_delayq.client import topics
 from django_delayq.core import exceptions
 from django_delayq.core.message import Message, Priority, key_id
 from django_delayq.models import OperatorAction, OutboxMessage
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.workers import Workers
 from django_delayq.tasks import registry
 from tests.admin.browser import address
 from tests.app.tasks import close_order, seen
@@ -192,7 +192,7 @@ def test_what_is_refused_later_does_not_make_a_form_that_has_counted_count_again
     full = exceptions.StoreFull()
     with (
         mock.patch("django_delayq.operators.operations.schedule", side_effect=full),
-        mock.patch.object(RedisStore, "takes_turn", side_effect=full),
+        mock.patch.object(Workers, "acquire_lock", side_effect=full),
     ):
         assert "Redis is at maxmemory" in send(client, data).content.decode()
     assert BEFORE in client.get(send(client, data).url).content.decode()

@@ -20,7 +20,7 @@ from shop.models import Order, Product
 from shop.tasks import expire_coupon, remind_unpaid
 
 from django_delayq.models import ArchivedMessage, OperatorAction
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from tests.acceptance.process import WorkerProcess
 from tests.admin.browser import address

@@ -23,7 +23,7 @@ from django_delayq.operators import recent_actions
 from django_delayq.outbox.listing import count_outbox, list_outbox
 from django_delayq.stats import overview as figures
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.admin.browser import address
 from tests.admin.world import MODES
 from tests.app.tasks import act, close_order, crowd, noop
@@ -324,7 +324,7 @@ def test_since_when_a_second_run_is_held_is_not_known(hands: Hands) -> None:
     act.enqueue("fail")
     hands.work(MODES)
     (message,) = topics.list_messages("modes").messages
-    hands.store.reschedule(MODES, bytes.fromhex(message.id), PAST)
+    hands.store.reschedule_in(MODES, bytes.fromhex(message.id), PAST)
     hands.claim(MODES)
     (one,) = topics.list_running("modes")
     assert one.message.attempt == 2 and one.since is None
@@ -479,7 +479,7 @@ def test_what_another_process_declares_and_a_worker_serves_is_as_it_should_be(
 ) -> None:
     leave("jobs", 1)
     beat = {"at_ms": int(hands.store.clock_ms()), "topics": ["jobs"]}
-    hands.store.beat("host:1:jobs", json.dumps(beat))
+    hands.store.workers.beat("host:1:jobs", json.dumps(beat))
     assert "delayq-undeclared" not in page("jobs")
     assert (
         "not declared" not in as_user("view_dashboard").get(address("changelist")).content.decode()

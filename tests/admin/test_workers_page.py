@@ -15,7 +15,7 @@ from django.test import Client
 from django_delayq.client import topics
 from django_delayq.models import OperatorAction
 from django_delayq.stats import overview
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.admin.browser import address
 from tests.faults import unreachable
 
@@ -48,7 +48,7 @@ def beat(delayq: RedisStore) -> Callable[..., None]:
             "rss_kb": 65_536,
         }
         usual |= {"settled": {"acked": 12_345, "dead": 2}, "at_ms": at_ms}
-        delayq.beat(name, json.dumps(usual | said))
+        delayq.workers.beat(name, json.dumps(usual | said))
 
     return write
 
@@ -108,7 +108,7 @@ def test_the_enter_key_in_the_reason_acts_on_no_worker(
     tab.get_by_label("Reason").press("Enter")
     tab.wait_for_timeout(300)
     assert tab.get_by_label("Reason").input_value() == "it eats memory"
-    assert not delayq.is_quiet(NAME)
+    assert not delayq.workers.is_quiet(NAME)
     tab.get_by_role("button", name="Stop claiming").click()
     tab.get_by_text("claims no more messages").wait_for()
     assert OperatorAction.objects.get().reason == "it eats memory"
@@ -160,10 +160,10 @@ def test_topics_that_nobody_serves_are_named(
     assert "orders" not in unserved(page())
     beat("host:3:more", topics=["modes"])
     assert "modes" not in unserved(page())
-    delayq.quiet("host:3:more")
+    delayq.workers.quiet("host:3:more")
     assert "modes" in unserved(page())
     beat("host:3:more", topics=["modes"], draining=True)
-    delayq.unquiet("host:3:more")
+    delayq.workers.unquiet("host:3:more")
     assert "modes" in unserved(page())
 
 
@@ -182,13 +182,13 @@ def test_a_worker_is_told_to_stop_and_to_go_on(
     client = as_user("view_dashboard", "pause_topic")
     answer = client.post(address("worker_quiet"), {"worker": NAME, "reason": "it eats memory"})
     assert answer["Location"] == address("workers")
-    assert delayq.is_quiet(NAME)
+    assert delayq.workers.is_quiet(NAME)
     text = read(client.get(address("workers")).content.decode())
     assert f"{NAME} claims no more messages" in text
     assert "Resume claiming" in text
     assert "Stop claiming" not in text
     client.post(address("worker_unquiet"), {"worker": NAME})
-    assert not delayq.is_quiet(NAME)
+    assert not delayq.workers.is_quiet(NAME)
     done = OperatorAction.objects.order_by("pk").values_list(
         "action", "selection", "reason", "count"
     )
@@ -215,7 +215,7 @@ def test_two_operators_who_stop_the_same_worker_agree(
     beat()
     for _ in range(2):
         as_user("view_dashboard", "pause_topic").post(address("worker_quiet"), {"worker": NAME})
-    assert delayq.is_quiet(NAME)
+    assert delayq.workers.is_quiet(NAME)
     assert len(set(OperatorAction.objects.values_list("operator", flat=True))) == 2
 
 
@@ -229,7 +229,7 @@ def test_who_may_only_look_has_no_buttons(
         not in client.get(address("workers")).content.decode().partition("</table>")[0]
     )
     assert client.post(address("worker_quiet"), {"worker": NAME}).status_code == 403
-    assert not delayq.is_quiet(NAME)
+    assert not delayq.workers.is_quiet(NAME)
 
 
 def test_without_redis_the_page_says_so(as_user: AsUser, delayq: RedisStore) -> None:

@@ -13,7 +13,7 @@ from django_delayq.models import ArchivedMessage, UnarchivableEntry
 from django_delayq.operators import bulk
 from django_delayq.store.finished import GROUP, FinishedStream
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import act, close_order
 from tests.hands import DAY, ORDERS, Hands
 
@@ -55,7 +55,7 @@ def heartbeat(store: RedisStore, name: str = WORKER, **figures: Any) -> None:
         "at_ms": now_ms,
         "rss_kb": 65_000,
     }
-    store.beat(name, json.dumps(known | figures))
+    store.workers.beat(name, json.dumps(known | figures))
 
 
 @dataclass
@@ -91,7 +91,7 @@ class World:
         self.hands.work(MODES)
         (entry,) = FinishedStream(self.hands.store, MODES, "test").read()
         unarchivable.put_aside(entry, ValueError(f"no row for {arguments}"), "default")
-        self.hands.store.archived(MODES, GROUP, [(entry.entry, entry.id, entry.stamp)])
+        self.hands.store.trim_finished(MODES, GROUP, [(entry.entry, entry.id, entry.stamp)])
         return UnarchivableEntry.objects.latest("pk").pk
 
     def die(self) -> ArchivedMessage:

@@ -215,11 +215,13 @@ def test_an_unknown_task_has_the_name_that_its_producer_gave(hands: Hands) -> No
 @pytest.mark.parametrize("damage", [b"not JSON", b"\xff\xfe", b""], ids=["text", "bytes", "empty"])
 def test_an_undecodable_body_is_kept_as_it_is(hands: Hands, damage: bytes) -> None:
     handle = record.enqueue("x")
-    raw = hands.store.client.hget(
-        keys.partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity
+    raw = hands.store.client.redis.hget(
+        keys.partition_keys(hands.store.client.prefix, DEFAULT)[4], handle.identity
     )
-    hands.store.client.hset(
-        keys.partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity, raw[:23] + damage
+    hands.store.client.redis.hset(
+        keys.partition_keys(hands.store.client.prefix, DEFAULT)[4],
+        handle.identity,
+        raw[:23] + damage,
     )
     hands.work()
     hands.archive()
@@ -232,7 +234,9 @@ def test_an_undecodable_body_is_kept_as_it_is(hands: Hands, damage: bytes) -> No
 
 def test_a_missing_body_is_a_row_too(hands: Hands) -> None:
     handle = record.enqueue("x")
-    hands.store.client.hdel(keys.partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity)
+    hands.store.client.redis.hdel(
+        keys.partition_keys(hands.store.client.prefix, DEFAULT)[4], handle.identity
+    )
     hands.claim()
     hands.archive()
     row = only_row()

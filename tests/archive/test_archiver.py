@@ -122,7 +122,7 @@ def test_a_redis_that_is_away_after_the_commit_is_told_later(
 ) -> None:
     finish(hands, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(hands.store, "archived", lambda *_: (_ for _ in ()).throw(DelayQError()))
+        patch.setattr(hands.store, "trim_finished", lambda *_: (_ for _ in ()).throw(DelayQError()))
         with pytest.raises(DelayQError):
             hands.archiver.run_once()
     assert len(rows()) == 3
@@ -162,9 +162,10 @@ def test_long_gone_archivers_are_forgotten(hands: Hands, monkeypatch: pytest.Mon
     hands.archive()
     monkeypatch.setattr(finished, "FORGET_AFTER_MS", -1)
     FinishedStream(hands.store, DEFAULT, "new").take_over()
-    key = finished.finished_key(hands.store.prefix, DEFAULT)
+    key = finished.finished_key(hands.store.client.prefix, DEFAULT)
     names = [
-        consumer["name"] for consumer in hands.store.client.xinfo_consumers(key, finished.GROUP)
+        consumer["name"]
+        for consumer in hands.store.client.redis.xinfo_consumers(key, finished.GROUP)
     ]
     assert b"gone" not in names
 
@@ -228,7 +229,7 @@ def test_a_topic_that_this_process_does_not_know_is_archived(hands: Hands) -> No
 def test_a_lost_stream_is_begun_anew(hands: Hands) -> None:
     finish(hands, 1)
     hands.archive()
-    hands.store.client.delete(finished.finished_key(hands.store.prefix, DEFAULT))
+    hands.store.client.redis.delete(finished.finished_key(hands.store.client.prefix, DEFAULT))
     finish(hands, 1)
     hands.archiver.run_once()
     hands.archive()

@@ -245,7 +245,9 @@ def test_a_message_that_is_adopted_while_it_runs_is_one_life(hands: Hands) -> No
 
 
 def _spilled_twin(hands: Hands, handle: Any) -> Any:
-    raw = hands.store.client.hget(partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity)
+    raw = hands.store.client.redis.hget(
+        partition_keys(hands.store.client.prefix, DEFAULT)[4], handle.identity
+    )
     return OutboxMessage(
         message_id=UUID(handle.id),
         enqueued_at_us=hands.store.now_us(),

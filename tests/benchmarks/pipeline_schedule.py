@@ -127,7 +127,7 @@ def schedule(spark: Any, url: str, path: str, job: str) -> tuple[float, int]:
 
 def _store(url: str) -> Any:
     from django_delayq.core.conf import parse_settings
-    from django_delayq.store.redis import RedisStore
+    from django_delayq.store.store import RedisStore
 
     return RedisStore(
         None, parse_settings({"REDIS": url, "TOPICS": {"reminders": {"partitions": PARTITIONS}}})
@@ -137,7 +137,9 @@ def _store(url: str) -> Any:
 def count(url: str) -> int:
     """Messages that wait."""
     store = _store(url)
-    return sum(stats.waiting for stats in store.all_stats(store.partitions.all("reminders")))
+    return sum(
+        stats.waiting for stats in store.queries.all_stats(store.partitions.all("reminders"))
+    )
 
 
 def finish(url: str, most: int) -> int:
@@ -145,9 +147,9 @@ def finish(url: str, most: int) -> int:
     store, ended = _store(url), 0
     for partition in store.partitions.all("reminders"):
         left = most // PARTITIONS
-        while left and (page := store.list(partition, Priority.NORMAL, None, left)):
+        while left and (page := store.queries.list(partition, Priority.NORMAL, None, left)):
             for one in page:
-                store.reschedule(partition, one.id, "1000")
+                store.reschedule_in(partition, one.id, "1000")
             leases = store.claim(partition, len(page)).leases
             store.ack(partition, [(lease, b"{}") for lease in leases])
             ended, left = ended + len(leases), left - len(leases)

@@ -52,7 +52,7 @@ def raw_drain(count: int) -> float:
     from django_delayq.core.times import When
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
-    from django_delayq.store.redis import Outgoing
+    from django_delayq.store.store import Outgoing
 
     store, partition, code = get_store(), Partition("raw", 0), task_code("raw")
     record = encode_record(

@@ -122,7 +122,7 @@ def _warm() -> None:
     fault wakes up again."""
     from django_delayq.store import get_store
 
-    client = get_store().client
+    client = get_store().client.redis
     nodes = client.get_primaries() if hasattr(client, "get_primaries") else []
     for pool in [node.redis_connection.connection_pool for node in nodes] or [
         client.connection_pool

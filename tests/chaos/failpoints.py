@@ -30,13 +30,13 @@ class Point(NamedTuple):
 
 POINTS = {
     # A worker, in the order in which a message passes them.
-    "claimed": Point("store.redis", "RedisStore.claim", True, 0.1),
+    "claimed": Point("store.store", "RedisStore.claim", True, 0.1),
     "before_run": Point("archive.exactly_once", "perform", False, 0.1),
     "before_insert": Point("archive.archive_rows", "archive_once", False, 0.1),
     "before_commit": Point("archive.archive_rows", "archive_once", True, 0.1),
     "after_commit": Point("archive.exactly_once", "perform", True, 0.1),
-    "before_ack": Point("store.redis", "RedisStore.ack", False, 0.1),
-    "after_ack": Point("store.redis", "RedisStore.ack", True, 0.1),
+    "before_ack": Point("store.store", "RedisStore.ack", False, 0.1),
+    "after_ack": Point("store.store", "RedisStore.ack", True, 0.1),
     # The archiver.
     "after_read": Point("archive.archiver", "store_entries", False, 0.4),
     "after_insert": Point("archive.archive_rows", "insert", True, 0.4),

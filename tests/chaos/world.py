@@ -123,7 +123,8 @@ class World:
         from django_delayq.store import get_store
 
         every = [
-            get_store().stats(partition) for partition in get_store().partitions.all("default")
+            get_store().queries.stats(partition)
+            for partition in get_store().partitions.all("default")
         ]
         return sum(stats.waiting + stats.leased for stats in every)
 

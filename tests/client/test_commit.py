@@ -18,7 +18,7 @@ from django_delayq import MessageNotFound, MessageRunning, list_messages
 from django_delayq.client.handle import Handle
 from django_delayq.core import exceptions, signals
 from django_delayq.core.signals import Event
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import crowd, record
 from tests.faults import lost_answers, scripts_run, unreachable
 from tests.hands import apart

@@ -8,7 +8,7 @@ import pytest
 
 from django_delayq import topic_stats
 from django_delayq.core import exceptions
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import noop, record
 from tests.faults import lost_answers
 from tests.sending import LONG_AGO, ack, claim, sent

@@ -70,7 +70,7 @@ def test_the_row_follows(hands: Hands) -> None:
     edit("default", handle.id, [2], {})
     after = row_of(handle)
     assert fields_of(after) == fields_of(before)
-    (found,) = hands.store.find(DEFAULT, [handle.identity])
+    (found,) = hands.store.queries.find(DEFAULT, [handle.identity])
     assert found and bytes(after.record) == found.record[STAMP.size :]
     assert Record.decode(found.record).flags & DURABLE
 
@@ -106,7 +106,7 @@ def test_a_plain_message_with_no_row_needs_none(hands: Hands) -> None:
 def test_a_row_of_another_life_is_left_alone(hands: Hands) -> None:
     """It waits for the message in Redis to end, and has other arguments."""
     handle = record.using(delay=60, key="k").enqueue("in Redis")
-    (found,) = hands.store.find(DEFAULT, [handle.identity])
+    (found,) = hands.store.queries.find(DEFAULT, [handle.identity])
     assert found
     OutboxMessage.objects.create(
         message_id=handle.identity.hex(), enqueued_at_us=5, topic="default", task=record.name, key="k",
@@ -243,14 +243,14 @@ def test_an_edit_whose_answer_is_lost_is_said_to_be_unknown_and_may_be_repeated(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = durable.using(delay=60).enqueue(1)
-    real = hands.store.edit
+    real = hands.store.edit_in
 
     def lose_answer(*args: Any) -> str:
         with lost_answers():
             return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(hands.store, "edit", lose_answer)
+        patch.setattr(hands.store, "edit_in", lose_answer)
         with pytest.raises(OutcomeUnknown):
             edit("default", handle.id, [2], {})
     edit("default", handle.id, [2], {})

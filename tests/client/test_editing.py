@@ -16,7 +16,7 @@ from django_delayq.core.conf import get_settings
 from django_delayq.core.message import COMPRESSED, DURABLE, HEADER_END, Message, Record
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from tests.app.tasks import close_order, crowd, noop, record
 from tests.sending import LONG_AGO, ack, claim, with_transactions
@@ -28,7 +28,7 @@ DEFAULT = Partition("default", 0)
 
 def record_of(store: RedisStore, handle: Handle) -> Record:
     """As it lies in Redis."""
-    (found,) = store.find(Partition(handle.topic, 0), [handle.identity])
+    (found,) = store.queries.find(Partition(handle.topic, 0), [handle.identity])
     assert found
     return Record.decode(found.record)
 
@@ -71,10 +71,10 @@ def test_arguments_are_others_and_everything_else_stays(delayq: RedisStore) -> N
 def test_what_names_a_replay_and_its_maximum_of_attempts_stays(delayq: RedisStore) -> None:
     handle = record.using(delay=60, max_attempts=9).enqueue(1)
     body = b'{"args":[1],"max_attempts":9,"replay_of":77}'
-    raw = delayq.find(DEFAULT, [handle.identity])[0].record  # type: ignore[union-attr]
-    delayq.command(
+    raw = delayq.queries.find(DEFAULT, [handle.identity])[0].record  # type: ignore[union-attr]
+    delayq.client.command(
         "HSET",
-        keys.partition_keys(delayq.prefix, DEFAULT)[4],
+        keys.partition_keys(delayq.client.prefix, DEFAULT)[4],
         handle.identity,
         raw[:HEADER_END] + body,
     )
@@ -158,11 +158,15 @@ def refused(
     store: RedisStore, handle: Handle, error: type[Exception], match: str, *arguments: Any
 ) -> None:
     """The edit raises, and the message is as before."""
-    before = store.client.hgetall(keys.partition_keys(store.prefix, Partition(handle.topic, 0))[4])
+    before = store.client.redis.hgetall(
+        keys.partition_keys(store.client.prefix, Partition(handle.topic, 0))[4]
+    )
     with pytest.raises(error, match=match):
         edit(handle.topic, handle.id, *arguments)
     assert (
-        store.client.hgetall(keys.partition_keys(store.prefix, Partition(handle.topic, 0))[4])
+        store.client.redis.hgetall(
+            keys.partition_keys(store.client.prefix, Partition(handle.topic, 0))[4]
+        )
         == before
     )
 
@@ -212,8 +216,8 @@ def test_a_task_that_is_not_declared_here_is_refused(
 
 def test_a_record_that_cannot_be_decoded_is_refused(delayq: RedisStore) -> None:
     handle = noop.using(delay=60).enqueue(5)
-    delayq.command(
-        "HSET", keys.partition_keys(delayq.prefix, DEFAULT)[4], handle.identity, b"x" * 40
+    delayq.client.command(
+        "HSET", keys.partition_keys(delayq.client.prefix, DEFAULT)[4], handle.identity, b"x" * 40
     )
     refused(delayq, handle, exceptions.UndecodableMessage, "version", [6], {})
 
@@ -254,15 +258,15 @@ def test_somebody_who_is_quicker_is_not_overwritten(
     delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = record.using(delay=60).enqueue(1)
-    real = RedisStore.find
+    real = RedisStore.find_many
 
     def find_late(self: RedisStore, *args: Any) -> Any:
         found = real(self, *args)
-        monkeypatch.setattr(RedisStore, "find", real)
+        monkeypatch.setattr(RedisStore, "find_many", real)
         edit("default", handle.id, ["quicker"], {})
         return found
 
-    monkeypatch.setattr(RedisStore, "find", find_late)
+    monkeypatch.setattr(RedisStore, "find_many", find_late)
     with pytest.raises(exceptions.MessageChanged):
         edit("default", handle.id, ["slower"], {})
     assert live(handle).args == ["quicker"]

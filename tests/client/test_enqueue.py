@@ -11,7 +11,7 @@ import pytest
 from django.db import transaction
 
 from django_delayq.core import exceptions
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, record, remind
 from tests.faults import scripts_run
 from tests.sending import Capture, Undo, savepoint, sent, with_transactions

@@ -12,7 +12,7 @@ from django_delayq import topic_stats
 from django_delayq.client.sender import MOST_ON_ITS_WAY
 from django_delayq.core import exceptions
 from django_delayq.store import get_store
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, noop, record
 from tests.faults import scripts_run
 from tests.sending import sent, with_transactions
@@ -118,7 +118,7 @@ def test_element_that_is_no_call_tells_what_was_sent(delayq: RedisStore) -> None
 def test_many_partitions_need_few_connections(delayq: RedisStore, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 256}}}
     handles = crowd.using(delay=60).enqueue_many([(n,) for n in range(3000)])
-    pool = get_store().client.connection_pool
+    pool = get_store().client.redis.connection_pool
     assert {handle.outcome for handle in handles} == {"stored"}
     assert topic_stats("crowd").delayed == 3000
     assert len(pool._available_connections) <= MOST_ON_ITS_WAY + 1
@@ -136,7 +136,7 @@ def test_more_threads_than_redis_py_allows_connections_wait_for_a_pausing_redis(
         outcomes.append(noop.using(delay=60).enqueue().outcome)
 
     threads = [threading.Thread(target=send) for _ in range(160)]
-    delayq.command("CLIENT", "PAUSE", 400, "ALL")
+    delayq.client.command("CLIENT", "PAUSE", 400, "ALL")
     for thread in threads:
         thread.start()
     for thread in threads:

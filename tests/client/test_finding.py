@@ -14,7 +14,7 @@ from django_delayq.core import exceptions
 from django_delayq.core.conf import get_settings
 from django_delayq.core.message import State
 from django_delayq.store import get_store
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, noop
 from tests.sending import LONG_AGO, ack, claim, sent, with_transactions
 

@@ -27,8 +27,8 @@ from django_delayq.core.message import State, key_id
 from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
-from django_delayq.store.registry import Registry
+from django_delayq.store.store import RedisStore
+from django_delayq.store.workers import Workers
 from tests.app.tasks import record, seen
 from tests.faults import unreachable
 from tests.hands import DAY, Hands, lose_redis, messages_in, outbox, statuses
@@ -41,7 +41,7 @@ ORDERS = Partition("orders", 0)
 
 
 def due_now(handle: Handle) -> None:
-    get_store().reschedule(JOBS, handle.identity, "1000000000000")
+    get_store().reschedule_in(JOBS, handle.identity, "1000000000000")
 
 
 # What moves
@@ -156,7 +156,9 @@ def test_what_runs_stays_and_what_a_dead_worker_held_moves(hands: Hands) -> None
     for handle in leave("jobs", 1, 2):
         due_now(handle)
     first, second = hands.store.claim(JOBS, 2).leases
-    hands.store.command("ZADD", keys.leased_key(hands.store.prefix, JOBS), "XX", 1, second.id)
+    hands.store.client.command(
+        "ZADD", keys.leased_key(hands.store.client.prefix, JOBS), "XX", 1, second.id
+    )
     assert move_topic("jobs", "orders") == Moved(moved=1, running=1)
     assert messages_in(hands.store, JOBS) == {first.id}
 
@@ -182,8 +184,8 @@ def test_a_key_that_is_live_in_the_other_topic_stays(
 
 def test_a_record_that_nobody_can_read_stays(hands: Hands) -> None:
     (handle,) = leave("jobs", 1)
-    hands.store.command(
-        "HSET", keys.partition_keys(hands.store.prefix, JOBS)[4], handle.identity, b"\0" * 30
+    hands.store.client.command(
+        "HSET", keys.partition_keys(hands.store.client.prefix, JOBS)[4], handle.identity, b"\0" * 30
     )
     assert move_topic("jobs", "orders") == Moved(unreadable=1)
     assert messages_in(hands.store, JOBS) == {handle.identity}
@@ -252,12 +254,12 @@ def test_a_move_that_died_goes_on_and_everything_runs_once(
 ) -> None:
     leave("jobs", 1, key=key, durable=durable, delay=0)
     with pytest.raises(Died), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Registry, "end_turn", lambda self, name: None)
+        patch.setattr(Workers, "release_lock", lambda self, name: None)
         die(moving, step)
         move_topic("jobs", "orders")
     with pytest.raises(InvalidMessage, match="died at it: try again in a minute"):
         move_topic("jobs", "orders")
-    hands.store.end_turn("move:jobs")
+    hands.store.workers.release_lock("move:jobs")
     assert hands.work(ORDERS) == 0, "it waits there, so that it is not in two places"
     hands.reconcile()
     done = move_topic("jobs", "orders")
@@ -334,7 +336,7 @@ def test_what_is_claimed_or_cancelled_at_the_very_moment_is_not_run_in_the_other
         if what == "claim":
             assert len(hands.store.claim(JOBS, 1).leases) == 1
         else:
-            assert hands.store.cancel(JOBS, [handle.identity]) == ["OK"]
+            assert hands.store.cancel_in(JOBS, [handle.identity]) == ["OK"]
         return leave_(*args, **kwargs)
 
     monkeypatch.setattr(moving, "_leave", meanwhile)

@@ -15,7 +15,7 @@ from django_delayq import topic_stats
 from django_delayq.client.handle import Handle
 from django_delayq.core import exceptions
 from django_delayq.models import ArchivedMessage
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 from tests.faults import unreachable
 from tests.sending import Undo, kept, savepoint, sent, with_transactions

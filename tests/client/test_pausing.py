@@ -11,7 +11,7 @@ import pytest
 from django_delayq import InvalidMessage, pause_topic, resume_topic, topic_stats
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import crowd, record
 
 DEFAULT = Partition("default", 0)
@@ -35,9 +35,9 @@ def pass_end(store: RedisStore, *partitions: Partition) -> None:
     """As if the pause, its note too, had ended a moment ago."""
     ended_ms = int(store.clock_ms()) - 1
     for partition in partitions or (DEFAULT,):
-        meta = keys.meta_key(store.prefix, partition)
-        note = json.loads(store.command("HGET", meta, "paused")) | {"until": ended_ms}
-        store.command("HSET", meta, "paused", json.dumps(note), "paused_until", ended_ms)
+        meta = keys.meta_key(store.client.prefix, partition)
+        note = json.loads(store.client.command("HGET", meta, "paused")) | {"until": ended_ms}
+        store.client.command("HSET", meta, "paused", json.dumps(note), "paused_until", ended_ms)
 
 
 def test_pause_says_when_it_ends(delayq: RedisStore) -> None:
@@ -73,9 +73,9 @@ def test_topic_is_shown_as_running_once_it_is_over_although_nobody_has_claimed_y
     pause_topic("default", until=in_an_hour())
     pass_end(delayq)
     assert topic_stats("default").paused is None
-    assert delayq.stats(DEFAULT).meta["paused"]  # its note goes with the next claim
+    assert delayq.queries.stats(DEFAULT).meta["paused"]  # its note goes with the next claim
     assert not delayq.claim(DEFAULT, 1).paused
-    assert "paused" not in delayq.stats(DEFAULT).meta
+    assert "paused" not in delayq.queries.stats(DEFAULT).meta
 
 
 def test_second_pause_replaces_the_end(delayq: RedisStore) -> None:

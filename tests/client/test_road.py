@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 
 import django_delayq
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import noop
 from tests.sending import with_transactions
 

@@ -172,7 +172,7 @@ def test_transactions_do_what_their_calls_say(
     assert (outbox(), messages_in(hands.store)) == ([], set()), str(story)
     left = [
         field
-        for field in hands.store.client.hkeys(meta_key(hands.store.prefix, DEFAULT))
+        for field in hands.store.client.redis.hkeys(meta_key(hands.store.client.prefix, DEFAULT))
         if b"done:" in field
     ]
     assert left == [], str(story)

@@ -15,7 +15,7 @@ from django_delayq.models import OutboxMessage, OutboxStatus
 from django_delayq.outbox import outbox
 from django_delayq.outbox.relay import Relay
 from django_delayq.store import breaker
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import noop, record
 from tests.faults import lost_answers, scripts_run, unreachable
 from tests.sending import Undo, kept, sent, with_transactions

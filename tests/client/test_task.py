@@ -22,7 +22,7 @@ from django.apps import apps
 from django_delayq import DelayQError, Message, Priority, State, constant, delayed_task
 from django_delayq.core import exceptions
 from django_delayq.core.message import task_code
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from tests.app.tasks import close_order, noop, remind
 

@@ -27,7 +27,7 @@ from django_delayq.core.conf import parse_settings
 from django_delayq.core.message import Attempts, Found
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks.naming import shown
 from tests.app.tasks import close_order, crowd, noop, record
 
@@ -264,7 +264,7 @@ def test_listing_shows_the_runs_that_have_ended(delayq: RedisStore) -> None:
             DEFAULT,
             [(lease, 0, True, json.dumps({"outcome": "retried", "error": f"E{number}"}).encode())],
         )
-        delayq.reschedule(DEFAULT, handle.identity, "1000000000000")
+        delayq.reschedule_in(DEFAULT, handle.identity, "1000000000000")
     for message in (list_messages("default").messages[0], handle.get()):
         assert message is not None
         assert [(run["outcome"], run["error"]) for run in message.runs] == [
@@ -292,7 +292,9 @@ def test_wrong_cursor_is_refused(delayq: RedisStore, cursor: str) -> None:
 )
 def test_message_that_cannot_be_decoded_is_shown(delayq: RedisStore, raw: bytes) -> None:
     good, bad = (later.enqueue(n) for n in range(2))
-    delayq.command("HSET", keys.partition_keys(delayq.prefix, DEFAULT)[4], bad.identity, raw)
+    delayq.client.command(
+        "HSET", keys.partition_keys(delayq.client.prefix, DEFAULT)[4], bad.identity, raw
+    )
     listed = {message.id: message.task for message in list_messages("default").messages}
     name = "undecodable" if len(raw) < 23 else f"code:{raw[19:23].hex()}"
     assert listed == {good.id: "tests.app.tasks.record", bad.id: name}

@@ -16,9 +16,10 @@ from django_delayq.core.exceptions import EnqueueUnknown
 from django_delayq.models import ArchivedMessage, OutboxMessage, OutboxStatus
 from django_delayq.outbox.reconciler import Reconciler
 from django_delayq.outbox.relay import Relay
-from django_delayq.store import get_store, link
+from django_delayq.store import client, get_store
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.queries import Life
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import noop
 from tests.servers import Replicated, wait_until
 
@@ -37,7 +38,7 @@ def pair() -> Iterator[Replicated]:
 def waiting(
     settings: Any, pair: Replicated, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RedisStore]:
-    monkeypatch.setattr(link, "WAIT_TIMEOUT", 0.1)
+    monkeypatch.setattr(client, "WAIT_TIMEOUT", 0.1)
     settings.DELAYQ = {"REDIS": pair.primaries[0].url, "PREFIX": prefix, "WAIT_REPLICAS": 1}
     yield get_store()
     get_store().close()
@@ -59,11 +60,11 @@ def frozen_replica(pair: Replicated) -> Iterator[Any]:
 def test_what_a_replica_has_stays_in_redis(
     waiting: RedisStore, pair: Replicated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "WAIT_TIMEOUT", 5.0)  # it keeps up, however slow the machine is
+    monkeypatch.setattr(client, "WAIT_TIMEOUT", 5.0)  # it keeps up, however slow the machine is
     handle = noop.using(delay=60).enqueue(1, 2)
     assert handle.outcome == "stored"
     with redis.Redis(unix_socket_path=str(pair.others[0].socket)) as replica:
-        key = f"{waiting.prefix}:{{default:0}}:messages"
+        key = f"{waiting.client.prefix}:{{default:0}}:messages"
         assert [member.hex() for member in replica.hkeys(key)] == [handle.id]
     assert not OutboxMessage.objects.exists()
 
@@ -79,9 +80,8 @@ def test_what_no_replica_has_is_the_outboxs_too_and_is_still_one_message(
         OutboxStatus.SENT,
     )
     assert handle.due_ms == row.due_at_ms
-    found = waiting.find(PARTITION, [bytes.fromhex(handle.id)])[0]
-    assert found is not None
-    assert waiting.lives(PARTITION, [(row.message_id.bytes, row.enqueued_at_us)]) == ["LIVE"]
+    life = Life(row.message_id.bytes, row.enqueued_at_us)
+    assert waiting.durable_status("default", life) == (PARTITION, "LIVE")
 
     wait_until(lambda: waiting.claim(PARTITION, 0).next_due_ms is not None, "it waits")
     leases: list[Any] = []
@@ -100,23 +100,23 @@ def test_what_no_replica_has_is_the_outboxs_too_and_is_still_one_message(
 def test_what_has_run_before_the_replicas_were_given_up_does_not_run_again(
     waiting: RedisStore, frozen_replica: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "WAIT_TIMEOUT", 0.1)
+    monkeypatch.setattr(client, "WAIT_TIMEOUT", 0.1)
     taken: list[Any] = []
-    wait = RedisStore.begin_replicated
+    wait = client.RedisClient.begin_replicated
 
-    def run_meanwhile(self: RedisStore, *args: Any) -> Any:
+    def run_meanwhile(self: client.RedisClient, *args: Any) -> Any:
         answer = wait(self, *args)
 
         def read() -> Any:
             try:
                 return answer()
             finally:
-                taken.extend(self.claim(PARTITION, 1).leases)
-                self.ack(PARTITION, [(lease, b"{}") for lease in taken])
+                taken.extend(waiting.claim(PARTITION, 1).leases)
+                waiting.ack(PARTITION, [(lease, b"{}") for lease in taken])
 
         return read
 
-    monkeypatch.setattr(RedisStore, "begin_replicated", run_meanwhile)
+    monkeypatch.setattr(client.RedisClient, "begin_replicated", run_meanwhile)
     handle = noop.enqueue(1, 2)
     assert [lease.id.hex() for lease in taken] == [handle.id]
     assert handle.outcome == "stored"
@@ -128,13 +128,11 @@ def test_while_replicas_are_away_nobody_waits_for_them_again(
 ) -> None:
     handles = [noop.using(delay=60).enqueue(1, n) for n in range(3)]
     assert [handle.outcome for handle in handles] == ["outbox"] * 3
-    stored = [
-        waiting.find(PARTITION, [bytes.fromhex(handle.id)])[0] is not None for handle in handles
-    ]
+    stored = [waiting.find("default", bytes.fromhex(handle.id)) is not None for handle in handles]
     assert stored == [True, False, False]
     assert not waiting.breaker.open  # the relay is not held up
     frozen_replica()
-    wait_until(lambda: not waiting.replicas.open, "the replica keeps up again")
+    wait_until(lambda: not waiting.client.replicas.open, "the replica keeps up again")
     assert noop.using(delay=60).enqueue(1, 2).outcome == "stored"
 
 
@@ -151,11 +149,11 @@ def test_who_wants_errors_gets_one_and_may_send_again(
     with pytest.raises(EnqueueUnknown) as error:
         task.enqueue(1, 2)
     frozen_replica()
-    wait_until(lambda: not waiting.replicas.open, "the replica keeps up again")
+    wait_until(lambda: not waiting.client.replicas.open, "the replica keeps up again")
     assert task.using(id=error.value.ids[0]).enqueue(1, 2).outcome == "stored"
-    assert waiting.stats(PARTITION).waiting == 1
+    assert waiting.queries.stats(PARTITION).waiting == 1
 
 
 def test_a_durable_message_does_not_wait(waiting: RedisStore, frozen_replica: Any) -> None:
     assert noop.using(delay=60, durable=True).enqueue(1, 2).outcome == "stored"
-    assert not waiting.replicas.open
+    assert not waiting.client.replicas.open

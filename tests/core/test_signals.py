@@ -14,7 +14,7 @@ from django.dispatch import Signal
 from django_delayq import DuplicateMessage, pause_topic, purge_topic, resume_topic
 from django_delayq.core import log, signals
 from django_delayq.core.signals import Event
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record
 
 Listen = Callable[[Signal], list[tuple[str, list[Event]]]]

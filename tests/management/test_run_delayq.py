@@ -18,7 +18,7 @@ from django_delayq.core.conf import get_settings
 from django_delayq.core.exceptions import OutcomeUnknown
 from django_delayq.management.commands import run_delayq as module
 from django_delayq.management.commands.run_delayq import Command
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker.process.runner import ExitCode
 from django_delayq.worker.process.startup import port_here
 from tests.app.tasks import close_order, record, seen

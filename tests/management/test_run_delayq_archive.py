@@ -11,7 +11,7 @@ from django.db import OperationalError, connection
 
 from django_delayq.management.commands import run_delayq as module
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage, UnarchivableEntry
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker.process.runner import ExitCode
 from tests.app.tasks import record, seen
 from tests.management.test_run_delayq import LONG_AGO, refused

@@ -16,7 +16,7 @@ from django_delayq import pause_topic
 from django_delayq.management.verbs.stats import Command
 from django_delayq.stats import overview
 from django_delayq.stats.hourly import compute_day, compute_hour, day_of, hour_of
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker.process.runner import ExitCode
 from tests.app.tasks import close_order, record
 from tests.database_faults import database_away

@@ -47,7 +47,7 @@ def check_record(
 @pytest.fixture
 def worker(hands: Hands) -> None:
     """The heartbeat of one."""
-    hands.store.beat(WORKER, json.dumps({"beat_ms": hands.store.clock_ms()}))
+    hands.store.workers.beat(WORKER, json.dumps({"beat_ms": hands.store.clock_ms()}))
 
 
 # Topics
@@ -182,11 +182,11 @@ def test_a_dead_letter_is_discarded(hands: Hands) -> None:
 
 def test_a_worker_is_told_to_be_quiet_and_to_go_on(hands: Hands, worker: None) -> None:
     operations.quiet(OPERATOR, WORKER, reason="deploy")
-    assert hands.store.is_quiet(WORKER)
+    assert hands.store.workers.is_quiet(WORKER)
     check_record("quiet", f"worker {WORKER}", "deploy")
     OperatorAction.objects.all().delete()
     operations.unquiet(OPERATOR, WORKER)
-    assert not hands.store.is_quiet(WORKER)
+    assert not hands.store.workers.is_quiet(WORKER)
     check_record("unquiet", f"worker {WORKER}")
 
 

@@ -18,7 +18,7 @@ from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.operators import walk as module
 from django_delayq.operators.replay import discard, replay
 from django_delayq.outbox.relay import Relay
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order
 from tests.hands import stored
 

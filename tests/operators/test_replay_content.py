@@ -19,7 +19,7 @@ from django_delayq.operators import replayer as module
 from django_delayq.operators.replay import discard, replay
 from django_delayq.outbox.relay import Relay
 from django_delayq.store import get_store
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import crowd, record
 from tests.faults import unreachable
 from tests.operators.test_replay import bodies, dead, origins
@@ -238,7 +238,7 @@ def test_a_key_that_the_archive_could_not_write_is_not_taken_for_another(
 def test_an_unknown_topic_stays_unknown_to_redis(delayq: RedisStore) -> None:
     dead(topic="retired", key="k")
     replay(state="dead")
-    assert "retired" not in delayq.topics()
+    assert "retired" not in delayq.topics.names()
 
 
 def test_edited_arguments_take_the_place_of_redacted_ones() -> None:

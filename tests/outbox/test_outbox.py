@@ -14,7 +14,7 @@ from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.store import get_store
 from django_delayq.store.keys import Partition, meta_key
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.sql_tasks import count
 from tests.app.tasks import act, record, seen
 from tests.hands import (
@@ -98,7 +98,7 @@ def test_the_commit_sends_it_under_the_stamp_of_its_row(hands: Hands) -> None:
     (lease,) = hands.claim()
     assert (lease.id, stamp_of(lease)) == (row.message_id.bytes, row.enqueued_at_us)
     assert (lease.record[14:], row.status, handle.outcome) == (bytes(row.record), "sent", "stored")
-    assert lease.due_at_ms == row.due_at_ms
+    assert lease.attempts.due_at_ms == row.due_at_ms
     hands.run(lease)
     hands.archive()
     assert (seen, statuses(), only_row().state) == ([1], [], "acked")
@@ -183,7 +183,7 @@ def test_its_row_goes_with_the_row_of_the_archive(hands: Hands, task: Any) -> No
 
 def test_an_expired_one_ends_too(hands: Hands) -> None:
     handle = durable.using(delay=60, expires=0.001).enqueue(1)
-    hands.store.reschedule(DEFAULT, handle.identity, PAST)
+    hands.store.reschedule_in(DEFAULT, handle.identity, PAST)
     assert hands.claim() == []
     hands.archive()
     assert (only_row().state, statuses()) == ("expired", [])
@@ -207,7 +207,7 @@ def test_a_retried_one_stays_open(hands: Hands) -> None:
 
 
 def _meta(store: RedisStore) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = store.client.hgetall(meta_key(store.prefix, DEFAULT))
+    found: dict[bytes, bytes] = store.client.redis.hgetall(meta_key(store.client.prefix, DEFAULT))
     return found
 
 

@@ -21,6 +21,7 @@ from django_delayq.core.exceptions import (
     MessageNotFound,
     StoreUnavailable,
 )
+from django_delayq.core.times import When
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.outbox import outbox, postponed
 from django_delayq.store import breaker
@@ -65,7 +66,7 @@ def back(hands: Hands) -> None:
 def end_all(hands: Hands) -> list[tuple[str, str]]:
     """Everything falls due and runs. State and reason of the rows of the archive."""
     for identity in messages_in(hands.store):
-        hands.store.reschedule(DEFAULT, identity, PAST)
+        hands.store.reschedule_in(DEFAULT, identity, PAST)
     hands.work()
     hands.archive()
     return sorted((row.state, row.reason) for row in rows())
@@ -153,7 +154,7 @@ def test_in_an_outage_a_cancelled_row_does_not_hide_what_was_enqueued_since(
     handle = keyed.enqueue("live")
     with unreachable():
         assert handle.cancel() if call == "cancel" else handle.reschedule(delay=5_000)
-    hands.store.clock.sync(
+    hands.store.client.clock.sync(
         int((hands.store.clock_ms() + 200) * 1000)
     )  # said well after the enqueue
     back(hands)
@@ -190,11 +191,11 @@ def test_of_two_moves_in_one_transaction_the_second_counts_though_redis_hears_on
     handle = near.enqueue("x")
     reschedule, told = hands.store.reschedule, list[str]()
 
-    def only_once(partition: Any, identity: bytes, when: str) -> int:
+    def only_once(topic: str, identity: bytes, when: When) -> int:
         if told:
             raise StoreUnavailable
         told.append(when)
-        return reschedule(partition, identity, when)
+        return reschedule(topic, identity, when)
 
     with monkeypatch.context() as patch:
         patch.setattr(hands.store, "reschedule", only_once)
@@ -465,7 +466,7 @@ def test_a_message_enqueued_by_others_after_the_cancel_is_not_meant(
     keyed.enqueue("old")
     with unreachable():
         record.cancel(key="k")
-    hands.store.cancel(DEFAULT, [changes.Target.of("default", "k", None).identity])
+    hands.store.cancel_in(DEFAULT, [changes.Target.of("default", "k", None).identity])
     wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
     postponed.pending.clear()  # this process is another one
     keyed.enqueue("new")
@@ -531,11 +532,11 @@ def test_nobody_waits_for_a_redis_that_is_known_to_be_away(
     handle = keyed.enqueue("x")
     with unreachable():
         record.enqueue("trips the breaker")
-    sent = hands.store.client.info("commandstats")
+    sent = hands.store.client.redis.info("commandstats")
     with transaction.atomic():
         handle.reschedule(delay=5)
         handle.cancel()
-    again = hands.store.client.info("commandstats")
+    again = hands.store.client.redis.info("commandstats")
     assert {name: sent.get(name) for name in again if "eval" in name} == {
         name: again[name] for name in again if "eval" in name
     }
@@ -690,7 +691,7 @@ def test_a_lost_message_that_is_moved_away_and_cancelled_leaves_nothing_in_redis
     handle.reschedule(delay=2 * DAY)
     handle.cancel()
     assert end_all(hands) == [("cancelled", "cancelled")]
-    meta = hands.store.client.hgetall(meta_key(hands.store.prefix, DEFAULT))
+    meta = hands.store.client.redis.hgetall(meta_key(hands.store.client.prefix, DEFAULT))
     assert ([name for name in meta if name.startswith(b"done:")], statuses()) == ([], [])
 
 

@@ -61,14 +61,15 @@ def test_a_key_whose_row_is_closed_while_it_is_enqueued_again_is_not_kept_from_i
 
 def relay_after(hands: Hands, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The relay sends the message when the producer has just not found it in Redis."""
-    look = getattr(changes, name)
+    real = getattr(hands.store, name)
 
-    def look_and_fall_asleep(*args: Any) -> Any:
-        answer = look(*args)
-        hands.relay()
-        return answer
+    def fall_asleep_after(*args: Any) -> Any:
+        try:
+            return real(*args)
+        finally:
+            hands.relay()
 
-    monkeypatch.setattr(changes, name, look_and_fall_asleep)
+    monkeypatch.setattr(hands.store, name, fall_asleep_after)
 
 
 def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(
@@ -76,7 +77,7 @@ def test_a_reschedule_is_not_lost_when_the_relay_is_quicker(
 ) -> None:
     handle = durable.using(delay=DAY).enqueue(1)
     OutboxMessage.objects.update(relay_at_ms=0)
-    relay_after(hands, monkeypatch, "_reschedule_in_redis")
+    relay_after(hands, monkeypatch, "reschedule")
     due = handle.reschedule(delay=2 * DAY)
     hands.relay()
     message = handle.get()
@@ -89,7 +90,7 @@ def test_a_cancel_is_not_lost_when_the_relay_is_quicker(
 ) -> None:
     handle = durable.using(delay=DAY).enqueue(1)
     OutboxMessage.objects.update(relay_at_ms=0)
-    relay_after(hands, monkeypatch, "_cancel_in_redis")
+    relay_after(hands, monkeypatch, "cancel")
     handle.cancel()
     assert messages_in(hands.store) == set()
     hands.archive()

@@ -37,7 +37,7 @@ def test_what_redis_has_lost_is_sent_again_as_it_was(hands: Hands) -> None:
     handle = durable.using(key="k", delay=60, headers={"a": "b"}, expires=30).enqueue("x")
     before = handle.get()
     lose_redis(hands.store)
-    assert hands.store.find(DEFAULT, [handle.identity]) == [None]
+    assert hands.store.queries.find(DEFAULT, [handle.identity]) == [None]
     assert hands.reconcile() == 1
     assert handle.get() == before
     assert statuses() == ["sent"]
@@ -61,9 +61,12 @@ def test_what_redis_knows_is_left_alone(hands: Hands) -> None:
     durable.using(key="k").enqueue("runs")
     (lease,) = hands.claim()
     durable.using(key="k", on_duplicate="replace").enqueue("follows")
-    before = hands.store.client.hgetall(partition_keys(hands.store.prefix, DEFAULT)[4])
+    before = hands.store.client.redis.hgetall(partition_keys(hands.store.client.prefix, DEFAULT)[4])
     assert hands.reconcile() == 0
-    assert hands.store.client.hgetall(partition_keys(hands.store.prefix, DEFAULT)[4]) == before
+    assert (
+        hands.store.client.redis.hgetall(partition_keys(hands.store.client.prefix, DEFAULT)[4])
+        == before
+    )
     hands.run(lease)
     assert hands.reconcile() == 0
     hands.work()

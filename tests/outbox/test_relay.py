@@ -36,7 +36,7 @@ def near(*, seconds: int = 1) -> None:
 
 def done(hands: Hands) -> dict[bytes, bytes]:
     """What Redis remembers of ended lives."""
-    meta = hands.store.client.hgetall(partition_keys(hands.store.prefix, DEFAULT)[8])
+    meta = hands.store.client.redis.hgetall(partition_keys(hands.store.client.prefix, DEFAULT)[8])
     return {name: value for name, value in meta.items() if name.startswith(b"done:")}
 
 
@@ -74,7 +74,9 @@ def test_it_is_due_when_it_was_to_be_and_carries_its_stamp(hands: Hands) -> None
     found = handle.get()
     assert found is not None
     assert (found.due_at, found.headers, found.priority) == (handle.due_at, {"a": "b"}, 2)
-    raw = hands.store.client.hget(partition_keys(hands.store.prefix, DEFAULT)[4], handle.identity)
+    raw = hands.store.client.redis.hget(
+        partition_keys(hands.store.client.prefix, DEFAULT)[4], handle.identity
+    )
     assert int.from_bytes(raw[:8], "big") == row.enqueued_at_us
     sent = OutboxMessage.objects.get()
     assert sent.status == "sent"

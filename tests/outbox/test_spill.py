@@ -233,7 +233,7 @@ def test_no_connection_is_left_over_when_both_fail(use: Use, mortal: Server, set
     crowd.enqueue_many((number,) for number in range(100))
     with lost_answers(4), without_table(OutboxMessage), pytest.raises(exceptions.StoreError):
         crowd.enqueue_many((number,) for number in range(100))
-    assert len(hands.store.client.connection_pool._in_use_connections) == 0
+    assert len(hands.store.client.redis.connection_pool._in_use_connections) == 0
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("keep", "first"), ("replace", "second")])

@@ -18,7 +18,7 @@ from django_delayq.store import keys
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests import hands
 from tests.app.tasks import record
 
@@ -42,11 +42,11 @@ class World(NamedTuple):
 
     def key(self, name: str, partition: Partition = DEFAULT) -> str:
         """Of a structure."""
-        return keys.partition_keys(self.store.prefix, partition)[NAMES.index(name)]
+        return keys.partition_keys(self.store.client.prefix, partition)[NAMES.index(name)]
 
     def do(self, command: str, name: str, *args: Any) -> Any:
         """A command on a structure of the default topic."""
-        return self.store.command(command, self.key(name), *args)
+        return self.store.client.command(command, self.key(name), *args)
 
     def waiting(self, **options: Any) -> bytes:
         """The id of a message that waits."""
@@ -117,12 +117,14 @@ def wrong_lane(world: World) -> str:
 def wrong_partition(world: World) -> str:
     """Its topic has had one and two partitions, and both put it into the first."""
     for count in (1, 2):
-        world.store.command("SADD", keys.topics_key(world.store.prefix), f"crowd:{count}")
+        world.store.client.command(
+            "SADD", keys.topics_key(world.store.client.prefix), f"crowd:{count}"
+        )
     message_id = new_id()[:-1] + b"\2"
     body = HEADER.pack(0x11, 60_000, task_code("tests.app.tasks.crowd")) + b"[7]"
     tasks = {task_code("tests.app.tasks.crowd"): "tests.app.tasks.crowd"}
     world.store.enqueue(CROWD, tasks, [(message_id, "raise", FAR, "", body)])
-    world.store.command(
+    world.store.client.command(
         "HSET", world.key("attempts", CROWD), message_id, b"\0\2" + bytes(ATTEMPTS.size - 2)
     )
     return message_id.hex()

@@ -64,14 +64,14 @@ class KilledWriter(QueueWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
         """One task of Spark."""
-        from django_delayq.store.redis import RedisStore
+        from django_delayq.store.store import RedisStore
 
         context = TaskContext.get()
         assert context is not None
         if context.attemptNumber() or context.partitionId() % 2 == 0:
             return super().write(iterator)
         store = RedisStore(None, msgspec.json.decode(self._redis, type=Redis).settings())
-        begin, calls = store.begin_load, [0]
+        begin, calls = store.bulk_load.begin, [0]
         spec = msgspec.json.decode(self._load, type=LoadSpec)
         most = 20 if (spec.rows or 0) >= 500_000 else 1  # at small scales a task has no more
 
@@ -81,5 +81,5 @@ class KilledWriter(QueueWriter):
                 os.kill(os.getpid(), signal.SIGKILL)
             return begin(*arguments)
 
-        store.begin_load = counted  # type: ignore[method-assign]
+        store.bulk_load.begin = counted  # type: ignore[method-assign]
         return Loader(store, spec).run(iterator)

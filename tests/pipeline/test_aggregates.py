@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from django_delayq.models import Final
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.lake import batches
 from django_delayq.pipeline.sources.archive import finished_between
@@ -122,10 +121,6 @@ def test_executors_have_the_bucket_of_the_service_for_every_double() -> None:
 def test_python_has_no_bucket_for_what_is_no_number() -> None:
     with pytest.raises(ValueError, match="NaN"):
         histogram.bucket(math.nan)
-
-
-def test_what_both_ways_share_is_equal() -> None:
-    assert tuple(Final.values) == aggregates.STATES
 
 
 def topic_hours(rows: Any) -> Any:

@@ -21,7 +21,7 @@ from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
 from django_delayq.pipeline.errors import Code
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.params import Params, Report
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record
 from tests.hands import ORDERS, Hands
 from tests.pipeline import damage
@@ -132,7 +132,7 @@ def test_what_is_gone_at_the_second_look_is_no_difference(
     assert (report.code, slept) == (Code.DIFFERENT, [7])
     assert (
         OperatorAction.objects.count() == 0
-        and world.store.look(damage.DEFAULT, [bytes.fromhex(there)])[0].recorded
+        and world.store.repair.look(damage.DEFAULT, [bytes.fromhex(there)])[0].recorded
     )
 
 
@@ -144,7 +144,7 @@ def test_of_very_many_all_are_counted_and_some_repaired(world: World, look: Look
     (row,) = report.rows
     assert (row["found"], row["confirmed"], row["repaired"], len(row["ids"])) == (12, 11, 11, 10)
     assert "only 11 of 12" in report.problems[0]
-    assert len(world.store.client.hkeys(world.key("attempts"))) == 1
+    assert len(world.store.client.redis.hkeys(world.key("attempts"))) == 1
 
 
 def test_one_topic_can_be_looked_at_alone(world: World, look: Look) -> None:
@@ -152,7 +152,7 @@ def test_one_topic_can_be_looked_at_alone(world: World, look: Look) -> None:
     damage.lost(world)
     close_order.using(delay=60).enqueue(1)
     stray = new_id()
-    world.store.command("HSET", world.key("attempts", ORDERS), stray, bytes(38))
+    world.store.client.command("HSET", world.key("attempts", ORDERS), stray, bytes(38))
     assert [(row["difference"], row["ids"]) for row in look(topic="orders").rows] == [
         ("stray attempts", [stray.hex()])
     ]
@@ -237,6 +237,6 @@ def test_a_new_number_of_partitions_is_known_at_once(world: World) -> None:
     message_id = damage.wrong_partition(world)
     found = Difference(Kind.WRONG_PARTITION, "crowd", 1, message_id)
     assert confirmed(world.store, found) == [found]
-    world.store.command("SADD", f"{world.store.prefix}:topics", "crowd:3")
+    world.store.client.command("SADD", f"{world.store.client.prefix}:topics", "crowd:3")
     last = int.from_bytes(bytes.fromhex(message_id)[-4:], "big")
     assert confirmed(world.store, found) == ([] if last % 3 == 1 else [found])

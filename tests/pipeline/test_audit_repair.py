@@ -22,8 +22,8 @@ from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.pipeline.sources.archive import read_archive
 from django_delayq.store.keys import Partition
-from django_delayq.store.mending import Look
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.repair import Look
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 from tests.pipeline import damage
 from tests.pipeline.damage import CROWD, DEFAULT, FAR, World, altered_batch, plant_all
@@ -94,7 +94,7 @@ def check_redis(world: World, ids: dict[str, bytes]) -> None:
     """Where everything is after the repair."""
 
     def look(kind: str, partition: Partition = DEFAULT) -> Look:
-        return world.store.look(partition, [ids[kind]])[0]
+        return world.store.repair.look(partition, [ids[kind]])[0]
 
     now_ms = world.store.clock_ms()
     assert not look("no record").waits and not look("no record").leased

@@ -20,7 +20,7 @@ from django_delayq.models import Forecast, ForecastCount, OutboxMessage
 from django_delayq.pipeline.errors import Code
 from django_delayq.pipeline.forecast import forecast as job
 from django_delayq.pipeline.params import Params, Report
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, record
 from tests.servers import Server
 
@@ -139,7 +139,7 @@ def test_the_drain_rate_is_the_highest_of_the_samples(
     for age, finished in ((240, 0), (180, 6_000), (120, 18_000), (60, 18_600)):
         topic = {"finished": finished, "waiting": 0, "lag": 0.0}
         at_ms = int(delayq.clock_ms()) - age * 1_000
-        delayq.add_sample(
+        delayq.workers.add_sample(
             json.dumps({"at_ms": at_ms, "topics": {"default": topic, "orders": topic}})
         )
     report = forecast()

@@ -22,7 +22,7 @@ from django_delayq.pipeline.params import Database, Params
 from django_delayq.pipeline.sources import rows
 from django_delayq.pipeline.sources.archive import IdRange, encoded
 from django_delayq.pipeline.sources.outbox import OutboxReader, read_outbox
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 from tests.pipeline.rows import ODD
 

@@ -14,7 +14,7 @@ from django_delayq.pipeline import schemas
 from django_delayq.pipeline.sources import queue_rows
 from django_delayq.pipeline.sources.queue_rows import LANES, STRUCTURES, Structure
 from django_delayq.store.keys import Partition, partition_keys
-from django_delayq.store.redis import Outgoing, RedisStore
+from django_delayq.store.store import Outgoing, RedisStore
 from tests.conftest import client, server  # noqa: F401 - as fixtures of their own: of the kinds below
 from tests.hands import ORDERS, stored_record
 from tests.servers import require
@@ -36,7 +36,7 @@ def an_id(number: int) -> bytes:
 
 def keys_of(store: RedisStore, partition: Partition = ORDERS) -> dict[str, str]:
     names = (*LANES, "leased", "messages", "attempts", "finished", "followers", "meta")
-    return dict(zip(names, partition_keys(store.prefix, partition), strict=True))
+    return dict(zip(names, partition_keys(store.client.prefix, partition), strict=True))
 
 
 def read(store: RedisStore, name: str, partition: Partition = ORDERS) -> list[dict[str, Any]]:
@@ -68,8 +68,8 @@ WITHOUT_RECORD = ["due_at", "has_attempts"]
 def test_each_waiting_message_has_one_row_though_it_takes_pages(store: RedisStore):
     keys = keys_of(store)
     due = {an_id(number): 1_800_000_000_000 + number for number in range(LONG)}
-    store.client.zadd(keys["normal"], due)
-    store.client.hset(keys["messages"], mapping=dict.fromkeys(due, RECORD))
+    store.client.redis.zadd(keys["normal"], due)
+    store.client.redis.hset(keys["messages"], mapping=dict.fromkeys(due, RECORD))
     rows = everything(store)
     assert {row["message_id"]: row["due_at"].timestamp() * 1000 for row in rows} == {
         one.hex(): at for one, at in due.items()
@@ -83,7 +83,7 @@ def test_each_waiting_message_has_one_row_though_it_takes_pages(store: RedisStor
 
 def test_lanes_for_a_forecast_hold_ids_and_due_times(store: RedisStore):
     due = {an_id(number): 1_800_000_000_000 + number for number in range(2 * queue_rows.IDS + 7)}
-    store.client.zadd(keys_of(store)["low"], due)
+    store.client.redis.zadd(keys_of(store)["low"], due)
     batches = list(queue_rows.read_due(store, Structure(ORDERS, "low")))
     assert all(batch.schema == schemas.DUE for batch in batches)
     rows = [row for batch in batches for row in batch.to_pylist()]
@@ -120,7 +120,7 @@ def test_what_the_scripts_store_is_what_is_read(store: RedisStore):
     assert [row["has_attempts"] for row in rows if row["message_id"] == waiting.hex()] == [False]
     assert [row["has_attempts"] for row in rows if row["message_id"] == running.hex()] == [True]
     (row,) = [row for row in rows if row["place"] == "normal"]
-    (found,) = store.find(ORDERS, [waiting])
+    (found,) = store.queries.find(ORDERS, [waiting])
     assert found is not None and found.state == State.DELAYED
     assert (row["record"], row["due_at"].timestamp() * 1000) == (found.record, found.due_at_ms)
     assert (row["task_code"], row["durable"]) == (RECORD[19:23].hex(), False)
@@ -131,7 +131,7 @@ def test_a_finished_stream_is_read_to_its_end(store: RedisStore, monkeypatch: py
     ids = [an_id(number) for number in range(35)]
     fields = {"state": "acked", "at": 5, "record": RECORD, "attempts": b"", "detail": b"{}"}
     for one in ids:
-        store.client.xadd(keys_of(store)["finished"], {"id": one, **fields})
+        store.client.redis.xadd(keys_of(store)["finished"], {"id": one, **fields})
     rows = read(store, "finished")
     assert [row["message_id"] for row in rows] == [one.hex() for one in ids]
     assert rows[0]["due_at"].timestamp() == 0.005
@@ -139,14 +139,14 @@ def test_a_finished_stream_is_read_to_its_end(store: RedisStore, monkeypatch: py
 
 def test_counters_and_flags_of_meta_are_no_rows(store: RedisStore):
     names = ("paused", "acked", "task:00000000", "wakeups")
-    store.client.hset(keys_of(store)["meta"], mapping=dict.fromkeys(names, "1"))
+    store.client.redis.hset(keys_of(store)["meta"], mapping=dict.fromkeys(names, "1"))
     assert everything(store) == []
 
 
 def test_large_bodies_make_smaller_pages(store: RedisStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queue_rows, "REPLY_BYTES", 40 * store.settings.body_limit)
+    monkeypatch.setattr(queue_rows, "REPLY_BYTES", 40 * store.client.settings.body_limit)
     due = {an_id(number): 1 for number in range(1_000)}
-    store.client.zadd(keys_of(store)["high"], due)
+    store.client.redis.zadd(keys_of(store)["high"], due)
     batches = list(queue_rows.read(store, Structure(ORDERS, "high")))
     assert sum(batch.num_rows for batch in batches) == 1_000
     assert max(batch.num_rows for batch in batches) < 200
@@ -160,8 +160,8 @@ def damaged(store: RedisStore) -> Iterator[tuple[RedisStore, dict[str, str], byt
     """One id, beside healthy ones."""
     keys = keys_of(store)
     healthy = {an_id(number): 1_800_000_000_000 for number in range(600)}
-    store.client.zadd(keys["normal"], healthy)
-    store.client.hset(keys["messages"], mapping=dict.fromkeys(healthy, RECORD))
+    store.client.redis.zadd(keys["normal"], healthy)
+    store.client.redis.hset(keys["messages"], mapping=dict.fromkeys(healthy, RECORD))
     yield store, keys, an_id(0)
     assert (
         sum(row["message_id"] in {one.hex() for one in healthy} for row in everything(store)) == 600
@@ -170,9 +170,9 @@ def damaged(store: RedisStore) -> Iterator[tuple[RedisStore, dict[str, str], byt
 
 def test_an_id_in_two_places_has_a_row_for_each(damaged: tuple[RedisStore, dict[str, str], bytes]):
     store, keys, one = damaged
-    store.client.hset(keys["messages"], one, RECORD)
+    store.client.redis.hset(keys["messages"], one, RECORD)
     for name in ("normal", "low", "leased"):
-        store.client.zadd(keys[name], {one: 5})
+        store.client.redis.zadd(keys[name], {one: 5})
     assert places(store, one) == [("normal", ALL), ("low", ALL), ("leased", ALL)]
 
 
@@ -180,13 +180,13 @@ def test_a_place_without_a_record_has_a_null_record(
     damaged: tuple[RedisStore, dict[str, str], bytes],
 ):
     store, keys, one = damaged
-    store.client.zadd(keys["high"], {one: 5})
+    store.client.redis.zadd(keys["high"], {one: 5})
     assert places(store, one) == [("high", WITHOUT_RECORD)]
 
 
 def test_a_record_without_a_place_is_none(damaged: tuple[RedisStore, dict[str, str], bytes]):
     store, keys, one = damaged
-    store.client.hset(keys["messages"], one, RECORD)
+    store.client.redis.hset(keys["messages"], one, RECORD)
     assert places(store, one) == [("none", [name for name in ALL if name != "due_at"])]
 
 
@@ -194,13 +194,13 @@ def test_attempts_without_a_record_and_a_place_are_none(
     damaged: tuple[RedisStore, dict[str, str], bytes],
 ):
     store, keys, one = damaged
-    store.client.hset(keys["attempts"], one, bytes(38))
+    store.client.redis.hset(keys["attempts"], one, bytes(38))
     assert places(store, one) == [("none", ["has_attempts"])]
-    store.client.zadd(keys["leased"], {one: 5})
+    store.client.redis.zadd(keys["leased"], {one: 5})
     assert places(store, one) == [("leased", WITHOUT_RECORD)]
-    store.client.hset(keys["messages"], one, RECORD)
+    store.client.redis.hset(keys["messages"], one, RECORD)
     assert places(store, one) == [("leased", ALL)]
-    store.client.zrem(keys["leased"], one)
+    store.client.redis.zrem(keys["leased"], one)
     assert [place for place, _ in places(store, one)] == ["none"]
 
 
@@ -217,8 +217,8 @@ def test_a_record_that_is_cut_says_what_it_can(
     damaged: tuple[RedisStore, dict[str, str], bytes], record: bytes, known: list[str]
 ):
     store, keys, one = damaged
-    store.client.hset(keys["messages"], one, record)
-    store.client.zadd(keys["low"], {one: 5})
+    store.client.redis.hset(keys["messages"], one, record)
+    store.client.redis.zadd(keys["low"], {one: 5})
     ((place, columns),) = places(store, one)
     assert place == "low"
     assert [name for name in columns if name in ("enqueued_at_us", "task_code", "durable")] == known
@@ -231,7 +231,7 @@ def test_a_due_time_that_no_calendar_has_is_its_last_or_first_day(
     damaged: tuple[RedisStore, dict[str, str], bytes], score: str, year: int
 ):
     store, keys, one = damaged
-    store.client.zadd(keys["low"], {one: score})
+    store.client.redis.zadd(keys["low"], {one: score})
     (row,) = read(store, "low")
     assert row["due_at"].year == year
 
@@ -240,12 +240,12 @@ def test_an_entry_of_the_stream_without_its_fields_is_a_row_all_the_same(
     damaged: tuple[RedisStore, dict[str, str], bytes],
 ):
     store, keys, _ = damaged
-    store.client.xadd(keys["finished"], {"state": "acked"})
+    store.client.redis.xadd(keys["finished"], {"state": "acked"})
     (row,) = read(store, "finished")
     assert (row["message_id"], row["record"], row["place"]) == ("", None, "finished")
 
 
 def test_a_follower_that_is_cut_has_no_record(damaged: tuple[RedisStore, dict[str, str], bytes]):
     store, keys, one = damaged
-    store.client.hset(keys["followers"], one, b"\0\0\0\0\0\1")
+    store.client.redis.hset(keys["followers"], one, b"\0\0\0\0\0\1")
     assert places(store, one) == [("follower", WITHOUT_RECORD)]

@@ -14,7 +14,7 @@ from django_delayq.pipeline.params import Params, Redis, Secret
 from django_delayq.pipeline.sources.queue import SMALL, QueueReader, parted, read_queue
 from django_delayq.pipeline.sources.queue_rows import STRUCTURES, Structure
 from django_delayq.store.keys import Partition, partition_keys
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, record
 from tests.hands import Hands
 
@@ -96,8 +96,8 @@ def test_topics_of_the_settings_are_read_though_redis_has_lost_its_list(
     spark: Any, parameters: Callable[..., Params], split: Callable[[int], RedisStore]
 ):
     store = split(3)
-    key = partition_keys(store.prefix, Partition("crowd", 2))[1]
-    store.client.zadd(key, {bytes(16): 5})
+    key = partition_keys(store.client.prefix, Partition("crowd", 2))[1]
+    store.client.redis.zadd(key, {bytes(16): 5})
     rows = read_queue(spark, parameters().redis).collect()
     assert [(row.topic, row.partition, row.place, row.record) for row in rows] == [
         ("crowd", 2, "normal", None)

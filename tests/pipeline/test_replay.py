@@ -22,7 +22,7 @@ from django_delayq.pipeline.options import ParameterSpec, TaskSpec
 from django_delayq.pipeline.params import Params
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 
 pytestmark = [pytest.mark.databases, pytest.mark.timeout(300)]
@@ -75,8 +75,8 @@ def live(store: RedisStore) -> dict[int | None, Record]:
     """Record of each message by its origin."""
     found = {}
     for number in range(2):
-        for raw in store.client.hgetall(
-            keys.partition_keys(store.prefix, Partition("crowd", number))[4]
+        for raw in store.client.redis.hgetall(
+            keys.partition_keys(store.client.prefix, Partition("crowd", number))[4]
         ).values():
             one = Record.decode(raw)
             found[decode_body(one.flags, one.body).replay_of] = one
@@ -301,12 +301,12 @@ def test_what_does_not_fit_is_refused_at_the_start(
 def test_a_dry_run_counts_and_changes_nothing(job: Job, crowd: RedisStore) -> None:
     dead()
     dead(task="gone.task")
-    before = crowd.client.keys(f"{crowd.prefix}:*")
+    before = crowd.client.redis.keys(f"{crowd.client.prefix}:*")
     report = job(params={"dry_run": True})
     assert report.figures == {"selected": 2, "to replay": 1} and left_alone(report) == {
         "unknown task": 1
     }
-    assert (crowd.client.keys(f"{crowd.prefix}:*"), marks()) == (before, {})
+    assert (crowd.client.redis.keys(f"{crowd.client.prefix}:*"), marks()) == (before, {})
     assert not OperatorAction.objects.exists()
 
 

@@ -44,7 +44,7 @@ from django_delayq.pipeline.sinks.queue import (
 )
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.pipeline.failing_sink import FailingSink
 from tests.store.factories import full
 
@@ -97,10 +97,10 @@ def live(store: RedisStore) -> dict[bytes, tuple[float, Record]]:
     """Due time (ms) and record of everything in the topic."""
     found = {}
     for number in range(max(store.partitions.counts("crowd"))):
-        names = keys.partition_keys(store.prefix, Partition("crowd", number))
-        records = store.client.hgetall(names[4])
+        names = keys.partition_keys(store.client.prefix, Partition("crowd", number))
+        records = store.client.redis.hgetall(names[4])
         for lane in names[:3]:
-            for identity, due in store.client.zrange(lane, 0, -1, withscores=True):
+            for identity, due in store.client.redis.zrange(lane, 0, -1, withscores=True):
                 found[identity] = (due, Record.decode(records[identity]))
     return found
 
@@ -219,7 +219,8 @@ def test_a_key_that_is_live_is_kept_also_in_an_old_partition(
     assert counts(job(parquet)) == (ROWS - 5, 5, 0)
     for handle in ours:
         places = [
-            store.find(Partition("crowd", n), [handle.identity])[0] for n in range(PARTITIONS)
+            store.queries.find(Partition("crowd", n), [handle.identity])[0]
+            for n in range(PARTITIONS)
         ]
         (found,) = [one for one in places if one]
         assert decode_body(0, found.record[23:]).args == [-1]
@@ -232,11 +233,11 @@ def test_a_dry_run_counts_and_changes_nothing(
     path = str(tmp_path / "some")
     rows = [("1", 1), ("2", None), ("2", 3)]
     spark.createDataFrame(rows, "k string, number bigint").write.parquet(path)
-    before = crowd.client.keys(f"{crowd.prefix}:*")
+    before = crowd.client.redis.keys(f"{crowd.client.prefix}:*")
     report = job(path, dry_run=True)
     assert report.figures == {"rows": 3, "refused": 2, "messages": 1}
     assert {row["key"] for row in report.rows} == {"2"}
-    assert crowd.client.keys(f"{crowd.prefix}:*") == before
+    assert crowd.client.redis.keys(f"{crowd.client.prefix}:*") == before
 
 
 def test_bad_rows_refuse_the_job_or_go_to_the_rejects(
@@ -431,7 +432,7 @@ def test_a_refusal_within_a_load_stays_one(crowd: RedisStore) -> None:
 # The sink
 
 
-@pytest.mark.parametrize("where", ["begin_load", "find"])
+@pytest.mark.parametrize("where", ["bulk_load.begin", "find_many"])
 def test_a_call_that_cannot_be_sent_is_sent_again(
     split: Callable[[int], RedisStore], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -439,7 +440,8 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     get_store().partitions.counts("crowd")
     store = split(PARTITIONS)
     monkeypatch.setattr(queue, "WAIT", 0.0)
-    real, broken = getattr(store, where), []
+    part, name = (store.bulk_load, "begin") if where == "bulk_load.begin" else (store, where)
+    real, broken = getattr(part, name), []
 
     def breaks(*arguments: Any) -> Any:
         broken.append(where)
@@ -447,7 +449,7 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
             raise StoreUnavailable("restarts")
         return real(*arguments)
 
-    monkeypatch.setattr(store, where, breaks)
+    monkeypatch.setattr(part, name, breaks)
     rows = [
         ("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]")
         for number in range(3)

@@ -51,7 +51,7 @@ except Exception:
 def canary(delayq: Any, settings: Any) -> str:
     """The password of Redis, which is asked for, and of the database."""
     canary = f"canary{secrets.token_hex(8)}"
-    delayq.client.execute_command(
+    delayq.client.redis.execute_command(
         "ACL", "SETUSER", canary[:12], "on", f">{canary}", "~*", "&*", "+@all"
     )
     address = urlsplit(settings.DELAYQ["REDIS"])
@@ -60,7 +60,7 @@ def canary(delayq: Any, settings: Any) -> str:
         "REDIS": f"redis://{canary[:12]}:{canary}@{address.hostname}:{address.port}{address.path}",
     }
     yield canary
-    delayq.client.execute_command("ACL", "DELUSER", canary[:12])
+    delayq.client.redis.execute_command("ACL", "DELUSER", canary[:12])
 
 
 def jobs(folder: Path, **given: Any) -> list[str]:

@@ -11,7 +11,7 @@ from django.utils import timezone as django_timezone
 from django_delayq.models import ArchivedMessage
 from django_delayq.stats import overview as figures
 from django_delayq.stats.overview import Overview, TopicOverview
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 
 
@@ -47,10 +47,14 @@ def ran(*lateness_ms: float, **fields: Any) -> None:
 def beat(store: RedisStore, name: str = "host:1:ab", *, age: float = 0.0, **fields: Any) -> None:
     """The heartbeat of a worker, `age` seconds ago."""
     at_ms = int(store.clock_ms() - age * 1000)
-    store.beat(name, json.dumps({"at_ms": at_ms, "topics": ["default"], "rss_kb": 2048, **fields}))
+    store.workers.beat(
+        name, json.dumps({"at_ms": at_ms, "topics": ["default"], "rss_kb": 2048, **fields})
+    )
 
 
 def sample(store: RedisStore, age: float, finished: int, **fields: Any) -> None:
     """The sample that a worker has taken `age` seconds ago."""
     topics = {"default": {"finished": finished, "waiting": 0, "lag": 0.0} | fields}
-    store.add_sample(json.dumps({"at_ms": int(store.clock_ms() - age * 1000), "topics": topics}))
+    store.workers.add_sample(
+        json.dumps({"at_ms": int(store.clock_ms() - age * 1000), "topics": topics})
+    )

@@ -164,7 +164,7 @@ def test_topics_that_only_tasks_or_settings_declare_are_shown(hands: Hands, sett
 def test_topics_that_nobody_declares_any_more_are_shown(hands: Hands) -> None:
     leave("gone", 1)
     leave("far", 1, durable=True, delay=3 * DAY)
-    hands.store.register_topic("empty", 2)
+    hands.store.topics.register("empty", 2)
     shown = {row.topic: row.declared for row in now().topics}
     assert (shown["gone"], shown["far"], shown["default"]) == (False, False, True)
     assert "empty" not in shown, "nobody has to do anything about it"

@@ -23,7 +23,7 @@ from django_delayq.stats import overview as figures
 from django_delayq.stats import overview_sql
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import Outgoing, RedisStore
+from django_delayq.store.store import Outgoing, RedisStore
 from django_delayq.worker.sampler import Sampler
 from tests.app.tasks import record
 from tests.database_faults import database_away, without_table
@@ -71,10 +71,10 @@ def test_pause_is_shown_until_it_ends_although_nobody_has_claimed_since(hands: H
     pause_topic("default", by="ops", reason="SMTP", until=datetime.now(tz=timezone.utc) + HOUR)
     paused = topic("default").paused
     assert paused is not None and (paused.by, paused.reason) == ("ops", "SMTP")
-    meta = keys.meta_key(hands.store.prefix, DEFAULT)
-    note = json.loads(hands.store.command("HGET", meta, "paused"))
+    meta = keys.meta_key(hands.store.client.prefix, DEFAULT)
+    note = json.loads(hands.store.client.command("HGET", meta, "paused"))
     ended = json.dumps(note | {"until": int(hands.store.clock_ms()) - 1})
-    hands.store.command("HSET", meta, "paused", ended)
+    hands.store.client.command("HSET", meta, "paused", ended)
     assert topic("default").paused is None
 
 
@@ -89,7 +89,7 @@ def test_topic_is_served_by_living_workers_that_claim(
 ) -> None:
     beat(hands.store, age=age, topics=topics)
     if quiet:
-        hands.store.quiet("host:1:ab")
+        hands.store.workers.quiet("host:1:ab")
     row = topic("default")
     assert (row.workers, row.quiet_workers) == (workers, int(quiet))
     assert (row.without_worker, row.unserved) == (not workers, False)
@@ -111,7 +111,7 @@ def test_workers_say_what_they_do(hands: Hands) -> None:
         draining=True, settled={"acked": 9}, archiver={"rows": 4},
     )  # fmt: skip
     beat(hands.store, "a")
-    hands.store.quiet("a")
+    hands.store.workers.quiet("a")
     listed = figures.workers()
     assert [(one.name, one.alive, one.quiet_requested) for one in listed] == [
         ("a", True, True), ("b", True, False), ("old", False, False),
@@ -179,7 +179,7 @@ def test_chart_has_rate_lag_and_waiting_of_all_topics(hands: Hands) -> None:
         topics = {
             name: {"finished": finished, "waiting": 3, "lag": lag} for name in ("default", "orders")
         }
-        hands.store.add_sample(json.dumps({"at_ms": at_ms, "topics": topics}))
+        hands.store.workers.add_sample(json.dumps({"at_ms": at_ms, "topics": topics}))
     assert [(s.at_ms, s.finished_per_second, s.lag, s.waiting) for s in now().samples] == [
         (60_000, 1.0, 2.5, 6), (120_000, 2.0, 0.0, 6),
     ]  # fmt: skip
@@ -217,7 +217,7 @@ def test_what_is_kept_can_be_forgotten(hands: Hands, clock: Clock) -> None:
 
 def test_topic_used_for_the_first_time_is_shown_soon(hands: Hands, clock: Clock) -> None:
     figures.overview()
-    get_store().register_topic("gone", 1)  # in another process, that knows it
+    get_store().topics.register("gone", 1)  # in another process, that knows it
     message = Outgoing(
         new_id(), "raise", When.after(60_000), When(), stored_record(0, b"[]")[STAMP.size :]
     )
@@ -363,7 +363,7 @@ def test_the_database_of_the_settings_is_asked(delayq: RedisStore, settings: Any
 def test_another_store_is_read_by_another_reader(hands: Hands, settings: Any) -> None:
     record.using(delay=60).enqueue(1)
     assert topic("default", figures.overview()).delayed == 1
-    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": hands.store.prefix + "-other"}
+    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": hands.store.client.prefix + "-other"}
     assert topic("default", figures.overview()).delayed == 0
 
 
@@ -452,7 +452,7 @@ def test_a_frozen_redis_holds_up_one_request(
         finally:
             connections.close_all()
 
-    monkeypatch.setattr(get_store(), "snapshot", freeze)
+    monkeypatch.setattr(get_store().queries, "snapshot", freeze)
     thread = threading.Thread(target=ask)
     thread.start()
     assert asked.wait(10)

@@ -23,7 +23,7 @@ from django_delayq.stats import hourly, stats_service
 from django_delayq.stats.hourly import DAY, HOUR, hour_of
 from django_delayq.stats.stats_service import StatsService
 from django_delayq.store import keys
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 from tests.database_faults import database_away, without_table
 from tests.faults import unreachable
@@ -57,7 +57,7 @@ class Clock:
     def go_to(self, when: datetime) -> None:
         """Then, a turn of somebody's choice is due."""
         self.take((when - self.now).total_seconds())
-        self._store.command("DEL", keys.turn_key(self._store.prefix, "statistics"))
+        self._store.client.command("DEL", keys.lock_key(self._store.client.prefix, "statistics"))
 
     def pass_time(self, length: timedelta) -> None:
         """Later, when the next turn is due."""
@@ -398,12 +398,12 @@ def test_one_of_several_processes_computes(
 
 
 def test_a_turn_ends_before_the_next_look(delayq: RedisStore, clock: Clock) -> None:
-    assert delayq.takes_turn("statistics", 54_000)
-    assert not delayq.takes_turn("statistics", 54_000)
-    assert delayq.takes_turn("another", 1000)
-    delayq.command("DEL", keys.turn_key(delayq.prefix, "statistics"))
+    assert delayq.workers.acquire_lock("statistics", 54_000)
+    assert not delayq.workers.acquire_lock("statistics", 54_000)
+    assert delayq.workers.acquire_lock("another", 1000)
+    delayq.client.command("DEL", keys.lock_key(delayq.client.prefix, "statistics"))
     StatsService(delayq).run_once()
-    left_ms = delayq.command("PTTL", keys.turn_key(delayq.prefix, "statistics"))
+    left_ms = delayq.client.command("PTTL", keys.lock_key(delayq.client.prefix, "statistics"))
     assert 50_000 < left_ms <= 54_000 < stats_service.INTERVAL * 1000
 
 

@@ -39,7 +39,7 @@ JOBS = Partition("jobs", 0)
 def beat(*topics: str, ago_ms: int = 0) -> None:
     """A worker that serves these."""
     store = get_store()
-    store.beat(
+    store.workers.beat(
         f"host:1:{topics}",
         json.dumps({"at_ms": int(store.clock_ms()) - ago_ms, "topics": list(topics)}),
     )
@@ -177,7 +177,9 @@ def test_one_of_all_workers_says_it_once_a_minute(
             said
             == "topic jobs: 1 waiting, 0 of them due; no worker serves it and no code here declares it"
         )
-        hands.store.command("DEL", keys.turn_key(hands.store.prefix, "unserved"))  # a minute later
+        hands.store.client.command(
+            "DEL", keys.lock_key(hands.store.client.prefix, "unserved")
+        )  # a minute later
         beat("jobs")
         watches[0].run_once()
         assert len(caplog.messages) == 1

@@ -29,7 +29,7 @@ from django_delayq.core.times import When
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import Outgoing, RedisStore
+from django_delayq.store.store import Outgoing, RedisStore
 from tests.servers import Server
 
 PARTITION = Partition("orders", 0)
@@ -155,27 +155,27 @@ def follow(
 def end_leases(store: RedisStore, *ids: bytes) -> None:
     """As if the ttr were over: moves the deadlines of the leases (all, or of these ids) into the
     past."""
-    leased = keys.leased_key(store.prefix, PARTITION)
-    for member in ids or store.command("ZRANGE", leased, 0, -1):
-        store.command("ZADD", leased, "XX", 1, member)
+    leased = keys.leased_key(store.client.prefix, PARTITION)
+    for member in ids or store.client.command("ZRANGE", leased, 0, -1):
+        store.client.command("ZADD", leased, "XX", 1, member)
 
 
 def configure(store: RedisStore, **fields: Any) -> None:
     """Change settings of the store."""
-    store.settings = replace(store.settings, **fields)
+    store.client.settings = replace(store.client.settings, **fields)
 
 
 def make_due(store: RedisStore, message_id: bytes) -> None:
     """As if the delay were over."""
-    store.reschedule(PARTITION, message_id, PAST)
+    store.reschedule_in(PARTITION, message_id, PAST)
 
 
 def corrupt(store: RedisStore, message_id: bytes, raw: bytes | None) -> None:
     """Overwrite the stored record, or lose it (None)."""
     if raw is None:
-        store.command("HDEL", key(store, "messages"), message_id)
+        store.client.command("HDEL", key(store, "messages"), message_id)
     else:
-        store.command("HSET", key(store, "messages"), message_id, raw)
+        store.client.command("HSET", key(store, "messages"), message_id, raw)
 
 
 # Looking
@@ -183,7 +183,7 @@ def corrupt(store: RedisStore, message_id: bytes, raw: bytes | None) -> None:
 
 def key(store: RedisStore, name: str) -> str:
     """A key of the partition by its last word."""
-    return keys.partition_keys(store.prefix, PARTITION)[NAMES.index(name)]
+    return keys.partition_keys(store.client.prefix, PARTITION)[NAMES.index(name)]
 
 
 def dump(store: RedisStore) -> dict[str, Any]:
@@ -193,10 +193,10 @@ def dump(store: RedisStore) -> dict[str, Any]:
 
 def _content(store: RedisStore, name: str) -> Any:
     if name in ("high", "normal", "low", "leased"):
-        return dict(_pairs(store.command("ZRANGE", key(store, name), 0, -1, "WITHSCORES")))
+        return dict(_pairs(store.client.command("ZRANGE", key(store, name), 0, -1, "WITHSCORES")))
     if name == "finished":
-        return store.command("XRANGE", key(store, name), "-", "+")
-    return store.client.hgetall(key(store, name))
+        return store.client.command("XRANGE", key(store, name), "-", "+")
+    return store.client.redis.hgetall(key(store, name))
 
 
 def _pairs(flat: Iterable[Any]) -> Iterator[tuple[bytes, float]]:
@@ -228,7 +228,7 @@ def live(store: RedisStore) -> set[bytes]:
 
 def finished(store: RedisStore) -> list[dict[str, bytes]]:
     """The entries of the finished stream, oldest first."""
-    answer = store.client.xrange(key(store, "finished"))
+    answer = store.client.redis.xrange(key(store, "finished"))
     return [{name.decode(): value for name, value in fields.items()} for _, fields in answer]
 
 
@@ -238,12 +238,12 @@ def ends(store: RedisStore) -> list[tuple[bytes, str]]:
 
 
 def counter(store: RedisStore, name: str) -> int:
-    return int(store.stats(PARTITION).meta.get(name, 0))
+    return int(store.queries.stats(PARTITION).meta.get(name, 0))
 
 
 def wakeups(store: RedisStore) -> int:
     """How often the dispatchers of the partition were woken."""
-    return store.counters([PARTITION])[0][0]
+    return store.queries.counters([PARTITION])[0][0]
 
 
 def markers(store: RedisStore) -> dict[bytes, int]:

@@ -7,9 +7,9 @@ from typing import Any
 from unittest import mock
 
 from django_delayq.store import finished
+from django_delayq.store.bulk_load import BulkLoad
 from django_delayq.store.finished import FinishedStream, lengths
-from django_delayq.store.loading import Load
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.store.factories import (
     DETAIL,
     PARTITION,
@@ -30,19 +30,19 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """One call of every method that reaches the server."""
     message_id, cancelled = new_id(), new_id()
     yield lambda: send(store, outgoing(message_id), outgoing(cancelled, when="+1000", expires="+5"))
-    yield lambda: store.find(PARTITION, [message_id])
-    yield lambda: store.list(PARTITION, 1, (1, b""), 5)
-    yield lambda: store.reschedule(PARTITION, cancelled, "+2000")
-    yield lambda: store.edit(PARTITION, cancelled, *edited(store, cancelled))
-    yield lambda: store.cancel(PARTITION, [cancelled])
+    yield lambda: store.queries.find(PARTITION, [message_id])
+    yield lambda: store.queries.list(PARTITION, 1, (1, b""), 5)
+    yield lambda: store.reschedule_in(PARTITION, cancelled, "+2000")
+    yield lambda: store.edit_in(PARTITION, cancelled, *edited(store, cancelled))
+    yield lambda: store.cancel_in(PARTITION, [cancelled])
     yield lambda: store.nack(PARTITION, [(claim(store, message_id), 0, False, DETAIL)])
-    yield lambda: store.reschedule(PARTITION, message_id, "5")
+    yield lambda: store.reschedule_in(PARTITION, message_id, "5")
     yield lambda: store.put_off(PARTITION, [(claim(store, message_id), 0, DETAIL)])
-    yield lambda: store.reschedule(PARTITION, message_id, "5")
+    yield lambda: store.reschedule_in(PARTITION, message_id, "5")
     yield lambda: store.release(PARTITION, store.claim(PARTITION, 1).leases)
     yield lambda: store.extend(PARTITION, [claim(store, message_id)])
     yield lambda: follow(store, message_id)
-    yield lambda: store.leased_under(PARTITION, bytes(16))
+    yield lambda: store.queries.leased_under(PARTITION, bytes(16))
     yield lambda: end_leases(store)
     yield lambda: store.reclaim(PARTITION)
     yield lambda: store.ack(PARTITION, [(store.claim(PARTITION, 1).leases[0], DETAIL)])
@@ -56,58 +56,57 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
 
 def loading(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """A bulk load."""
-    load, message = Load("night", "1"), outgoing()
-    yield lambda: store.load(PARTITION, load, 0, TASKS, [(message[0], *message[2:])])
-    yield lambda: store.fence(PARTITION, "night")
-    yield lambda: list(store.kept_by(PARTITION, "night"))
+    load, message = BulkLoad("night", "1"), outgoing()
+    yield lambda: store.bulk_load.load(PARTITION, load, 0, TASKS, [(message[0], *message[2:])])
+    yield lambda: store.bulk_load.fence(PARTITION, "night")
+    yield lambda: list(store.bulk_load.conflicts(PARTITION, "night"))
 
 
 def archiving(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """What becomes of what has ended."""
     message_id, stream = new_id(), FinishedStream(store, PARTITION, "archiver")
-    yield lambda: store.lives(PARTITION, [(message_id, STAMP)])
-    yield lambda: store.bury(PARTITION, new_id(), stamped())
+    yield lambda: store.queries.durable_status(PARTITION, [(message_id, STAMP)])
+    yield lambda: store.tombstone(PARTITION, new_id(), stamped())
     yield lambda: stream.remove(stream.read())
     yield lambda: take_over_at_once(FinishedStream(store, PARTITION, "another"))
     yield lambda: lengths(store, [PARTITION])
-    yield store.used_partitions
+    yield store.topics.used_partitions
     yield store.now_us
 
 
 def auditing(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """What an audit does."""
-    yield lambda: store.look(PARTITION, [new_id()])
-    yield lambda: store.mend(PARTITION, "attempts", [(new_id(), b"")])
-    yield lambda: store.told(PARTITION)
+    yield lambda: store.repair.look(PARTITION, [new_id()])
+    yield lambda: store.repair.mend(PARTITION, "attempts", [(new_id(), b"")])
+    yield lambda: store.repair.finished_lives(PARTITION)
 
 
 def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """What changes no message."""
-    yield lambda: store.stats(PARTITION)
-    yield lambda: store.forecast(PARTITION, [0, 60_000])
-    yield lambda: store.all_stats([PARTITION])
-    yield lambda: store.pause("orders", "{}")
-    yield lambda: store.pause("orders", "{}", 9_000_000_000_000)
-    yield lambda: store.resume("orders")
-    yield store.topics
-    yield lambda: store.takes_turn("sample", 55_000)
-    yield lambda: store.add_sample("{}")
-    yield lambda: store.quiet("worker")
-    yield lambda: store.is_quiet("worker")
-    yield lambda: store.snapshot([PARTITION], [0], 5)
-    yield lambda: store.unquiet("worker")
-    yield lambda: store.beat("worker", "{}")
-    yield store.heartbeats
-    yield lambda: store.forget_worker("worker")
-    yield lambda: store.task_name(PARTITION, b"code")
-    yield lambda: store.counters([PARTITION])
-    yield lambda: store.oldest_lease_ms(PARTITION)
+    yield lambda: store.queries.stats(PARTITION)
+    yield lambda: store.queries.all_stats([PARTITION])
+    yield lambda: store.topics.pause("orders", "{}")
+    yield lambda: store.topics.pause("orders", "{}", 9_000_000_000_000)
+    yield lambda: store.topics.resume("orders")
+    yield store.topics.names
+    yield lambda: store.workers.acquire_lock("sample", 55_000)
+    yield lambda: store.workers.add_sample("{}")
+    yield lambda: store.workers.quiet("worker")
+    yield lambda: store.workers.is_quiet("worker")
+    yield lambda: store.queries.snapshot([PARTITION], [0], 5)
+    yield lambda: store.workers.unquiet("worker")
+    yield lambda: store.workers.beat("worker", "{}")
+    yield store.workers.heartbeats
+    yield lambda: store.workers.forget("worker")
+    yield lambda: store.queries.task_name(PARTITION, b"code")
+    yield lambda: store.queries.counters([PARTITION])
+    yield lambda: store.queries.oldest_lease_ms(PARTITION)
     yield store.clock_ms
 
 
 def edited(store: RedisStore, message_id: bytes) -> tuple[bytes, bytes]:
     """The record of a waiting message, and the same with other arguments."""
-    (found,) = store.find(PARTITION, [message_id])
+    (found,) = store.queries.find(PARTITION, [message_id])
     assert found
     return found.record, found.record + b" "
 

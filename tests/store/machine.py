@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 from django_delayq.core.exceptions import MessageNotFound, MessageRunning
 from django_delayq.core.message import DURABLE, HEADER_END, Attempts, Priority, Record
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store import factories
 from tests.store.factories import DAY_MS, DETAIL, PARTITION, dump, on_all_nodes, outgoing
@@ -61,11 +61,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Each history has a prefix of its own."""
         self.model.archive = archive
         settings = replace(
-            self.shared.settings, prefix=f"{self.shared.prefix}-{id(self)}", archive=archive
+            self.shared.client.settings,
+            prefix=f"{self.shared.client.prefix}-{id(self)}",
+            archive=archive,
         )
-        self.store = RedisStore(self.shared.client, settings)
+        self.store = RedisStore(self.shared.client.redis, settings)
         for name in factories.NAMES:
-            self.store.command("DEL", factories.key(self.store, name))
+            self.store.client.command("DEL", factories.key(self.store, name))
 
     # Producers
 
@@ -111,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
     def cancel(self, message_id: bytes) -> None:
         known = self.model.live.get(message_id)
         word = "NOT_FOUND" if known is None else "RUNNING" if known.token is not None else "OK"
-        assert self.store.cancel(PARTITION, [message_id]) == [word]
+        assert self.store.cancel_in(PARTITION, [message_id]) == [word]
         if word == "OK":
             self.model.end(message_id, "cancelled")
         elif known is not None:
@@ -121,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
     def reschedule(self, message_id: bytes, when: str) -> None:
         known = self.model.live.get(message_id)
         try:
-            moved = self.store.reschedule(PARTITION, message_id, when)
+            moved = self.store.reschedule_in(PARTITION, message_id, when)
         except MessageNotFound:
             assert known is None
         except MessageRunning:
@@ -139,7 +141,7 @@ class StoreMachine(RuleBasedStateMachine):
         known, before = self.model.live.get(message_id), self._dump()
         record = before["messages"].get(message_id, bytes(HEADER_END))
         after = record[:HEADER_END] + body
-        word = self.store.edit(PARTITION, message_id, record, after)
+        word = self.store.edit_in(PARTITION, message_id, record, after)
         if known is None:
             assert word == "NOT_FOUND"
         elif known.token is not None:
@@ -149,14 +151,14 @@ class StoreMachine(RuleBasedStateMachine):
             known.body = body
             before["messages"][message_id] = after
         assert self._dump() == before
-        assert self.store.edit(PARTITION, message_id, record, after) == word
+        assert self.store.edit_in(PARTITION, message_id, record, after) == word
         assert self._dump() == before
 
     @rule(end=st.sampled_from([None, int(WHENS[-1])]))
     def a_pause_holds_what_is_due(self, end: int | None) -> None:
         """It is resumed, or its end comes: what is claimed next is what would have been claimed
         before."""
-        self.store.pause(PARTITION.topic, "{}", end)
+        self.store.topics.pause(PARTITION.topic, "{}", end)
         before = self._dump()
         claimed = self.store.claim(PARTITION, 3)
         assert (claimed.leases, claimed.over, claimed.next_due_ms, claimed.paused) == (
@@ -167,9 +169,11 @@ class StoreMachine(RuleBasedStateMachine):
         )
         assert self._dump() == before
         if end is None:
-            self.store.resume(PARTITION.topic)
+            self.store.topics.resume(PARTITION.topic)
         else:
-            self.store.command("HSET", factories.key(self.store, "meta"), "paused_until", WHENS[0])
+            self.store.client.command(
+                "HSET", factories.key(self.store, "meta"), "paused_until", WHENS[0]
+            )
 
     @rule(limit=st.integers(0, 1))
     def purge(self, limit: int) -> None:
@@ -194,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
             known = self.model.live[lease.id]
             known.claimed(lease.token)
             assert known.entry
-            assert (lease.attempt, lease.crashes, lease.due_at_ms) == (
+            assert (lease.attempts.attempt, lease.attempts.crashes, lease.attempts.due_at_ms) == (
                 known.entry.attempt,
                 known.entry.crashes,
                 known.due,
@@ -239,7 +243,7 @@ class StoreMachine(RuleBasedStateMachine):
             lease, repeated, lambda again: self.store.release(PARTITION, [lease], repeated=again)
         )
         if mine:
-            self._again(lease.id, lease.due_at_ms, attempts=-1)
+            self._again(lease.id, lease.attempts.due_at_ms, attempts=-1)
 
     @rule(lease=leases, repeated=st.booleans())
     def put_off(self, lease: Lease, repeated: bool) -> None:
@@ -293,7 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
     def everything_falls_due(self) -> None:
         for message_id, known in self.model.live.items():
             if known.token is None:
-                known.due = self.store.reschedule(PARTITION, message_id, WHENS[0])
+                known.due = self.store.reschedule_in(PARTITION, message_id, WHENS[0])
 
     @rule()
     def the_script_cache_is_flushed(self) -> None:
@@ -379,7 +383,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counters_equal_the_sets(self) -> None:
-        stats, ended = self.store.stats(PARTITION), self.model.ended
+        stats, ended = self.store.queries.stats(PARTITION), self.model.ended
         for state in ("acked", "dead", "cancelled", "expired"):
             assert int(stats.meta.get(state, 0)) == ended.count(state)  # I7
         assert int(stats.meta.get("enqueued", 0)) == self.model.enqueued  # I7

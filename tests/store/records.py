@@ -4,7 +4,7 @@ accepted."""
 from __future__ import annotations
 
 from django_delayq.core.message import Record
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.store.factories import STAMP, dump
 
 NEWER, OLDER = STAMP + 1, STAMP - 1

@@ -8,7 +8,7 @@ import pytest
 from django_delayq.core.exceptions import StoreError, StoreFull
 from django_delayq.core.message import DURABLE, Priority
 from django_delayq.store.finished import FinishedStream
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DAY_MS,
@@ -91,7 +91,7 @@ def test_a_life_that_goes_on_is_the_same(store: RedisStore, mode: str, place: st
 def test_a_moved_message_is_the_same_and_keeps_its_place(store: RedisStore) -> None:
     message = accepted(mode="replace")
     send(store, message)
-    store.reschedule(PARTITION, message[0], LATER)
+    store.reschedule_in(PARTITION, message[0], LATER)
     before = state(store)
     assert send(store, message) == {0: "SAME"}
     assert state(store) == before
@@ -181,7 +181,7 @@ def test_the_same_content_becomes_this_life(store: RedisStore, mode: str, runs: 
     (old,), (new,) = before.pop("messages").values(), after.pop("messages").values()
     assert new == old[:14] + bytes([old[14] | DURABLE]) + old[15:]
     assert after == before
-    assert store.lives(PARTITION, [(message_id, stamp)]) == ["LIVE"]
+    assert store.queries.durable_status(PARTITION, [(message_id, stamp)]) == ["LIVE"]
     if lease:
         assert store.ack(PARTITION, [(lease, DETAIL)]) == []
         assert markers(store) == {message_id: stamp}

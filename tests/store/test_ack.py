@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from django_delayq.core.message import Attempts
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.client import BATCH
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     LATER,
@@ -167,7 +167,7 @@ def test_the_key_is_free_again_after_an_ack(store: RedisStore) -> None:
     lease = claim(store)
     ack(store, lease)
     enqueue(store, lease.id)
-    assert claim(store, lease.id).attempt == 1
+    assert claim(store, lease.id).attempts.attempt == 1
 
 
 def test_the_stream_is_never_trimmed(store: RedisStore) -> None:

@@ -10,7 +10,7 @@ import pytest
 from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import breaker as module
 from django_delayq.store.breaker import CircuitBreaker
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.faults import unreachable
 from tests.servers import wait_until
 
@@ -139,7 +139,7 @@ def test_the_stores_breaker_asks_redis(store: RedisStore, monkeypatch: pytest.Mo
 
 
 def test_a_closed_store_has_no_thread(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "client", type("Client", (), {"close": lambda self: None})())
+    monkeypatch.setattr(store.client, "redis", type("Client", (), {"close": lambda self: None})())
     store.breaker.trip()
     store.close()
     wait_until(lambda: not watchers(), "the thread has ended")

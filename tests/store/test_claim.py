@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from django_delayq.core.message import HEADER_END, Priority
 from django_delayq.store import keys
+from django_delayq.store.client import BATCH
 from django_delayq.store.keys import Partition
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DAY_MS,
@@ -48,7 +48,7 @@ def claimed_ids(store: RedisStore, limit: int = BATCH) -> list[bytes]:
 def test_a_due_message_is_leased(store: RedisStore) -> None:
     message_id = enqueue(store)
     (lease,) = store.claim(PARTITION, 10).leases
-    assert (lease.id, lease.attempt, lease.crashes, lease.due_at_ms) == (
+    assert (lease.id, lease.attempts.attempt, lease.attempts.crashes, lease.attempts.due_at_ms) == (
         message_id,
         1,
         0,
@@ -81,10 +81,13 @@ def test_every_lease_of_a_claim_has_the_token_of_the_caller(store: RedisStore) -
 def test_the_first_claim_is_remembered(store: RedisStore) -> None:
     first = claim(store)
     store.nack(PARTITION, [(first, 0, True, b"{}")])
-    store.reschedule(PARTITION, first.id, PAST)
+    store.reschedule_in(PARTITION, first.id, PAST)
     second = claim(store, first.id)
-    assert (second.attempt, second.first_claimed_at_ms) == (2, first.first_claimed_at_ms)
-    assert abs(first.first_claimed_at_ms - store.clock_ms()) < 60_000
+    assert (second.attempts.attempt, second.attempts.first_claimed_at_ms) == (
+        2,
+        first.attempts.first_claimed_at_ms,
+    )
+    assert abs(first.attempts.first_claimed_at_ms - store.clock_ms()) < 60_000
 
 
 def test_a_message_that_is_not_due_stays(store: RedisStore) -> None:
@@ -120,7 +123,9 @@ def test_the_next_due_time_is_the_earliest_of_all_lanes(store: RedisStore) -> No
 
 def test_the_wakeups_are_what_a_sweep_reads(store: RedisStore) -> None:
     enqueue(store)
-    assert [(store.claim(PARTITION, 1).wakeups, 0)] == store.counters([PARTITION]) == [(1, 0)]
+    assert (
+        [(store.claim(PARTITION, 1).wakeups, 0)] == store.queries.counters([PARTITION]) == [(1, 0)]
+    )
 
 
 # Never early
@@ -180,7 +185,7 @@ def test_a_retry_stands_in_the_same_order_as_fresh_messages(store: RedisStore) -
     fresh_before, lease = enqueue(store, when="3000"), claim(store, when="1000")
     fresh_after = enqueue(store, when="5000")
     store.release(PARTITION, [lease])
-    store.reschedule(PARTITION, lease.id, "4000")
+    store.reschedule_in(PARTITION, lease.id, "4000")
     assert claimed_ids(store) == [fresh_before, lease.id, fresh_after]
 
 
@@ -243,7 +248,7 @@ def test_a_backlog_of_twenty_thousand_drains_in_order(store: RedisStore) -> None
         drained += [lease.id for lease in leases]
         assert store.ack(PARTITION, [(lease, b"{}") for lease in leases]) == []
     assert drained == ids
-    stats = store.stats(PARTITION)
+    stats = store.queries.stats(PARTITION)
     assert (stats.waiting, stats.leased, stats.meta["acked"]) == (0, 0, "20000")
 
 
@@ -262,7 +267,7 @@ def test_a_message_larger_than_a_mebibyte_leaves_alone(store: RedisStore) -> Non
 
 def test_a_paused_partition_gives_nothing(store: RedisStore) -> None:
     enqueue(store)
-    store.pause(PARTITION.topic, '{"by": "me"}')
+    store.topics.pause(PARTITION.topic, '{"by": "me"}')
     before = dump(store)
     claimed = store.claim(PARTITION, 10)
     assert (claimed.leases, claimed.paused, claimed.next_due_ms) == ([], True, None)
@@ -271,9 +276,9 @@ def test_a_paused_partition_gives_nothing(store: RedisStore) -> None:
 
 def test_a_resumed_partition_goes_on_and_its_workers_are_woken(store: RedisStore) -> None:
     message_id = enqueue(store)
-    store.pause(PARTITION.topic, "{}")
+    store.topics.pause(PARTITION.topic, "{}")
     before = store.claim(PARTITION, 1).wakeups
-    store.resume(PARTITION.topic)
+    store.topics.resume(PARTITION.topic)
     claimed = store.claim(PARTITION, 1)
     assert [lease.id for lease in claimed.leases] == [message_id]
     assert claimed.wakeups == before + 1
@@ -294,7 +299,7 @@ def test_an_expired_message_ends_as_expired(store: RedisStore, expires: str) -> 
 
 @pytest.mark.parametrize("expires", ["9000000000000", f"+{9 * 10**12}"])
 def test_a_message_that_has_not_expired_runs(store: RedisStore, expires: str) -> None:
-    assert claim(store, expires=expires).attempt == 1
+    assert claim(store, expires=expires).attempts.attempt == 1
 
 
 def test_a_retry_expires_too_and_keeps_its_attempts_for_the_archive(store: RedisStore) -> None:
@@ -303,7 +308,7 @@ def test_a_retry_expires_too_and_keeps_its_attempts_for_the_archive(store: Redis
     store.nack(PARTITION, [(lease, 0, True, b"{}")])
     raw = dump(store)["messages"][lease.id]
     corrupt(store, lease.id, raw[:8] + (1).to_bytes(6, "big") + raw[14:])
-    store.reschedule(PARTITION, lease.id, PAST)
+    store.reschedule_in(PARTITION, lease.id, PAST)
     assert store.claim(PARTITION, 1).over == [lease.id]
     assert finished(store)[0]["attempts"] == lease.entry + b"{}\n"
     assert attempts(store, lease.id) is None
@@ -403,7 +408,7 @@ def test_what_a_claim_took_is_found_by_its_token_when_its_answer_was_lost(
     ids, token = enqueue_many(store, 1200), os.urandom(16)
     for _ in range(3):
         store.claim(PARTITION, 400, token)
-    assert store.leased_under(PARTITION, token) == ids
+    assert store.queries.leased_under(PARTITION, token) == ids
 
 
 def test_a_claim_does_not_look_beyond_its_partition(store: RedisStore) -> None:
@@ -413,10 +418,12 @@ def test_a_claim_does_not_look_beyond_its_partition(store: RedisStore) -> None:
 
 
 def test_no_finished_entry_is_written_when_the_archive_is_switched_off(store: RedisStore) -> None:
-    store.settings = type(store.settings)(prefix=store.prefix, finished_limit=0)
+    store.client.settings = type(store.client.settings)(
+        prefix=store.client.prefix, finished_limit=0
+    )
     enqueue(store, expires="+1")
     store.claim(PARTITION, 1)
-    assert not store.command("EXISTS", keys.finished_key(store.prefix, PARTITION))
+    assert not store.client.command("EXISTS", keys.finished_key(store.client.prefix, PARTITION))
 
 
 def test_bodies_that_are_not_handed_out_are_not_read_either(
@@ -467,7 +474,7 @@ def test_what_is_remembered_of_the_runs_counts_too(store: RedisStore) -> None:
     """Nearly 8 KiB of history each: not many of them leave at once."""
     ids = enqueue_many(store, 300)
     for message_id in ids:
-        store.command("HSET", key(store, "attempts"), message_id, bytes(38) + b"x" * 8_000)
+        store.client.command("HSET", key(store, "attempts"), message_id, bytes(38) + b"x" * 8_000)
     assert len(store.claim(PARTITION, 500).leases) == 1024 * 1024 // (
         8_038 + len(dump(store)["messages"][ids[-1]])
     )

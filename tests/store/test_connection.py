@@ -14,7 +14,7 @@ from django_delayq.core.exceptions import ConfigurationError, OutcomeUnknown, St
 from django_delayq.store import get_store
 from django_delayq.store.connection import connect, mask
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import MASTER, SINGLE, Server, launcher, wait_until
 from tests.store.factories import PARTITION, TASKS, claim, enqueue, outgoing
 
@@ -33,7 +33,7 @@ def kwargs_of(url: str, **others: Any) -> dict[str, Any]:
 def test_a_url_connects_to_each_kind(server: Server, prefix: str) -> None:
     client = connect(settings_of(server.url))
     store = RedisStore(client, settings_of(server.url, PREFIX=prefix))
-    assert claim(store).attempt == 1
+    assert claim(store).attempts.attempt == 1
     store.close()
 
 
@@ -168,14 +168,14 @@ def test_an_alias_of_caches_names_the_server(settings: Any, server: Server, pref
     store = use_alias(settings, server.url, prefix)
     enqueue(store)
     assert caches["queue"].client.get_client().exists(f"{prefix}:{{orders:0}}:messages")
-    assert store.where == "queue"
+    assert store.client.where == "queue"
     store.close()
 
 
 @singles
 def test_an_alias_over_a_unix_socket_works(settings: Any, server: Server, prefix: str) -> None:
     store = use_alias(settings, f"unix://{server.primaries[0].socket}?db=0", prefix)
-    assert claim(store).attempt == 1
+    assert claim(store).attempts.attempt == 1
     store.close()
 
 
@@ -185,10 +185,13 @@ def test_the_options_of_the_cache_do_not_change_ours(
 ) -> None:
     pool = {"decode_responses": True, "max_connections": 5, "retry_on_timeout": True}
     store = use_alias(settings, server.url, prefix, CONNECTION_POOL_KWARGS=pool, SOCKET_TIMEOUT=99)
-    kwargs = store.client.connection_pool.connection_kwargs
+    kwargs = store.client.redis.connection_pool.connection_kwargs
     assert (kwargs["socket_timeout"], kwargs["retry"].get_retries()) == (5.0, 0)
     assert claim(store, body=b"\xff").record.endswith(b"\xff")
-    assert store.client.connection_pool is not caches["queue"].client.get_client().connection_pool
+    assert (
+        store.client.redis.connection_pool
+        is not caches["queue"].client.get_client().connection_pool
+    )
     store.close()
 
 
@@ -198,7 +201,7 @@ def test_the_default_store_is_made_once_and_anew_when_the_settings_change(
     assert get_store() is delayq
     settings.DELAYQ = {**settings.DELAYQ, "PREFIX": "other"}
     assert get_store() is not delayq
-    assert get_store().prefix == "other"
+    assert get_store().client.prefix == "other"
 
 
 # Failover: one run each, with servers of their own

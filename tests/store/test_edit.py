@@ -10,7 +10,7 @@ import pytest
 
 from django_delayq.core.exceptions import StoreFull
 from django_delayq.core.message import HEADER_END, Priority, Record
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -47,7 +47,7 @@ def with_body(record: bytes, body: bytes = NEW) -> bytes:
 def edit(store: RedisStore, message_id: bytes, body: bytes = NEW) -> str:
     """Look at it and give it another body."""
     before = record_of(store, message_id)
-    return store.edit(PARTITION, message_id, before, with_body(before, body))
+    return store.edit_in(PARTITION, message_id, before, with_body(before, body))
 
 
 def at_once(*calls: Callable[[], Sequence[str]]) -> list[Sequence[str]]:
@@ -93,13 +93,13 @@ def test_a_durable_message_stays_the_same_life(store: RedisStore) -> None:
     message = accepted(when=LATER[1:])
     send(store, message)
     assert edit(store, message[0]) == "OK"
-    assert store.lives(PARTITION, [(message[0], STAMP)]) == ["LIVE"]
+    assert store.queries.durable_status(PARTITION, [(message[0], STAMP)]) == ["LIVE"]
 
 
 def test_a_relative_expiry_still_moves_with_the_due_time(store: RedisStore) -> None:
     message_id = enqueue(store, when=LATER, expires="+5000")
     edit(store, message_id)
-    store.reschedule(PARTITION, message_id, "2000000000000")
+    store.reschedule_in(PARTITION, message_id, "2000000000000")
     record = Record.decode(record_of(store, message_id))
     assert (record.expires_at_ms, record.body) == (2_000_000_005_000, NEW)
 
@@ -114,32 +114,32 @@ def test_it_wakes_nobody(store: RedisStore) -> None:
 def test_twice_is_once(store: RedisStore) -> None:
     message_id = enqueue(store, when=LATER)
     before = record_of(store, message_id)
-    assert store.edit(PARTITION, message_id, before, with_body(before)) == "OK"
+    assert store.edit_in(PARTITION, message_id, before, with_body(before)) == "OK"
     content = dump(store)
-    assert store.edit(PARTITION, message_id, before, with_body(before)) == "OK"
+    assert store.edit_in(PARTITION, message_id, before, with_body(before)) == "OK"
     assert dump(store) == content
 
 
 def test_an_edit_whose_answer_was_lost_is_done_although_it_runs_by_now(store: RedisStore) -> None:
     message_id = enqueue(store)
     before = record_of(store, message_id)
-    store.edit(PARTITION, message_id, before, with_body(before))
+    store.edit_in(PARTITION, message_id, before, with_body(before))
     claim(store, message_id)
     content = dump(store)
-    assert store.edit(PARTITION, message_id, before, with_body(before)) == "OK"
+    assert store.edit_in(PARTITION, message_id, before, with_body(before)) == "OK"
     assert dump(store) == content
 
 
 def test_an_unknown_message_is_not_found(store: RedisStore) -> None:
     before = dump(store)
-    assert store.edit(PARTITION, new_id(), b"x" * 23, b"y" * 23) == "NOT_FOUND"
+    assert store.edit_in(PARTITION, new_id(), b"x" * 23, b"y" * 23) == "NOT_FOUND"
     assert dump(store) == before
 
 
 def test_a_message_that_has_ended_is_not_found(store: RedisStore) -> None:
     lease = claim(store)
     store.ack(PARTITION, [(lease, DETAIL)])
-    assert store.edit(PARTITION, lease.id, lease.record, with_body(lease.record)) == "NOT_FOUND"
+    assert store.edit_in(PARTITION, lease.id, lease.record, with_body(lease.record)) == "NOT_FOUND"
 
 
 @pytest.mark.parametrize("followed", [False, True])
@@ -157,7 +157,7 @@ def test_nobodys_edit_is_overwritten_unseen(store: RedisStore) -> None:
     seen = record_of(store, message_id)
     assert edit(store, message_id, b'["quicker"]') == "OK"
     before = dump(store)
-    assert store.edit(PARTITION, message_id, seen, with_body(seen)) == "CHANGED"
+    assert store.edit_in(PARTITION, message_id, seen, with_body(seen)) == "CHANGED"
     assert dump(store) == before
 
 
@@ -165,14 +165,14 @@ def test_a_replacement_is_not_overwritten_either(store: RedisStore) -> None:
     message_id = enqueue(store, when=LATER)
     seen = record_of(store, message_id)
     enqueue(store, message_id, mode="replace", when=LATER)  # the same body under another stamp
-    assert store.edit(PARTITION, message_id, seen, with_body(seen)) == "CHANGED"
+    assert store.edit_in(PARTITION, message_id, seen, with_body(seen)) == "CHANGED"
 
 
 def test_an_expiry_that_has_moved_meanwhile_is_a_change(store: RedisStore) -> None:
     message_id = enqueue(store, when=LATER, expires="+5000")
     seen = record_of(store, message_id)
-    store.reschedule(PARTITION, message_id, "2000000000000")
-    assert store.edit(PARTITION, message_id, seen, with_body(seen)) == "CHANGED"
+    store.reschedule_in(PARTITION, message_id, "2000000000000")
+    assert store.edit_in(PARTITION, message_id, seen, with_body(seen)) == "CHANGED"
 
 
 def test_exactly_one_of_edit_and_claim_wins(store: RedisStore) -> None:
@@ -181,7 +181,9 @@ def test_exactly_one_of_edit_and_claim_wins(store: RedisStore) -> None:
     claimed: dict[bytes, bytes] = {}
 
     def edit_all() -> list[str]:
-        return [store.edit(PARTITION, i, records[i], with_body(records[i])) for i in reversed(ids)]
+        return [
+            store.edit_in(PARTITION, i, records[i], with_body(records[i])) for i in reversed(ids)
+        ]
 
     def claim_all() -> list[str]:
         while leases := store.claim(PARTITION, 1).leases:
@@ -201,7 +203,7 @@ def test_exactly_one_of_two_edits_wins(store: RedisStore) -> None:
     records = dump(store)["messages"]
 
     def edit_all(body: bytes) -> list[str]:
-        return [store.edit(PARTITION, i, records[i], with_body(records[i], body)) for i in ids]
+        return [store.edit_in(PARTITION, i, records[i], with_body(records[i], body)) for i in ids]
 
     first, second = at_once(lambda: edit_all(b"[3]"), lambda: edit_all(b"[2]"))
     assert {tuple(sorted(pair)) for pair in zip(first, second, strict=True)} == {("CHANGED", "OK")}
@@ -216,8 +218,8 @@ def test_a_truncated_record_can_be_edited(store: RedisStore, raw: bytes) -> None
     message_id = enqueue(store, when=LATER)
     corrupt(store, message_id, raw)
     if raw[14:15]:
-        store.client.zadd(f"{store.prefix}:{{orders:0}}:delayed:high", {message_id: 1})
-    assert store.edit(PARTITION, message_id, raw, b"y" * 23) == "OK"
+        store.client.redis.zadd(f"{store.client.prefix}:{{orders:0}}:delayed:high", {message_id: 1})
+    assert store.edit_in(PARTITION, message_id, raw, b"y" * 23) == "OK"
     assert record_of(store, message_id) == b"y" * 23
 
 
@@ -226,5 +228,5 @@ def test_a_full_redis_refuses_and_nothing_changes(store: RedisStore, server: Ser
     record = record_of(store, message_id)
     before = dump(store)
     with full(server), pytest.raises(StoreFull):
-        store.edit(PARTITION, message_id, record, with_body(record))
+        store.edit_in(PARTITION, message_id, record, with_body(record))
     assert dump(store) == before

@@ -10,8 +10,8 @@ from redis import Redis
 from django_delayq.core.exceptions import StoreError, StoreFull
 from django_delayq.core.message import Priority, Record, new_ids
 from django_delayq.store import keys
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.client import BATCH
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     CODE,
@@ -78,9 +78,9 @@ def test_a_body_passes_unchanged(store: RedisStore, body: bytes) -> None:
 
 
 def test_the_name_of_the_task_is_remembered(store: RedisStore) -> None:
-    assert store.task_name(PARTITION, CODE) == f"code:{CODE.hex()}"
+    assert store.queries.task_name(PARTITION, CODE) == f"code:{CODE.hex()}"
     enqueue(store)
-    assert store.task_name(PARTITION, CODE) == TASK
+    assert store.queries.task_name(PARTITION, CODE) == TASK
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_replace_begins_a_new_life_without_the_old_attempts(store: RedisStore) -
     store.nack(PARTITION, [(lease, DAY_MS, True, b"{}")])
     enqueue(store, lease.id, mode="replace")
     assert attempts(store, lease.id) is None
-    assert claim(store, lease.id).attempt == 1
+    assert claim(store, lease.id).attempts.attempt == 1
 
 
 def test_replace_without_a_live_message_is_simply_new(store: RedisStore) -> None:
@@ -285,7 +285,7 @@ def test_a_sooner_head_is_published_with_its_due_time(store: RedisStore, server:
 
 def listening(client: Redis, store: RedisStore):  # type: ignore[no-untyped-def]
     pubsub = client.pubsub(ignore_subscribe_messages=False)
-    pubsub.subscribe(keys.wakeups_channel(store.prefix))
+    pubsub.subscribe(keys.wakeups_channel(store.client.prefix))
     assert pubsub.get_message(timeout=5)["type"] == "subscribe"
     return pubsub
 

@@ -10,7 +10,8 @@ import pytest
 
 from django_delayq.core.exceptions import StoreError, StoreFull
 from django_delayq.core.message import Priority, task_code
-from django_delayq.store.redis import Outgoing, RedisStore
+from django_delayq.store.client import RedisClient
+from django_delayq.store.store import Outgoing, RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     FAR,
@@ -44,13 +45,13 @@ def first(store: RedisStore) -> Outgoing:
 def called(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The scripts that are called."""
     names: list[str] = []
-    real = RedisStore.begin
+    real = RedisClient.begin
 
-    def spy(self: RedisStore, name: str, *args: Any) -> Any:
+    def spy(self: RedisClient, name: str, *args: Any) -> Any:
         names.append(name)
         return real(self, name, *args)
 
-    monkeypatch.setattr(RedisStore, "begin", spy)
+    monkeypatch.setattr(RedisClient, "begin", spy)
     return names
 
 
@@ -85,7 +86,7 @@ def test_so_does_one_whose_task_the_partition_does_not_know(
     name = "shop.other"
     store.enqueue(PARTITION, {task_code(name): name}, [outgoing()])
     assert called == ["enqueue"]
-    assert store.task_name(PARTITION, task_code(name)) == name
+    assert store.queries.task_name(PARTITION, task_code(name)) == name
 
 
 # What it stores
@@ -97,7 +98,9 @@ def test_so_does_one_whose_task_the_partition_does_not_know(
 def test_it_leaves_what_the_full_script_leaves(
     store: RedisStore, first: Outgoing, when: str, expires: str, priority: Priority
 ) -> None:
-    twin = RedisStore(store.client, replace(store.settings, prefix=f"{store.prefix}-twin"))
+    twin = RedisStore(
+        store.client.redis, replace(store.client.settings, prefix=f"{store.client.prefix}-twin")
+    )
     send(twin, first)
     message = outgoing(when=when, expires=expires, priority=priority)
     assert send(store, message) == send(twin, message._replace(mode="keep")) == {}
@@ -153,7 +156,7 @@ def test_a_repeat_is_stored_when_the_first_has_ended_meanwhile(store: RedisStore
     message = outgoing(when=LATER)
     send(store, message)
     answer = store.begin_enqueue(PARTITION, TASKS, [message])
-    store.cancel(PARTITION, [message[0]])
+    store.cancel_in(PARTITION, [message[0]])
     assert answer()[1] == {}
     assert message[0] in waiting(store)
 

@@ -27,7 +27,7 @@ from django_delayq.core.exceptions import (
 from django_delayq.store.connection import connect
 from django_delayq.store.errors import translate
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.proxy import Proxy
 from tests.servers import SINGLE, Server, require, wait_until
 from tests.store.factories import (
@@ -93,7 +93,7 @@ def test_a_refused_connection_is_unavailable(prefix: str) -> None:
 def test_a_missing_socket_is_unavailable(prefix: str) -> None:
     nowhere = another_store("unix:///nowhere/redis.sock", prefix)
     with nowhere as store, pytest.raises(StoreUnavailable, match="Nothing was changed"):
-        store.stats(PARTITION)
+        store.queries.stats(PARTITION)
 
 
 def test_a_read_only_replica_refuses_and_nothing_changes(store: RedisStore, server: Server) -> None:
@@ -103,8 +103,8 @@ def test_a_read_only_replica_refuses_and_nothing_changes(store: RedisStore, serv
         for call in (
             lambda: enqueue(store),
             lambda: store.ack(PARTITION, [(lease, DETAIL)]),
-            lambda: store.cancel(PARTITION, [message_id]),
-            lambda: store.beat("worker", "{}"),
+            lambda: store.cancel_in(PARTITION, [message_id]),
+            lambda: store.workers.beat("worker", "{}"),
         ):
             with pytest.raises(StoreReadOnly):
                 call()
@@ -127,7 +127,7 @@ def test_a_replica_without_its_primary_is_unavailable(store: RedisStore, server:
         replica(server),
         pytest.raises(StoreUnavailable),
     ):
-        store.stats(PARTITION)
+        store.queries.stats(PARTITION)
 
 
 def test_a_primary_without_its_replicas_is_read_only(store: RedisStore, server: Server) -> None:
@@ -163,8 +163,8 @@ def test_a_wrong_password_is_forbidden_and_not_shown(server: Server, prefix: str
 def test_a_server_busy_with_a_script_is_unavailable(store: RedisStore, server: Server) -> None:
     with endless_script(server), pytest.raises(StoreUnavailable, match="BUSY"):
         while True:
-            store.stats(PARTITION)
-    assert store.stats(PARTITION).waiting == 0
+            store.queries.stats(PARTITION)
+    assert store.queries.stats(PARTITION).waiting == 0
 
 
 @contextmanager
@@ -206,10 +206,10 @@ def failure(call: Callable[[], Any]) -> Exception | None:
 
 
 def test_a_key_of_another_type_is_a_bug_and_nothing_changes(store: RedisStore) -> None:
-    store.command("SET", key(store, "messages"), "a string")
+    store.client.command("SET", key(store, "messages"), "a string")
     with pytest.raises(StoreError, match="wrong kind"):
         enqueue(store)
-    assert not store.command("EXISTS", key(store, "normal"))
+    assert not store.client.command("EXISTS", key(store, "normal"))
 
 
 # Unknown: the connection breaks after the call was sent
@@ -225,7 +225,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 def far(proxy: Proxy, prefix: str) -> Iterator[RedisStore]:
     """The same partition through the proxy, with scripts and connection warm."""
     with another_store(proxy.url, prefix, SOCKET_TIMEOUT=0.3) as store:
-        store.stats(PARTITION)
+        store.queries.stats(PARTITION)
         yield store
 
 
@@ -281,16 +281,16 @@ def test_a_claim_whose_answer_was_lost_is_found_by_its_token(
     ids, token = enqueue_many(store, 3), b"t" * 16
     store.claim(PARTITION, 0)
     unknown(proxy, lambda: far.claim(PARTITION, 3, token))
-    assert far.leased_under(PARTITION, token) == ids
+    assert far.queries.leased_under(PARTITION, token) == ids
 
 
 def test_a_cancel_whose_answer_was_lost_has_happened_once(
     store: RedisStore, proxy: Proxy, far: RedisStore
 ) -> None:
     message_id = enqueue(store)
-    store.cancel(PARTITION, [b"x" * 16])
-    unknown(proxy, lambda: far.cancel(PARTITION, [message_id]))
-    assert far.cancel(PARTITION, [message_id]) == ["NOT_FOUND"]
+    store.cancel_in(PARTITION, [b"x" * 16])
+    unknown(proxy, lambda: far.cancel_in(PARTITION, [message_id]))
+    assert far.cancel_in(PARTITION, [message_id]) == ["NOT_FOUND"]
     assert ends(store) == [(message_id, "cancelled")]
 
 
@@ -302,7 +302,7 @@ def test_a_reclaim_whose_answer_was_lost_has_happened_once(
     end_leases(store)
     unknown(proxy, lambda: far.reclaim(PARTITION))
     assert far.reclaim(PARTITION) == ([], [])
-    assert claim(store, lease.id).crashes == 1
+    assert claim(store, lease.id).attempts.crashes == 1
 
 
 def test_silence_is_unknown_after_the_timeout(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.client import BATCH
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,

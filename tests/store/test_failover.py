@@ -22,8 +22,8 @@ from django_delayq.core.exceptions import (
 )
 from django_delayq.store.connection import connect
 from django_delayq.store.keys import partition_keys
-from django_delayq.store.redis import RedisStore
 from django_delayq.store.sentinel import Sentinels
+from django_delayq.store.store import RedisStore
 from tests.servers import Cluster, Replicated, wait_until
 from tests.store.factories import PARTITION, TASKS, outgoing
 
@@ -56,7 +56,7 @@ def accepted(store: RedisStore) -> bytes | None:
 
 
 def idle_connections(store: RedisStore, count: int = 4) -> None:
-    pool = store.client.connection_pool
+    pool = store.client.redis.connection_pool
     for connection in [pool.get_connection() for _ in range(count)]:
         pool.release(connection)
 
@@ -95,8 +95,8 @@ def test_what_is_accepted_after_a_frozen_primary_wakes_is_in_the_new_one(
     while time.monotonic() < until:
         ids += [accepted(busy), accepted(quiet)]
 
-    assert waited < busy.settings.socket_timeout / 2
-    assert took < busy.settings.socket_timeout
+    assert waited < busy.client.settings.socket_timeout / 2
+    assert took < busy.client.settings.socket_timeout
     with redis.Redis(unix_socket_path=str(new.socket)) as client:
         there = set(client.hkeys(partition_keys(prefix, PARTITION)[4]))
     assert all(ids) and set(ids) <= there
@@ -116,7 +116,7 @@ def test_a_late_answer_is_not_that_of_the_next_call(
     threading.Timer(0.1, os.kill, (pid, signal.SIGCONT)).start()
     # Sent before Redis wakes up: on the connection that has timed out the other answer would come
     # first.
-    assert store.cancel(PARTITION, [b"nobody knows it."]) == ["NOT_FOUND"]
+    assert store.cancel_in(PARTITION, [b"nobody knows it."]) == ["NOT_FOUND"]
     store.close()
 
 
@@ -179,7 +179,7 @@ def test_on_a_cluster_replicas_are_waited_for_on_the_node_of_the_partition(
     message = outgoing()
     with pytest.raises(NotReplicated):
         greedy.enqueue(PARTITION, TASKS, [message])
-    assert store.find(PARTITION, [message[0]])[0] is not None
+    assert store.queries.find(PARTITION, [message[0]])[0] is not None
     with pytest.raises(TooFewReplicas):
         greedy.enqueue(PARTITION, TASKS, [outgoing()])
     for one in (store, greedy):
@@ -191,7 +191,7 @@ def test_a_call_to_a_frozen_node_of_a_cluster_ends_when_a_replica_has_taken_over
 ) -> None:
     store = store_on(cluster, prefix, SOCKET_TIMEOUT=30)
     assert accepted(store)
-    port = store.client.get_node_from_key(partition_keys(prefix, PARTITION)[4]).port
+    port = store.client.redis.get_node_from_key(partition_keys(prefix, PARTITION)[4]).port
     (node,) = [node for node in cluster.primaries if node.port == port]
     assert node.pid is not None
     os.kill(node.pid, signal.SIGSTOP)
@@ -333,8 +333,8 @@ def test_a_connection_that_was_made_too_slowly_is_not_used(
     behind_sentinel: Replicated, prefix: str
 ) -> None:
     store = store_on(behind_sentinel, prefix)
-    manager = store.client.connection_pool.sentinel_manager
-    connection = store.client.connection_pool.make_connection()
+    manager = store.client.redis.connection_pool.sentinel_manager
+    connection = store.client.redis.connection_pool.make_connection()
     address = manager.discover_master("mymaster")
     manager.primary = ("127.0.0.1", 1)
     with pytest.raises(redis.ConnectionError, match="another is primary now"):

@@ -6,10 +6,10 @@ import pytest
 
 from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import finished as module
+from django_delayq.store.client import BATCH
 from django_delayq.store.finished import GROUP, Entry, FinishedStream, lengths
 from django_delayq.store.keys import Partition
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.faults import unreachable
 from tests.servers import Server
 from tests.store.factories import (
@@ -63,7 +63,7 @@ def ids(entries: object) -> list[bytes]:
 
 def group(store: RedisStore) -> dict[str, int]:
     """Each consumer, and how many entries it has read and not archived."""
-    consumers = store.client.xinfo_consumers(key(store, "finished"), GROUP)
+    consumers = store.client.redis.xinfo_consumers(key(store, "finished"), GROUP)
     return {consumer["name"].decode(): consumer["pending"] for consumer in consumers}
 
 
@@ -75,7 +75,7 @@ def test_an_entry_is_what_the_script_wrote(store: RedisStore, stream: FinishedSt
     detail = '{"error":"käse 🧀\\u0000"}'.encode()
     store.nack(PARTITION, [(lease, None, True, detail)])
     (entry,) = stream.read()
-    ((stream_id, _),) = store.client.xrange(key(store, "finished"))
+    ((stream_id, _),) = store.client.redis.xrange(key(store, "finished"))
     expected = Entry(
         stream_id, PARTITION, lease.id, "dead", entry.at_ms, lease.record, lease.entry, detail
     )
@@ -92,7 +92,7 @@ def test_an_entry_without_a_whole_record_is_read_too(
     if raw is None:
         store.claim(PARTITION, 1)
     else:
-        store.cancel(PARTITION, [message_id])
+        store.cancel_in(PARTITION, [message_id])
     (entry,) = stream.read()
     assert (entry.id, entry.record, entry.attempts) == (message_id, raw or b"", b"")
     assert stream.remove([entry]) == 0
@@ -137,7 +137,7 @@ def test_a_stream_that_was_deleted_meanwhile_is_read_again(
     end(store)
     stream.read()
     for name in ("finished", "meta"):
-        store.command("DEL", key(store, name))
+        store.client.command("DEL", key(store, name))
     ended = end(store)
     assert stream.read() == []  # the group is gone, and made again
     assert ids(stream.read()) == [ended]
@@ -147,7 +147,7 @@ def test_there_is_nothing_to_take_over_from_a_stream_that_was_deleted(
     store: RedisStore, stream: FinishedStream
 ) -> None:
     stream.read()
-    store.command("DEL", key(store, "finished"))
+    store.client.command("DEL", key(store, "finished"))
     assert stream.take_over() == []
     ended = end(store)
     assert (stream.take_over(), ids(stream.read())) == ([], [ended])
@@ -189,7 +189,7 @@ def test_only_what_was_left_for_long_enough_is_taken_over(
         "IDLE",
         module.TAKE_OVER_AFTER_MS,
     )
-    store.command("XCLAIM", *moved)
+    store.client.command("XCLAIM", *moved)
     assert (ids(stream.take_over()), old != new) == ([old], True)
 
 
@@ -209,7 +209,7 @@ def test_what_was_removed_meanwhile_is_not_taken_over(
     end(store)
     kept = end(store)
     entries = slow.read()
-    store.client.xdel(key(store, "finished"), entries[0].entry)
+    store.client.redis.xdel(key(store, "finished"), entries[0].entry)
     assert ids(stream.take_over()) == [kept]
 
 
@@ -291,7 +291,7 @@ def test_an_entry_of_a_message_that_is_not_durable_forgets_nothing(
 ) -> None:
     message_id = end(store)
     (entry,) = stream.read()
-    store.bury(PARTITION, message_id, stamped(int.from_bytes(entry.record[:8], "big")))
+    store.tombstone(PARTITION, message_id, stamped(int.from_bytes(entry.record[:8], "big")))
     before = markers(store)
     stream.remove([entry])
     assert markers(store) == before != {}

@@ -12,7 +12,7 @@ from django_delayq.store import keys
 from django_delayq.store.connection import connect
 from django_delayq.store.hints import HintStream
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.proxy import Proxy
 from tests.servers import SINGLE, Server
 from tests.store.factories import PARTITION, enqueue
@@ -34,7 +34,7 @@ def heard(hints: HintStream) -> tuple[Partition | None, float]:
 
 
 def say(store: RedisStore, text: str) -> None:
-    store.client.publish(keys.wakeups_channel(store.prefix), text)
+    store.client.redis.publish(keys.wakeups_channel(store.client.prefix), text)
 
 
 def test_a_sooner_head_is_heard(store: RedisStore, hints: HintStream) -> None:
@@ -45,7 +45,7 @@ def test_a_sooner_head_is_heard(store: RedisStore, hints: HintStream) -> None:
 
 def test_a_resumed_topic_is_heard(store: RedisStore, hints: HintStream) -> None:
     hints.read(1)
-    store.resume("orders")
+    store.topics.resume("orders")
     assert heard(hints) == (PARTITION, 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from django_delayq.core.message import ATTEMPTS, Attempts
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -111,7 +111,7 @@ def test_whoever_reads_the_finished_stream_reads_the_history(store: RedisStore, 
             store.nack(PARTITION, [(lease, None, True, b'{"last":1}')])
         case "cancelled":
             store.release(PARTITION, [lease])
-            store.cancel(PARTITION, [lease.id])
+            store.cancel_in(PARTITION, [lease.id])
         case _:
             crash(store, claim_again(store, claim_again(store, lease)))
     lines = Attempts.decode(finished(store)[0]["attempts"]).history.splitlines()

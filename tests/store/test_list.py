@@ -10,9 +10,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_delayq.core.message import Priority, State
+from django_delayq.store.client import BATCH
 from django_delayq.store.keys import Partition
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.store.factories import (
     DETAIL,
     LATER,
@@ -34,7 +34,7 @@ def pages(
 ) -> list[tuple[int, bytes]]:
     """All places of the normal lane, page after page."""
     seen: list[tuple[int, bytes]] = []
-    while page := store.list(partition, NORMAL, seen[-1] if seen else None, limit):
+    while page := store.queries.list(partition, NORMAL, seen[-1] if seen else None, limit):
         places = [(found.due_at_ms, found.id) for found in page]
         assert len(page) <= limit
         assert not seen or places[0] > seen[-1]  # else the pages would never end
@@ -44,7 +44,7 @@ def pages(
 
 def test_the_first_page_begins_with_the_oldest(store: RedisStore) -> None:
     late, soon = enqueue(store, when="2000"), enqueue(store, when="1000")
-    found = store.list(PARTITION, NORMAL, None, 10)
+    found = store.queries.list(PARTITION, NORMAL, None, 10)
     assert [(item.id, item.due_at_ms) for item in found] == [(soon, 1000), (late, 2000)]
     assert found[0].record == dump(store)["messages"][soon]
 
@@ -52,13 +52,15 @@ def test_the_first_page_begins_with_the_oldest(store: RedisStore) -> None:
 @pytest.mark.parametrize("priority", list(Priority))
 def test_each_lane_is_listed_for_itself(store: RedisStore, priority: Priority) -> None:
     ids = [enqueue(store, priority=p) for p in Priority]
-    assert [item.id for item in store.list(PARTITION, priority, None, 10)] == [ids[priority]]
+    assert [item.id for item in store.queries.list(PARTITION, priority, None, 10)] == [
+        ids[priority]
+    ]
 
 
 def test_the_state_is_by_the_clock_of_redis(store: RedisStore) -> None:
     enqueue(store, when="1000")
     enqueue(store, when=LATER)
-    assert [item.state for item in store.list(PARTITION, NORMAL, None, 10)] == [
+    assert [item.state for item in store.queries.list(PARTITION, NORMAL, None, 10)] == [
         State.READY,
         State.DELAYED,
     ]
@@ -67,7 +69,7 @@ def test_the_state_is_by_the_clock_of_redis(store: RedisStore) -> None:
 def test_a_retry_is_listed_with_its_attempts_and_a_lease_not_at_all(store: RedisStore) -> None:
     retry, running = claim(store), claim(store)
     store.nack(PARTITION, [(retry, 5000, True, DETAIL)])
-    (item,) = store.list(PARTITION, NORMAL, None, 10)
+    (item,) = store.queries.list(PARTITION, NORMAL, None, 10)
     assert (item.id, item.attempts.attempt) == (retry.id, 1)
     assert item.id != running.id
 
@@ -91,10 +93,10 @@ def test_paging_sees_every_message_once_in_order(
 
 def test_the_cursor_holds_when_messages_come_and_go(store: RedisStore) -> None:
     ids = enqueue_many(store, 9)
-    first = store.list(PARTITION, NORMAL, None, 4)
-    store.cancel(PARTITION, ids[:5])
+    first = store.queries.list(PARTITION, NORMAL, None, 4)
+    store.cancel_in(PARTITION, ids[:5])
     enqueue(store, when="1000")
-    rest = store.list(PARTITION, NORMAL, (first[-1].due_at_ms, first[-1].id), 10)
+    rest = store.queries.list(PARTITION, NORMAL, (first[-1].due_at_ms, first[-1].id), 10)
     assert [item.id for item in rest] == ids[5:]
 
 
@@ -105,19 +107,19 @@ def test_many_messages_of_one_instant_are_paged(store: RedisStore) -> None:
 
 def test_a_page_is_at_most_a_batch(store: RedisStore) -> None:
     enqueue_many(store, BATCH + 1)
-    assert len(store.list(PARTITION, NORMAL, None, 10_000)) == BATCH
+    assert len(store.queries.list(PARTITION, NORMAL, None, 10_000)) == BATCH
 
 
 @pytest.mark.parametrize("after", [None, (1, b"")])
 def test_a_limit_of_zero_lists_nothing(store: RedisStore, after: tuple[int, bytes] | None) -> None:
     enqueue(store)
-    assert store.list(PARTITION, NORMAL, after, 0) == []
+    assert store.queries.list(PARTITION, NORMAL, after, 0) == []
 
 
 def test_a_message_without_a_record_is_listed_empty(store: RedisStore) -> None:
     message_id = enqueue(store)
     corrupt(store, message_id, None)
-    (item,) = store.list(PARTITION, NORMAL, None, 1)
+    (item,) = store.queries.list(PARTITION, NORMAL, None, 1)
     assert (item.id, item.record) == (message_id, b"")
 
 

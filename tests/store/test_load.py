@@ -6,12 +6,13 @@ import pickle
 
 import pytest
 
-from django_delayq.core.exceptions import StoreError, StoreFull
+from django_delayq.core.exceptions import FenceChanged, StoreError, StoreFull
 from django_delayq.core.message import Priority, new_ids
-from django_delayq.store import keys, loading
-from django_delayq.store.link import BATCH
-from django_delayq.store.loading import FENCE_LIFE, FenceChanged, Load, Loadable, Loaded
-from django_delayq.store.redis import RedisStore
+from django_delayq.core.times import When
+from django_delayq.store import bulk_load, keys
+from django_delayq.store.bulk_load import FENCE_LIFE, BulkLoad, Loadable, LoadProgress
+from django_delayq.store.client import BATCH
+from django_delayq.store.store import Outgoing, RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -35,8 +36,8 @@ from tests.store.factories import (
     wakeups,
 )
 
-LOAD = Load("night", "3 rows")
-NOTING = Load("night", "3 rows", notes=True)
+LOAD = BulkLoad("night", "3 rows")
+NOTING = BulkLoad("night", "3 rows", record_conflicts=True)
 
 
 def loadable(
@@ -46,12 +47,14 @@ def loadable(
 
 
 def load(
-    store: RedisStore, *ids: bytes, split: int = 0, as_load: Load = LOAD, **fields: str
-) -> Loaded:
-    return store.load(PARTITION, as_load, split, TASKS, [loadable(one, **fields) for one in ids])  # type: ignore[arg-type]
+    store: RedisStore, *ids: bytes, split: int = 0, as_load: BulkLoad = LOAD, **fields: str
+) -> LoadProgress:
+    return store.bulk_load.load(
+        PARTITION, as_load, split, TASKS, [loadable(one, **fields) for one in ids]
+    )  # type: ignore[arg-type]
 
 
-def counts(loaded: Loaded) -> tuple[int, ...]:
+def counts(loaded: LoadProgress) -> tuple[int, ...]:
     return loaded[1:]
 
 
@@ -65,15 +68,15 @@ def test_messages_are_stored_as_an_enqueue_stores_them(store: RedisStore) -> Non
         loadable(one, priority=Priority.LOW),
         loadable(other, when="1000", expires="+500", body=b'["x"]'),
     ]
-    loaded = store.load(PARTITION, LOAD, 0, TASKS, messages)
+    loaded = store.bulk_load.load(PARTITION, LOAD, 0, TASKS, messages)
     assert counts(loaded) == (2, 0, 0, 0)
     assert dump(store)["low"] == {one: float(FAR)}
     assert dump(store)["normal"] == {other: 1000.0}
-    (found,) = store.find(PARTITION, [other])
+    (found,) = store.queries.find(PARTITION, [other])
     assert found and found.record[14:] == messages[1][3]
     assert int.from_bytes(found.record[8:14], "big") == 1500
     assert counter(store, "enqueued") == 2
-    assert store.task_name(PARTITION, next(iter(TASKS))) == TASK
+    assert store.queries.task_name(PARTITION, next(iter(TASKS))) == TASK
 
 
 def test_a_repeated_call_adds_nothing(store: RedisStore) -> None:
@@ -119,7 +122,7 @@ def test_ids_that_do_not_ascend_are_an_error(store: RedisStore) -> None:
         with pytest.raises(StoreError, match="do not ascend"):
             load(store, *ids)
     assert dump(store) == before
-    assert store.fence(PARTITION, "night") == {}
+    assert store.bulk_load.fence(PARTITION, "night") == {}
 
 
 @pytest.mark.parametrize("at", [0, 5, 6, 11, 12, 15])
@@ -142,17 +145,17 @@ def test_each_split_has_a_mark_of_its_own(store: RedisStore) -> None:
 def test_loads_do_not_know_of_each_other(store: RedisStore) -> None:
     one, other = ids_of(2)
     load(store, other)
-    assert counts(load(store, one, as_load=Load("another", "x"))) == (1, 0, 0, 0)
+    assert counts(load(store, one, as_load=BulkLoad("another", "x"))) == (1, 0, 0, 0)
 
 
 def test_a_fence_of_other_messages_refuses_and_changes_nothing(store: RedisStore) -> None:
     one, other = ids_of(2)
     load(store, one)
-    before, fence = dump(store), store.fence(PARTITION, "night")
+    before, fence = dump(store), store.bulk_load.fence(PARTITION, "night")
     with pytest.raises(FenceChanged, match="night") as caught:
         load(store, other, as_load=LOAD._replace(fingerprint="4 rows"))
     assert "3 rows" in str(pickle.loads(pickle.dumps(caught.value)))
-    assert (dump(store), store.fence(PARTITION, "night")) == (before, fence)
+    assert (dump(store), store.bulk_load.fence(PARTITION, "night")) == (before, fence)
 
 
 def test_without_messages_it_opens_the_fence(store: RedisStore) -> None:
@@ -161,7 +164,7 @@ def test_without_messages_it_opens_the_fence(store: RedisStore) -> None:
     assert counts(opened) == (0, 0, 0, 0)
     assert load(store, *ids_of(1)).began_ms == opened.began_ms
     assert before["messages"] == {} and wakeups(store) == 1
-    assert store.fence(PARTITION, "night") == {
+    assert store.bulk_load.fence(PARTITION, "night") == {
         "fingerprint": "3 rows",
         "began": str(opened.began_ms),
         "new": "1",
@@ -182,11 +185,11 @@ def test_another_message_with_the_id_is_kept_and_the_same_one_counts_apart(
     kept, same, new = ids_of(3)
     enqueue(store, kept, body=b'["another"]', when=LATER)
     enqueue(store, same, when=FAR)
-    before = store.find(PARTITION, [kept, same])
+    before = store.queries.find(PARTITION, [kept, same])
     assert counts(load(store, kept, same, new)) == (1, 0, 1, 1)
-    assert store.find(PARTITION, [kept, same]) == before
+    assert store.queries.find(PARTITION, [kept, same]) == before
     assert counts(load(store, kept, same, new)) == (0, 3, 0, 0)
-    fence = store.fence(PARTITION, "night")
+    fence = store.bulk_load.fence(PARTITION, "night")
     assert (fence["new"], fence["same"], fence["kept"]) == ("1", "1", "1")
     assert counter(store, "enqueued") == 3
 
@@ -210,19 +213,25 @@ def test_a_durable_message_is_kept(store: RedisStore) -> None:
 def test_what_is_live_in_another_partition_is_only_counted(store: RedisStore) -> None:
     one, other = ids_of(2)
     messages = [(one, FAR, "", b""), loadable(other)]
-    assert counts(store.load(PARTITION, NOTING, 0, TASKS, messages)) == (1, 0, 0, 1)
+    assert counts(store.bulk_load.load(PARTITION, NOTING, 0, TASKS, messages)) == (1, 0, 0, 1)
     assert live(store) == {other}
-    assert list(store.kept_by(PARTITION, "night")) == [one]
+    assert list(store.bulk_load.conflicts(PARTITION, "night")) == [one]
 
 
-def test_only_a_load_that_notes_knows_what_it_has_kept(store: RedisStore) -> None:
+def test_only_a_load_that_record_conflicts_knows_what_it_has_kept(store: RedisStore) -> None:
     ids = ids_of(1200)
     for at in range(0, len(ids), BATCH):
-        send(store, *((i, "raise", FAR, "", record(b"[0]")) for i in ids[at : at + BATCH]))
+        send(
+            store,
+            *(
+                Outgoing(i, "raise", When(FAR), When(), record(b"[0]"))
+                for i in ids[at : at + BATCH]
+            ),
+        )
         load(store, *ids[at : at + BATCH], as_load=NOTING)
-    assert set(store.kept_by(PARTITION, "night")) == set(ids)
-    load(store, *ids[:3], as_load=Load("another", "x"))
-    assert list(store.kept_by(PARTITION, "another")) == []
+    assert set(store.bulk_load.conflicts(PARTITION, "night")) == set(ids)
+    load(store, *ids[:3], as_load=BulkLoad("another", "x"))
+    assert list(store.bulk_load.conflicts(PARTITION, "another")) == []
 
 
 def test_a_due_message_wakes_the_dispatchers(store: RedisStore) -> None:
@@ -238,7 +247,7 @@ def test_a_full_redis_refuses_the_whole_call(store: RedisStore, server: Server) 
         for batch in (ids, ids[:1], []):
             with pytest.raises(StoreFull):
                 load(store, *batch)
-    assert (dump(store), store.fence(PARTITION, "night")) == (before, {})
+    assert (dump(store), store.bulk_load.fence(PARTITION, "night")) == (before, {})
     assert counts(load(store, *ids)) == (2, 0, 0, 1)
 
 
@@ -246,14 +255,14 @@ def test_the_fence_goes_when_nobody_repeats_the_load(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(store, *ids_of(1))
-    fence = keys.fence_key(store.prefix, PARTITION, "night")
-    assert FENCE_LIFE - 5 <= store.command("TTL", fence) <= FENCE_LIFE
-    store.command("EXPIRE", fence, 50)
+    fence = keys.fence_key(store.client.prefix, PARTITION, "night")
+    assert FENCE_LIFE - 5 <= store.client.command("TTL", fence) <= FENCE_LIFE
+    store.client.command("EXPIRE", fence, 50)
     load(store, *ids_of(1))
-    assert store.command("TTL", fence) <= 50  # said an hour ago at most
-    monkeypatch.setattr(loading, "RENEW", 0.0)
+    assert store.client.command("TTL", fence) <= 50  # said an hour ago at most
+    monkeypatch.setattr(bulk_load, "RENEW", 0.0)
     load(store, *ids_of(1))
-    assert store.command("TTL", fence) > 50
+    assert store.client.command("TTL", fence) > 50
 
 
 def test_a_full_batch_is_taken_in_one_call(store: RedisStore) -> None:

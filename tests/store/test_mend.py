@@ -10,8 +10,8 @@ import pytest
 
 from django_delayq.core.message import DURABLE, Priority
 from django_delayq.store.finished import FinishedStream
-from django_delayq.store.mending import Damage, Look
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.repair import Damage, Look
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DAY_MS,
@@ -49,20 +49,20 @@ RAW_STAMP = STAMP.to_bytes(8, "big")
 
 
 def look(store: RedisStore, message_id: bytes) -> Look:
-    return store.look(PARTITION, [message_id])[0]
+    return store.repair.look(PARTITION, [message_id])[0]
 
 
 def mend(store: RedisStore, damage: Damage, message_id: bytes, argument: bytes = b"") -> bool:
-    return store.mend(PARTITION, damage, [(message_id, argument)])[0]
+    return store.repair.mend(PARTITION, damage, [(message_id, argument)])[0]
 
 
 def put_into(store: RedisStore, name: str, message_id: bytes, score: str = PAST) -> None:
     """Into a lane, or the leases."""
-    store.command("ZADD", key(store, name), score, message_id)
+    store.client.command("ZADD", key(store, name), score, message_id)
 
 
 def take_from(store: RedisStore, name: str, message_id: bytes) -> None:
-    store.command("ZREM", key(store, name), message_id)
+    store.client.command("ZREM", key(store, name), message_id)
 
 
 def lanes_of(store: RedisStore, message_id: bytes) -> dict[str, float]:
@@ -101,7 +101,7 @@ def test_the_end_of_a_durable_message_is_seen(store: RedisStore) -> None:
     lease = claim_durable(store)
     store.ack(PARTITION, [(lease, DETAIL)])
     assert look(store, lease.id) == EMPTY._replace(done_us=STAMP)
-    assert store.told(PARTITION) == {(lease.id, STAMP)}
+    assert store.repair.finished_lives(PARTITION) == {(lease.id, STAMP)}
 
 
 @pytest.mark.parametrize("raw", [b"", b"1234567", b"12345678", bytes(14) + b"\x13"])
@@ -115,7 +115,7 @@ def test_a_damaged_record_can_be_looked_at(store: RedisStore, raw: bytes) -> Non
 
 def test_any_number_of_ids_is_looked_at_in_their_order(store: RedisStore) -> None:
     there = enqueue(store)
-    seen = store.look(PARTITION, [*(new_id() for _ in range(500)), there])
+    seen = store.repair.look(PARTITION, [*(new_id() for _ in range(500)), there])
     assert [one.recorded for one in seen] == [False] * 500 + [True]
 
 
@@ -123,18 +123,18 @@ def test_looking_changes_nothing(store: RedisStore) -> None:
     lease = claim_durable(store)
     follow(store, lease.id, flags=DURABLE)
     before = dump(store)
-    store.look(PARTITION, [lease.id, new_id()])
-    store.told(PARTITION)
+    store.repair.look(PARTITION, [lease.id, new_id()])
+    store.repair.finished_lives(PARTITION)
     assert dump(store) == before
 
 
 def test_all_of_a_long_stream_is_read(store: RedisStore) -> None:
     ids = [enqueue(store) for _ in range(7)]
-    store.cancel(PARTITION, ids)
+    store.cancel_in(PARTITION, ids)
     stamps = {
         (entry["id"], int.from_bytes(entry["record"][:8], "big")) for entry in finished(store)
     }
-    assert len(stamps) == 7 and store.told(PARTITION) == stamps
+    assert len(stamps) == 7 and store.repair.finished_lives(PARTITION) == stamps
 
 
 # Nothing is damaged
@@ -160,7 +160,9 @@ def healthy(store: RedisStore) -> dict[str, bytes]:
 def test_what_is_whole_is_left_alone(store: RedisStore, damage: Damage) -> None:
     ids = healthy(store)
     before = dump(store)
-    assert store.mend(PARTITION, damage, [(one, b"") for one in ids.values()]) == [False] * len(ids)
+    assert store.repair.mend(PARTITION, damage, [(one, b"") for one in ids.values()]) == [
+        False
+    ] * len(ids)
     assert dump(store) == before
 
 
@@ -169,7 +171,7 @@ def test_another_life_is_left_alone(store: RedisStore, damage: Damage) -> None:
     ids = healthy(store)
     before = dump(store)
     items = [(one, (STAMP + 1).to_bytes(8, "big")) for one in ids.values()]
-    assert store.mend(PARTITION, damage, items) == [False] * len(ids)
+    assert store.repair.mend(PARTITION, damage, items) == [False] * len(ids)
     assert dump(store) == before
 
 
@@ -177,14 +179,14 @@ def test_an_unknown_damage_is_refused_before_anything_changes(store: RedisStore)
     message_id = enqueue(store)
     before = dump(store)
     with pytest.raises(Exception, match="no such damage"):
-        store.mend(PARTITION, "worn", [(message_id, b"")])  # type: ignore[arg-type]
+        store.repair.mend(PARTITION, "worn", [(message_id, b"")])  # type: ignore[arg-type]
     assert dump(store) == before
 
 
 def test_any_number_is_mended_in_its_order(store: RedisStore) -> None:
     lost = enqueue(store)
     corrupt(store, lost, None)
-    assert store.mend(
+    assert store.repair.mend(
         PARTITION, "record", [*((new_id(), b"") for _ in range(500)), (lost, b"")]
     ) == [False] * 500 + [True]
 
@@ -222,7 +224,7 @@ def test_what_follows_its_run_begins(store: RedisStore) -> None:
 def test_what_sql_sends_again_is_not_told_as_ended(store: RedisStore) -> None:
     message_id = new_id()
     put_into(store, "normal", message_id)
-    assert store.mend(PARTITION, "record", [(message_id, b"")], "none") == [True]
+    assert store.repair.mend(PARTITION, "record", [(message_id, b"")], "none") == [True]
     assert ends(store) == [] and waiting(store) == {}
 
 
@@ -243,7 +245,7 @@ def test_when_nobody_knows_when_it_is_due_it_ends_as_dead(store: RedisStore) -> 
     lease = claim(store)
     follow(store, lease.id, when=FAR)
     take_from(store, "leased", lease.id)
-    store.command("HDEL", key(store, "attempts"), lease.id)
+    store.client.command("HDEL", key(store, "attempts"), lease.id)
     assert mend(store, "place", lease.id)
     assert ends(store) == [(lease.id, "dead")] and finished(store)[0]["record"] == lease.record
     assert finished(store)[0]["detail"] == b'{"reason":"due_lost"}' and counter(store, "dead") == 1
@@ -308,7 +310,7 @@ def test_of_a_lane_and_a_lease_the_lease_stays(store: RedisStore) -> None:
 
 def test_attempts_without_a_message_go(store: RedisStore) -> None:
     message_id = new_id()
-    store.command("HSET", key(store, "attempts"), message_id, bytes(38))
+    store.client.command("HSET", key(store, "attempts"), message_id, bytes(38))
     assert mend(store, "attempts", message_id)
     assert attempts(store, message_id) is None
     assert not mend(store, "attempts", message_id)
@@ -318,17 +320,17 @@ def test_attempts_without_a_message_go(store: RedisStore) -> None:
 def test_attempts_of_an_id_in_a_place_stay(store: RedisStore, place: str) -> None:
     message_id = new_id()
     put_into(store, place, message_id)
-    store.command("HSET", key(store, "attempts"), message_id, bytes(38))
+    store.client.command("HSET", key(store, "attempts"), message_id, bytes(38))
     assert not mend(store, "attempts", message_id) and attempts(store, message_id)
 
 
 def stray_follower(store: RedisStore, **fields: Any) -> bytes:
     lease = claim(store)
     follow(store, lease.id, when=FAR, **fields)
-    entry = store.command("HGET", key(store, "followers"), lease.id)
+    entry = store.client.command("HGET", key(store, "followers"), lease.id)
     store.ack(PARTITION, [(lease, DETAIL)])
-    store.cancel(PARTITION, [lease.id])
-    store.command("HSET", key(store, "followers"), lease.id, entry)
+    store.cancel_in(PARTITION, [lease.id])
+    store.client.command("HSET", key(store, "followers"), lease.id, entry)
     return lease.id
 
 
@@ -365,7 +367,7 @@ def test_an_end_that_is_archived_is_forgotten(store: RedisStore) -> None:
 def lost_end(store: RedisStore) -> bytes:
     lease = claim_durable(store)
     store.ack(PARTITION, [(lease, DETAIL)])
-    store.command("DEL", key(store, "finished"))
+    store.client.command("DEL", key(store, "finished"))
     return lease.id
 
 
@@ -393,7 +395,7 @@ def test_that_of_another_life_is_not(store: RedisStore) -> None:
 def test_a_life_that_is_archived_goes(store: RedisStore) -> None:
     message = accepted(when=FAR)
     send(store, message)
-    store.command("HSET", key(store, "attempts"), message[0], bytes(38))
+    store.client.command("HSET", key(store, "attempts"), message[0], bytes(38))
     assert mend(store, "out", message[0], RAW_STAMP)
     assert look(store, message[0]) == EMPTY and ends(store) == []
     assert not mend(store, "out", message[0], RAW_STAMP)

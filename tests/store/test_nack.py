@@ -7,9 +7,9 @@ import math
 import pytest
 
 from django_delayq.core.message import Attempts, Priority
+from django_delayq.store.client import BATCH
 from django_delayq.store.lease import Lease
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     LATER,
@@ -66,7 +66,7 @@ def test_a_failed_message_is_not_claimed_before_its_backoff_is_over(store: Redis
 def test_each_run_is_another_attempt(store: RedisStore) -> None:
     lease = claim(store)
     for attempt in (1, 2, 3):
-        assert lease.attempt == attempt
+        assert lease.attempts.attempt == attempt
         nack(store, lease)
         make_due(store, lease.id)
         lease = claim(store, lease.id)
@@ -77,10 +77,10 @@ def test_a_snooze_does_not_count_as_an_attempt(store: RedisStore) -> None:
     nack(store, lease, counts=False)
     history = b'{"reason":"test"}\n'
     assert attempts(store, lease.id) == Attempts(
-        0, 0, lease.due_at_ms, lease.first_claimed_at_ms, lease.token, history
+        0, 0, lease.attempts.due_at_ms, lease.attempts.first_claimed_at_ms, lease.token, history
     )
     make_due(store, lease.id)
-    assert claim(store, lease.id).attempt == 1
+    assert claim(store, lease.id).attempts.attempt == 1
 
 
 def test_a_retry_keeps_record_priority_and_crashes(store: RedisStore) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import breaker
-from django_delayq.store import link as module
-from django_delayq.store.redis import RedisStore
+from django_delayq.store import client as module
+from django_delayq.store.store import RedisStore
 from tests.faults import unreachable
 
 HOUR_US = 3_600_000_000
@@ -41,7 +41,7 @@ class Clocks:
 def clocks(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clocks]:
     clocks = Clocks(int(time.time() * 1e6) + HOUR_US)
     monkeypatch.setattr(breaker, "PROBE_INTERVAL", 3600)
-    monkeypatch.setattr(store, "clock_ms", clocks.clock_ms)
+    monkeypatch.setattr(store.client, "clock_ms", clocks.clock_ms)
     monkeypatch.setattr(time, "monotonic", lambda: clocks.monotonic)
     yield clocks
     store.breaker.stop()

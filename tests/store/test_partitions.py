@@ -10,7 +10,7 @@ from django_delayq.core.conf import Settings, TopicSettings
 from django_delayq.core.message import new_ids
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition, partition_of
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import TASKS, enqueue, full, new_id, outgoing
 
@@ -19,7 +19,8 @@ def with_partitions(store: RedisStore, count: int) -> RedisStore:
     """Another process, whose settings split the topic into so many partitions."""
     topics = {"orders": TopicSettings(partitions=count)}
     return RedisStore(
-        store.client, Settings(prefix=store.prefix, redis=store.settings.redis, topics=topics)
+        store.client.redis,
+        Settings(prefix=store.client.prefix, redis=store.client.settings.redis, topics=topics),
     )
 
 
@@ -71,21 +72,21 @@ def test_a_message_can_be_in_one_place_per_number(store: RedisStore) -> None:
 
 
 def test_other_topics_are_not_mixed_in(store: RedisStore) -> None:
-    store.register_topic("orders.paid", 7)
-    store.register_topic("orders", 1)
-    assert store.register_topic("orders", 2) == {1, 2}
-    assert store.topics() == ["orders", "orders.paid"]
+    store.topics.register("orders.paid", 7)
+    store.topics.register("orders", 1)
+    assert store.topics.register("orders", 2) == {1, 2}
+    assert store.topics.names() == ["orders", "orders.paid"]
 
 
 def test_the_numbers_are_said_again_after_everything_was_lost(store: RedisStore) -> None:
     with_partitions(store, 3).partitions.counts("orders")
     four = with_partitions(store, 4)
     assert four.partitions.counts("orders") == {3, 4}
-    store.command("DEL", keys.topics_key(store.prefix))
+    store.client.command("DEL", keys.topics_key(store.client.prefix))
     assert four.partitions.counts("orders") == {3, 4}
     four.partitions.forget()
     assert four.partitions.counts("orders") == {4}
-    assert store.topics() == ["orders"]
+    assert store.topics.names() == ["orders"]
 
 
 def test_a_full_redis_still_says_where_messages_are(store: RedisStore, server: Server) -> None:
@@ -93,14 +94,14 @@ def test_a_full_redis_still_says_where_messages_are(store: RedisStore, server: S
     with full(server):
         assert len(with_partitions(store, 2).partitions.all("orders")) == 2
         assert len(with_partitions(store, 4).partitions.all("orders")) == 4
-    assert 4 not in store.register_topic("orders", 1)
+    assert 4 not in store.topics.register("orders", 1)
     assert with_partitions(store, 4).partitions.counts("orders") == {1, 2, 4}
 
 
 def test_every_key_of_a_partition_is_in_one_slot(store: RedisStore) -> None:
     tags = {
         key[key.index("{") : key.index("}")]
-        for key in keys.partition_keys(store.prefix, Partition("a.b", 3))
+        for key in keys.partition_keys(store.client.prefix, Partition("a.b", 3))
     }
     assert tags == {"{a.b:3"}
 
@@ -116,8 +117,8 @@ def test_all_keys_begin_with_the_prefix(store: RedisStore) -> None:
 
 
 def test_heartbeats_are_written_read_and_removed(store: RedisStore) -> None:
-    store.beat("one", '{"at": 1}')
-    store.beat("two", '{"at": 2}')
-    assert store.heartbeats() == {"one": {"at": 1}, "two": {"at": 2}}
-    store.forget_worker("one")
-    assert store.heartbeats() == {"two": {"at": 2}}
+    store.workers.beat("one", '{"at": 1}')
+    store.workers.beat("two", '{"at": 2}')
+    assert store.workers.heartbeats() == {"one": {"at": 1}, "two": {"at": 2}}
+    store.workers.forget("one")
+    assert store.workers.heartbeats() == {"two": {"at": 2}}

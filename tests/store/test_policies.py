@@ -9,7 +9,7 @@ import pytest
 
 from django_delayq.core.conf import TopicSettings
 from django_delayq.core.message import DURABLE, Record
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -49,7 +49,7 @@ def poisoned(store: RedisStore, message_id: bytes) -> None:
 
 
 def cancelled(store: RedisStore, message_id: bytes) -> None:
-    store.cancel(PARTITION, [message_id])
+    store.cancel_in(PARTITION, [message_id])
 
 
 def purged(store: RedisStore, message_id: bytes) -> None:
@@ -129,7 +129,7 @@ def test_a_full_redis_takes_the_cancel_of_a_durable_follower(
     lease = claim(store)
     send(store, accepted(lease.id, mode="replace", stamp=2**51, when="5000"))
     with full(server):
-        assert store.cancel(PARTITION, [lease.id]) == ["RUNNING"]
+        assert store.cancel_in(PARTITION, [lease.id]) == ["RUNNING"]
     assert (ends(store), markers(store)) == ([(lease.id, "cancelled")], {lease.id: 2**51})
 
 
@@ -158,11 +158,11 @@ def test_the_end_of_the_newest_life_stays_remembered(store: RedisStore, how: str
     """SQL holds the row of the newest life: it is the one that nobody may send again."""
     lease, newer = claim_durable(store), STAMP + 1
     if how == "bury":
-        store.bury(PARTITION, lease.id, stamped(newer))
+        store.tombstone(PARTITION, lease.id, stamped(newer))
     else:
         send(store, accepted(lease.id, mode="replace", stamp=newer))
     if how == "cancel":
-        store.cancel(PARTITION, [lease.id])
+        store.cancel_in(PARTITION, [lease.id])
     elif how == "replace":
         send(store, outgoing(lease.id, mode="replace"))
     assert markers(store) == {lease.id: newer}

@@ -7,7 +7,7 @@ import pytest
 
 from django_delayq.core.message import Attempts, Priority
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -53,9 +53,9 @@ def since(store: RedisStore, lease: Lease) -> int:
 def long_ago(store: RedisStore, lease: Lease) -> None:
     """As if the first meeting had been long ago."""
     raw = dump(store)["attempts"][lease.id]
-    store.command(
+    store.client.command(
         "HSET",
-        f"{store.prefix}:{{{PARTITION}}}:attempts",
+        f"{store.client.prefix}:{{{PARTITION}}}:attempts",
         lease.id,
         raw[:32] + b"\0\0\0\0\0\7" + raw[38:],
     )
@@ -72,21 +72,21 @@ def test_it_loses_no_attempt_and_crashes_stay(store: RedisStore) -> None:
     lease = claim_again(store, claim(store))
     put_off(store, lease)
     again = meet_again(store, lease)
-    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (
+    assert (again.attempts.attempt, again.attempts.crashes, again.attempts.first_claimed_at_ms) == (
         2,
         1,
-        lease.first_claimed_at_ms,
+        lease.attempts.first_claimed_at_ms,
     )
 
 
 def test_the_first_meeting_is_remembered_and_told_once(store: RedisStore) -> None:
     lease, before = claim(store), store.clock_ms()
-    assert lease.put_off_since_ms == 0
+    assert lease.attempts.put_off_since_ms == 0
     put_off(store, lease, detail=b'{"n":1}')
     assert before - 1 <= since(store, lease) <= store.clock_ms()
     long_ago(store, lease)
     again = meet_again(store, lease)
-    assert again.put_off_since_ms == 7
+    assert again.attempts.put_off_since_ms == 7
     put_off(store, again, detail=b'{"n":2}')
     assert (since(store, lease), history(store, lease.id)) == (7, [b'{"n":1}'])
 
@@ -112,7 +112,7 @@ def test_the_archive_gets_the_whole_entry(store: RedisStore) -> None:
     put_off(store, lease)
     again = meet_again(store, lease)
     store.nack(PARTITION, [(again, None, False, b"{}")])
-    found = store.client.xrange(f"{store.prefix}:{{{PARTITION}}}:finished")
+    found = store.client.redis.xrange(f"{store.client.prefix}:{{{PARTITION}}}:finished")
     assert Attempts.decode(found[0][1][b"attempts"]) == Attempts.decode(again.entry)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.core.message import Attempts, Priority
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import CRASH_BACKOFF_MS, RedisStore
+from django_delayq.store import store as module
+from django_delayq.store.client import BATCH
+from django_delayq.store.store import CRASH_BACKOFF_MS, RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     LATER,
@@ -32,10 +33,10 @@ from tests.store.factories import (
 )
 
 
-def crash(store: RedisStore, limit: int = BATCH) -> tuple[list[bytes], list[bytes]]:
+def crash(store: RedisStore) -> tuple[list[bytes], list[bytes]]:
     """All holders vanish."""
     end_leases(store)
-    return store.reclaim(PARTITION, limit)
+    return store.reclaim(PARTITION)
 
 
 def test_a_message_whose_holder_vanished_runs_again_at_once(store: RedisStore) -> None:
@@ -43,10 +44,10 @@ def test_a_message_whose_holder_vanished_runs_again_at_once(store: RedisStore) -
     assert crash(store) == ([lease.id], [])
     assert leased(store) == set()
     again = claim(store, lease.id)
-    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (
+    assert (again.attempts.attempt, again.attempts.crashes, again.attempts.first_claimed_at_ms) == (
         2,
         1,
-        lease.first_claimed_at_ms,
+        lease.attempts.first_claimed_at_ms,
     )
     assert again.token != lease.token
     assert counter(store, "reclaimed") == 1
@@ -69,7 +70,7 @@ def test_only_leases_past_their_deadline_are_taken(store: RedisStore) -> None:
 def test_a_lease_of_a_millisecond_is_over_after_it(store: RedisStore) -> None:
     lease = claim(store, ttr_ms=1)
     while not (answer := store.reclaim(PARTITION))[0]:
-        assert store.clock_ms() < lease.first_claimed_at_ms + 1000
+        assert store.clock_ms() < lease.attempts.first_claimed_at_ms + 1000
     assert answer == ([lease.id], [])
 
 
@@ -83,7 +84,9 @@ def test_the_token_is_wiped(store: RedisStore) -> None:
     lease = claim(store)
     crash(store)
     entry = attempts(store, lease.id)
-    expected = Attempts(1, 1, lease.due_at_ms, lease.first_claimed_at_ms, bytes(16), entry.history)
+    expected = Attempts(
+        1, 1, lease.attempts.due_at_ms, lease.attempts.first_claimed_at_ms, bytes(16), entry.history
+    )
     assert entry == expected
 
 
@@ -122,7 +125,7 @@ def test_the_third_crash_is_poison(store: RedisStore) -> None:
 
 
 def test_the_poison_limit_is_the_settings(store: RedisStore) -> None:
-    store.settings = type(store.settings)(prefix=store.prefix, poison_limit=1)
+    store.client.settings = type(store.client.settings)(prefix=store.client.prefix, poison_limit=1)
     lease = claim(store)
     assert crash(store) == ([], [lease.id])
 
@@ -143,13 +146,16 @@ def test_reclaiming_again_finds_nothing(store: RedisStore) -> None:
     assert dump(store) == before
 
 
-def test_the_limit_holds_and_the_oldest_come_first(store: RedisStore) -> None:
+def test_the_limit_holds_and_the_oldest_come_first(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
     ids = enqueue_many(store, 5)
     store.claim(PARTITION, 5)
     for score, message_id in enumerate(ids):
         end_leases(store, message_id)
-        store.client.zadd(f"{store.prefix}:{{orders:0}}:leased", {message_id: score})
-    assert [store.reclaim(PARTITION, 2)[0] for _ in range(3)] == [ids[:2], ids[2:4], ids[4:]]
+        store.client.redis.zadd(f"{store.client.prefix}:{{orders:0}}:leased", {message_id: score})
+    assert [store.reclaim(PARTITION)[0] for _ in range(3)] == [ids[:2], ids[2:4], ids[4:]]
 
 
 def test_no_reclaim_takes_more_than_a_batch(store: RedisStore) -> None:
@@ -157,7 +163,7 @@ def test_no_reclaim_takes_more_than_a_batch(store: RedisStore) -> None:
     while store.claim(PARTITION, BATCH).leases:
         pass
     end_leases(store)
-    assert [len(store.reclaim(PARTITION, 10_000)[0]) for _ in range(2)] == [BATCH, 1]
+    assert [len(store.reclaim(PARTITION)[0]) for _ in range(2)] == [BATCH, 1]
     assert len(waiting(store)) == BATCH + 1
 
 
@@ -173,9 +179,9 @@ def test_a_lease_without_a_record_is_dead(store: RedisStore) -> None:
 
 def test_a_lease_without_an_entry_runs_again(store: RedisStore) -> None:
     lease = claim(store)
-    store.client.hdel(f"{store.prefix}:{{orders:0}}:attempts", lease.id)
+    store.client.redis.hdel(f"{store.client.prefix}:{{orders:0}}:attempts", lease.id)
     assert crash(store) == ([lease.id], [])
-    assert claim(store, lease.id).attempt == 1
+    assert claim(store, lease.id).attempts.attempt == 1
 
 
 @pytest.mark.parametrize("crashes", [1, 3])
@@ -201,10 +207,10 @@ def test_a_reclaimed_message_wakes_the_workers(store: RedisStore) -> None:
 
 
 def test_the_next_deadline_says_when_to_look_again(store: RedisStore) -> None:
-    assert store.oldest_lease_ms(PARTITION) is None
+    assert store.queries.oldest_lease_ms(PARTITION) is None
     claim(store, ttr_ms=90_000)
     claim(store, ttr_ms=30_000)
-    assert store.oldest_lease_ms(PARTITION) == min(dump(store)["leased"].values())
+    assert store.queries.oldest_lease_ms(PARTITION) == min(dump(store)["leased"].values())
 
 
 def test_a_full_redis_takes_a_reclaim(store: RedisStore, server: Server) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from django_delayq.core.message import Priority
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.client import BATCH
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     PARTITION,
@@ -57,18 +57,18 @@ def test_a_released_message_may_be_put_off(store: RedisStore) -> None:
 def test_the_attempt_is_given_back(store: RedisStore) -> None:
     lease = claim(store)
     store.release(PARTITION, [lease])
-    assert claim(store, lease.id).attempt == 1
+    assert claim(store, lease.id).attempts.attempt == 1
 
 
 def test_earlier_attempts_and_crashes_stay(store: RedisStore) -> None:
     lease = claim_again(store, claim(store))
-    assert (lease.attempt, lease.crashes) == (2, 1)
+    assert (lease.attempts.attempt, lease.attempts.crashes) == (2, 1)
     store.release(PARTITION, [lease])
     again = claim(store, lease.id)
-    assert (again.attempt, again.crashes, again.first_claimed_at_ms) == (
+    assert (again.attempts.attempt, again.attempts.crashes, again.attempts.first_claimed_at_ms) == (
         2,
         1,
-        lease.first_claimed_at_ms,
+        lease.attempts.first_claimed_at_ms,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.core.message import DURABLE, Record
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.store.factories import (
     DAY_MS,
     DETAIL,
@@ -109,7 +109,7 @@ def test_a_newer_life_follows_the_run_that_goes_on(store: RedisStore) -> None:
 def test_a_waiting_durable_message_that_is_replaced_by_another_kind_ends(
     store: RedisStore, archive: str
 ) -> None:
-    store.settings = type(store.settings)(prefix=store.prefix, archive=archive)
+    store.client.settings = type(store.client.settings)(prefix=store.client.prefix, archive=archive)
     lease = claim_durable(store)
     store.nack(PARTITION, [(lease, DAY_MS, True, DETAIL)])
     assert send(store, outgoing(lease.id, mode="replace", body=b"[2]")) == {0: "REPLACED"}

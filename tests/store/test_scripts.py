@@ -14,17 +14,22 @@ import pytest
 from django_delayq import store as package
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import StoreForbidden
-from django_delayq.store import keys, scripts
+from django_delayq.store import client, keys, scripts
+from django_delayq.store.bulk_load import BulkLoader
 from django_delayq.store.connection import connect
 from django_delayq.store.hints import HintStream
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.queries import Queries
+from django_delayq.store.repair import Repair
+from django_delayq.store.scripts import Script
+from django_delayq.store.store import RedisStore
+from django_delayq.store.topics import Topics
 from tests.servers import Server
 from tests.store.factories import PARTITION, dump, enqueue, on_all_nodes
 from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
-READING = {"find", "forecast", "leases", "list", "lives", "look", "stats"}
+READING = {"durable_status", "find", "forecast", "leased_under", "list", "look", "stats"}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/how-to/redis-user.md shows the
 #: same.
@@ -45,6 +50,11 @@ ACL_OF_CLIENT = (
     "+cluster|slots",
     "+cluster|shards",
 )
+
+#: Scripts that share their method with another, and the transitions that the store also has by
+#: topic.
+METHODS = {"enqueue_one": "enqueue", "forecast": "snapshot"}
+METHODS |= {name: f"{name}_in" for name in ("cancel", "reschedule", "edit")}
 
 every_script = pytest.mark.parametrize("name", scripts.names())
 
@@ -68,7 +78,8 @@ every_file = pytest.mark.parametrize(("name", "text"), list(all_files()))
 
 @every_script
 def test_a_script_is_named_as_the_method_that_calls_it(name: str) -> None:
-    assert hasattr(RedisStore, {"leases": "leased_under", "enqueue_one": "enqueue"}.get(name, name))
+    method = METHODS.get(name, name)
+    assert any(hasattr(part, method) for part in (RedisStore, Queries, Topics, BulkLoader, Repair))
 
 
 @every_script
@@ -159,7 +170,7 @@ def test_a_script_gets_the_shared_parts_that_its_header_names_and_no_other(name:
 @contextmanager
 def counting_evals(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     texts: list[str] = []
-    real = store.client.execute_command
+    real = store.client.redis.execute_command
 
     def execute(command: str, *args: Any, **options: Any) -> Any:
         if command == "EVAL":
@@ -167,7 +178,7 @@ def counting_evals(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Iterat
         return real(command, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.client, "execute_command", execute)
+        patch.setattr(store.client.redis, "execute_command", execute)
         yield texts
 
 
@@ -187,7 +198,7 @@ def test_the_text_is_sent_once_and_then_only_its_name(
     on_all_nodes(server, "SCRIPT", "FLUSH")
     with counting_evals(store, monkeypatch) as texts:
         for _ in range(3):
-            store.stats(PARTITION)
+            store.queries.stats(PARTITION)
     assert len(texts) == 1
 
 
@@ -196,7 +207,7 @@ def listen(store: RedisStore) -> None:
     hints = HintStream(store)
     try:
         assert hints.connect()
-        store.client.publish(keys.wakeups_channel(store.prefix), "orders:0:5")
+        store.client.redis.publish(keys.wakeups_channel(store.client.prefix), "orders:0:5")
         while hints.read(0.2) is None:
             pass
     finally:
@@ -207,13 +218,12 @@ def test_the_life_above_calls_every_script(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: set[str] = set()
-    real = RedisStore.begin
 
-    def spy(self: RedisStore, name: str, *args: Any) -> Any:
+    def spy(name: str) -> Script:
         called.add(name)
-        return real(self, name, *args)
+        return scripts.load(name)
 
-    monkeypatch.setattr(RedisStore, "begin", spy)
+    monkeypatch.setattr(client, "load", spy)
     for call in whole_life(store):
         call()
     assert called == set(scripts.names())
@@ -268,11 +278,11 @@ def test_each_of_its_rights_is_needed(server: Server, prefix: str, missing: str)
 
 def test_a_foreign_key_is_refused(server: Server, prefix: str) -> None:
     with limited(server, prefix, *prefix_rules(prefix), "+@all") as store:
-        store.prefix = "foreign"
+        store.client.prefix = "foreign"
         with pytest.raises(StoreForbidden):
             enqueue(store)
         with pytest.raises(StoreForbidden):
-            store.beat("worker", "{}")
+            store.workers.beat("worker", "{}")
 
 
 def test_a_foreign_channel_is_refused(server: Server, prefix: str) -> None:

@@ -14,10 +14,10 @@ import pytest
 from redis.connection import AbstractConnection
 
 from django_delayq.core.exceptions import StoreError, StoreUnavailable
-from django_delayq.store import keys, registry
+from django_delayq.store import keys, workers
 from django_delayq.store.hints import HintStream
-from django_delayq.store.keys import TOLD, Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.keys import QUIET_HINT, Partition
+from django_delayq.store.store import RedisStore
 from tests.faults import scripts_run, unreachable
 from tests.servers import Server
 from tests.store.factories import (
@@ -75,41 +75,41 @@ def partitions(store: RedisStore) -> Sequence[Partition]:
 def test_it_is_one_round_trip(
     store: RedisStore, server: Server, partitions: Sequence[Partition]
 ) -> None:
-    store.snapshot(partitions, INSTANTS, 5)
+    store.queries.snapshot(partitions, INSTANTS, 5)
     with round_trips() as sent:
-        store.snapshot(partitions, INSTANTS, 5)
+        store.queries.snapshot(partitions, INSTANTS, 5)
     assert len(sent) == expected_trips(server, 2 * len(partitions) + PLAIN)
 
 
 def test_it_says_what_the_single_reads_say(
     store: RedisStore, partitions: Sequence[Partition]
 ) -> None:
-    store.beat("worker", '{"at_ms": 5}')
-    store.quiet("worker")
+    store.workers.beat("worker", '{"at_ms": 5}')
+    store.workers.quiet("worker")
     for number in range(4):
-        store.add_sample(json.dumps({"at_ms": number}))
-    snapshot = store.snapshot(partitions, INSTANTS, 3)
+        store.workers.add_sample(json.dumps({"at_ms": number}))
+    snapshot = store.queries.snapshot(partitions, INSTANTS, 3)
     assert {p: stats[1:] for p, stats in snapshot.stats.items()} == {
-        p: store.stats(p)[1:] for p in partitions
+        p: store.queries.stats(p)[1:] for p in partitions
     }
     assert snapshot.forecast == {PARTITION: [1, 1, 2], OTHER: [0, 0, 1]}
     assert (snapshot.heartbeats, snapshot.quiet) == ({"worker": {"at_ms": 5}}, {"worker"})
     assert snapshot.samples == [{"at_ms": 1}, {"at_ms": 2}, {"at_ms": 3}]
-    assert snapshot.used == store.used_partitions() == [OTHER, PARTITION]
+    assert snapshot.used == store.topics.used_partitions() == [OTHER, PARTITION]
 
 
 def test_of_nothing_it_is_empty(store: RedisStore) -> None:
-    assert store.snapshot((), (), 1) == ({}, {}, {}, set(), [], [])
+    assert store.queries.snapshot((), (), 1) == ({}, {}, {}, set(), [], [])
 
 
 def test_it_comes_right_after_a_flush_of_the_script_cache(
     store: RedisStore, server: Server, partitions: Sequence[Partition]
 ) -> None:
-    before = store.snapshot(partitions, INSTANTS, 1)
+    before = store.queries.snapshot(partitions, INSTANTS, 1)
     on_all_nodes(server, "SCRIPT", "FLUSH")
-    assert store.snapshot(partitions, INSTANTS, 1).forecast == before.forecast
+    assert store.queries.snapshot(partitions, INSTANTS, 1).forecast == before.forecast
     with round_trips() as sent:  # and the flush costs once
-        store.snapshot(partitions, INSTANTS, 1)
+        store.queries.snapshot(partitions, INSTANTS, 1)
     assert len(sent) == expected_trips(server, 2 * len(partitions) + PLAIN)
 
 
@@ -118,47 +118,47 @@ def test_the_cost_does_not_depend_on_how_many_wait(
 ) -> None:
     enqueue_many(store, 2_000, when=LATER)
     before = _scripts(server)
-    store.snapshot(partitions, INSTANTS, 1)
+    store.queries.snapshot(partitions, INSTANTS, 1)
     assert _scripts(server) - before == 2 * len(partitions)
 
 
 def test_stats_of_several_partitions_are_one_round_trip(
     store: RedisStore, server: Server, partitions: Sequence[Partition]
 ) -> None:
-    store.all_stats(partitions)
+    store.queries.all_stats(partitions)
     with round_trips() as sent:
-        found = store.all_stats(partitions)
-    assert [stats[1:] for stats in found] == [store.stats(p)[1:] for p in partitions]
+        found = store.queries.all_stats(partitions)
+    assert [stats[1:] for stats in found] == [store.queries.stats(p)[1:] for p in partitions]
     assert len(sent) == expected_trips(server, len(partitions))
 
 
 def test_an_error_among_the_answers_is_raised(
     store: RedisStore, partitions: Sequence[Partition]
 ) -> None:
-    store.client.set(keys.workers_key(store.prefix), "not a hash")
+    store.client.redis.set(keys.workers_key(store.client.prefix), "not a hash")
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        store.snapshot(partitions, INSTANTS, 1)
+        store.queries.snapshot(partitions, INSTANTS, 1)
 
 
 def test_an_error_of_a_script_is_raised(store: RedisStore, partitions: Sequence[Partition]) -> None:
-    lane = keys.partition_keys(store.prefix, PARTITION)[1]
-    store.client.delete(lane)
-    store.client.set(lane, "not a zset")
+    lane = keys.partition_keys(store.client.prefix, PARTITION)[1]
+    store.client.redis.delete(lane)
+    store.client.redis.set(lane, "not a zset")
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        store.snapshot(partitions, INSTANTS, 1)
+        store.queries.snapshot(partitions, INSTANTS, 1)
 
 
 def test_a_server_that_is_away_is_told(store: RedisStore, partitions: Sequence[Partition]) -> None:
     with unreachable(), pytest.raises(StoreUnavailable):
-        store.snapshot(partitions, INSTANTS, 1)
-    assert store.snapshot(partitions, INSTANTS, 1).used
+        store.queries.snapshot(partitions, INSTANTS, 1)
+    assert store.queries.snapshot(partitions, INSTANTS, 1).used
 
 
 def _scripts(server: Server) -> int:
     calls = 0
     for node in nodes(server):
         with node:
-            calls += scripts_run(mock.Mock(client=node))
+            calls += scripts_run(mock.Mock(**{"client.redis": node}))
     return calls
 
 
@@ -166,13 +166,13 @@ def _scripts(server: Server) -> int:
 
 
 def test_a_worker_is_quiet_until_it_is_told_otherwise(store: RedisStore) -> None:
-    assert not store.is_quiet("worker")
-    store.quiet("worker")
-    store.quiet("worker")
-    assert (store.is_quiet("worker"), store.is_quiet("other")) == (True, False)
-    store.unquiet("worker")
-    store.unquiet("worker")
-    assert not store.is_quiet("worker")
+    assert not store.workers.is_quiet("worker")
+    store.workers.quiet("worker")
+    store.workers.quiet("worker")
+    assert (store.workers.is_quiet("worker"), store.workers.is_quiet("other")) == (True, False)
+    store.workers.unquiet("worker")
+    store.workers.unquiet("worker")
+    assert not store.workers.is_quiet("worker")
 
 
 def test_workers_are_told_by_a_hint_that_is_no_topic(store: RedisStore) -> None:
@@ -181,25 +181,25 @@ def test_workers_are_told_by_a_hint_that_is_no_topic(store: RedisStore) -> None:
         hints.connect()
         # The subscription is there once something is heard.
         for _ in range(50):
-            store.command("PUBLISH", keys.wakeups_channel(store.prefix), "warm:0:1")
+            store.client.command("PUBLISH", keys.wakeups_channel(store.client.prefix), "warm:0:1")
             if hints.read(0.1):
                 break
         while hints.read(0.1):
             pass
-        store.quiet("worker")
-        assert hints.read(5) == (Partition(TOLD, 0), 0)
-        store.unquiet("worker")
-        assert hints.read(5) == (Partition(TOLD, 0), 0)
+        store.workers.quiet("worker")
+        assert hints.read(5) == (Partition(QUIET_HINT, 0), 0)
+        store.workers.unquiet("worker")
+        assert hints.read(5) == (Partition(QUIET_HINT, 0), 0)
     finally:
         hints.close()
 
 
 def test_a_forgotten_worker_is_not_quiet(store: RedisStore) -> None:
     for worker in ("a", "b", "c"):
-        store.beat(worker, '{"at_ms": 5}')
-        store.quiet(worker)
-    store.forget_worker("a", "b")
-    snapshot = store.snapshot((), (), 1)
+        store.workers.beat(worker, '{"at_ms": 5}')
+        store.workers.quiet(worker)
+    store.workers.forget("a", "b")
+    snapshot = store.queries.snapshot((), (), 1)
     assert (set(snapshot.heartbeats), snapshot.quiet) == ({"c"}, {"c"})
 
 
@@ -207,23 +207,25 @@ def test_a_forgotten_worker_is_not_quiet(store: RedisStore) -> None:
 
 
 def test_one_of_all_workers_takes_a_turn(store: RedisStore) -> None:
-    assert [store.takes_turn("sample", 55_000) for _ in range(5)] == [
+    assert [store.workers.acquire_lock("sample", 55_000) for _ in range(5)] == [
         True,
         False,
         False,
         False,
         False,
     ]
-    left = store.client.pttl(keys.turn_key(store.prefix, "sample"))
+    left = store.client.redis.pttl(keys.lock_key(store.client.prefix, "sample"))
     assert 0 < left <= 55_000
-    store.client.delete(keys.turn_key(store.prefix, "sample"))  # as if its time were over
-    assert store.takes_turn("sample", 55_000)
+    store.client.redis.delete(
+        keys.lock_key(store.client.prefix, "sample")
+    )  # as if its time were over
+    assert store.workers.acquire_lock("sample", 55_000)
 
 
 def test_samples_of_a_day_are_kept(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "SAMPLES", 20)
+    monkeypatch.setattr(workers, "SAMPLES", 20)
     for number in range(500):
-        store.add_sample(json.dumps({"at_ms": number}))
-    kept = [sample["at_ms"] for sample in store.snapshot((), (), 1_000).samples]
+        store.workers.add_sample(json.dumps({"at_ms": number}))
+    kept = [sample["at_ms"] for sample in store.queries.snapshot((), (), 1_000).samples]
     assert kept == list(range(500 - len(kept), 500))
     assert 20 <= len(kept) <= 120  # whole nodes of the stream are removed, of 100 entries

@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from django_delayq.core.message import DURABLE, Priority, Record
 from django_delayq.store import finished as module
 from django_delayq.store.finished import Entry, FinishedStream
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store import factories
 from tests.store.factories import PARTITION, accepted
@@ -123,7 +123,9 @@ class DurableMachine(StoreMachine):
         if row is None:
             return
         fate = self._fate(row)
-        word = self.store.bury(PARTITION, message_id, factories.stamped(row.stamp, row.known.body))
+        word = self.store.tombstone(
+            PARTITION, message_id, factories.stamped(row.stamp, row.known.body)
+        )
         assert word == ("OK" if fate == "MISSING" else fate)
         if word == "OK":
             self.model.ended.append("cancelled")
@@ -152,7 +154,7 @@ class DurableMachine(StoreMachine):
             assert self._fate(row) == "LIVE"
 
     def _fate(self, row: Row) -> str:
-        (word,) = self.store.lives(PARTITION, [(row.id, row.stamp)])
+        (word,) = self.store.queries.durable_status(PARTITION, [(row.id, row.stamp)])
         assert word == self.model.fate(row.id, row.stamp)
         return word
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.store.finished import FinishedStream
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -60,7 +60,7 @@ def test_at_the_limit_nothing_is_claimed_and_nothing_expires(store: RedisStore) 
 @pytest.mark.usefixtures("stream")
 def test_a_pause_by_hand_is_not_taken_for_a_full_stream(store: RedisStore) -> None:
     end(store, 3)
-    store.pause(PARTITION.topic, "{}")
+    store.topics.pause(PARTITION.topic, "{}")
     claimed = store.claim(PARTITION, 1)
     assert (claimed.paused, claimed.unarchived) == (True, False)
 
@@ -77,7 +77,7 @@ def test_whoever_runs_ends_all_the_same(store: RedisStore) -> None:
     store.release(PARTITION, [released])
     end_leases(store, crashed.id)
     store.reclaim(PARTITION)
-    assert store.cancel(PARTITION, [released.id]) == ["OK"]
+    assert store.cancel_in(PARTITION, [released.id]) == ["OK"]
     assert len(ends(store)) == 4
     assert (attempts(store, retried.id).attempt, attempts(store, crashed.id).crashes) == (1, 1)
 
@@ -133,8 +133,8 @@ def test_a_sweep_counts_what_has_ended_in_every_way(store: RedisStore) -> None:
     acked, dead = store.claim(PARTITION, 2).leases
     store.ack(PARTITION, [(acked, DETAIL)])
     store.nack(PARTITION, [(dead, None, True, DETAIL)])
-    store.cancel(PARTITION, [enqueue(store)])
+    store.cancel_in(PARTITION, [enqueue(store)])
     enqueue(store, when="1000", expires="+1")
     store.claim(PARTITION, 1)
-    assert store.counters([PARTITION]) == [(wakeups(store), 4)]
+    assert store.queries.counters([PARTITION]) == [(wakeups(store), 4)]
     assert len(ends(store)) == 4

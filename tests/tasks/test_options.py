@@ -9,7 +9,7 @@ import pytest
 
 from django_delayq import delayed_task
 from django_delayq.core import exceptions
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.tasks.options import Options
 from tests.app.tasks import act, close_order, noop
@@ -250,7 +250,7 @@ def test_durable_message_waits_for_the_commit_whatever_the_setting_says(
         handle = noop.using(durable=True, delay=60).enqueue()
         assert (
             handle.outcome,
-            delayq.find(delayq.partitions.all("default")[0], [handle.identity]),
+            delayq.queries.find(delayq.partitions.all("default")[0], [handle.identity]),
         ) == ("", [None])
     assert handle.outcome == "stored"
 

@@ -16,7 +16,7 @@ from django_delayq.core.signals import Event
 from django_delayq.store import get_store
 from django_delayq.store.keys import Partition, wakeups_channel
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.worker.executor import Executor
 from django_delayq.worker.outcome import Outcome
@@ -134,7 +134,7 @@ def work(delayq: RedisStore) -> Iterator[Callable[..., Worker]]:
             worker.stop()
     # A word for the listeners, which would otherwise wait for one for a second before they see that
     # they may end.
-    delayq.client.publish(wakeups_channel(delayq.prefix), "the end")
+    delayq.client.redis.publish(wakeups_channel(delayq.client.prefix), "the end")
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("delayq"):
             thread.join(5)

@@ -12,7 +12,7 @@ from django_delayq.client.handle import Handle
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 
 LONG_AGO = datetime(2001, 9, 9, tzinfo=timezone.utc)
 
@@ -29,19 +29,21 @@ def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 
 def make_due(store: RedisStore, handle: Handle) -> None:
     """As if its delay were over."""
-    store.reschedule(Partition(handle.topic, 0), handle.identity, "1000000000000")
+    store.reschedule_in(Partition(handle.topic, 0), handle.identity, "1000000000000")
 
 
 def end_lease(store: RedisStore, lease: Lease) -> None:
     """As if its ttr were over without a word from the worker."""
-    store.command("ZADD", keys.leased_key(store.prefix, lease.partition), "XX", 1, lease.id)
+    store.client.command(
+        "ZADD", keys.leased_key(store.client.prefix, lease.partition), "XX", 1, lease.id
+    )
 
 
 def steal(store: RedisStore, lease: Lease) -> Lease:
     """As if the worker had been too slow: another one runs the message now."""
     end_lease(store, lease)
     store.reclaim(lease.partition)
-    store.reschedule(lease.partition, lease.id, "1000000000000")
+    store.reschedule_in(lease.partition, lease.id, "1000000000000")
     (other,) = store.claim(lease.partition, 1).leases
     return other
 
@@ -80,8 +82,8 @@ def counters(topic: str) -> dict[str, int]:
 
 def ended(store: RedisStore, topic: str) -> list[dict[str, bytes]]:
     """The entries of the finished stream."""
-    stream = keys.finished_key(store.prefix, Partition(topic, 0))
+    stream = keys.finished_key(store.client.prefix, Partition(topic, 0))
     return [
         {name.decode(): value for name, value in fields.items()}
-        for _, fields in store.client.xrange(stream)
+        for _, fields in store.client.redis.xrange(stream)
     ]

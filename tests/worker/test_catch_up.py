@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from django_delayq.core.exceptions import DelayQError
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker import catch_up as module
 from django_delayq.worker.catch_up import CatchUp
 from django_delayq.worker.dispatcher import Dispatcher

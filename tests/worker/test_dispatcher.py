@@ -15,7 +15,7 @@ from django_delayq.client.handle import Handle
 from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker import dispatcher as module
 from django_delayq.worker.dispatcher import Dispatcher
 from django_delayq.worker.shared import Shared
@@ -261,13 +261,13 @@ def test_partition_that_waits_for_the_archiver_is_looked_at_again_within_a_secon
 ) -> None:
     """Nobody says that there is room: an archiver with another limit does not know that we wait."""
     store, now_ms = dispatcher._store, dispatcher._clock.now_ms
-    settings = store.settings
-    monkeypatch.setattr(store, "settings", replace(settings, finished_limit=0))
+    settings = store.client.settings
+    monkeypatch.setattr(store.client, "settings", replace(settings, finished_limit=0))
     due(2)
     settle_down(dispatcher)
     assert pool.fed == []
     assert 0.5 < dispatcher.run_once() <= module.UNARCHIVED_LOOK_MS / 1000
-    monkeypatch.setattr(store, "settings", settings)
+    monkeypatch.setattr(store.client, "settings", settings)
     monkeypatch.setattr(dispatcher._clock, "now_ms", lambda: now_ms() + module.UNARCHIVED_LOOK_MS)
     settle_down(dispatcher)
     assert len(pool.fed) == 2
@@ -361,7 +361,7 @@ def test_partition_that_is_damaged_does_not_hold_up_the_others(
     """An error that is no outage would come again in every round, before the others have had their
     turns."""
     due(3)
-    delayq.command("SET", leased_key(delayq.prefix, Partition("crowd", 0)), "no zset")
+    delayq.client.command("SET", leased_key(delayq.client.prefix, Partition("crowd", 0)), "no zset")
     crowd.using(due_at=LONG_AGO).enqueue(1)
     settle_down(dispatcher)
     assert len(pool.fed) == 3
@@ -425,7 +425,7 @@ def test_claim_whose_answer_is_lost_is_given_back(
     assert len(lost) == 1
     assert (pool.fed, topic_stats("default").leased) == ([], 3)
     settle_down(single)
-    assert {(lease.attempt, lease.crashes) for lease in pool.fed} == {(1, 0)}
+    assert {(lease.attempts.attempt, lease.attempts.crashes) for lease in pool.fed} == {(1, 0)}
     assert len(pool.fed) == 3
     assert topic_stats("default").leased == 3
 
@@ -437,7 +437,7 @@ def test_release_whose_answer_is_lost_is_repeated(single: Dispatcher, pool: Take
             with pytest.raises(DelayQError):
                 single.run_once()
     settle_down(single)
-    assert {(lease.attempt, lease.crashes) for lease in pool.fed} == {(1, 0)}
+    assert {(lease.attempts.attempt, lease.attempts.crashes) for lease in pool.fed} == {(1, 0)}
     assert len(pool.fed) == 3
 
 
@@ -457,7 +457,7 @@ def test_redis_that_is_back_is_said_and_everything_is_looked_at(
     assert dispatcher.connected
     due(1)
     with monkeypatch.context() as patched:
-        patched.setattr(shared.store, "counters", away)
+        patched.setattr(shared.store.queries, "counters", away)
         dispatcher._sweep_at = 0
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
@@ -632,7 +632,7 @@ def test_suspect_that_a_quiet_worker_holds_runs(
         (lease,) = delayq.claim(DEFAULT, 1).leases
         end_lease(delayq, lease)
         delayq.reclaim(DEFAULT)
-        delayq.reschedule(DEFAULT, lease.id, "1000000000000")
+        delayq.reschedule_in(DEFAULT, lease.id, "1000000000000")
     dispatcher.run_once()
     assert (topic_stats("default").leased, pool.fed) == (1, [])
     dispatcher.set_quiet(True)

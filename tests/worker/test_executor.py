@@ -227,19 +227,19 @@ def test_unknown_task_waits_for_a_worker_that_knows_it(
 
 def claimed_long_ago(lease: Lease) -> Lease:
     """As if the message had been claimed for the first time eleven minutes ago."""
-    lease.entry = (
-        lease.entry[:10]
-        + (lease.first_claimed_at_ms - 660_000).to_bytes(6, "big")
-        + lease.entry[16:]
-    )
-    return lease
+    since = lease.attempts.first_claimed_at_ms - 660_000
+    return with_entry(lease, lease.entry[:10] + since.to_bytes(6, "big") + lease.entry[16:])
 
 
 def put_off_for(lease: Lease, seconds: float) -> Lease:
     """As if a worker whose code cannot run it had met it so many seconds ago."""
-    since = int(lease.first_claimed_at_ms - seconds * 1000)
-    lease.entry = lease.entry[:32] + since.to_bytes(6, "big") + lease.entry[38:]
-    return lease
+    since = int(lease.attempts.first_claimed_at_ms - seconds * 1000)
+    return with_entry(lease, lease.entry[:32] + since.to_bytes(6, "big") + lease.entry[38:])
+
+
+def with_entry(lease: Lease, entry: bytes) -> Lease:
+    """As if the partition had remembered this of the message."""
+    return Lease(lease.partition, lease.id, lease.record, entry, lease.claimed_at)
 
 
 def outdated(lease: Lease, how: str, monkeypatch: pytest.MonkeyPatch) -> Lease:
@@ -296,11 +296,11 @@ def test_name_that_nobody_has_told_is_not_looked_up_for_ever(
     leases = [claim(noop), claim(noop)]
     forget(monkeypatch)
     with monkeypatch.context() as context:
-        context.setattr(shared.store, "task_name", mock.Mock(side_effect=StoreUnavailable))
+        context.setattr(shared.store.queries, "task_name", mock.Mock(side_effect=StoreUnavailable))
         assert run(leases[0]).task_name == ""
     assert run(leases[0]).task_name == noop.name
     monkeypatch.setattr(
-        shared.store, "task_name", mock.Mock(side_effect=AssertionError("asked again"))
+        shared.store.queries, "task_name", mock.Mock(side_effect=AssertionError("asked again"))
     )
     assert run(leases[1]).task_name == noop.name
 
@@ -619,13 +619,16 @@ def test_what_cannot_run_is_not_started(claim: Claim, run: Run, heard: Heard) ->
 
 def test_attempts_of_the_store_and_of_the_lease_are_the_same(claim: Claim, shared: Shared) -> None:
     lease = claim(act)
-    raw = shared.store.command(
-        "HGET", keys.partition_keys(shared.store.prefix, Partition("modes", 0))[5], lease.id
+    raw = shared.store.client.command(
+        "HGET", keys.partition_keys(shared.store.client.prefix, Partition("modes", 0))[5], lease.id
     )
     entry = Attempts.decode(raw)
     assert (entry.attempt, entry.crashes, entry.due_at_ms) == (
-        lease.attempt,
-        lease.crashes,
-        lease.due_at_ms,
+        lease.attempts.attempt,
+        lease.attempts.crashes,
+        lease.attempts.due_at_ms,
     )
-    assert (entry.first_claimed_at_ms, entry.token) == (lease.first_claimed_at_ms, lease.token)
+    assert (entry.first_claimed_at_ms, entry.token) == (
+        lease.attempts.first_claimed_at_ms,
+        lease.token,
+    )

@@ -25,7 +25,7 @@ from django_delayq import constant, current_message, delayed_task
 from django_delayq.client.handle import Handle
 from django_delayq.core import signals
 from django_delayq.store.keys import Partition, leased_key
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker import quarantine
 from django_delayq.worker.agenda import Agenda
 from django_delayq.worker.outcome import Result
@@ -141,10 +141,12 @@ def crash_crowd(store: RedisStore, handles: list[Handle]) -> None:
         for _ in range(2):
             leases = store.claim(partition, 500).leases
             for lease in leases:
-                store.command("ZADD", leased_key(store.prefix, partition), "XX", 1, lease.id)
+                store.client.command(
+                    "ZADD", leased_key(store.client.prefix, partition), "XX", 1, lease.id
+                )
             store.reclaim(partition)
             for lease in leases:
-                store.reschedule(partition, lease.id, "1000000000000")
+                store.reschedule_in(partition, lease.id, "1000000000000")
 
 
 # What hangs
@@ -372,9 +374,9 @@ def test_maximum_of_partitions_with_a_damaged_one_and_one_that_hangs(
     handles = [crowd.using(due_at=LONG_AGO).enqueue(number) for number in range(512)]
     partitions = store.partitions.all("crowd")
     assert len(partitions) == 256
-    damaged = next(partition for partition in partitions if store.stats(partition).waiting)
-    lost = store.stats(damaged).waiting
-    store.command("SET", leased_key(store.prefix, damaged), "no zset")
+    damaged = next(partition for partition in partitions if store.queries.stats(partition).waiting)
+    lost = store.queries.stats(damaged).waiting
+    store.client.command("SET", leased_key(store.client.prefix, damaged), "no zset")
     crash(store, 2, hang.using(due_at=LONG_AGO).enqueue())  # its last run: it hangs once
     worker = work()
     with pinging() as late:

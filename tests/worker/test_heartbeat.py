@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker import heartbeat as module
 from django_delayq.worker.heartbeat import Heartbeat, rss_kb
 from django_delayq.worker.shared import Shared
@@ -25,7 +25,7 @@ def heartbeat(shared: Shared, figures: dict[str, Any]) -> Heartbeat:
 
 def test_beat_tells_what_the_worker_does(heartbeat: Heartbeat, delayq: RedisStore) -> None:
     assert heartbeat.run_once() == 10.0
-    beat = delayq.heartbeats()["host:1:test"]
+    beat = delayq.workers.heartbeats()["host:1:test"]
     assert (beat["in_flight"], beat["topics"]) == (3, ["orders"])
     assert beat["at_ms"] == pytest.approx(delayq.clock_ms(), abs=5000)
     assert beat["rss_kb"] > 1000
@@ -37,15 +37,15 @@ def test_beat_replaces_the_one_before(
     heartbeat.run_once()
     figures["in_flight"] = 7
     heartbeat.run_once()
-    assert [beat["in_flight"] for beat in delayq.heartbeats().values()] == [7]
+    assert [beat["in_flight"] for beat in delayq.workers.heartbeats().values()] == [7]
 
 
 def test_workers_long_gone_are_removed(heartbeat: Heartbeat, delayq: RedisStore) -> None:
     now_ms = delayq.clock_ms()
-    delayq.beat("gone", json.dumps({"at_ms": now_ms - 61_000}))
-    delayq.beat("slow", json.dumps({"at_ms": now_ms - 50_000}))
+    delayq.workers.beat("gone", json.dumps({"at_ms": now_ms - 61_000}))
+    delayq.workers.beat("slow", json.dumps({"at_ms": now_ms - 50_000}))
     heartbeat.run_once()
-    assert set(delayq.heartbeats()) == {"host:1:test", "slow"}
+    assert set(delayq.workers.heartbeats()) == {"host:1:test", "slow"}
 
 
 def test_memory_is_told_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def listening(shared: Shared, figures: dict[str, Any], told: list[bool]) -> Hear
 def test_first_beat_looks_whether_the_worker_is_quiet(
     listening: Heartbeat, told: list[bool], delayq: RedisStore
 ) -> None:
-    delayq.quiet("host:1:test")
+    delayq.workers.quiet("host:1:test")
     listening.run_once()
     assert told == [True]
 
@@ -83,7 +83,7 @@ def test_first_beat_looks_whether_the_worker_is_quiet(
 def test_another_worker_that_is_quiet_is_no_matter(
     listening: Heartbeat, told: list[bool], delayq: RedisStore
 ) -> None:
-    delayq.quiet("host:2:test")
+    delayq.workers.quiet("host:2:test")
     listening.run_once()
     assert told == [False]
 
@@ -92,7 +92,7 @@ def test_without_a_hint_it_looks_again_with_the_sixth_beat(
     listening: Heartbeat, told: list[bool], delayq: RedisStore
 ) -> None:
     listening.run_once()
-    delayq.quiet("host:1:test")
+    delayq.workers.quiet("host:1:test")
     looks = []
     for _ in range(6):
         listening.run_once()
@@ -105,7 +105,7 @@ def test_hint_makes_it_look_at_once(
 ) -> None:
     for quiet in (True, False, True):
         listening.run_once()
-        (delayq.quiet if quiet else delayq.unquiet)("host:1:test")
+        (delayq.workers.quiet if quiet else delayq.workers.unquiet)("host:1:test")
         listening.check_quiet()
         listening.sleeper.wait(3600)  # does not sleep
         listening.run_once()
@@ -117,7 +117,7 @@ def test_hint_during_a_beat_is_not_lost(
 ) -> None:
     def hear() -> dict[str, Any]:
         if len(told) == 1:
-            delayq.quiet("host:1:test")
+            delayq.workers.quiet("host:1:test")
             heartbeat.check_quiet()
         return {}
 
@@ -130,17 +130,17 @@ def test_hint_during_a_beat_is_not_lost(
 def test_beat_goes_on_while_the_worker_is_quiet(
     listening: Heartbeat, figures: dict[str, Any], delayq: RedisStore
 ) -> None:
-    delayq.quiet("host:1:test")
+    delayq.workers.quiet("host:1:test")
     figures["in_flight"] = 9
     listening.run_once()
-    assert delayq.heartbeats()["host:1:test"]["in_flight"] == 9
+    assert delayq.workers.heartbeats()["host:1:test"]["in_flight"] == 9
 
 
 def test_what_was_told_to_a_worker_that_is_perhaps_only_cut_off_is_kept(
     heartbeat: Heartbeat, delayq: RedisStore
 ) -> None:
-    delayq.beat("gone", json.dumps({"at_ms": delayq.clock_ms() - 61_000}))
-    delayq.quiet("gone")
+    delayq.workers.beat("gone", json.dumps({"at_ms": delayq.clock_ms() - 61_000}))
+    delayq.workers.quiet("gone")
     heartbeat.run_once()
-    assert "gone" not in delayq.heartbeats()
-    assert delayq.is_quiet("gone")
+    assert "gone" not in delayq.workers.heartbeats()
+    assert delayq.workers.is_quiet("gone")

@@ -10,7 +10,7 @@ import pytest
 from django_delayq.core.exceptions import StoreError
 from django_delayq.store.keys import leased_key
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker import lease_keeper as module
 from django_delayq.worker.lease_keeper import LeaseKeeper
 from django_delayq.worker.shared import Shared
@@ -42,7 +42,9 @@ def keeper(
 
 
 def deadline(store: RedisStore, lease: Lease) -> float:
-    return float(store.command("ZSCORE", leased_key(store.prefix, lease.partition), lease.id))
+    return float(
+        store.client.command("ZSCORE", leased_key(store.client.prefix, lease.partition), lease.id)
+    )
 
 
 def started(lease: Lease, seconds_ago: float = 0.0) -> Lease:
@@ -55,9 +57,9 @@ def test_lease_is_extended_after_a_third_of_it(
     keeper: LeaseKeeper, claim: Claim, delayq: RedisStore
 ) -> None:
     lease = claim(noop)
-    delayq.command(
+    delayq.client.command(
         "ZADD",
-        leased_key(delayq.prefix, lease.partition),
+        leased_key(delayq.client.prefix, lease.partition),
         "XX",
         int(delayq.clock_ms() + 10_000),
         lease.id,
@@ -220,7 +222,7 @@ def test_partition_that_is_damaged_does_not_cost_the_others_their_leases(
     for lease in leases:
         pass_time(lease, 30)
     damaged = leases[1]
-    delayq.command("SET", leased_key(delayq.prefix, damaged.partition), "no zset")
+    delayq.client.command("SET", leased_key(delayq.client.prefix, damaged.partition), "no zset")
     with pytest.raises(StoreError):
         keeper.run_once()
     assert [time.monotonic() - lease.renewed_at < 5 for lease in leases] == [

@@ -9,7 +9,7 @@ import pytest
 from django_delayq.client.topics import pause_topic, resume_topic
 from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.keys import Partition, wakeups_channel
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker.listener import Listener
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import noop
@@ -27,7 +27,7 @@ def listener(shared: Shared, hints: Hints) -> Iterator[Listener]:
     """Connected: the first run has subscribed."""
     listener = Listener(shared, lambda partition, due_ms: hints.append((partition, due_ms)))
     listener._stream.connect()
-    shared.store.command("PUBLISH", wakeups_channel(shared.store.prefix), "warm:0:1")
+    shared.store.client.command("PUBLISH", wakeups_channel(shared.store.client.prefix), "warm:0:1")
     hear(listener, hints)
     hints.clear()
     yield listener
@@ -44,7 +44,7 @@ def hear(listener: Listener, hints: Hints) -> None:
 
 def test_new_connection_is_a_hint_for_everything(shared: Shared, hints: Hints) -> None:
     listener = Listener(shared, lambda partition, due_ms: hints.append((partition, due_ms)))
-    shared.store.command("PUBLISH", wakeups_channel(shared.store.prefix), "lost:0:1")
+    shared.store.client.command("PUBLISH", wakeups_channel(shared.store.client.prefix), "lost:0:1")
     listener._stream.connect()
     listener._stream.close()
     noop.enqueue()
@@ -83,8 +83,8 @@ def test_resumed_topic_is_heard(listener: Listener, hints: Hints) -> None:
 def test_nonsense_is_ignored(
     listener: Listener, hints: Hints, delayq: RedisStore, nonsense: str | bytes
 ) -> None:
-    delayq.command("PUBLISH", wakeups_channel(delayq.prefix), nonsense)
-    delayq.command("PUBLISH", wakeups_channel(delayq.prefix), "fine:3:5")
+    delayq.client.command("PUBLISH", wakeups_channel(delayq.client.prefix), nonsense)
+    delayq.client.command("PUBLISH", wakeups_channel(delayq.client.prefix), "fine:3:5")
     hear(listener, hints)
     assert hints == [(Partition("fine", 3), 5)]
 
@@ -92,11 +92,11 @@ def test_nonsense_is_ignored(
 def test_broken_connection_is_made_anew_and_sweeps(
     listener: Listener, hints: Hints, delayq: RedisStore
 ) -> None:
-    delayq.command("CLIENT", "KILL", "TYPE", "pubsub")
+    delayq.client.command("CLIENT", "KILL", "TYPE", "pubsub")
     with pytest.raises(DelayQError):
         for _ in range(10):
             listener.run_once()
-    delayq.command("PUBLISH", wakeups_channel(delayq.prefix), "lost:0:1")
+    delayq.client.command("PUBLISH", wakeups_channel(delayq.client.prefix), "lost:0:1")
     noop.using(delay=60).enqueue()
     listener._stream.connect()
     listener._stream.close()

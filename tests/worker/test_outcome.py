@@ -38,7 +38,7 @@ def test_lateness_is_by_redis_clock(claim: Claim, shared: Shared) -> None:
     made = outcome(claim(noop))
     started_ms = shared.clock.now_ms() - 250
     assert made.event(shared.clock).lateness_ms == pytest.approx(
-        started_ms - made.lease.due_at_ms, abs=50
+        started_ms - made.lease.attempts.due_at_ms, abs=50
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from django_delayq.core.exceptions import StoreError
 from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker.agenda import Agenda
 from django_delayq.worker.reclaimer import Reclaimer
 from django_delayq.worker.shared import Shared
@@ -40,7 +40,7 @@ def test_message_whose_lease_ended_comes_back(
     end_lease(delayq, lease)
     assert reclaimer.run_once() == reclaimer.interval
     again = delayq.claim(lease.partition, 1).leases[0]
-    assert (again.id, again.attempt, again.crashes) == (lease.id, 2, 1)
+    assert (again.id, again.attempts.attempt, again.attempts.crashes) == (lease.id, 2, 1)
     assert [(event.id, event.reason) for event in heard["reclaimed"]] == [
         (lease.id.hex(), "lease ended")
     ]
@@ -69,8 +69,8 @@ def test_message_that_crashes_workers_is_dead(
     for _ in range(3):
         end_lease(delayq, lease)
         reclaimer.run_once()
-        if delayq.find(lease.partition, [lease.id])[0] is not None:
-            delayq.reschedule(lease.partition, lease.id, "1000000000000")
+        if delayq.queries.find(lease.partition, [lease.id])[0] is not None:
+            delayq.reschedule_in(lease.partition, lease.id, "1000000000000")
             (lease,) = delayq.claim(lease.partition, 1).leases
     assert len(heard["reclaimed"]) == 2
     assert [(event.id, event.reason) for event in heard["dead"]] == [(lease.id.hex(), "poison")]
@@ -91,7 +91,9 @@ def test_partition_that_is_damaged_does_not_hold_up_the_others(
 ) -> None:
     fine = claim(act)
     end_lease(delayq, fine)
-    delayq.command("SET", leased_key(delayq.prefix, Partition("default", 0)), "no zset")
+    delayq.client.command(
+        "SET", leased_key(delayq.client.prefix, Partition("default", 0)), "no zset"
+    )
     with pytest.raises(StoreError):
         reclaimer.run_once()
     assert [event.id for event in heard["reclaimed"]] == [fine.id.hex()]

@@ -9,7 +9,7 @@ import pytest
 from django_delayq import topic_stats
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker.sampler import Sampler
 from tests.app.tasks import crowd, record
 from tests.worker.moving import LONG_AGO
@@ -24,12 +24,12 @@ def sampler(delayq: RedisStore) -> Sampler:
 
 def samples(store: RedisStore) -> list[dict[str, Any]]:
     """What was kept, the oldest first."""
-    return list(store.snapshot((), (), 100).samples)
+    return list(store.queries.snapshot((), (), 100).samples)
 
 
 def next_minute(store: RedisStore) -> None:
     """As if the time of the newest sample were over."""
-    store.command("DEL", keys.turn_key(store.prefix, "sample"))
+    store.client.command("DEL", keys.lock_key(store.client.prefix, "sample"))
 
 
 def test_sample_tells_of_each_topic_what_waits_and_what_has_finished(

@@ -19,7 +19,7 @@ from django_delayq.core.exceptions import OutcomeUnknown, StoreError, StoreUnava
 from django_delayq.core.signals import Event
 from django_delayq.store.connection import connect
 from django_delayq.store.lease import Lease
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.settler import Settler
 from django_delayq.worker.shared import Shared
@@ -131,7 +131,7 @@ def test_message_comes_back(
     lease = claim(noop)
     settler.put(outcome(lease, result, delay_ms=delay_ms))
     settler.run_once()
-    found = delayq.find(lease.partition, [lease.id])[0]
+    found = delayq.queries.find(lease.partition, [lease.id])[0]
     assert found is not None
     assert found.attempts is not None
     assert found.attempts.attempt == attempt
@@ -144,7 +144,7 @@ def test_dead_is_dead(settler: Settler, claim: Claim, delayq: RedisStore) -> Non
     lease = claim(noop)
     settler.put(outcome(lease, Result.DEAD, reason="x"))
     settler.run_once()
-    assert delayq.find(lease.partition, [lease.id]) == [None]
+    assert delayq.queries.find(lease.partition, [lease.id]) == [None]
     assert counters("default") == {"enqueued": 1, "dead": 1}
 
 
@@ -426,7 +426,7 @@ def test_results_wait_while_redis_is_away(far: Shared, mortal: Server) -> None:
     settler.run_once()
     assert settler.idle
     assert (len(settled), far.held) == (1, set())
-    assert far.store.stats(lease.partition).meta["acked"] == "1"
+    assert far.store.queries.stats(lease.partition).meta["acked"] == "1"
 
 
 def test_results_are_given_up_when_the_lease_has_ended(

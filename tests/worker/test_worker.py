@@ -13,7 +13,7 @@ import pytest
 from django_delayq import Retry, pause_topic, topic_stats
 from django_delayq.core import signals
 from django_delayq.store.keys import Partition
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.worker.outcome import Result
 from django_delayq.worker.worker import Worker
 from tests.app import tasks
@@ -154,9 +154,9 @@ def test_what_waits_in_the_buffer_is_given_back_before_the_running_ones_end(
 
 def test_stop_leaves_no_heartbeat(work: Work, delayq: RedisStore) -> None:
     worker = work()
-    eventually(delayq.heartbeats)
+    eventually(delayq.workers.heartbeats)
     worker.stop()
-    assert delayq.heartbeats() == {}
+    assert delayq.workers.heartbeats() == {}
 
 
 def test_stop_without_redis_ends_too(work: Work, delayq: RedisStore) -> None:
@@ -382,9 +382,9 @@ def test_async_tasks_can_enqueue(work: Work, delayq: RedisStore) -> None:
 def told(worker: Worker, store: RedisStore, quiet: bool) -> float:
     """Tell it, and wait until it has obeyed. Returns how many seconds that took."""
     if quiet:
-        store.quiet(worker.shared.name)
+        store.workers.quiet(worker.shared.name)
     else:
-        store.unquiet(worker.shared.name)
+        store.workers.unquiet(worker.shared.name)
     begun = time.monotonic()
     eventually(lambda: worker.dispatcher.quiet is quiet)
     return time.monotonic() - begun
@@ -406,7 +406,7 @@ def test_quiet_worker_stops_claiming_at_once_and_goes_on_when_it_is_told(
     swept_at = worker.dispatcher._sweep_at
     eventually(lambda: worker.dispatcher._sweep_at > swept_at + 0.2)
     assert (seen, topic_stats("default").backlog) == ([], 1)
-    assert eventually(lambda: delayq.heartbeats()[worker.shared.name]["quiet"])
+    assert eventually(lambda: delayq.workers.heartbeats()[worker.shared.name]["quiet"])
     assert told(worker, delayq, False) < 2
     eventually(lambda: seen == ["while it is quiet"])
 
@@ -437,7 +437,7 @@ def test_worker_that_stops_is_forgotten_and_so_is_what_it_was_told(
     worker = listening(work())
     told(worker, delayq, True)
     worker.stop()
-    assert not delayq.is_quiet(worker.shared.name)
+    assert not delayq.workers.is_quiet(worker.shared.name)
 
 
 def test_topic_goes_on_by_itself_when_its_pause_ends(
@@ -456,5 +456,5 @@ def test_topic_goes_on_by_itself_when_its_pause_ends(
 def test_worker_takes_samples(work: Work, delayq: RedisStore) -> None:
     record.using(delay=3600).enqueue(1)
     work()
-    (sample,) = eventually(lambda: delayq.snapshot((), (), 5).samples)
+    (sample,) = eventually(lambda: delayq.queries.snapshot((), (), 5).samples)
     assert sample["topics"]["default"]["waiting"] == 1

@@ -21,7 +21,7 @@ from ...core.times import from_ms
 from ...stats import overview as stats
 from ...stats import overview_sql
 from ...stats.overview import Bucket, Overview, Sample, TopicOverview
-from ...store.topic_stats import COUNTERS
+from ...store.queries import COUNTERS
 from .. import charts
 from ..site import page, show
 

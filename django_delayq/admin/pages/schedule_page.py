@@ -25,7 +25,7 @@ from ...core.exceptions import (
 )
 from ...core.message import Priority, key_id, new_id, parse_id
 from ...operators import lookup, operations
-from ...store import get_store, keys
+from ...store import get_store
 from ...tasks import registry
 from ...tasks.arguments import read_json
 from ...tasks.options import check_key
@@ -175,10 +175,10 @@ def _send(
 ) -> HttpResponse:
     """Enqueue, unless this form was sent before. A form that was refused may be sent again. A form
     whose outcome is unknown may not."""
-    turn: bool | None = None
+    acquired: bool | None = None
     try:
-        turn = _takes_turn(form)
-        if turn is False:
+        acquired = _acquire_lock(form)
+        if acquired is False:
             return _sent_before(request, task, form, arguments)
         handle = operations.schedule(
             request.user, task.name, arguments.arguments(), **form.options()
@@ -191,8 +191,8 @@ def _send(
         form.add_error(None, f"{error} {advice}")
         return _page(request, task, form, arguments, unknown=True)
     except DelayQError as error:
-        if turn:
-            _give_back_turn(form)
+        if acquired:
+            _release_lock(form)
         return _refused(request, task, form, arguments, error)
     messages.success(request, _words(handle))
     return redirect(f"{url(request, 'message', topic=handle.topic, message_id=handle.id)}?moment=1")
@@ -223,26 +223,24 @@ def _message_id(task: Task[Any, Any], form: ScheduleForm) -> str:
 # A form counts once
 
 
-def _takes_turn(form: ScheduleForm) -> bool | None:
+def _acquire_lock(form: ScheduleForm) -> bool | None:
     """Whether this form is sent for the first time. None while Redis is away: then the message goes
     to SQL under its id, or nowhere. Raises OutcomeUnknown."""
     if not form.cleaned_data["key"] and lookup.archived(form.cleaned_data["id"]):
         return False
     try:
-        return get_store().takes_turn(_turn(form), FORM_KEPT_MS)
+        return get_store().workers.acquire_lock(_lock_name(form), FORM_KEPT_MS)
     except StoreUnavailable:
         return None
 
 
-def _give_back_turn(form: ScheduleForm) -> None:
+def _release_lock(form: ScheduleForm) -> None:
     """Nothing was enqueued: the same form may come again."""
-    store = get_store()
     with suppress(StoreError):
-        # Not DEL, which the rights in docs/how-to/redis-user.md do not have.
-        store.command("SET", keys.turn_key(store.prefix, _turn(form)), 1, "PX", 1)
+        get_store().workers.release_lock(_lock_name(form))
 
 
-def _turn(form: ScheduleForm) -> str:
+def _lock_name(form: ScheduleForm) -> str:
     return f"form:{form.cleaned_data['id']}"
 
 

@@ -148,7 +148,7 @@ class _Audit:
     def _partition_counts(self) -> DataFrame:
         store = get_store()
         store.partitions.forget()
-        topics = {*store.topics(), *store.settings.topics}
+        topics = {*store.topics.names(), *store.client.settings.topics}
         counts = [(topic, sorted(store.partitions.counts(topic))) for topic in sorted(topics)]
         return self.spark.createDataFrame(counts, "topic string, counts array<int>")
 

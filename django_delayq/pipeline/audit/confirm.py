@@ -15,10 +15,11 @@ from uuid import UUID
 from ...core.conf import get_settings
 from ...core.times import epoch_us
 from ...models import ArchivedMessage, OutboxMessage, OutboxStatus
+from ...store.client import BATCH
 from ...store.keys import Partition
-from ...store.link import BATCH
-from ...store.mending import Look
-from ...store.redis import Life, RedisStore
+from ...store.queries import Life
+from ...store.repair import Look
+from ...store.store import RedisStore
 from .finding_kinds import Difference, Kind
 
 
@@ -78,7 +79,7 @@ class SecondLook:
     def _still(self, found: Sequence[Difference]) -> Iterator[Difference]:
         """What Redis says of them now."""
         for partition, some in by_partition(found).items():
-            looks = self._store.look(partition, [one.id for one in some])
+            looks = self._store.repair.look(partition, [one.id for one in some])
             yield from (
                 one for one, look in zip(some, looks, strict=True) if STILL[one.kind](one, look)
             )
@@ -115,8 +116,7 @@ class SecondLook:
                 yield one
 
     def _in_redis(self, found: Difference) -> bool:
-        partitions = self._store.partitions.candidates(found.topic, found.id)
-        return any(self._store.lives(one, [found.life])[0] != "MISSING" for one in partitions)
+        return self._store.durable_status(found.topic, found.life)[1] != "MISSING"
 
     def _ends(self, found: Sequence[Difference]) -> Iterator[Difference]:
         """An end and its entry of the stream go together: what is remembered before and after all
@@ -125,7 +125,7 @@ class SecondLook:
         untold = [
             one
             for partition, some in before.items()
-            for one in _not_in(some, self._store.told(partition))
+            for one in _not_in(some, self._store.repair.finished_lives(partition))
         ]
         remembered = list(self._still(untold))
         newest, promised = newest_archived(remembered), newest_promised(remembered)
@@ -138,7 +138,7 @@ class SecondLook:
 
     def _lives_on(self, found: Difference) -> bool:
         """Whether a newer life of the id is in Redis."""
-        (look,) = self._store.look(Partition(found.topic, found.partition or 0), [found.id])
+        (look,) = self._store.repair.look(Partition(found.topic, found.partition or 0), [found.id])
         return max(look.stamp_us or 0, look.follower_us or 0) > (found.stamp or 0)
 
 
@@ -174,7 +174,7 @@ def outbox_rows(found: Sequence[Difference]) -> dict[Life, OutboxMessage]:
     """The rows of the outbox under these ids, by the lives that they are about."""
     rows = OutboxMessage.objects.using(get_settings().database)
     there = (row for ids in _chunks(found) for row in rows.filter(message_id__in=ids))
-    return {(row.message_id.bytes, row.enqueued_at_us): row for row in there}
+    return {Life(row.message_id.bytes, row.enqueued_at_us): row for row in there}
 
 
 def newest_promised(found: Sequence[Difference]) -> dict[bytes, int]:
@@ -188,7 +188,7 @@ def _archived_lives(found: Sequence[Difference]) -> Iterator[Life]:
         for message_id, when in rows.filter(message_id__in=ids).values_list(
             "message_id", "enqueued_at"
         ):
-            yield message_id.bytes, epoch_us(when)
+            yield Life(message_id.bytes, epoch_us(when))
 
 
 def _chunks(found: Sequence[Difference]) -> Iterator[Sequence[UUID]]:

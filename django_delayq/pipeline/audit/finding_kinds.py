@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ...store.queries import Life
+
 
 class Kind(str, Enum):
     """A way in which Redis, the outbox, the archive and the lake can contradict themselves or one
@@ -83,9 +85,9 @@ class Difference(msgspec.Struct, frozen=True):
         return bytes.fromhex(self.message_id)
 
     @property
-    def life(self) -> tuple[bytes, int]:
+    def life(self) -> Life:
         """Id and stamp."""
-        return self.id, self.stamp or 0
+        return Life(self.id, self.stamp or 0)
 
     @property
     def name(self) -> str:

@@ -21,11 +21,11 @@ from ...core.conf import get_settings
 from ...core.message import DURABLE, VERSION, Priority, State
 from ...models import OperatorAction, OutboxStatus
 from ...outbox import outbox, relay
+from ...store.client import BATCH
 from ...store.finished import Entry
 from ...store.keys import Partition, partition_of
-from ...store.link import BATCH
-from ...store.mending import Damage
-from ...store.redis import RedisStore
+from ...store.repair import Damage
+from ...store.store import RedisStore
 from .confirm import archived, by_partition, outbox_rows
 from .finding_kinds import OF_ROWS, Difference, Kind
 
@@ -101,7 +101,7 @@ class Repair:
         items: Sequence[tuple[bytes, bytes]],
         archive: str = "",
     ) -> Done:
-        return list(self._store.mend(partition, damage, items, archive))
+        return list(self._store.repair.mend(partition, damage, items, archive))
 
     def _close(self, partition: Partition, found: Sequence[Difference]) -> Done:
         """As the archiver closes the rows of what it archives."""
@@ -179,7 +179,7 @@ class Repair:
         """From a partition where nobody looks for it to where it belongs today; not while it
         runs."""
         target = (
-            partition_of(found.topic, found.id, self._store.partitions.configured(found.topic)),
+            partition_of(found.topic, found.id, self._store.topics.configured(found.topic)),
             found.id,
         )
         carried = carry(self._store, (partition, found.id), target, stamp=_stamp(found))

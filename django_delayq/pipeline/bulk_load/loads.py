@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from ...core.conf import check_name
 from ...core.exceptions import DelayQError, StoreError
 from ...core.message import task_code
+from ...store.bulk_load import BulkLoad
 from ...store.keys import Partition
-from ...store.loading import Load
-from ...store.redis import RedisStore
+from ...store.store import RedisStore
 from ..error_messages import cause, code_of
 from ..errors import Code, Refused
 from ..options import TaskSpec
@@ -43,7 +43,7 @@ class Fences(NamedTuple):
 
     def read(self) -> list[dict[str, str]]:
         """What is there."""
-        found = (self.store.fence(partition, self.job) for partition in self.partitions)
+        found = (self.store.bulk_load.fence(partition, self.job) for partition in self.partitions)
         return [one for one in found if one]
 
     def fingerprints(self) -> list[str]:
@@ -91,14 +91,15 @@ class Fences(NamedTuple):
             if found != encode_fingerprint(fingerprint):
                 raise Refused(_changed(self.job, decode_fingerprint(found), fingerprint))
 
-    def open(self, fingerprint: Mapping[str, Any], *, notes: bool = False) -> int:
+    def open(self, fingerprint: Mapping[str, Any], *, record_conflicts: bool = False) -> int:
         """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged,
         StoreUnavailable."""
-        load = Load(self.job, encode_fingerprint(fingerprint), notes)
+        load = BulkLoad(self.job, encode_fingerprint(fingerprint), record_conflicts)
         for topic in {partition.topic for partition in self.partitions}:
             self.store.partitions.counts(topic)  # says that the topic is used
         began = [
-            self.store.load(partition, load, 0, {}, ()).began_ms for partition in self.partitions
+            self.store.bulk_load.load(partition, load, 0, {}, ()).began_ms
+            for partition in self.partitions
         ]
         return min(began, default=0)
 
@@ -165,11 +166,11 @@ def check_memory(store: RedisStore, total: FrameTotals, applied: int, partitions
 
 def _memory(store: RedisStore) -> list[tuple[int, int]]:
     """Bytes in use and allowed of each node; allowed is 0 without a limit."""
-    if getattr(store.client, "connection_pool", None) is None:
-        answer = store.client.info("memory", target_nodes="primaries")
+    if getattr(store.client.redis, "connection_pool", None) is None:
+        answer = store.client.redis.info("memory", target_nodes="primaries")
         nodes = [answer] if "used_memory" in answer else list(answer.values())
     else:
-        nodes = [store.client.info("memory")]
+        nodes = [store.client.redis.info("memory")]
     return [(int(node["used_memory"]), int(node.get("maxmemory", 0))) for node in nodes]
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...core.conf import DEFAULT_TOPIC, Settings
 from ...store.keys import Partition
-from ...store.redis import RedisStore
+from ...store.store import RedisStore
 from .. import schemas
 from ..lake.lake import Lake
 from ..lake.reader import read_lake
@@ -52,10 +52,10 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     loads.check_job(options.job)
     store = RedisStore(None, params.redis.settings())
     try:
-        fences = loads.Fences(store, options.job, store.used_partitions())
+        fences = loads.Fences(store, options.job, store.topics.used_partitions())
         tell("looking at the dead letters")
         standing, ids = _standing(params, fences)
-        letters = _look(spark, params, _declared(options, store.settings), standing, ids)
+        letters = _look(spark, params, _declared(options, store.client.settings), standing, ids)
         try:
             fingerprint = _fingerprint(params, letters, ids, store)
             fences.check(fingerprint)
@@ -100,7 +100,7 @@ def _fingerprint(
     options = params.options(ReplayOptions)
     split = {
         topic: topic_options.partitions
-        for topic, topic_options in sorted(store.settings.topics.items())
+        for topic, topic_options in sorted(store.client.settings.topics.items())
         if topic_options.partitions > 1
     }
     return {
@@ -191,7 +191,7 @@ def _run(
     }
     if params.dry_run or not letters.good.rows:
         return report
-    counts = {topic: store.partitions.configured(topic) for topic in letters.topics}
+    counts = {topic: store.topics.configured(topic) for topic in letters.topics}
     partitions = [
         Partition(topic, number) for topic, count in counts.items() for number in range(count)
     ]
@@ -205,7 +205,9 @@ def _run(
         _write(spark, params, good, fences, fingerprint, letters.good.rows)
     report.figures |= fences.added(before, letters.good.rows)
     kept = {
-        identity for partition in partitions for identity in store.kept_by(partition, options.job)
+        identity
+        for partition in partitions
+        for identity in store.bulk_load.conflicts(partition, options.job)
     }
     tell("marking the origins")
     marks = replay_marks.Marks(options, _in_words(params, options))
@@ -223,8 +225,8 @@ def _write(
 ) -> None:
     options = params.options(ReplayOptions)
     spec = loads.load_spec(
-        options.job, fingerprint, options.tasks, notes=True, rows=rows,
-        due_ms=fences.open(fingerprint, notes=True) + options.delay_ms,
+        options.job, fingerprint, options.tasks, record_conflicts=True, rows=rows,
+        due_ms=fences.open(fingerprint, record_conflicts=True) + options.delay_ms,
         per_second=loads.share(spark, options.max_per_second,
         len(fences.partitions) * options.splits),
     )  # fmt: skip

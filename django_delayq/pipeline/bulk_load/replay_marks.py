@@ -14,7 +14,7 @@ from ...core.conf import get_settings
 from ...core.times import stored
 from ...models import ArchivedMessage, Final, OperatorAction
 from ...operators.replayer import mark_replayed
-from ...store.link import BATCH
+from ...store.client import BATCH
 from ..options import ReplayOptions
 from .replay_frames import DISCARDED, OPEN, REPLAYED
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...store.keys import Partition
-from ...store.redis import RedisStore
+from ...store.store import RedisStore
 from ..errors import Refused
 from ..options import ScheduleOptions
 from ..params import Params, Report, Tell
@@ -68,8 +68,8 @@ def _look(
 ) -> _Rows:
     source = read_source(spark, options, params.database)
     planned = schedule_frames.plan(options, source.schema)
-    count = store.partitions.configured(options.task.topic)
-    now, limit = datetime.now(tz=timezone.utc), store.settings.body_limit
+    count = store.topics.configured(options.task.topic)
+    now, limit = datetime.now(tz=timezone.utc), store.client.settings.body_limit
     made = schedule_frames.message_rows(source, planned, now, limit)
     arranged = messages.arranged(
         messages.placed(made, {options.task.topic: count}, options.splits), count * options.splits
@@ -88,13 +88,13 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
     tell(f"{rows.total:,} rows, {rows.bad:,} of them refused")
     if rows.bad and not (options.rejects or params.dry_run):
         raise Refused(_refusal(rows))
-    count = store.partitions.configured(options.task.topic)
+    count = store.topics.configured(options.task.topic)
     fences = loads.Fences(
         store, options.job, [Partition(options.task.topic, number) for number in range(count)]
     )
     fingerprint = _fingerprint(options, rows.good, count)
     # Everywhere: the topic of the task, or its partitions, may have been others.
-    loads.Fences(store, options.job, store.used_partitions()).check(fingerprint)
+    loads.Fences(store, options.job, store.topics.used_partitions()).check(fingerprint)
     before = fences.counts()
     note = loads.check_memory(store, rows.good, sum(before.values()), count)
     report = Report(

@@ -19,8 +19,8 @@ from ...core.times import from_ms, in_words, stored
 from ...models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
 from ...stats import overview
 from ...store import get_store
-from ...store.registry import SAMPLES
 from ...store.topic_stats import pause_of
+from ...store.workers import SAMPLES
 from .. import schemas
 from ..options import ForecastOptions
 from ..params import Params, Report, Secret, Tell
@@ -150,16 +150,16 @@ def _collect(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 def _measured_rate() -> float | None:
     """The most messages a second that finished between two samples of the last day, a minute; None
     without any."""
-    samples = overview.rates(get_store().snapshot((), (), SAMPLES).samples)
+    samples = overview.rates(get_store().queries.snapshot((), (), SAMPLES).samples)
     return max((sample.finished_per_second for sample in samples), default=0.0) or None
 
 
 def _paused(topic: str, now_ms: int) -> list[str]:
     store = get_store()
     partitions = [
-        partition for partition in store.used_partitions() if topic in ("", partition.topic)
+        partition for partition in store.topics.used_partitions() if topic in ("", partition.topic)
     ]
-    found = zip(partitions, store.all_stats(partitions), strict=True)
+    found = zip(partitions, store.queries.all_stats(partitions), strict=True)
     return sorted(
         {
             partition.topic

@@ -22,14 +22,15 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from ...core.exceptions import DelayQError
-from ...store.link import BATCH
+from ...core.message import task_code_sent
+from ...store.client import BATCH
 from ..errors import Refused
 from ..params import Redis
 from ..schemas import MESSAGES, SPLIT
 
 if TYPE_CHECKING:
-    from ...store.loading import Loaded
-    from ...store.redis import RedisStore
+    from ...store.bulk_load import LoadProgress
+    from ...store.store import RedisStore
 
 T = TypeVar("T")
 
@@ -47,8 +48,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Code of a task (8 hexadecimal digits) -> its name."""
     due_ms: int
     """When messages are due that have no time of their own."""
-    notes: bool = False
-    """See store.loading.Load."""
+    record_conflicts: bool = False
+    """See store.bulk_load.BulkLoad."""
     per_second: float | None = None
     """Most messages a second of one task of Spark."""
     rows: int | None = None
@@ -106,7 +107,7 @@ class QueueWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One task of Spark."""
-        from ...store.redis import RedisStore
+        from ...store.store import RedisStore
 
         settings = msgspec.json.decode(self._redis, type=Redis).settings()
         store = RedisStore(None, settings)
@@ -141,13 +142,13 @@ class Loader:
     """Writes batches of Arrow. While Redis works on one call the next is prepared."""
 
     def __init__(self, store: RedisStore, spec: LoadSpec) -> None:
-        from ...store.loading import Load
+        from ...store.bulk_load import BulkLoad
 
         self._store = store
-        self._load = Load(spec.job, spec.fingerprint, spec.notes)
+        self._load = BulkLoad(spec.job, spec.fingerprint, spec.record_conflicts)
         self._names = {bytes.fromhex(code): name for code, name in spec.tasks.items()}
-        self._records = Records(store.settings.compress_above, spec.due_ms)
-        self._pending: Callable[[], Loaded] | None = None
+        self._records = Records(store.client.settings.compress_above, spec.due_ms)
+        self._pending: Callable[[], LoadProgress] | None = None
         self._pace = Pace(spec.per_second)
         self._splits: dict[tuple[Any, ...], None] = {}
         self._done = WrittenMessages()
@@ -175,11 +176,11 @@ class Loader:
         partition = Partition(topic, number)
         rest = _repeated(lambda: lambda: self._without_those_elsewhere(partition, messages))()
         # A name is short, and Redis may forget what it was told.
-        codes = {message[3][5:9] for message in rest}
+        codes = {task_code_sent(message[3]) for message in rest}
         tasks = {code: self._names[code] for code in codes if code in self._names}
         self._settle()
         self._pace.wait()
-        begin = self._store.begin_load
+        begin = self._store.bulk_load.begin
         self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, rest))
 
     def _without_those_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
@@ -192,15 +193,8 @@ class Loader:
             )
         if len(counts) == 1:
             return messages
-        places = {
-            message[0]: self._store.partitions.candidates(partition.topic, message[0])
-            for message in messages
-        }
-        asked = {place for found in places.values() for place in found if place != partition}
-        elsewhere: set[bytes] = set()
-        for place in asked:
-            ids = [message_id for message_id, found in places.items() if place in found]
-            elsewhere |= {found.id for found in self._store.find(place, ids) if found}
+        live = self._store.find_many((partition.topic, message[0]) for message in messages)
+        elsewhere = {found.id for place, found in live if place != partition}
         return [(*message[:3], b"") if message[0] in elsewhere else message for message in messages]
 
     def _settle(self) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from ...core.exceptions import ConfigurationError
 from ...store.keys import Partition
-from ...store.redis import RedisStore
+from ...store.store import RedisStore
 from .. import schemas
 from ..params import Redis
 from . import queue_rows
@@ -133,10 +133,10 @@ class QueueReader(DataSourceReader):
         list."""
         set_up = [
             Partition(topic, number)
-            for topic, options in store.settings.topics.items()
+            for topic, options in store.client.settings.topics.items()
             for number in range(options.partitions)
         ]
-        found = sorted({*store.used_partitions(), *set_up})
+        found = sorted({*store.topics.used_partitions(), *set_up})
         return [one for one in found if not self._topics or one.topic in self._topics]
 
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ...core.message import DURABLE, HEADER_END, STAMP
+from ...core.message import HEADER_END, is_durable, stamp_us_of, task_code_of
+from ...store.client import Read
 from ...store.keys import Partition, partition_keys
-from ...store.link import Read
-from ...store.redis import RedisStore
+from ...store.store import RedisStore
 from .. import schemas
 
 #: Elements that one reply holds when they are ids and numbers only, and when they are records.
@@ -62,11 +62,11 @@ def sizes(store: RedisStore, structures: Sequence[Structure]) -> Sequence[int]:
         Read(
             SIZES[STRUCTURES[one.name]],
             None,
-            (partition_keys(store.prefix, one.partition)[STRUCTURES[one.name]],),
+            (partition_keys(store.client.prefix, one.partition)[STRUCTURES[one.name]],),
         )
         for one in structures
     ]
-    return [int(size) for size in store.read_all(reads)]
+    return [int(size) for size in store.client.read_all(reads)]
 
 
 def read(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
@@ -80,7 +80,7 @@ def read(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
 def read_due(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
     """The ids of a lane and their due times as schemas.DUE."""
     partition = structure.partition
-    key = partition_keys(store.prefix, partition)[STRUCTURES[structure.name]]
+    key = partition_keys(store.client.prefix, partition)[STRUCTURES[structure.name]]
     for page, _ in _scan(store, "ZSCAN", key, ("COUNT", IDS), lambda ids: ()):
         if page:
             ids, scores = zip(*page, strict=True)
@@ -94,9 +94,9 @@ class _Reader:
     def __init__(self, store: RedisStore, structure: Structure) -> None:
         self._store = store
         self._name = structure.name
-        self._keys = partition_keys(store.prefix, structure.partition)
+        self._keys = partition_keys(store.client.prefix, structure.partition)
         self._key = self._keys[STRUCTURES[structure.name]]
-        self._count = max(1, min(RECORDS, REPLY_BYTES // store.settings.body_limit))
+        self._count = max(1, min(RECORDS, REPLY_BYTES // store.client.settings.body_limit))
 
     def pages(self) -> Iterator[list[Row]]:
         """Rows of each page; some are empty."""
@@ -164,7 +164,7 @@ class _Reader:
         """By the ids of the entries: a stream has no cursor."""
         first = "-"
         while first:
-            (entries,) = self._store.read_all(
+            (entries,) = self._store.client.read_all(
                 [Read("XRANGE", None, (self._key, first, "+", "COUNT", self._count))]
             )
             yield [
@@ -201,14 +201,14 @@ def _scan(
 
     One round trip a page: the next page is asked for together with what is asked about this one.
     """
-    (answer,) = store.read_all([Read(command, None, (key, 0, *how))])
+    (answer,) = store.client.read_all([Read(command, None, (key, 0, *how))])
     while answer:
         cursor, page = answer
         reads = (
             list(about([one if isinstance(one, bytes) else one[0] for one in page])) if page else []
         )
         following = [Read(command, None, (key, cursor, *how))] if cursor else []
-        answers = store.read_all([*reads, *following]) if reads or following else []
+        answers = store.client.read_all([*reads, *following]) if reads or following else []
         if page:
             yield page, answers[: len(reads)]
         answer = answers[-1] if following else None
@@ -229,7 +229,7 @@ def _batch(partition: Partition, place: str, rows: Sequence[Row]) -> pa.RecordBa
         pa.repeat(place, len(rows)),
         _times([row.due_ms for row in rows]),
         pa.array(
-            [int.from_bytes(one[:8], "big") if len(one) >= 8 else None for one in stamps],
+            [stamp_us_of(stamp) for stamp in stamps],
             pa.int64(),
         ),
         pa.array([_task_code(one) for one in records], pa.string()),
@@ -260,16 +260,12 @@ def _times(milliseconds: Sequence[float | None]) -> pa.Array:
 
 
 def _task_code(record: bytes | None) -> str | None:
-    return (
-        record[HEADER_END - 4 : HEADER_END].hex() if record and len(record) >= HEADER_END else None
-    )
+    return task_code_of(record).hex() if record and len(record) >= HEADER_END else None
 
 
 def _durable(record: bytes | None) -> bool | None:
     """As the scripts see it: a record that is too short for the flag is not."""
-    return (
-        None if record is None else len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
-    )
+    return None if record is None else is_durable(record)
 
 
 def all_of(partitions: Sequence[Partition], names: Sequence[str]) -> list[Structure]:

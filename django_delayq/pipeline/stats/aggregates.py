@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.functions import arrow_udf
 
+from ...core.message import Final
 from ...stats import histogram
 from ...stats.histogram import LARGEST
 from .. import schemas
@@ -43,7 +44,7 @@ HOURS_AND_DAYS = (Unit("hour", HOUR, ("topic",), False), Unit("day", DAY, ("topi
 
 #: Rows that are counted at a time: some 50 MB.
 ROWS = 400_000
-STATES = ("acked", "dead", "cancelled", "expired")
+STATES = tuple(Final.values)
 METRICS = ("lateness", "run")
 
 #: The sums of times are those of two halves of 32 bits: exact, whatever the times and however many.

@@ -1,8 +1,8 @@
 -- cancel: delayed -> cancelled. A running message goes on; a follower of its key is taken back.
 -- Guarantee: exactly one of cancel and claim wins. Works on a full Redis: the first write is a ZREM or HDEL.
 -- KEYS: the partition (shared/partition.lua). Shared: finish.
--- ARGV: archive (all, dead or none), detail (JSON), before: '' or an instant in us; what was enqueued later is not meant
---   by a cancel that is told late, and counts as NOT_FOUND; then ids (500 at most).
+-- ARGV: archive (all, dead or none), detail (JSON), before: '' or an instant in us; what was enqueued later is NOT_FOUND,
+--   because a cancel may arrive late; then ids (500 at most).
 -- Returns: one word per id: OK, RUNNING or NOT_FOUND.
 local archive, detail, before = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local answers, cancelled = {}, 0

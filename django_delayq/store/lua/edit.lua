@@ -1,9 +1,9 @@
 -- edit: delayed -> delayed with another body (the arguments). Everything else of the message stays.
--- Guarantee: exactly one of edit and claim wins, and nobody's edit is overwritten unseen: the record has to be the one
+-- Guarantee: exactly one of edit and claim wins, and no edit is overwritten unseen: the record has to be the one
 --   that was read. Twice is once.
 -- KEYS: the partition (shared/partition.lua).
 -- ARGV: id, the record as it was read, the record to be.
--- Returns: OK, RUNNING, NOT_FOUND, or CHANGED when somebody else was quicker.
+-- Returns: OK, RUNNING, NOT_FOUND, or CHANGED when another call was quicker.
 local id, before, after = ARGV[1], ARGV[2], ARGV[3]
 local record = redis.call('HGET', MESSAGES, id)
 if not record then return 'NOT_FOUND' end

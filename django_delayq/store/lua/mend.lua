@@ -1,6 +1,6 @@
 -- mend: what an audit has found, one kind of damage in some messages -> as it has to be.
 -- Guarantee: it is looked at again in the same step; what is not so any more is left alone. A full Redis takes it.
--- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, follow, mending.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, mending.
 -- ARGV: damage, archive (all, dead or none), then id, argument or '' for each (500 at most; store/mending.py).
 -- Returns: 1 for each that was mended, 0 for each that was not so.
 function MEND.place(id, due, archive) -- a record in no lane and not leased: back, never before a due time that is known

@@ -1,7 +1,7 @@
 -- reclaim: leased and past its deadline -> delayed; after too many crashes -> dead with reason poison.
 -- Guarantee: a message whose holder vanished runs again; one that kills its holders stops. The token is wiped, so a
 --   holder that wakes up again is refused. A first crash costs no wait, each further one `backoff` more.
--- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, follow, history.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, history.
 -- ARGV: limit (500 at most), poison limit, backoff in ms, archive (all, dead or none).
 -- Returns: {id sent back, ...}, {id dead, ...}.
 local limit, poison, backoff, archive = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -30,7 +30,7 @@ for i, id in ipairs(ids) do
     back[#back + 1] = id
   end
 end
-local followed = follow(ids, moves, again)
+local followed = start_followers(ids, moves, again)
 for id, place in pairs(again) do
   if not followed[id] then move(moves, place[2], place[1], id) end
 end

@@ -1,6 +1,6 @@
 -- release: leased -> delayed at its old due time or after a delay, the attempt given back.
 -- Guarantee: only the holder of the lease gives a message back; it loses no attempt, and without a delay no turn.
--- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, follow, leases.
+-- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, followers, leases.
 -- ARGV: id, token, delay in ms ('' = at its old due time) for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
 local ids, entries, refused = held(1, 3)
@@ -12,7 +12,7 @@ end
 if #mine == 0 then return refused end
 
 redis.call('ZREM', LEASED, unpack(mine))
-local followed = follow(mine, moves, again)
+local followed = start_followers(mine, moves, again)
 for i, id in ipairs(ids) do
   local entry = entries[i]
   if entry and not followed[id] then

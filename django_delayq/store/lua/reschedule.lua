@@ -2,8 +2,8 @@
 --   key that runs, what follows the run is moved.
 -- Guarantee: exactly one of reschedule and claim wins; attempts and arguments stay.
 -- KEYS: the partition (shared/partition.lua). Shared: times, wake, lanes.
--- ARGV: id, when ('+ms' or an instant in ms), before: '' or an instant in us; what was enqueued later is not meant by a
---   move that is told late, and counts as NOT_FOUND.
+-- ARGV: id, when ('+ms' or an instant in ms), before: '' or an instant in us; what was enqueued later is NOT_FOUND, because
+--   a move may arrive late.
 -- Returns: OK and the new due time in ms, or RUNNING or NOT_FOUND.
 local id, when, before = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local record = redis.call('HGET', MESSAGES, id)

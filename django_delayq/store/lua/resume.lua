@@ -1,4 +1,4 @@
--- resume: a partition that is held goes on, and its dispatchers are told.
+-- resume: a paused partition goes on, and its dispatchers get a hint.
 -- Guarantee: a full Redis takes it, the counter that a sweep reads too: the first write is one that it accepts.
 -- KEYS: the partition (shared/partition.lua). Shared: wake.
 -- ARGV: none.

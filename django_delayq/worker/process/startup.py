@@ -20,7 +20,7 @@ from ...core.text import on_one_line
 from ...core.times import in_words, now_ms
 from ...core.version import PACKAGE_VERSION
 from ...store.inspection import ServerReport, inspect_server
-from ...store.redis import RedisStore
+from ...store.store import RedisStore
 from ...store.topic_stats import stats_of_topic
 from ...tasks import registry
 from ..heartbeat import DEAD_AFTER
@@ -134,14 +134,16 @@ def banner(
             else f"eviction {report.eviction or 'unknown'}"
         )
         say(
-            f"  redis     {store.where}  {report.name} · {eviction} · {aof} · clock skew "
+            f"  redis     {store.client.where}  {report.name} · {eviction} · {aof} · clock skew "
             f"{report.skew_ms:.1f} ms"
         )
     settings = get_settings()
     partitions = {name: len(store.partitions.all(name)) for name in topics}
     names = [f"{name} ×{count}" if count > 1 else name for name, count in partitions.items()]
     say(f"  topics    {'  '.join(names)}")
-    stats = [stats_of_topic(name, store.all_stats(store.partitions.all(name))) for name in topics]
+    stats = [
+        stats_of_topic(name, store.queries.all_stats(store.partitions.all(name))) for name in topics
+    ]
     for stat in stats:
         if stat.paused:
             who, why = on_one_line(stat.paused.by), on_one_line(stat.paused.reason)
@@ -159,7 +161,9 @@ def banner(
         f"running{head}"
     )
     alive = [
-        beat for beat in store.heartbeats().values() if now_ms() - beat["at_ms"] < DEAD_AFTER * 1000
+        beat
+        for beat in store.workers.heartbeats().values()
+        if now_ms() - beat["at_ms"] < DEAD_AFTER * 1000
     ]
     say(
         f"  workers   {len(alive)} others alive · {len(registry.by_name)} tasks known · prefix "

@@ -18,7 +18,7 @@ from django_delayq.core.conf import get_settings
 from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.store import get_store
 from django_delayq.store.keys import wakeups_channel
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.worker.process import runner
 from django_delayq.worker.process.runner import ExitCode, run
@@ -39,7 +39,7 @@ def worker(delayq: RedisStore) -> Iterator[Callable[..., Worker]]:
     before = set(threading.enumerate())
     yield make
     gate.set()
-    delayq.client.publish(wakeups_channel(delayq.prefix), "the end")
+    delayq.client.redis.publish(wakeups_channel(delayq.client.prefix), "the end")
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("delayq"):
             thread.join(5)

@@ -14,7 +14,7 @@ from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import ConfigurationError, StoreUnavailable
 from django_delayq.store.connection import connect
 from django_delayq.store.inspection import ServerReport, inspect_server
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.worker.process import startup
 from django_delayq.worker.process.startup import banner, choose_topics, wait_for_redis
@@ -163,7 +163,10 @@ def test_banner_tells_where_it_works(delayq: RedisStore) -> None:
     assert "Redis 7.0.15 · noeviction ✓ · AOF everysec ✓ · clock skew 0.4 ms" in text
     assert "topics    default  orders" in text
     assert "0 waiting · 0 due · 0 running" in text
-    assert f"0 others alive · {len(registry.by_name)} tasks known · prefix {delayq.prefix}" in text
+    assert (
+        f"0 others alive · {len(registry.by_name)} tasks known · prefix {delayq.client.prefix}"
+        in text
+    )
 
 
 def test_banner_tells_what_is_not_as_it_should_be(delayq: RedisStore) -> None:
@@ -195,8 +198,8 @@ def test_banner_tells_partitions_and_other_workers(settings: Any, delayq: RedisS
     from django_delayq.store import get_store
 
     store = get_store()
-    store.beat("alive", f'{{"at_ms": {int(store.clock_ms())}}}')
-    store.beat("gone", '{"at_ms": 5}')
+    store.workers.beat("alive", f'{{"at_ms": {int(store.clock_ms())}}}')
+    store.workers.beat("gone", '{"at_ms": 5}')
     text = lines(store)
     assert "default  orders ×4" in text
     assert "1 others alive" in text

@@ -6,8 +6,8 @@ local function durable(record)
 end
 
 -- One entry of the finished stream is one row of the archive to come. `archive`: of all, dead or none of the messages.
--- The end of a durable one is always told, and remembered until it is archived, so that nobody sends it again: of two
--- lives of an id the newer, which is the one that SQL holds. `due`, of what ends unrun: when it would have run.
+-- A durable one always gets an entry, and its end is remembered until it is archived, so that it is not sent again: of two
+-- lives of an id the newer, which is the one that SQL holds. `due`, of a message that never ran: when it was due.
 local function finish(archive, id, state, record, attempts, detail, due)
   if durable(record) then
     local newest = redis.call('HGET', META, 'done:' .. id)

@@ -1,4 +1,4 @@
--- Shared: how each damage is mended. After finish, lanes and follow. Each returns whether the damage was there.
+-- Shared: how each damage is mended. After finish, lanes and followers. Each returns whether the damage was there.
 local MEND = {}
 -- In how many lanes the id is, and its due time: that of the lane where its record belongs, else the earliest.
 local function lanes_with(id, record)
@@ -20,7 +20,7 @@ end
 local function start_follower(id, record)
   local moves = {}
   leave_lanes(id)
-  follow({id}, moves, {[id] = record and true or nil})
+  start_followers({id}, moves, {[id] = record and true or nil})
   park(moves)
 end
 

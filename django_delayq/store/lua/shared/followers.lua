@@ -1,8 +1,8 @@
--- Shared: what follows a run. After finish and lanes.
+-- Shared: followers take the place of messages whose runs have ended. After finish and lanes.
 
 -- The run of these ids has ended: what was enqueued under their keys meanwhile takes their place; of those in `again`,
 -- which would have run once more, as a replacement does. followed[id] is true for those; the caller parks `moves`.
-local function follow(ids, moves, again)
+local function start_followers(ids, moves, again)
   local followed, started = {}, 0
   if #ids == 0 or redis.call('EXISTS', FOLLOWERS) == 0 then return followed end
   local found = redis.call('HMGET', FOLLOWERS, unpack(ids))

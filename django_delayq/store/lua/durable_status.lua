@@ -1,4 +1,4 @@
--- lives: changes nothing. What is known of durable messages.
+-- durable_status: changes nothing. What is known of durable messages.
 -- Guarantee: a life that was stored and is MISSING is lost, or archived.
 -- KEYS: the partition (shared/partition.lua). Shared: lives.
 -- ARGV: id, stamp (8 bytes) for each (500 at most).

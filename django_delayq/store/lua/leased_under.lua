@@ -1,4 +1,4 @@
--- leases: changes nothing. Finds what is leased under a token, for a claim whose answer was lost.
+-- leased_under: changes nothing. Finds what is leased under a token, for a claim whose answer was lost.
 -- Guarantee: everything that stays leased under the token while the cursor goes round is found.
 -- KEYS: the partition (shared/partition.lua).
 -- ARGV: cursor ('0' at first), token.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.core.message import DURABLE, Record
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -32,7 +32,7 @@ from tests.store.factories import (
 
 def test_a_missing_message_ends_as_cancelled(store: RedisStore) -> None:
     message_id, before = new_id(), store.clock_ms()
-    assert store.bury(PARTITION, message_id, stamped(), "paid") == "OK"
+    assert store.tombstone(PARTITION, message_id, stamped(), "paid") == "OK"
     (entry,) = finished(store)
     assert (entry["id"], entry["state"], entry["detail"]) == (
         message_id,
@@ -46,7 +46,7 @@ def test_a_missing_message_ends_as_cancelled(store: RedisStore) -> None:
 
 def test_a_life_that_goes_on_under_a_newer_stamp_is_not_told_as_ended(store: RedisStore) -> None:
     message_id = new_id()
-    assert store.bury(PARTITION, message_id, stamped(), None) == "OK"
+    assert store.tombstone(PARTITION, message_id, stamped(), None) == "OK"
     assert (finished(store), counter(store, "cancelled")) == ([], 0)
     assert send(store, accepted(message_id)) == {0: "DONE"}
     assert send(store, accepted(message_id, stamp=STAMP + 1)) == {}
@@ -54,7 +54,7 @@ def test_a_life_that_goes_on_under_a_newer_stamp_is_not_told_as_ended(store: Red
 
 def test_what_is_sent_later_under_this_stamp_is_done(store: RedisStore) -> None:
     message = accepted()
-    store.bury(PARTITION, message[0], stamped())
+    store.tombstone(PARTITION, message[0], stamped())
     before = dump(store)
     assert send(store, message) == {0: "DONE"}
     assert {name: value for name, value in dump(store).items() if name != "meta"} == {
@@ -65,9 +65,9 @@ def test_what_is_sent_later_under_this_stamp_is_done(store: RedisStore) -> None:
 
 def test_a_second_burial_changes_nothing(store: RedisStore) -> None:
     message_id = new_id()
-    store.bury(PARTITION, message_id, stamped())
+    store.tombstone(PARTITION, message_id, stamped())
     before = dump(store)
-    assert store.bury(PARTITION, message_id, stamped()) == "DONE"
+    assert store.tombstone(PARTITION, message_id, stamped()) == "DONE"
     assert dump(store) == before
 
 
@@ -78,7 +78,7 @@ def test_a_live_message_is_not_touched(store: RedisStore, runs: bool) -> None:
     if runs:
         store.claim(PARTITION, 1)
     before = dump(store)
-    assert store.bury(PARTITION, message[0], stamped()) == "LIVE"
+    assert store.tombstone(PARTITION, message[0], stamped()) == "LIVE"
     assert dump(store) == before
 
 
@@ -86,7 +86,7 @@ def test_a_message_that_follows_a_run_is_not_touched(store: RedisStore) -> None:
     lease = claim_durable(store)
     send(store, accepted(lease.id, mode="replace", stamp=STAMP + 1))
     before = dump(store)
-    assert store.bury(PARTITION, lease.id, stamped(STAMP + 1)) == "LIVE"
+    assert store.tombstone(PARTITION, lease.id, stamped(STAMP + 1)) == "LIVE"
     assert dump(store) == before
 
 
@@ -94,7 +94,7 @@ def test_a_message_that_follows_a_run_is_not_touched(store: RedisStore) -> None:
 def test_a_lost_life_is_buried_beside_another_that_lives(store: RedisStore, lost: str) -> None:
     message_id = enqueue(store, when=LATER) if lost == "other life" else new_id()
     before = waiting(store)
-    assert store.bury(PARTITION, message_id, stamped()) == "OK"
+    assert store.tombstone(PARTITION, message_id, stamped()) == "OK"
     assert (ends(store), waiting(store)) == ([(message_id, "cancelled")], before)
 
 
@@ -102,14 +102,14 @@ def test_what_has_ended_is_not_buried_again(store: RedisStore) -> None:
     lease = claim_durable(store)
     store.ack(PARTITION, [(lease, DETAIL)])
     before = dump(store)
-    assert store.bury(PARTITION, lease.id, stamped()) == "DONE"
+    assert store.tombstone(PARTITION, lease.id, stamped()) == "DONE"
     assert dump(store) == before
 
 
 def test_the_newest_end_of_an_id_is_remembered(store: RedisStore) -> None:
     lease = claim_durable(store)
     store.ack(PARTITION, [(lease, DETAIL)])
-    assert store.bury(PARTITION, lease.id, stamped(STAMP + 1)) == "OK"
+    assert store.tombstone(PARTITION, lease.id, stamped(STAMP + 1)) == "OK"
     assert markers(store) == {lease.id: STAMP + 1}
     assert ends(store) == [(lease.id, "acked"), (lease.id, "cancelled")]
 
@@ -118,7 +118,7 @@ def test_the_newest_end_of_an_id_is_remembered(store: RedisStore) -> None:
 def test_a_burial_is_told_whatever_is_archived(store: RedisStore, archive: str) -> None:
     configure(store, archive=archive)
     message_id = new_id()
-    store.bury(PARTITION, message_id, stamped())
+    store.tombstone(PARTITION, message_id, stamped())
     assert (ends(store), markers(store)) == ([(message_id, "cancelled")], {message_id: STAMP})
     assert Record.decode(finished(store)[0]["record"]).flags & DURABLE
 
@@ -126,14 +126,14 @@ def test_a_burial_is_told_whatever_is_archived(store: RedisStore, archive: str) 
 def test_a_full_redis_takes_a_burial(store: RedisStore, server: Server) -> None:
     message_id = new_id()
     with full(server):
-        assert store.bury(PARTITION, message_id, stamped()) == "OK"
+        assert store.tombstone(PARTITION, message_id, stamped()) == "OK"
     assert (ends(store), markers(store)) == ([(message_id, "cancelled")], {message_id: STAMP})
 
 
 def test_a_full_redis_says_what_lives_too(store: RedisStore, server: Server) -> None:
     lease = claim_durable(store)
     with full(server):
-        assert store.bury(PARTITION, lease.id, stamped()) == "LIVE"
+        assert store.tombstone(PARTITION, lease.id, stamped()) == "LIVE"
         store.ack(PARTITION, [(lease, DETAIL)])
-        assert store.lives(PARTITION, [(lease.id, STAMP)]) == ["DONE"]
-        assert store.bury(PARTITION, lease.id, stamped()) == "DONE"
+        assert store.queries.durable_status(PARTITION, [(lease.id, STAMP)]) == ["DONE"]
+        assert store.tombstone(PARTITION, lease.id, stamped()) == "DONE"

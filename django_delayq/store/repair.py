@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ..core.message import STAMP
+from ..core.message import lane_of, stamp_us_of
 from . import keys
+from .client import BATCH, RedisClient
 from .keys import Partition
-from .link import BATCH
-from .looking import Looking
+from .queries import Life
 
 Damage = Literal[
     "record",  # in a lane or leased without a record: ended as dead, body_missing
@@ -59,14 +59,17 @@ class Look(NamedTuple):
         return self.lease_ms is not None
 
 
-class Mending(Looking):
+class Repair:
     """The part of the store that an audit needs."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     def look(self, partition: Partition, ids: Sequence[bytes]) -> Sequence[Look]:
         """What the partition holds under each of these ids (any number)."""
         found: list[Look] = []
         for at in range(0, len(ids), BATCH):
-            found += map(_seen, self.call("look", partition, ids[at : at + BATCH]))
+            found += map(_seen, self._client.call("look", partition, ids[at : at + BATCH]))
         return found
 
     def mend(
@@ -84,48 +87,37 @@ class Mending(Looking):
         """
         words: list[bool] = []
         for at in range(0, len(items), BATCH):
-            args: list[Any] = [damage, archive or self.settings.archive_of(partition.topic)]
+            args: list[Any] = [damage, archive or self._client.settings.archive_of(partition.topic)]
             for item in items[at : at + BATCH]:
                 args += item
-            words += map(bool, self.call("mend", partition, args))
+            words += map(bool, self._client.call("mend", partition, args))
         return words
 
-    def told(self, partition: Partition) -> set[tuple[bytes, int]]:
-        """Id and enqueued_at (us) of every life in the finished stream. Reads all of it, the newest
-        first, in pages."""
-        lives: set[tuple[bytes, int]] = set()
-        for entry in self._entries_of(keys.finished_key(self.prefix, partition)):
-            record = entry[b"record"]
-            lives.add(
-                (entry[b"id"], STAMP.unpack_from(record)[0] if len(record) >= STAMP.size else 0)
-            )
-        return lives
+    def finished_lives(self, partition: Partition) -> set[Life]:
+        """Every life in the finished stream. Reads all of it, the newest first, in pages."""
+        entries = self._entries_of(keys.finished_key(self._client.prefix, partition))
+        return {Life(entry[b"id"], stamp_us_of(entry[b"record"]) or 0) for entry in entries}
 
     def _entries_of(self, key: str) -> Iterator[dict[bytes, bytes]]:
         before = "+"
-        while page := self.client.xrevrange(key, before, "-", count=PAGE):
+        while page := self._client.redis.xrevrange(key, before, "-", count=PAGE):
             yield from (fields for _, fields in page)
             before = f"({page[-1][0].decode()}"
 
 
 def _seen(answer: Sequence[Any]) -> Look:
     high, normal, low, lease, recorded, head, attempts, follower, done = answer
-    flags = head[STAMP.size] if len(head) > STAMP.size else 1
     return Look(
         (_score(high), _score(normal), _score(low)),
         _score(lease),
         bool(recorded),
-        _stamp(head),
-        flags % 4 if flags % 4 < 3 else 1,
+        stamp_us_of(head),
+        lane_of(head),
         bool(attempts),
-        _stamp(follower),
-        _stamp(done),
+        stamp_us_of(follower),
+        stamp_us_of(done),
     )
 
 
 def _score(score: Any) -> int | None:
     return None if score == b"" else int(float(score))
-
-
-def _stamp(raw: bytes) -> int | None:
-    return int.from_bytes(raw[:8], "big") if len(raw) >= 8 else None

@@ -1,5 +1,4 @@
-"""The loading half of the store: very many messages at once, behind a fence that lets none through
-twice."""
+"""Adds very many messages at once, behind a fence that lets none through twice."""
 
 from __future__ import annotations
 
@@ -9,30 +8,30 @@ from typing import Any, NamedTuple
 
 from ..core.exceptions import FenceChanged
 from . import keys
+from .client import RedisClient
 from .keys import Partition
-from .looking import Looking
 
 #: Seconds for which the fence of a load is kept after the load was last at work: 30 days.
 FENCE_LIFE = 30 * 86_400
-#: Seconds after which a process says that again.
+#: Seconds after which a process prolongs that.
 RENEW = 3_600.0
 
 #: id, when, expires, record: see load.lua.
 Loadable = tuple[bytes, str, str, bytes]
 
 
-class Load(NamedTuple):
+class BulkLoad(NamedTuple):
     """A bulk load, as its fence knows it."""
 
     job: str
     """Names it: part of a Redis key."""
     fingerprint: str
     """Of all that it adds. Under one name only one set of messages can be added."""
-    notes: bool = False
-    """Whether the fence notes the ids of what was kept because another message had them."""
+    record_conflicts: bool = False
+    """Whether the fence records the ids that were kept because another message had them."""
 
 
-class Loaded(NamedTuple):
+class LoadProgress(NamedTuple):
     """What a call has done."""
 
     began_ms: int
@@ -46,47 +45,53 @@ class Loaded(NamedTuple):
     """Another message with this id is live, and was left as it is."""
 
 
-class Loading(Looking):
-    """Adds messages in bulk."""
+class BulkLoader:
+    """Adds the messages of bulk loads."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+        self._renewed_at: dict[str, float] = {}
 
     def load(
         self,
         partition: Partition,
-        load: Load,
+        load: BulkLoad,
         split: int,
         tasks: Mapping[bytes, str],
         messages: Sequence[Loadable],
-    ) -> Loaded:
+    ) -> LoadProgress:
         """- -> delayed for at most 500 messages of a split, ids ascending; without any, it only
         opens the fence.
 
         To call it again is safe. Raises FenceChanged.
         """
-        return self.begin_load(partition, load, split, tasks, messages)()
+        return self.begin(partition, load, split, tasks, messages)()
 
-    def begin_load(
+    def begin(
         self,
         partition: Partition,
-        load: Load,
+        load: BulkLoad,
         split: int,
         tasks: Mapping[bytes, str],
         messages: Sequence[Loadable],
-    ) -> Callable[[], Loaded]:
+    ) -> Callable[[], LoadProgress]:
         """Send a load; the function that is returned reads its answer and must be called, once."""
-        args: list[Any] = [split, load.fingerprint, int(load.notes), len(tasks)]
+        args: list[Any] = [split, load.fingerprint, int(load.record_conflicts), len(tasks)]
         for code, name in tasks.items():
             args += (code.hex(), name)
         for message in messages:
             args += message
-        fence = keys.fence_key(self.prefix, partition, load.job)
-        answer = self.begin("load", (*keys.partition_keys(self.prefix, partition), fence), args)
+        fence = keys.fence_key(self._client.prefix, partition, load.job)
+        answer = self._client.begin(
+            "load", (*keys.partition_keys(self._client.prefix, partition), fence), args
+        )
 
-        def read() -> Loaded:
+        def read() -> LoadProgress:
             word, *rest = answer()
             if word == b"CHANGED":
                 raise FenceChanged(f"{FenceChanged.meaning()} ({load.job}: {rest[0].decode()})")
             self._renew(fence)
-            return Loaded(*map(int, rest))
+            return LoadProgress(*map(int, rest))
 
         return read
 
@@ -94,33 +99,29 @@ class Loading(Looking):
         """What the fence says: fingerprint, began (ms), new, same, kept; empty when there is
         none."""
         names = ("fingerprint", "began", "new", "same", "kept")
-        values = self.command("HMGET", keys.fence_key(self.prefix, partition, job), *names)
+        values = self._client.command(
+            "HMGET", keys.fence_key(self._client.prefix, partition, job), *names
+        )
         return {
             name: value.decode()
             for name, value in zip(names, values, strict=True)
             if value is not None
         }
 
-    def kept_by(self, partition: Partition, job: str) -> Iterator[bytes]:
-        """The ids that the load has left to other messages. Only of a load with `notes`."""
-        key, cursor = keys.fence_key(self.prefix, partition, job), b"0"
+    def conflicts(self, partition: Partition, job: str) -> Iterator[bytes]:
+        """The ids that the load has left to other messages. Only of a load that records them."""
+        key, cursor = keys.fence_key(self._client.prefix, partition, job), b"0"
         while True:
-            cursor, found = self.command("HSCAN", key, cursor, "COUNT", 1000)
+            cursor, found = self._client.command("HSCAN", key, cursor, "COUNT", 1000)
             names = found if isinstance(found, dict) else found[::2]
             yield from (name[5:] for name in names if name.startswith(b"kept:"))
             if int(cursor) == 0:
                 return
 
     def _renew(self, fence: str) -> None:
-        """The fence lives on. Not in the script: whoever writes is not to decide what Redis
-        forgets, and when."""
+        """Prolong the fence. Not in the script: a client that only writes should not decide when
+        Redis forgets something."""
         now = time.monotonic()
-        if now - self._renewed.get(fence, -RENEW) >= RENEW:
-            self.command("EXPIRE", fence, FENCE_LIFE)
-            self._renewed[fence] = now
-
-    @property
-    def _renewed(self) -> dict[str, float]:
-        """When the life of a fence was last prolonged from here."""
-        renewed: dict[str, float] = self.__dict__.setdefault("_renewed_at", {})
-        return renewed
+        if now - self._renewed_at.get(fence, -RENEW) >= RENEW:
+            self._client.command("EXPIRE", fence, FENCE_LIFE)
+            self._renewed_at[fence] = now

@@ -1,4 +1,4 @@
--- archived: acked, dead, cancelled, expired -> a row of the archive, which is committed: the entry leaves the stream.
+-- trim_finished: acked, dead, cancelled, expired -> a row of the archive, which is committed: the entry leaves the stream.
 -- Guarantee: an entry that is not in SQL is never removed. What waited for room in the stream is claimed again.
 -- KEYS: the partition (shared/partition.lua). Shared: wake.
 -- ARGV: group, finished_limit, then entry, message id, stamp of a durable message or '' for each (500 at most).

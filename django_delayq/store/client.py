@@ -1,4 +1,4 @@
-"""The way to the server: runs scripts and commands, and says what their errors mean."""
+"""The client of all parts of the store: runs scripts and commands, and translates errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core.exceptions import DelayQError, NotReplicated, OutcomeUnknown, TooFew
 from . import keys
 from .breaker import CircuitBreaker
 from .clock import ServerClock
-from .connection import Client, close, connect, mask
+from .connection import RedisPy, close, connect, mask
 from .errors import ERRORS, translate
 from .keys import Partition
 from .scripts import Script, load
@@ -31,23 +31,24 @@ WAIT_TIMEOUT = 1.0
 
 
 class Read(NamedTuple):
-    """One thing to look at: a script on a partition, or a plain command."""
+    """One read of a round trip: a script on a partition, or a plain command."""
 
     name: str
     partition: Partition | None
     args: Sequence[Any] = ()
 
 
-class Link:
-    """A client with its prefix.
+class RedisClient:
+    """Runs scripts and commands under a prefix, and knows whether Redis answers and what its clock
+    says.
 
     Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed) or
     StoreError (a bug).
     """
 
-    def __init__(self, client: Client | None, settings: Settings) -> None:
-        if client is not None:
-            self.client = client
+    def __init__(self, redis_py: RedisPy | None, settings: Settings) -> None:
+        if redis_py is not None:
+            self.redis = redis_py
         self.settings = settings
         self.prefix = settings.prefix
         self.where = mask(settings.redis)
@@ -58,8 +59,8 @@ class Link:
         self._asked_at = -CLOCK_REFRESH
 
     @cached_property
-    def client(self) -> Client:
-        """The client; made at the first use when none was given."""
+    def redis(self) -> RedisPy:
+        """The client of redis-py; made at the first use when none was given."""
         return connect(self.settings)
 
     def call(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Any:
@@ -69,10 +70,10 @@ class Link:
     def read_all(self, reads: Sequence[Read]) -> list[Any]:
         """The answers of scripts and commands that change nothing: one round trip, but on a cluster
         one for each."""
-        if getattr(self.client, "connection_pool", None) is None:
+        if len(reads) == 1 or getattr(self.redis, "connection_pool", None) is None:
             return [self._read(read) for read in reads]
         try:
-            pipeline = self.client.pipeline(transaction=False)
+            pipeline = self.redis.pipeline(transaction=False)
             for read in reads:
                 script = read.partition and load(read.name)
                 pipeline.execute_command(
@@ -82,7 +83,7 @@ class Link:
         except ERRORS as error:
             raise self.failed(error) from error
         return [
-            self._read(read, partial(_given, answer))
+            self._read(read, partial(_result, answer))
             for read, answer in zip(reads, answers, strict=True)
         ]
 
@@ -113,12 +114,10 @@ class Link:
         """
         script = load(name)
         arguments = (len(script_keys), *script_keys, *args)
-        pool = getattr(self.client, "connection_pool", None)  # a cluster's client has one per node
+        pool = getattr(self.redis, "connection_pool", None)  # a cluster's client has one per node
         if pool is None:
             command = ("EVALSHA", script.sha, *arguments)
-            answer = self._scripted(
-                script, arguments, lambda: self.client.execute_command(*command)
-            )
+            answer = self._scripted(script, arguments, lambda: self.redis.execute_command(*command))
             return lambda: answer
         # Past redis-py's execute_command: its retries, of which we want none, and metrics double
         # the client's time.
@@ -144,7 +143,7 @@ class Link:
             raise TooFewReplicas
         script = load(name)
         arguments = (len(script_keys), *script_keys, *args)
-        pool = getattr(self.client, "connection_pool", None) or self._node_pool(script_keys[0])
+        pool = getattr(self.redis, "connection_pool", None) or self._node_pool(script_keys[0])
         connection = self._send(pool, "EVALSHA", script.sha, *arguments)
 
         def read() -> Any:
@@ -182,13 +181,13 @@ class Link:
         return replicated
 
     def _evalsha(self, script: Script, arguments: Sequence[Any]) -> Any:
-        return self.client.execute_command("EVALSHA", script.sha, *arguments)
+        return self.redis.execute_command("EVALSHA", script.sha, *arguments)
 
     def _node_pool(self, key: str) -> Any:
         """The connections to the node of a cluster that has the key."""
         try:
-            node = self.client.get_node_from_key(key)
-            return self.client.get_redis_connection(node).connection_pool
+            node = self.redis.get_node_from_key(key)
+            return self.redis.get_redis_connection(node).connection_pool
         except ERRORS as error:
             raise self.failed(error) from error
 
@@ -199,7 +198,7 @@ class Link:
     def _probe_replicas(self) -> None:
         """Raise an error unless enough replicas have all that the primary has: one primary of a
         cluster."""
-        pool = getattr(self.client, "connection_pool", None) or self._node_pool(self.prefix)
+        pool = getattr(self.redis, "connection_pool", None) or self._node_pool(self.prefix)
         connection = self._send(
             pool, "TIME"
         )  # WAIT is about what the primary had at the connection's last command
@@ -238,7 +237,7 @@ class Link:
     def command(self, *args: Any) -> Any:
         """Run one plain command."""
         try:
-            return self.client.execute_command(*args)
+            return self.redis.execute_command(*args)
         except ERRORS as error:
             raise self.failed(error) from error
 
@@ -269,10 +268,10 @@ class Link:
         if (
             broken
             and not isinstance(error, redis.exceptions.MaxConnectionsError)
-            and "client" in self.__dict__
+            and "redis" in self.__dict__
         ):
             pool = getattr(
-                self.client, "connection_pool", None
+                self.redis, "connection_pool", None
             )  # a cluster's client sees to its nodes itself
             suspect = getattr(pool, "suspect", None)
             if suspect is not None:
@@ -286,7 +285,7 @@ class Link:
     def _probe(self) -> None:
         """Raise an error unless Redis is back. An old primary that wakes up is not: Sentinels are
         asked first."""
-        recheck = getattr(getattr(self.client, "connection_pool", None), "recheck", None)
+        recheck = getattr(getattr(self.redis, "connection_pool", None), "recheck", None)
         if recheck is not None:
             recheck()
         self.clock_ms()
@@ -299,12 +298,12 @@ class Link:
     def close(self) -> None:
         """Close the connections, those to Sentinel too."""
         self.stop()
-        if "client" in self.__dict__:
-            close(self.client)
+        if "redis" in self.__dict__:
+            close(self.redis)
 
 
-def _given(answer: Any) -> Any:
-    """What a pipeline gave for one command: its answer, or the error that it raises."""
+def _result(answer: Any) -> Any:
+    """The answer to one command of a pipeline. Raises the error that stands in its place."""
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -1,12 +1,12 @@
-"""lives.lua: what Redis knows of durable messages. Changes nothing."""
+"""durable_status.lua: what Redis knows of durable messages. Changes nothing."""
 
 from __future__ import annotations
 
 import pytest
 
+from django_delayq.store.client import BATCH
 from django_delayq.store.finished import FinishedStream
-from django_delayq.store.link import BATCH
-from django_delayq.store.redis import RedisStore
+from django_delayq.store.store import RedisStore
 from tests.store.factories import (
     DETAIL,
     FAR,
@@ -25,7 +25,7 @@ from tests.store.factories import (
 
 
 def lives(store: RedisStore, *ids: bytes, stamp: int = STAMP) -> list[str]:
-    return [*store.lives(PARTITION, [(message_id, stamp) for message_id in ids])]
+    return [*store.queries.durable_status(PARTITION, [(message_id, stamp) for message_id in ids])]
 
 
 def test_what_was_never_sent_is_missing(store: RedisStore) -> None:
@@ -67,7 +67,7 @@ def test_the_stamp_is_compared_to_the_microsecond_and_the_highest_byte(store: Re
     message = accepted()
     send(store, message)
     other_high_byte = STAMP | 1 << 62
-    assert store.lives(
+    assert store.queries.durable_status(
         PARTITION, [(message[0], stamp) for stamp in (STAMP - 1, STAMP, other_high_byte)]
     ) == [
         "MISSING",

@@ -1,0 +1,255 @@
+"""Reads of the store: messages, leases, counts and counters of partitions. Nothing here changes
+anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from ..core.message import Attempts, Final, Found, State
+from . import keys
+from .client import BATCH, Read, RedisClient
+from .errors import ERRORS
+from .keys import Partition
+
+#: What partitions count since their first message.
+COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
+#: What stats.lua reads of `meta`, in this order.
+_META = ("paused", "wakeups", *COUNTERS)
+
+#: What a sweep reads of it.
+_SWEPT = ("wakeups", *Final.values)
+
+
+class Life(NamedTuple):
+    """One message under an id. A key is used by many, one after the other."""
+
+    id: bytes
+    stamp_us: int
+    """When it was enqueued."""
+
+
+class HeldLease(NamedTuple):
+    """A lease as the partition knows it."""
+
+    partition: Partition
+    id: bytes
+    deadline_ms: float
+
+
+class SweepCounters(NamedTuple):
+    """What a sweep compares with its last reading of a partition."""
+
+    wakeups: int
+    ended: int
+    """Messages that have ended."""
+
+
+class PartitionStats(NamedTuple):
+    """Figures of one partition at one instant."""
+
+    now_ms: float
+    waiting: int
+    ready: int
+    leased: int
+    finished: int
+    next_due_ms: int | None
+    meta: dict[str, str]
+
+
+class Snapshot(NamedTuple):
+    """What the overview reads."""
+
+    stats: dict[Partition, PartitionStats]
+    forecast: dict[Partition, Sequence[int]]
+    heartbeats: dict[str, dict[str, Any]]
+    quiet: set[str]
+    samples: Sequence[dict[str, Any]]
+    """The oldest first."""
+    used: Sequence[Partition]
+
+
+class Queries:
+    """What reads the partitions."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    def find(self, partition: Partition, ids: Sequence[bytes]) -> Sequence[Found | None]:
+        """The live messages with these ids, None for those that are not live here."""
+        return found_in(ids, self._client.call("find", partition, ids))
+
+    def has_follower(self, partition: Partition, message_id: bytes) -> bool:
+        """Whether another message follows the run of this id."""
+        return bool(
+            self._client.command(
+                "HEXISTS", keys.partition_keys(self._client.prefix, partition)[7], message_id
+            )
+        )
+
+    def leases(self, partitions: Sequence[Partition], limit: int) -> Sequence[HeldLease]:
+        """Up to `limit` leases of each partition, those that end first at the front."""
+        prefix = self._client.prefix
+        reads = [
+            Read("ZRANGE", None, (keys.leased_key(prefix, partition), 0, limit - 1, "WITHSCORES"))
+            for partition in partitions
+        ]
+        found = [
+            HeldLease(partition, message_id, deadline_ms)
+            for partition, answer in zip(partitions, self._client.read_all(reads), strict=True)
+            for message_id, deadline_ms in _pairs(answer)
+        ]
+        return sorted(found, key=lambda lease: lease.deadline_ms)
+
+    def find_leased(self, leases: Sequence[HeldLease]) -> Sequence[Found | None]:
+        """The message of each lease, None where it is gone; one round trip (read_all)."""
+        reads = [Read("find", lease.partition, (lease.id,)) for lease in leases]
+        answers = zip(leases, self._client.read_all(reads), strict=True)
+        return [found_in([lease.id], answer)[0] for lease, answer in answers]
+
+    def list(
+        self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int
+    ) -> Sequence[Found]:
+        """Up to `limit` waiting messages of a lane (0 to 2) in the order of (due, id), after the
+        given place."""
+        due, message_id = after if after else ("", b"")
+        flat = iter(
+            self._client.call("list", partition, (lane + 1, due, message_id, min(limit, BATCH)))
+        )
+        return [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
+
+    def stats(self, partition: Partition) -> PartitionStats:
+        """Counts by state and the counters of a partition."""
+        return _stats(self._client.call("stats", partition, ()))
+
+    def all_stats(self, partitions: Sequence[Partition]) -> Sequence[PartitionStats]:
+        """stats() of several partitions in one round trip."""
+        return [
+            _stats(answer)
+            for answer in self._client.read_all(
+                [Read("stats", partition) for partition in partitions]
+            )
+        ]
+
+    def snapshot(
+        self, partitions: Sequence[Partition], instants_ms: Sequence[int], samples: int
+    ) -> Snapshot:
+        """All that the overview needs, in one round trip: stats and forecast of each partition,
+        heartbeats, newest samples, and the partitions that are in use."""
+        reads = [
+            Read(name, partition, instants_ms if name == "forecast" else ())
+            for partition in partitions
+            for name in ("stats", "forecast")
+        ]
+        prefix = self._client.prefix
+        plain = [
+            Read("HGETALL", None, (keys.workers_key(prefix),)),
+            Read("HKEYS", None, (keys.quiet_key(prefix),)),
+            Read("XREVRANGE", None, (keys.samples_key(prefix), "+", "-", "COUNT", samples)),
+            Read("SMEMBERS", None, (keys.topics_key(prefix),)),
+        ]
+        answers = self._client.read_all([*reads, *plain])
+        heartbeats, quiet, entries, topics = answers[len(reads) :]
+        return Snapshot(
+            stats=dict(zip(partitions, map(_stats, answers[0 : len(reads) : 2]), strict=True)),
+            forecast=dict(
+                zip(partitions, (counts[1:] for counts in answers[1 : len(reads) : 2]), strict=True)
+            ),
+            heartbeats={name.decode(): json.loads(beat) for name, beat in heartbeats.items()},
+            quiet={name.decode() for name in quiet},
+            samples=[json.loads(fields[b"sample"]) for _, fields in reversed(entries)],
+            used=keys.partitions_in(topics),
+        )
+
+    def task_name(self, partition: Partition, code: bytes) -> str:
+        """The name behind a task code, `code:` and its digits when Redis does not know it."""
+        name = self._client.command(
+            "HGET", keys.meta_key(self._client.prefix, partition), f"task:{code.hex()}"
+        )
+        return name.decode() if name else f"code:{code.hex()}"
+
+    def counters(self, partitions: Sequence[Partition]) -> Sequence[SweepCounters]:
+        """What a sweep reads of each partition: one cheap command each, in one round trip."""
+        try:
+            pipeline = self._client.redis.pipeline(transaction=False)
+            for partition in partitions:
+                pipeline.hmget(keys.meta_key(self._client.prefix, partition), _SWEPT)
+            return [
+                SweepCounters(int(wakeups or 0), sum(int(end or 0) for end in ends))
+                for wakeups, *ends in pipeline.execute()
+            ]
+        except ERRORS as error:
+            raise self._client.failed(error) from error
+
+    def leased_under(self, partition: Partition, token: bytes) -> Sequence[bytes]:
+        """The ids leased under a token: what a claim took whose answer was lost."""
+        cursor, ids = b"0", set[bytes]()
+        while True:
+            cursor, page = self._client.call("leased_under", partition, (cursor, token))
+            ids.update(page)
+            if cursor == b"0":
+                return sorted(ids)
+
+    def durable_status(self, partition: Partition, lives: Sequence[Life]) -> Sequence[str]:
+        """The status of each life of a durable message: LIVE, DONE (ended, not yet archived) or
+        MISSING."""
+        args = [
+            part
+            for message_id, stamp_us in lives
+            for part in (message_id, stamp_us.to_bytes(8, "big"))
+        ]
+        return [word.decode() for word in self._client.call("durable_status", partition, args)]
+
+    def oldest_lease_ms(self, partition: Partition) -> float | None:
+        """The deadline that ends first."""
+        head = self._client.command(
+            "ZRANGE", keys.leased_key(self._client.prefix, partition), 0, 0, "WITHSCORES"
+        )
+        return float(head[0][1] if isinstance(head[0], list | tuple) else head[1]) if head else None
+
+
+def _pairs(answer: Sequence[Any]) -> Iterable[tuple[bytes, float]]:
+    """Members and scores: RESP3 gives them in pairs, RESP2 flat."""
+    flat = answer if not answer or isinstance(answer[0], bytes) else chain.from_iterable(answer)
+    members = iter(flat)
+    return ((member, float(score)) for member, score in zip(members, members, strict=True))
+
+
+def _stats(answer: Sequence[Any]) -> PartitionStats:
+    now_us, waiting, ready, leased, finished, next_due, meta = answer
+    fields = {
+        name: value.decode() for name, value in zip(_META, meta, strict=True) if value is not None
+    }
+    return PartitionStats(
+        now_us / 1000, waiting, ready, leased, finished, optional(next_due), fields
+    )
+
+
+def lag_of(parts: Iterable[PartitionStats]) -> float:
+    """Seconds since the oldest waiting message of these partitions fell due; 0 without a
+    backlog."""
+    late = [
+        (part.now_ms - part.next_due_ms) / 1000 for part in parts if part.next_due_ms is not None
+    ]
+    return max([0.0, *late])
+
+
+def optional(number: Any) -> int | None:
+    """A number of a script, which says '' for none."""
+    return None if number == b"" else int(number)
+
+
+def found_in(ids: Sequence[bytes], answer: Sequence[Any]) -> Sequence[Found | None]:
+    """What find.lua answered for these ids."""
+    return [
+        _found(message_id, *item) if item else None
+        for message_id, item in zip(ids, answer, strict=True)
+    ]
+
+
+def _found(message_id: bytes, state: bytes, due_ms: int, record: bytes, entry: bytes) -> Found:
+    return Found(
+        message_id, State(state.decode()), due_ms, record, Attempts.decode(entry) if entry else None
+    )

@@ -1,0 +1,510 @@
+"""The store: the message states as they lie in Redis. One method and one Lua file per
+transition."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ..core.conf import Settings
+from ..core.exceptions import MessageChanged, MessageNotFound, MessageRunning, NotReplicated
+from ..core.message import Found, lane_sent
+from ..core.times import When
+from .bulk_load import BulkLoader
+from .client import BATCH, Read, RedisClient
+from .connection import RedisPy
+from .keys import Partition, partition_keys
+from .lease import Lease
+from .partitions import Partitions
+from .queries import Life, Queries, found_in, optional
+from .repair import Repair
+from .topics import Topics
+from .workers import Workers
+
+#: Wait before a message is sent back a second time after a crash; the first time it waits for
+#: nothing.
+CRASH_BACKOFF_MS = 5_000
+
+#: Seconds after which the names of tasks are sent to a partition again (FLUSHALL). At every call
+#: they would cost 2 us each.
+SEND_NAMES_AGAIN = 30.0
+T = TypeVar("T")
+Ids = list[bytes]
+Leases = list[Lease]
+
+
+class Outgoing(NamedTuple):
+    """A message for the enqueue script."""
+
+    id: bytes
+    mode: str
+    """raise, keep, replace or adopt: see enqueue.lua."""
+    when: When
+    expires: When
+    record: bytes
+    """Without its stamp."""
+
+
+class Claimed(NamedTuple):
+    """What a claim found in a partition."""
+
+    now_us: int
+    """Redis' clock."""
+    next_due_ms: int | None
+    """The earliest due time that waits there now; the end of a pause that has one."""
+    wakeups: int
+    """How often the head of the partition had come sooner; changes when something new is due
+    first."""
+    leases: Leases
+    over: Ids
+    """Ids that had expired or had no record."""
+    paused: bool
+    unarchived: bool
+    """Nothing is claimed because too many finished messages wait for the archiver."""
+
+
+class Reclaimed(NamedTuple):
+    """What a reclaim did with leases past their deadline."""
+
+    back: Ids
+    """Ids of the messages that wait again."""
+    dead: Ids
+
+
+class Located(NamedTuple):
+    """A live message, and the partition that has it."""
+
+    partition: Partition
+    found: Found
+
+
+class RedisStore:
+    """The only way to change the state of a message. Each transition is one method here and one Lua
+    file; everything else is done by a part.
+
+    Every method raises StoreUnavailable (nothing changed), OutcomeUnknown (perhaps changed; calling
+    again with the same ids and tokens is safe) or StoreError (a bug).
+    """
+
+    def __init__(self, redis_py: RedisPy | None, settings: Settings) -> None:
+        self.client = RedisClient(redis_py, settings)
+        """Runs scripts and commands; has the settings, the prefix and what is known of the
+        clock."""
+        self.breaker = self.client.breaker
+        """Open while Redis does not answer."""
+        self.queries = Queries(self.client)
+        """Reads messages, leases and counts of partitions."""
+        self.topics = Topics(self.client)
+        """Pauses and resumes topics, and knows which there are."""
+        self.partitions = Partitions(self.topics, self.queries)
+        """Says in which partition a message can be."""
+        self.workers = Workers(self.client)
+        """Heartbeats, quiet workers, locks, samples."""
+        self.bulk_load = BulkLoader(self.client)
+        """Adds very many messages, each once."""
+        self.repair = Repair(self.client)
+        """Finds and mends damage, for the audit."""
+        self._names_sent_at: dict[tuple[Partition, bytes], float] = {}
+
+    def now_us(self) -> int:
+        """Redis' clock in microseconds as this process knows it; see RedisClient.now_us()."""
+        return self.client.now_us()
+
+    def clock_ms(self) -> float:
+        """Redis' clock; asks Redis."""
+        return self.client.clock_ms()
+
+    def close(self) -> None:
+        """Close the connections, those to Sentinel too."""
+        self.client.close()
+
+    # By topic: wherever the message is
+
+    def find(self, topic: str, message_id: bytes) -> Located | None:
+        """The live message with this id, None when there is none."""
+        return next(iter(self.find_many([(topic, message_id)])), None)
+
+    def find_many(self, places: Iterable[tuple[str, bytes]]) -> Sequence[Located]:
+        """The live messages among these topics and ids; one round trip (read_all). A key may be
+        live in two partitions: two processes had different numbers of them."""
+        batches = self._batches((topic, i, i) for topic, i in dict.fromkeys(places))
+        answers = self.client.read_all([Read("find", *batch) for batch in batches])
+        return [
+            Located(partition, found)
+            for (partition, ids), answer in zip(batches, answers, strict=True)
+            for found in found_in(ids, answer)
+            if found is not None
+        ]
+
+    def has_follower(self, topic: str, message_id: bytes) -> bool:
+        """Whether another message follows the run of this id."""
+        candidates = self.partitions.candidates(topic, message_id)
+        return any(self.queries.has_follower(partition, message_id) for partition in candidates)
+
+    def cancel(self, topic: str, message_id: bytes) -> str:
+        """Delayed -> cancelled in every partition that can have it. Returns RUNNING, OK or
+        NOT_FOUND."""
+        candidates = self.partitions.candidates(topic, message_id)
+        words = {self.cancel_in(partition, [message_id])[0] for partition in candidates}
+        return next((word for word in ("RUNNING", "OK") if word in words), "NOT_FOUND")
+
+    def reschedule(
+        self, topic: str, message_id: bytes, when: When, before_us: int | None = None
+    ) -> int:
+        """Delayed -> delayed with another due time, which is returned, in every partition that can
+        have it. Raises MessageNotFound, or MessageRunning when it runs and waits nowhere."""
+        due_ms, running = None, False
+        for partition in self.partitions.candidates(topic, message_id):
+            try:
+                due_ms = self.reschedule_in(partition, message_id, when, before_us)
+            except MessageNotFound:
+                continue
+            except MessageRunning:
+                running = True
+        if due_ms is None:
+            raise MessageRunning if running else MessageNotFound
+        return due_ms
+
+    def edit(self, topic: str, message_id: bytes, change: Callable[[bytes], bytes]) -> bytes | None:
+        """Delayed -> delayed with the record that `change` makes of its record. Returns that, None
+        when the message is not live. Raises MessageRunning and MessageChanged."""
+        for partition, found in self.find_many([(topic, message_id)]):
+            after = change(found.record)
+            word = self.edit_in(partition, message_id, found.record, after)
+            if word == "RUNNING":
+                raise MessageRunning
+            if word == "CHANGED":
+                raise MessageChanged
+            if word == "OK":
+                return after
+        return None
+
+    def durable_status(self, topic: str, life: Life) -> tuple[Partition, str]:
+        """Where a durable message is, and its status there: LIVE, DONE (ended, not yet archived),
+        or MISSING everywhere."""
+        candidates = self.partitions.candidates(topic, life.id)
+        for partition in candidates:
+            status = self.queries.durable_status(partition, [life])[0]
+            if status != "MISSING":
+                return partition, status
+        return candidates[0], "MISSING"
+
+    def missing(self, lives: Iterable[tuple[str, Life]]) -> set[Life]:
+        """The durable messages among these, each with its topic, that are in no partition: neither
+        live nor ended."""
+        batches = self._batches((topic, life.id, life) for topic, life in lives)
+        statuses = [
+            (life, status)
+            for partition, batch in batches
+            for life, status in zip(
+                batch, self.queries.durable_status(partition, batch), strict=True
+            )
+        ]
+        known = {life for life, status in statuses if status != "MISSING"}
+        return {life for life, _ in statuses} - known
+
+    def _batches(
+        self, asked: Iterable[tuple[str, bytes, T]]
+    ) -> Sequence[tuple[Partition, Sequence[T]]]:
+        """What to ask each partition that can have the id of a topic: 500 items at most, each."""
+        grouped: dict[Partition, list[T]] = defaultdict(list)
+        for topic, message_id, item in asked:
+            for partition in self.partitions.candidates(topic, message_id):
+                grouped[partition].append(item)
+        return [
+            (partition, items[at : at + BATCH])
+            for partition, items in grouped.items()
+            for at in range(0, len(items), BATCH)
+        ]
+
+    # Transitions in a partition
+
+    def enqueue(
+        self, partition: Partition, tasks: Mapping[bytes, str], messages: Sequence[Outgoing]
+    ) -> tuple[int, dict[int, str]]:
+        """- -> delayed. Returns Redis' clock in microseconds and a word for each index that is not
+        simply new."""
+        return self.begin_enqueue(partition, tasks, messages)()
+
+    def begin_enqueue(
+        self, partition: Partition, tasks: Mapping[bytes, str], messages: Sequence[Outgoing]
+    ) -> Callable[[], tuple[int, dict[int, str]]]:
+        """Send an enqueue; the function that is returned reads its answer and must be called,
+        once."""
+        sent_since = time.monotonic() - SEND_NAMES_AGAIN
+        sent_at = self._names_sent_at
+        unsent = [
+            code for code in tasks if sent_at.get((partition, code), -SEND_NAMES_AGAIN) < sent_since
+        ]
+        if unsent or len(messages) > 1:
+            return self._begin_words(partition, {code: tasks[code] for code in unsent}, messages)
+        message_id, mode, when, expires, record = messages[0]
+        # With the other modes, and from SQL, an id may well be live: that would be a second round
+        # trip.
+        if mode != "raise" or when.stamp_us:
+            return self._begin_words(partition, {}, messages)
+        all_keys = partition_keys(self.client.prefix, partition)
+        script_keys = all_keys[lane_sent(record)], all_keys[4], all_keys[8]
+        client = self.client
+        begin = client.begin_replicated if client.settings.wait_replicas else client.begin
+        answer = begin("enqueue_one", script_keys, (message_id, when, expires, record))
+
+        def read() -> tuple[int, dict[int, str]]:
+            try:
+                now_us = answer()
+            except NotReplicated as short:
+                if short.answer:
+                    raise NotReplicated((short.answer, {})) from None
+                now_us = None
+            return (now_us, {}) if now_us else self._begin_words(partition, {}, messages)()
+
+        return read
+
+    def _begin_words(
+        self, partition: Partition, unsent: Mapping[bytes, str], messages: Sequence[Outgoing]
+    ) -> Callable[[], tuple[int, dict[int, str]]]:
+        """Send an enqueue that has a word for what is not simply new."""
+        args: list[Any] = [len(unsent)]
+        for code, name in unsent.items():
+            args += (code.hex(), name)
+        for message in messages:
+            args += message
+        client = self.client
+        # SQL keeps what it has accepted: that need not wait for replicas.
+        waits = client.settings.wait_replicas and not all(
+            message.when.stamp_us for message in messages
+        )
+        begin = client.begin_replicated if waits else client.begin
+        answer = begin("enqueue", partition_keys(client.prefix, partition), args)
+
+        def read() -> tuple[int, dict[int, str]]:
+            try:
+                now_us, *words = answer()
+            except NotReplicated as short:
+                now_us, *words = short.answer
+                raise NotReplicated((now_us, _words(words))) from None
+            for code in unsent:
+                self._names_sent_at[partition, code] = time.monotonic()
+            return now_us, _words(words)
+
+        return read
+
+    def claim(self, partition: Partition, limit: int, token: bytes | None = None) -> Claimed:
+        """Delayed and due -> leased, at most `limit` (and 500) messages."""
+        settings = self.client.settings
+        token = token or os.urandom(16)
+        ageing_ms = int(settings.priority_ageing * 1000)
+        args = (
+            min(limit, BATCH),
+            token,
+            ageing_ms,
+            self._archive(partition),
+            settings.finished_limit,
+        )
+        now_us, next_due, wakeups, flat, over, paused = self.client.call("claim", partition, args)
+        at = time.monotonic()
+        triples = iter(flat)
+        leases = [
+            Lease(partition, i, r, e, at) for i, r, e in zip(triples, triples, triples, strict=True)
+        ]
+        return Claimed(
+            now_us, optional(next_due), wakeups, leases, over, bool(paused), paused == b"UNARCHIVED"
+        )
+
+    def ack(
+        self,
+        partition: Partition,
+        settled: Sequence[tuple[Lease, bytes]],
+        *,
+        repeated: bool = False,
+    ) -> Leases:
+        """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as
+        lost."""
+        args: list[Any] = [self._archive(partition)]
+        for lease, detail in settled:
+            args += (lease.id, lease.token, detail)
+        return self._fenced("ack", partition, args, [lease for lease, _ in settled], repeated)
+
+    def nack(
+        self,
+        partition: Partition,
+        settled: Sequence[tuple[Lease, int | None, bool, bytes]],
+        *,
+        repeated: bool = False,
+    ) -> Leases:
+        """Leased -> delayed after a delay in ms, or -> dead (delay None); whether the attempt
+        counts; detail."""
+        args: list[Any] = [self._archive(partition)]
+        for lease, delay_ms, counts, detail in settled:
+            args += (
+                lease.id,
+                lease.token,
+                "" if delay_ms is None else delay_ms,
+                int(counts),
+                detail,
+            )
+        return self._fenced("nack", partition, args, [item[0] for item in settled], repeated)
+
+    def release(
+        self,
+        partition: Partition,
+        leases: Sequence[Lease],
+        *,
+        delays_ms: Sequence[int | None] | None = None,
+        repeated: bool = False,
+    ) -> Leases:
+        """Leased -> delayed at the old due time, or after the delay of each; the attempt given
+        back."""
+        args: list[Any] = []
+        for lease, delay_ms in zip(leases, delays_ms or [None] * len(leases), strict=True):
+            args += (lease.id, lease.token, "" if delay_ms is None else delay_ms)
+        return self._fenced("release", partition, args, leases, repeated)
+
+    def put_off(
+        self,
+        partition: Partition,
+        settled: Sequence[tuple[Lease, int, bytes]],
+        *,
+        repeated: bool = False,
+    ) -> Leases:
+        """Leased -> delayed after a delay in ms, the attempt given back: this worker's code cannot
+        run it; detail."""
+        args: list[Any] = []
+        for lease, delay_ms, detail in settled:
+            args += (lease.id, lease.token, delay_ms, detail)
+        return self._fenced("put_off", partition, args, [item[0] for item in settled], repeated)
+
+    def extend(self, partition: Partition, leases: Sequence[Lease]) -> Leases:
+        """Leased -> leased for another ttr. Returns the leases that another holds now; what is
+        settled is not lost."""
+        args: list[Any] = []
+        for lease in leases:
+            args += (lease.id, lease.token, lease.ttr_ms)
+        return self._fenced("extend", partition, args, leases, True)
+
+    def reclaim(self, partition: Partition) -> Reclaimed:
+        """Leased past the deadline -> delayed or dead, for up to 500 messages."""
+        settings = self.client.settings
+        args = (BATCH, settings.poison_limit, CRASH_BACKOFF_MS, self._archive(partition))
+        return Reclaimed(*self.client.call("reclaim", partition, args))
+
+    def cancel_in(
+        self,
+        partition: Partition,
+        ids: Sequence[bytes],
+        reason: str = "cancelled",
+        before_us: int | None = None,
+    ) -> Sequence[str]:
+        """Delayed -> cancelled. Returns OK, RUNNING or NOT_FOUND for each id.
+
+        What was enqueued after `before_us` stays: NOT_FOUND.
+        """
+        args = (
+            self._archive(partition),
+            json.dumps({"reason": reason}),
+            _or_nothing(before_us),
+            *ids,
+        )
+        answer = self.client.call("cancel", partition, args)
+        return [word.decode() for word in answer]
+
+    def reschedule_in(
+        self, partition: Partition, message_id: bytes, when: When, before_us: int | None = None
+    ) -> int:
+        """Delayed -> delayed with another due time, which is returned. Raises MessageNotFound or
+        MessageRunning.
+
+        What was enqueued after `before_us` stays: MessageNotFound.
+        """
+        word, *due = self.client.call(
+            "reschedule", partition, (message_id, when, _or_nothing(before_us))
+        )
+        if word == b"NOT_FOUND":
+            raise MessageNotFound
+        if word == b"RUNNING":
+            raise MessageRunning
+        return int(due[0])
+
+    def edit_in(self, partition: Partition, message_id: bytes, before: bytes, after: bytes) -> str:
+        """Delayed -> delayed with another body. Returns OK, RUNNING, NOT_FOUND, or CHANGED:
+        `before` is not there."""
+        answer: bytes = self.client.call("edit", partition, (message_id, before, after))
+        return answer.decode()
+
+    def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> Ids:
+        """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are
+        none."""
+        detail = json.dumps({"reason": reason})
+        args = (min(limit, BATCH), self._archive(partition), detail)
+        return [*self.client.call("purge", partition, args)]
+
+    # Messages that SQL answers for
+
+    def tombstone(
+        self,
+        partition: Partition,
+        message_id: bytes,
+        record: bytes,
+        reason: str | None = "cancelled",
+        due_ms: int = 0,
+    ) -> str:
+        """Nothing -> cancelled for a durable message that is MISSING. Returns OK, LIVE or DONE.
+
+        Without a reason there is no entry in the finished stream: the message is only refused when
+        it is sent later, and SQL gives it a newer stamp.
+        """
+        detail = json.dumps({"reason": reason}) if reason else ""
+        answer: bytes = self.client.call(
+            "tombstone", partition, (message_id, record, detail, due_ms)
+        )
+        return answer.decode()
+
+    def trim_finished(
+        self, partition: Partition, group: str, finished: Sequence[tuple[bytes, bytes, bytes]]
+    ) -> int:
+        """Remove entries of the finished stream whose rows are committed: entry, message id, and
+        stamp or nothing of each.
+
+        Returns how many entries are left.
+        """
+        args: list[Any] = [group, self.client.settings.finished_limit]
+        for fields in finished:
+            args += fields
+        return int(self.client.call("trim_finished", partition, args))
+
+    def _archive(self, partition: Partition) -> str:
+        return self.client.settings.archive_of(partition.topic)
+
+    def _fenced(
+        self,
+        name: str,
+        partition: Partition,
+        args: Sequence[Any],
+        leases: Sequence[Lease],
+        repeated: bool,
+    ) -> Leases:
+        """Call a script of lease holders. Returns the leases that are really lost, and marks them.
+
+        In a repeated call, settled or gone means that the first call did it.
+        """
+        if not leases:
+            return []
+        fine = {"SETTLED", "GONE"} if repeated else set()
+        words = _words(self.client.call(name, partition, args))
+        lost = [leases[index] for index, word in words.items() if word not in fine]
+        for lease in lost:
+            lease.lost = True
+        return lost
+
+
+def _or_nothing(instant_us: int | None) -> int | str:
+    return "" if instant_us is None else instant_us
+
+
+def _words(flat: Sequence[Any]) -> dict[int, str]:
+    pairs: Iterator[Any] = iter(flat)
+    return {index: word.decode() for index, word in zip(pairs, pairs, strict=True)}

@@ -1,0 +1,85 @@
+"""What the store does with a topic and an id: wherever the message is."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_delayq.core.exceptions import MessageNotFound, MessageRunning
+from django_delayq.core.message import new_ids
+from django_delayq.store.keys import partition_of
+from django_delayq.store.queries import Life
+from django_delayq.store.store import RedisStore
+from tests.store.factories import FAR, LATER, PAST, STAMP, TASKS, accepted, new_id, outgoing
+from tests.store.test_partitions import put, with_partitions
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def moved(store: RedisStore) -> tuple[RedisStore, bytes]:
+    """A store of five partitions, and the id of a message in a partition of the time of three."""
+    old, new = with_partitions(store, 3), with_partitions(store, 5)
+    message_id = next(
+        i for i in new_ids(50) if partition_of(TOPIC, i, 3) != partition_of(TOPIC, i, 5)
+    )
+    partition = old.partitions.place(TOPIC, message_id, True)
+    old.enqueue(partition, TASKS, [outgoing(message_id, when=LATER)])
+    return new, message_id
+
+
+def test_a_message_is_found_in_an_old_partition(moved: tuple[RedisStore, bytes]) -> None:
+    store, message_id = moved
+    located = store.find(TOPIC, message_id)
+    assert located is not None
+    assert located.partition == partition_of(TOPIC, message_id, 3)
+    assert located.found.id == message_id
+    assert store.find(TOPIC, new_id()) is None
+
+
+def test_many_are_found_at_once(store: RedisStore) -> None:
+    wide = with_partitions(store, 5)
+    places = {message_id: put(wide, message_id) for message_id in new_ids(20)}
+    found = wide.find_many((TOPIC, message_id) for message_id in [*places, new_id()])
+    assert {located.found.id: located.partition for located in found} == places
+
+
+def test_cancel_reaches_an_old_partition(moved: tuple[RedisStore, bytes]) -> None:
+    store, message_id = moved
+    assert [store.cancel(TOPIC, message_id) for _ in range(2)] == ["OK", "NOT_FOUND"]
+
+
+def test_reschedule_reaches_an_old_partition(moved: tuple[RedisStore, bytes]) -> None:
+    store, message_id = moved
+    assert store.reschedule(TOPIC, message_id, FAR) == int(FAR)
+    with pytest.raises(MessageNotFound):
+        store.reschedule(TOPIC, new_id(), FAR)
+
+
+def test_edit_reaches_an_old_partition(moved: tuple[RedisStore, bytes]) -> None:
+    store, message_id = moved
+    after = store.edit(TOPIC, message_id, lambda record: record + b" ")
+    located = store.find(TOPIC, message_id)
+    assert located is not None
+    assert located.found.record == after
+    assert store.edit(TOPIC, new_id(), lambda record: record) is None
+
+
+def test_a_message_that_runs_is_neither_moved_nor_edited(moved: tuple[RedisStore, bytes]) -> None:
+    store, message_id = moved
+    store.reschedule(TOPIC, message_id, PAST)
+    assert store.claim(partition_of(TOPIC, message_id, 3), 1).leases
+    assert store.cancel(TOPIC, message_id) == "RUNNING"
+    with pytest.raises(MessageRunning):
+        store.reschedule(TOPIC, message_id, FAR)
+    with pytest.raises(MessageRunning):
+        store.edit(TOPIC, message_id, lambda record: record + b" ")
+
+
+def test_only_a_durable_message_that_is_in_no_partition_is_missing(store: RedisStore) -> None:
+    old, new = with_partitions(store, 3), with_partitions(store, 5)
+    stored, lost = [Life(message_id, STAMP) for message_id in new_ids(2)]
+    partition = old.partitions.place(TOPIC, stored.id, True)
+    old.enqueue(partition, TASKS, [accepted(stored.id, when=FAR)])
+    assert new.missing([(TOPIC, stored), (TOPIC, lost)]) == {lost}
+    assert new.durable_status(TOPIC, stored) == (partition, "LIVE")
+    assert new.durable_status(TOPIC, lost)[1] == "MISSING"
