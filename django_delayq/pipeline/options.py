@@ -144,7 +144,7 @@ class AuditOptions(Options):
     pause: Seconds = 5.0
     """Time between the two comparisons. Only a difference that both find counts."""
     repair: bool = False
-    """Repair what differs, each with an operator action. Without it nothing is changed."""
+    """AuditRepair what differs, each with an operator action. Without it nothing is changed."""
     by: str = ""
     """Who, for the record."""
     most: Count = 10_000

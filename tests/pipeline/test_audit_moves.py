@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from django_delayq.client import moving
+from django_delayq.pipeline.audit.audit_repair import AuditRepair
 from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
-from django_delayq.pipeline.audit.repair import Repair
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.pipeline import damage
@@ -40,7 +40,7 @@ def test_a_message_is_not_moved_where_another_life_is(world: World) -> None:
     world.store.client.command(
         "ZADD", world.key("leased", home), FAR, message_id
     )  # runs, and its record is lost
-    assert Repair(world.store, "").run([found]) == []
+    assert AuditRepair(world.store, "").run([found]) == []
     assert (
         world.store.repair.look(CROWD, [message_id])[0].waits
         and not world.store.repair.look(home, [message_id])[0].recorded
@@ -56,9 +56,9 @@ def test_a_move_that_was_interrupted_goes_on(world: World, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(moving, "_leave", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            Repair(world.store, "").run([found])
+            AuditRepair(world.store, "").run([found])
     assert world.store.repair.look(home, [message_id])[0].waits
-    assert Repair(world.store, "").run([found]) == [found]
+    assert AuditRepair(world.store, "").run([found]) == [found]
     moved = world.store.repair.look(home, [message_id])[0]
     assert (moved.lanes[1], moved.has_attempts) == (int(FAR), True)
     assert world.store.repair.look(CROWD, [message_id])[0] == NOTHING
@@ -76,5 +76,5 @@ def test_what_another_audit_has_moved_meanwhile_stays(
         return mend(partition, what, items, archive)
 
     monkeypatch.setattr(world.store.repair, "mend", moved)
-    assert Repair(world.store, "").run([found]) == []
+    assert AuditRepair(world.store, "").run([found]) == []
     assert world.store.repair.look(home, [message_id])[0].waits

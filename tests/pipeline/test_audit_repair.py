@@ -154,7 +154,7 @@ def test_a_row_too_many_leaves_the_lake(
 def rewrite(
     world: World, spark: Any, parameters: Make, lake: str, *found: Difference
 ) -> list[bool]:
-    """Repair the newest batch, of what SQL has once and no longer when it is read again."""
+    """AuditRepair the newest batch, of what SQL has once and no longer when it is read again."""
     ledger = Ledger(Lake(lake))
     some = audit_lake.batches_of(ledger, ledger.catch_up())
     work = audit_lake.LakeRepair(spark, parameters().database, ledger, some)

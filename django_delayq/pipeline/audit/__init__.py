@@ -6,5 +6,5 @@ Start with audit.py.
 from __future__ import annotations
 
 __all__ = [
-    "audit", "audit_frames", "audit_lake", "confirm", "finding_kinds", "repair", "restore",
+    "audit", "audit_frames", "audit_lake", "confirm", "finding_kinds", "audit_repair", "restore",
 ]  # fmt: skip

@@ -32,9 +32,9 @@ from ..sources.outbox import read_outbox
 from ..sources.queue import read_queue
 from . import audit_frames as frames
 from . import audit_lake
+from .audit_repair import AuditRepair, recorded
 from .confirm import SecondLook
 from .finding_kinds import OF_THE_LAKE, Difference, Kind
-from .repair import Repair, recorded
 
 #: Ids that the report names of each kind.
 NAMED = 10
@@ -185,11 +185,11 @@ class _Audit:
             archive, lake, some, self.options.most, audit_lake.pruned_before(self.ledger)
         )[0]
 
-    # Repair and report
+    # AuditRepair and report
 
     def _repair(self, confirmed: Sequence[Difference]) -> list[Difference]:
         by = self.options.by
-        repaired = Repair(get_store(), by).run(
+        repaired = AuditRepair(get_store(), by).run(
             [one for one in confirmed if one.kind not in OF_THE_LAKE]
         )
         of_lake = [one for one in confirmed if one.kind in OF_THE_LAKE]

@@ -137,7 +137,7 @@ class LakeRepair:
         self._batches = {one.number: one for one in some}
 
     def run(self, found: Sequence[Difference], lake: DataFrame) -> list[bool]:
-        """Repair; returns what was. `lake`: its rows with their batches. Raises LakeError,
+        """AuditRepair; returns what was. `lake`: its rows with their batches. Raises LakeError,
         LakeConflict."""
         back = PutBack(self._spark, self._ledger.lake).run(
             [one.row or 0 for one in found if one.kind == Kind.LOST_ROW]

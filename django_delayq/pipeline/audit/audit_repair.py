@@ -60,7 +60,7 @@ _MENDED: Mapping[Kind, Damage] = {
 Done = list[bool]
 
 
-class Repair:
+class AuditRepair:
     """Of differences that a second look has confirmed."""
 
     def __init__(self, store: RedisStore, by: str) -> None:
@@ -68,7 +68,7 @@ class Repair:
         self._by = by or "audit"
 
     def run(self, found: Sequence[Difference]) -> list[Difference]:
-        """Repair what can be repaired here. Returns what was; the rest was not so any more, or
+        """AuditRepair what can be repaired here. Returns what was; the rest was not so any more, or
         cannot be."""
         repaired: list[Difference] = []
         for kind, deed in DEEDS.items():
