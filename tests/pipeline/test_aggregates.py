@@ -198,7 +198,7 @@ def test_what_is_no_finite_number_is_as_what_never_ran(spark: Any, odd: float) -
     assert one["lateness"] == histogram.encode(counted([4.0]))
     sums = statistics_module.Sums()
     for late, ran in ((odd, 20.0), (4.0, odd)):
-        sums.add("acked", 1, (late, ran), "")
+        sums.add("acked", 1, late, ran, "")
     assert {name: one[name] for name in FIGURES} == sums.fields()
 
 

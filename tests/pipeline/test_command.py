@@ -274,7 +274,8 @@ def test_what_an_option_does_not_take_is_refused_with_its_name(
 
 
 def test_the_commands_of_the_docs_are_accepted(command: Call) -> None:
-    text = (ROOT / "docs" / "pipeline.md").read_text().replace("\\\n", " ")
+    pages = sorted((ROOT / "docs" / "pipeline").glob("*.md"))
+    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
     lines = re.findall(r"^ *(?:python )?manage\.py delayq pipeline (.+)$", text, re.MULTILINE)
     assert len(lines) > 10
     parser = pipeline.Command().create_parser("manage.py", "delayq pipeline")

@@ -109,7 +109,7 @@ def _wait_for(port: int) -> None:
 def test_export_and_stats_through_spark_submit(cluster: Cluster, tmp_path: Path) -> None:
     make_rows(2_000)
     archive, script = str(outside.pack(tmp_path)), tmp_path / "delayq_job.py"
-    docs = (outside.ROOT / "docs" / "pipeline.md").read_text()
+    docs = (outside.ROOT / "docs" / "pipeline" / "cluster.md").read_text()
     script.write_text("".join(re.findall(r"^# delayq_job.py\n(.+?)^```", docs, re.M | re.S)))
     given = {"redis_secret": "env:REDIS_OF_TEST", "lake": str(tmp_path / "lake")}
     said = {}
