@@ -192,6 +192,12 @@ def token_of(entry: bytes) -> bytes:
     return entry[16:32]
 
 
+def has_crashed(entry: bytes) -> bool:
+    """Whether an entry of the `attempts` hash counts a crash. Reads two bytes: nearly no message
+    has crashed, and decoding the entry of each one claimed takes ten times as long."""
+    return entry[2:4] != b"\0\0"
+
+
 def runs_of(history: bytes) -> list[dict[str, Any]]:
     """The runs in a history of JSON lines; a damaged line is left out."""
     runs = []

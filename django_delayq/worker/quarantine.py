@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from ..core.message import has_crashed
 from ..store.lease import Lease
 from .shared import Shared
 
@@ -58,7 +59,11 @@ class Quarantine:
     def admit(self, leases: list[Lease]) -> list[Lease]:
         """The leases that may run at once. Of the suspects among them one is kept at the most."""
         last_chance = self._last_chance
-        suspects = [lease for lease in leases if 0 < last_chance <= lease.attempts.crashes]
+        suspects = [
+            lease
+            for lease in leases
+            if has_crashed(lease.entry) and 0 < last_chance <= lease.attempts.crashes
+        ]
         if not suspects:
             return leases
         chosen = set(suspects)
