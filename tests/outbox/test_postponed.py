@@ -359,6 +359,25 @@ def test_a_move_is_kept_and_said_when_redis_is_back(hands: Hands, task: Any, ins
     assert statuses() == (["sent"] if task is near else [])
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_of_two_moves_in_an_outage_the_later_counts_though_another_message_was_offered_between(
+    hands: Hands, inside: bool
+) -> None:
+    keyed.enqueue("first")
+    with unreachable():
+        record.reschedule(key="k", delay=7_000)
+        keyed.using(on_duplicate="keep", delay=1).enqueue("second")
+        with transaction.atomic() if inside else nullcontext():
+            due = record.reschedule(key="k", delay=9_000)
+    back(hands)
+    back(hands)
+    message = record.get(key="k")
+    assert message is not None and due is not None
+    assert message.args == ["first"]
+    assert abs((message.due_at - due).total_seconds()) < 2
+    assert statuses() == []
+
+
 @pytest.mark.parametrize(
     "task", [near, record.using(delay=600), keyed], ids=["durable", "spilled", "spilled key"]
 )
