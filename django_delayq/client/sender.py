@@ -103,11 +103,10 @@ class Sender:
             self.finish()
 
     def _queue_behind(self, items: list[Item]) -> list[Item]:
-        """After an outage: leave to the outbox what has the key of a message that is still there.
-        Redis does not know that one yet, so it could not keep, replace or refuse. Returns the other
-        items."""
+        """After an outage: leave to the outbox what has the key of a message of which Redis has yet
+        to hear, so that Redis could not keep, replace or refuse. Returns the other items."""
         try:
-            behind = outbox.behind_unsent([item for item in items if _may_spill(item)])
+            behind = outbox.behind_others([item for item in items if _may_spill(item)])
             if not behind:
                 return items
             self.duplicates += outbox.spill(behind, unknown=False)

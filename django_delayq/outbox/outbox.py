@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import OperationalError, ProgrammingError, connections
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from ..archive import archive_rows
 from ..core.conf import get_settings
@@ -132,25 +132,27 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
     return refused
 
 
-def behind_unsent(items: Sequence[Item]) -> list[Item]:
-    """The plain items whose key has a row that waits for the relay. To be called after an outage;
-    when no row waits any more, the outage is over for this process."""
+def behind_others(items: Sequence[Item]) -> list[Item]:
+    """The plain items whose key has a row of which Redis has yet to hear. To be called after an
+    outage; when there is no such row any more, the outage is over for this process."""
     keyed = [item for item in items if item.template.fixed and not item.template.durable]
     if not keyed:
         return []
-    waiting = unsent()
+    rows = unheard()
     ids = {UUID(bytes=item.message.id) for item in keyed}
-    found = set(waiting.filter(message_id__in=ids).values_list("message_id", flat=True))
-    if not found and not waiting.exists():
+    found = set(rows.filter(message_id__in=ids).values_list("message_id", flat=True))
+    if not found and not rows.exists():
         get_store().breaker.after_outage = False
     return [item for item in keyed if UUID(bytes=item.message.id) in found]
 
 
-def unsent() -> QuerySet[OutboxMessage]:
-    """Rows that Redis may have or has to hear of, and that the relay is about to send."""
+def unheard() -> QuerySet[OutboxMessage]:
+    """Rows of which Redis has yet to hear, though it may have a message with their id: what the
+    relay is about to cancel, to move, or to send in place of another one."""
     soon_ms = get_store().now_us() // 1000 + AGAIN_MS  # with those that Redis did not take at once
+    changed = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED])
     rows: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
-        status=OutboxStatus.WAITING, told=True, relay_at_ms__lte=soon_ms
+        changed | Q(status=OutboxStatus.WAITING, told=True), relay_at_ms__lte=soon_ms
     )
     return rows
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import QuerySet
 
 from ..core import signals
 from ..core.chunks import chunked
@@ -102,17 +101,9 @@ class Relay(Service):
         """
         until, pace = time.monotonic() + seconds, Sleeper()
         with reached():
-            while self._unheard().exists() and time.monotonic() < until:
+            while outbox.unheard().exists() and time.monotonic() < until:
                 if not postponed.apply_all() and not self._send_batch(told=True):
                     pace.wait(0.02)
-
-    def _unheard(self) -> QuerySet[OutboxMessage]:
-        soon_ms = self._store.now_us() // 1000 + outbox.AGAIN_MS
-        changed = OutboxMessage.objects.filter(
-            status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED], relay_at_ms__lte=soon_ms
-        )
-        unheard: QuerySet[OutboxMessage] = changed | outbox.unsent()
-        return unheard
 
 
 def before_claims(seconds: float) -> None:

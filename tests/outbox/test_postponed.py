@@ -488,6 +488,7 @@ def test_a_message_enqueued_by_others_after_the_cancel_is_not_meant(
     hands.store.cancel_in(DEFAULT, [changes.Target.of("default", "k", None).identity])
     wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
     postponed.pending.clear()  # this process is another one
+    hands.store.breaker.after_outage = False
     keyed.enqueue("new")
     back(hands)
     message = record.get(key="k")
@@ -789,6 +790,41 @@ def test_after_an_outage_a_key_counts_that_is_still_in_the_outbox(
     message = record.get(key="k")
     assert message is not None
     assert message.args == ["second" if mode == "replace" else "first"]
+
+
+@pytest.mark.parametrize("mode", ["raise", "keep", "replace"])
+def test_after_an_outage_a_key_counts_whose_message_was_moved_in_the_outbox(
+    hands: Hands, mode: Any
+) -> None:
+    with unreachable():
+        keyed.enqueue("first")
+        with transaction.atomic():
+            record.reschedule(key="k", delay=7_000)
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    assert statuses() == ["moved"]
+    with pytest.raises(DuplicateMessage) if mode == "raise" else nullcontext():
+        keyed.using(on_duplicate=mode).enqueue("second")
+    back(hands)
+    back(hands)
+    message = record.get(key="k")
+    assert message is not None
+    assert message.args == ["second" if mode == "replace" else "first"]
+    assert len(messages_in(hands.store)) == len(statuses()) == 1
+
+
+def test_after_an_outage_a_message_outlives_a_cancel_that_was_kept_right_before(
+    hands: Hands,
+) -> None:
+    keyed.enqueue("first")
+    with unreachable(), transaction.atomic():
+        record.cancel(key="k")
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    keyed.enqueue("second")
+    back(hands)
+    message = record.get(key="k")
+    assert message is not None
+    assert message.args == ["second"]
+    assert end_all(hands) == [("acked", ""), ("cancelled", "cancelled")]
 
 
 def test_after_an_outage_redis_is_asked_again_as_soon_as_the_outbox_is_empty(hands: Hands) -> None:
