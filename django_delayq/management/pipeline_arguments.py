@@ -19,7 +19,7 @@ from msgspec.structs import FieldInfo
 from ..core.times import in_words
 from ..pipeline.jobs import Job
 from ..pipeline.options import Options, TaskSpec
-from .cli import DURATIONS, duration, instant, user_of_shell
+from .cli import DURATIONS, parse_duration, parse_instant, user_of_shell
 
 
 def add_job_arguments(parser: ArgumentParser, job: Job) -> None:
@@ -124,7 +124,7 @@ def _reader(field: FieldInfo, metavar: str) -> Callable[[str], Any]:
         if metavar == "FOLDER":
             return _absolute(text)
         if metavar == "DURATION":
-            value = duration(text).total_seconds()
+            value = parse_duration(text).total_seconds()
             value = round(value * 1000) if field.name.endswith("_ms") else value
         if field.type is TaskSpec:  # the name of a task
             return text
@@ -151,6 +151,6 @@ def _absolute(path: str) -> str:
 
 def _utc(text: str) -> str:
     """As Params has it: ISO 8601. A naive time is by TIME_ZONE."""
-    when: datetime = instant(text)
+    when: datetime = parse_instant(text)
     aware = zones.make_aware(when, zones.get_default_timezone()) if zones.is_naive(when) else when
     return aware.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")

@@ -171,7 +171,7 @@ def merged_histograms(histograms: pa.Array) -> pa.Array:
 
 def _sum(texts: Sequence[str]) -> str | None:
     if len(texts) > 1:
-        return histogram.encode(histogram.merged(map(histogram.decode, texts)))
+        return histogram.encode(histogram.merge_histograms(map(histogram.decode, texts)))
     return texts[0] if texts else None
 
 
