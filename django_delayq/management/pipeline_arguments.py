@@ -18,7 +18,7 @@ from msgspec.structs import FieldInfo
 
 from ..core.times import in_words
 from ..pipeline.jobs import Job
-from ..pipeline.options import Options, TaskSpec
+from ..pipeline.params import JobOptions, TaskSpec
 from .cli import DURATIONS, duration, instant, user_of_shell
 
 
@@ -97,7 +97,7 @@ def _add_field(parser: ArgumentParser, field: FieldInfo, doc: str) -> None:
     parser.add_argument(name, **settings)
 
 
-def _texts_under_fields(struct: type[Options]) -> dict[str, str]:
+def _texts_under_fields(struct: type[JobOptions]) -> dict[str, str]:
     (definition,) = ast.parse(inspect.getsource(struct)).body
     assert isinstance(definition, ast.ClassDef)
     return {

@@ -19,7 +19,7 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.lake import batches
-from django_delayq.pipeline.sources.archive import finished_between
+from django_delayq.pipeline.sources.archive_source import finished_between
 from django_delayq.pipeline.stats import aggregates
 from django_delayq.stats import histogram
 from django_delayq.stats import hourly as statistics_module

@@ -25,12 +25,18 @@ from typing import Any, NoReturn
 from django.core.management.base import CommandError
 
 from ...pipeline import params_from_django, rendering
-from ...pipeline.error_messages import cause, code_of
-from ...pipeline.errors import Refused
-from ...pipeline.jobs import JOBS, Job
+from ...pipeline.job_errors import Refused, cause, code_of
+from ...pipeline.jobs import (
+    JOBS,
+    Job,
+    Start,
+    add_start_arguments,
+    interruption,
+    run_job,
+    start_of,
+)
 from ...pipeline.params import Report
-from ...pipeline.runner import Start, add_start_arguments, interruption, run_job, start_of
-from ...pipeline.session import log
+from ...pipeline.session import java_log
 from ..cli import INTERRUPTED, HelpFormatter, Reporter, Verb
 from ..pipeline_arguments import add_job_arguments, params_of
 
@@ -108,7 +114,9 @@ class Command(Verb):
             report = Report(job=job.name, code=code, problems=[str(found)])
             self.stdout.write(rendering.as_json(report))
         if options["traceback"]:
-            self.stderr.write("".join(traceback.format_exception(error)) + log(), style_func=str)
+            self.stderr.write(
+                "".join(traceback.format_exception(error)) + java_log(), style_func=str
+            )
             self.stderr.write(str(found))
             sys.exit(int(code))
         raise CommandError(str(found), returncode=int(code)) from error
