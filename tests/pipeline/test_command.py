@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from django.core.management import CommandError
 
-from django_delayq.management.pipeline_arguments import add_job_arguments
 from django_delayq.management.verbs import pipeline
 from django_delayq.pipeline.job_errors import Code, Refused
 from django_delayq.pipeline.jobs import JOBS, Start, start_of
@@ -44,7 +43,7 @@ LOAD = (
 @pytest.mark.parametrize("name", JOBS)
 def test_every_option_of_every_job_can_be_given_and_has_a_help_text(name: str) -> None:
     parser = ArgumentParser()
-    add_job_arguments(parser, JOBS[name])
+    pipeline.add_job_arguments(parser, JOBS[name])
     wanted = {*JOBS[name].options.__struct_fields__, *JOBS[name].options.takes} - {"tasks"}
     assert wanted == {action.dest for action in parser._actions} - {"help"}
     assert all(len(action.help or "") > 10 for action in parser._actions)
