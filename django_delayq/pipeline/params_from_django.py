@@ -49,8 +49,22 @@ def parameters(
     with private_folder() as folder:
         password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
         url = Secret(redis_secret) or _kept(folder, "redis", url_of(get_settings()))
-        redis = Redis(url, _plain_options())
-        yield Params(database=_database(entry, password), redis=redis, **rest)
+        # DELAYQ without its secret, as values that JSON can hold.
+        settings = get_settings()
+        options = {
+            name.upper(): getattr(settings, name)
+            for name in settings.__dataclass_fields__
+            if name not in ("redis", "topics", "database")
+        }
+        options["TOPICS"] = {
+            topic: {
+                name: value
+                for name in topic_options.__dataclass_fields__
+                if (value := getattr(topic_options, name)) is not None
+            }
+            for topic, topic_options in settings.topics.items()
+        }
+        yield Params(database=_database(entry, password), redis=Redis(url, options), **rest)
 
 
 def set_up(params: Params) -> None:
@@ -136,22 +150,3 @@ def _is_json(value: Any) -> bool:
         if isinstance(value, list)
         else isinstance(value, str | int | float | bool)
     )
-
-
-def _plain_options() -> dict[str, Any]:
-    """DELAYQ without its secret, as values that JSON can hold."""
-    settings = get_settings()
-    names = [
-        name
-        for name in settings.__dataclass_fields__
-        if name not in ("redis", "topics", "database")
-    ]
-    topics = {
-        topic: {
-            name: getattr(topic_options, name)
-            for name in topic_options.__dataclass_fields__
-            if getattr(topic_options, name) is not None
-        }
-        for topic, topic_options in settings.topics.items()
-    }
-    return {**{name.upper(): getattr(settings, name) for name in names}, "TOPICS": topics}

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from django.db import connection
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
@@ -27,7 +28,6 @@ from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params, Secret
 from django_delayq.pipeline.sources import adbc, ranges, table_reader
 from django_delayq.pipeline.sources.archive_source import (
-    IdRange,
     RangeReader,
     encoded,
     read_archive,
@@ -371,7 +371,7 @@ def test_options_that_mean_nothing_are_said(
 ) -> None:
     given = {"database": encoded(database), **options}
     with pytest.raises(ConfigurationError, match=said):
-        list(RangeReader(schemas.ARCHIVE, given).read(IdRange(0, 5)))
+        list(RangeReader(schemas.ARCHIVE, given).read(InputPartition((0, 5))))
 
 
 @pytest.mark.parametrize(

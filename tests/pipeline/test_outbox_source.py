@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
@@ -21,7 +22,7 @@ from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params
 from django_delayq.pipeline.sources import table_reader
-from django_delayq.pipeline.sources.archive_source import IdRange, encoded
+from django_delayq.pipeline.sources.archive_source import encoded
 from django_delayq.pipeline.sources.outbox_source import OutboxReader, read_outbox
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
@@ -86,7 +87,7 @@ def test_every_odd_content_arrives_as_it_is(spark: Any, database: Database) -> N
 def test_each_reader_gives_the_same(reader: str, database: Database) -> None:
     put(46)
     options = {"database": msgspec.json.encode(database).decode(), "reader": reader}
-    batches = OutboxReader(schemas.OUTBOX, options).read(IdRange(0, 2**62))
+    batches = OutboxReader(schemas.OUTBOX, options).read(InputPartition((0, 2**62)))
     found = pa.Table.from_batches(batches, schemas.OUTBOX)
     assert [tuple(row.values()) for row in found.to_pylist()] == as_django_reads()
 

@@ -174,7 +174,26 @@ class _Export:
         parquet_files.tidy(self.lake.data, self.options.grace)
         settled = last_settled_id(self.options.settle)
         while not self.ending.is_set() and (ids := self._next(settled)):
-            self._export_batch(ids)
+            commit = append(
+                self.spark,
+                self.lake,
+                self.params.database,
+                ids,
+                self.tell,
+                settle=self.options.settle,
+            )
+            row: dict[str, Any] = {
+                "commit": commit.seq,
+                "after_id": ids[0],
+                "up_to_id": ids[1],
+                "rows": commit.rows,
+                "files": len(commit.files),
+                "bytes": sum(file.bytes for file in commit.files),
+                "oldest": commit.oldest,
+                "newest": commit.newest,
+            }
+            self._add(batches=1, rows=row["rows"], files=row["files"], bytes=row["bytes"])
+            self.report.rows = [*self.report.rows, row][-REPORTED_BATCHES:]
         figures = self.report.figures
         figures["seconds"] = round(figures["seconds"] + time.monotonic() - begun, 3)
         figures |= {"last_id": self.lake.last_id, "settled_id": settled}
@@ -221,25 +240,6 @@ class _Export:
         full: Sequence[int] = pks[self.options.batch - 1 : self.options.batch]
         hi = full[0] if full else rows.aggregate(last=Max("pk"))["last"]
         return (lo, hi) if hi else None
-
-    def _export_batch(self, ids: Range) -> None:
-        commit = append(
-            self.spark, self.lake, self.params.database, ids, self.tell, settle=self.options.settle
-        )
-        sizes = {
-            "rows": commit.rows,
-            "files": len(commit.files),
-            "bytes": sum(file.bytes for file in commit.files),
-        }
-        self._add(batches=1, **sizes)
-        row: dict[str, Any] = {
-            "commit": commit.seq,
-            "after_id": ids[0],
-            "up_to_id": ids[1],
-            **sizes,
-        }
-        row |= {"oldest": commit.oldest, "newest": commit.newest}
-        self.report.rows = [*self.report.rows, row][-REPORTED_BATCHES:]
 
     def _prune(self, *, dry_run: bool) -> None:
         if self.options.prune is None:

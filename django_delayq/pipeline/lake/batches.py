@@ -3,7 +3,7 @@ it is committed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -97,13 +97,23 @@ def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
     """Read the files of an attempt. Raises LakeError when a row is in a file of another date than
     its own."""
     paths = {f"{path.parent.name}/{path.name}": path for path in attempt.glob("dt=*/*.parquet")}
+    rows = []
+    if paths:
+        schema = from_arrow_schema(schemas.ARCHIVE)
+        frame = spark.read.schema(schema).parquet(*map(pattern_of, paths.values()))
+        # The hour is a number, because a text per row costs seconds.
+        hour = F.floor(F.unix_seconds("finished_at") / 3600).alias("hour")
+        keys = (F.col("_metadata.file_path").alias("path"), hour)
+        rows = hashed(frame).groupBy(*keys).agg(*signature()).collect()
     held: dict[str, Digest] = {}
     hours: set[str] = set()
-    for name, hour, digest in _digests(spark, list(paths.values())):
-        if name[3:13] != hour[:10]:
-            raise LakeError(f"{paths[name]} has rows that finished in the hour {hour}.")
-        held[name] = held.get(name, Digest()) + digest
-        hours.add(hour)
+    for row in rows:
+        name = "/".join(unquote(row["path"]).split("/")[-2:])
+        finished = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
+        if name[3:13] != finished[:10]:
+            raise LakeError(f"{paths[name]} has rows that finished in the hour {finished}.")
+        held[name] = held.get(name, Digest()) + _digest(row.asDict())
+        hours.add(finished)
     plain = lake.found_in(attempt, [(paths[name], digest.rows) for name, digest in held.items()])
     files = []
     for file in plain:
@@ -126,19 +136,6 @@ def verified(
             f"{attempt} holds {written.digest}, its source holds {again}: it is not committed."
         )
     return written
-
-
-def _digests(spark: SparkSession, paths: Sequence[Path]) -> Iterator[tuple[str, str, Digest]]:
-    """The digest of the rows of each file and hour."""
-    if not paths:
-        return
-    frame = spark.read.schema(from_arrow_schema(schemas.ARCHIVE)).parquet(*map(pattern_of, paths))
-    # The hour is a number, because a text per row costs seconds.
-    hour = F.floor(F.unix_seconds("finished_at") / 3600).alias("hour")
-    keys = (F.col("_metadata.file_path").alias("path"), hour)
-    for row in hashed(frame).groupBy(*keys).agg(*signature()).collect():
-        text = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
-        yield "/".join(unquote(row["path"]).split("/")[-2:]), text, _digest(row.asDict())
 
 
 def _digest(found: Mapping[str, Any]) -> Digest:

@@ -158,27 +158,24 @@ def _refuse_another(name: str, commits: Sequence[Commit], known: Mapping[int, La
                 f"The lake {name} is of another archive: the ledger of this database does not know "
                 f"its commit {commit.seq}. Use another directory for this database."
             )
-        if commit.lo not in known or _is_foreign(commit, known[commit.lo]):
-            raise Refused(
-                f"The lake {name} has the rows up to id {commit.hi} (commit {commit.seq}), of "
-                f"which the ledger of this database knows nothing: the database was restored from "
-                f"a backup, and may give these ids to other messages. Begin a new lake in an empty "
-                f"directory."
+        if batch := known.get(commit.lo):
+            if batch.seq is not None or batch.hi == commit.hi:
+                continue
+            # The batch was begun when the database was backed up, and committed with other ids
+            # afterwards: then SQL does not have its rows. Two exports at once can also commit
+            # other ids than the ledger says, for a moment: then SQL has them.
+            held = ArchivedMessage.objects.filter(pk__gt=commit.lo, pk__lte=commit.hi).aggregate(
+                rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
             )
-
-
-def _is_foreign(commit: Commit, known: LakeBatch) -> bool:
-    """Whether a batch that was begun when the database was backed up was committed with other ids
-    afterwards: then SQL does not have its rows. Two exports at once can also commit other ids than
-    the ledger says, for a moment: then SQL has them."""
-    if known.seq is not None or known.hi == commit.hi:
-        return False
-    held = ArchivedMessage.objects.filter(pk__gt=commit.lo, pk__lte=commit.hi).aggregate(
-        rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
-    )
-    exported = {
-        "rows": commit.rows,
-        "oldest": stored_instant(commit.oldest),
-        "newest": stored_instant(commit.newest),
-    }
-    return bool(held != exported)
+            if held == {
+                "rows": commit.rows,
+                "oldest": stored_instant(commit.oldest),
+                "newest": stored_instant(commit.newest),
+            }:
+                continue
+        raise Refused(
+            f"The lake {name} has the rows up to id {commit.hi} (commit {commit.seq}), of "
+            f"which the ledger of this database knows nothing: the database was restored from "
+            f"a backup, and may give these ids to other messages. Begin a new lake in an empty "
+            f"directory."
+        )

@@ -45,17 +45,25 @@ def postgresql_batches(
     database: Database, table: str, schema: pa.Schema, ids: Range
 ) -> Iterator[pa.RecordBatch]:
     """As table_reader.read_rows(). Raises DatabaseUnavailable, and ADBC's errors."""
+    from psycopg.conninfo import make_conninfo
+    from psycopg.pq import Conninfo
+
     django = connection_to(database)
+    # The parameters of Django's connection that libpq knows.
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    options = django.get_connection_params().items()
+    given = {name: value for name, value in options if name in known and value is not None}
+    if "options" in given:
+        # ADBC asks the server at the beginning: a short timeout of the project would end that.
+        given["options"] += " -c statement_timeout=0"
+    address = make_conninfo(**{**given, "client_encoding": "UTF8"})
     quote = django.ops.quote_name
     # Ids as 32 digits without dashes.
     expressions = {"message_id": f"encode(uuid_send({quote('message_id')}), 'hex') AS "}
     columns = ", ".join(expressions.get(field.name, "") + quote(field.name) for field in schema)
     # The numbers are written into the statement, because COPY takes no parameters.
     where = f"WHERE id > {int(ids[0])} AND id <= {int(ids[1])} ORDER BY id"
-    with (
-        _open("postgresql", database, _conninfo(django)) as connection,
-        connection.cursor() as cursor,
-    ):
+    with _open("postgresql", database, address) as connection, connection.cursor() as cursor:
         # All in one transaction, so that a connection pool in between uses one connection. The
         # statement_timeout of the project is for its pages; a range may take minutes.
         cursor.execute("SET LOCAL statement_timeout = 0")
@@ -98,17 +106,3 @@ def _open(vendor: str, database: Database, address: str, **options: Any) -> Iter
         raise unavailable(database, error) from None
     with closing(connection):
         yield connection
-
-
-def _conninfo(django: Any) -> str:
-    """The parameters of Django's connection that libpq knows."""
-    from psycopg.conninfo import make_conninfo
-    from psycopg.pq import Conninfo
-
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    options = django.get_connection_params().items()
-    given = {name: value for name, value in options if name in known and value is not None}
-    if "options" in given:
-        # ADBC asks the server at the beginning: a short timeout of the project would end that.
-        given["options"] += " -c statement_timeout=0"
-    return make_conninfo(**{**given, "client_encoding": "UTF8"})

@@ -81,14 +81,6 @@ def encoded(database: Database) -> str:
     return msgspec.json.encode(database).decode()
 
 
-class IdRange(InputPartition):
-    """Rows with lo < id <= hi."""
-
-    def __init__(self, lo: int, hi: int) -> None:
-        super().__init__((lo, hi))
-        self.lo, self.hi = lo, hi
-
-
 class ArchiveSource(DataSource):
     """Options:
 
@@ -129,6 +121,7 @@ class RangeReader(DataSourceReader):
     def __init__(self, schema: pa.Schema, options: Mapping[str, str]) -> None:
         self._schema = schema
         self._database = database_of(options)
+        self._table = self._database.table
         self._lo, self._hi = number_of(options, "lo"), number_of(options, "hi")
         self._parts = max(1, number_of(options, "parts") or PARTS)
         self._reader = options.get("reader", "auto")
@@ -138,10 +131,6 @@ class RangeReader(DataSourceReader):
                 "The option `copy` writes the columns of the lake: all, in their order."
             )
 
-    @property
-    def _table(self) -> str:
-        return self._database.table
-
     def partitions(self) -> Sequence[InputPartition]:
         """Ranges of ids, with about as many rows each."""
         lo, hi = self._lo, self._hi
@@ -149,12 +138,11 @@ class RangeReader(DataSourceReader):
             first, last = ranges.range_of_all(self._database, table=self._table)
             lo, hi = first if lo is None else lo, last if hi is None else hi
         found = ranges.edges(self._database, (lo, hi), self._parts, table=self._table)
-        return [IdRange(*ids) for ids in found] or [IdRange(0, 0)]
+        return [InputPartition(ids) for ids in found or [(0, 0)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
-        assert isinstance(partition, IdRange)
-        ids = (partition.lo, partition.hi)
+        ids = partition.value
         batches = read_rows(
             self._database, self._schema, ids, table=self._table, reader=self._reader
         )
@@ -225,12 +213,11 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ranges of ids, with about as many rows each."""
         lo, hi = start["id"], end["id"]
         parts = ranges.parts_of((lo, hi), self._parts)
-        return [IdRange(*ids) for ids in ranges.edges(self._database, (lo, hi), parts)]
+        return [InputPartition(ids) for ids in ranges.edges(self._database, (lo, hi), parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
-        assert isinstance(partition, IdRange)
-        yield from read_rows(self._database, self._schema, (partition.lo, partition.hi))
+        yield from read_rows(self._database, self._schema, partition.value)
 
 
 def checked_columns(schema: StructType, known: pa.Schema) -> pa.Schema:

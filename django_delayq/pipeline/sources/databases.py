@@ -160,7 +160,10 @@ def _sqlite(database: Database) -> Iterator[Connected]:
         def fetch(sql: str) -> Sequence[tuple[Any, ...]]:
             return connection.execute(sql).fetchall()
 
-        yield Connected("sqlite", fetch, _quoted, "LIMIT {}".format)
+        def quote(name: str) -> str:
+            return '"' + name.replace('"', '""') + '"'
+
+        yield Connected("sqlite", fetch, quote, "LIMIT {}".format)
 
 
 def patience_of(database: Database) -> float:
@@ -176,7 +179,3 @@ def address_of(name: str) -> str:
             "The archive is in the memory of one process, where Spark cannot read it."
         )
     return name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=ro"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -56,15 +56,11 @@ class OutboxReader(RangeReader):
         super().__init__(
             pa.schema([STORED if field.name == "due_at" else field for field in schema]), options
         )
-        self._shown = schema
-        if not self._database.outbox:
+        self._shown, self._table = schema, self._database.outbox
+        if not self._table:
             raise ConfigurationError(
                 "The option `database` does not say which table its `outbox` is."
             )
-
-    @property
-    def _table(self) -> str:
-        return self._database.outbox
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""

@@ -150,23 +150,23 @@ def _schema(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> pa.Schema
             f"Two columns of the query have the same name: {', '.join(names)}. Give one of them "
             f"another name."
         )
-    columns = columns or [[]] * len(names)
-    return pa.schema(
-        [(name, _kind(name, values)) for name, values in zip(names, columns, strict=True)]
-    )
-
-
-def _kind(name: str, values: Sequence[Any]) -> pa.DataType:
-    present = [value for value in values if value is not None]
-    if any(isinstance(value, Decimal) for value in present):
-        return _DECIMAL
-    if present and all(isinstance(value, datetime) for value in present):
-        return TIME
-    try:
-        kind = pa.array(present).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise Refused(
-            f"The column {name!r} of the query has values of several types. Cast it: {error}"
-        ) from None
-    # A column without values in a full batch may get values of any type later: read it as text.
-    return pa.string() if pa.types.is_null(kind) and len(values) == BATCH else kind
+    kinds = []
+    for name, values in zip(names, columns or [[]] * len(names), strict=True):
+        present = [value for value in values if value is not None]
+        if any(isinstance(value, Decimal) for value in present):
+            kind = _DECIMAL
+        elif present and all(isinstance(value, datetime) for value in present):
+            kind = TIME
+        else:
+            try:
+                kind = pa.array(present).type
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise Refused(
+                    f"The column {name!r} of the query has values of several types. Cast it: "
+                    f"{error}"
+                ) from None
+            # A column without values in a full batch may get values of any type later.
+            if pa.types.is_null(kind) and len(values) == BATCH:
+                kind = pa.string()
+        kinds.append((name, kind))
+    return pa.schema(kinds)

@@ -64,15 +64,6 @@ def read_queue(
     return spark.read.format(QueueSource.name()).options(**options).load()
 
 
-class Part(InputPartition):
-    """Structures that one task of Spark reads, one after the other."""
-
-    def __init__(self, structures: Sequence[tuple[str, int, str]]) -> None:
-        super().__init__(structures)
-        self.structures = structures
-        """Topic, partition and name of each: plain values that an executor can unpickle."""
-
-
 class QueueSource(DataSource):
     """Options: `redis` (JSON of params.Redis), `topics` (names with commas; none: all) and
     `due_only` (true, false). For the rows see read_queue()."""
@@ -124,15 +115,17 @@ class QueueReader(DataSourceReader):
                 LANES if self._due_only else tuple(STRUCTURES),
             )
             sizes = dict(zip(structures, queue_rows.sizes(store, structures), strict=True))
-        parts = [Part([(*partition, name) for partition, name in part]) for part in parted(sizes)]
-        return parts or [Part([])]
+        # Plain values, which an executor can unpickle: topic, partition and name of each structure.
+        return [
+            InputPartition([(*partition, name) for partition, name in part])
+            for part in parted(sizes) or [[]]
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part."""
-        assert isinstance(partition, Part)
+        """The rows of the structures of a part, one after the other."""
         read = queue_rows.read_due if self._due_only else queue_rows.read_structure
         with closing(self._store()) as store:
-            for topic, number, name in partition.structures:
+            for topic, number, name in partition.value:
                 yield from read(store, Structure(Partition(topic, number), name))
 
     def _store(self) -> RedisStore:

@@ -6,7 +6,7 @@ It runs on executors, which know no Django settings, and holds only a few batche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 from uuid import UUID
@@ -18,7 +18,7 @@ from ...core.exceptions import ConfigurationError
 from ..params import Database
 from . import adbc
 from .adbc import CHUNK
-from .databases import Connected, backend_of, connected
+from .databases import backend_of, connected
 from .ranges import Range
 
 #: Rows of a batch at most: 10,000 of the archive take some 5 MB.
@@ -29,9 +29,16 @@ FIRST = 100
 #: on any database.
 READERS = ("auto", "cursor")
 NAIVE = pa.timestamp("us")
-
-Fetch = Callable[[str], Sequence[Any]]
-"""The columns of a statement, as values or as Arrow. There may be none if it returns no rows."""
+#: How a time is read: as microseconds since 1970, which are much cheaper than datetimes. A column
+#: of PostgreSQL has a time zone, also without USE_TZ. date_part() computes in doubles, exact for
+#: whole seconds; extract() in decimals, which takes 2 us more for a row.
+_TIMES = {
+    "postgresql": (
+        "(date_part('epoch', date_trunc('second', {0}))::bigint * 1000000"
+        " + date_part('microseconds', {0})::bigint % 1000000)"
+    ),
+    "mysql": "timestampdiff(MICROSECOND, '1970-01-01 00:00:00', {0})",
+}
 
 
 def read_rows(
@@ -53,52 +60,43 @@ def read_rows(
     if quick and vendor == "postgresql":
         yield from adbc.postgresql_batches(database, table, schema, ids)
         return
+    # A statement for each batch, because drivers fetch a whole answer, and a reader in the middle
+    # of one keeps the writers of SQLite waiting.
     with connected(database, plain=reader == "cursor") as connection:
-        zone = "UTC" if vendor == "postgresql" else database.zone
 
         def by_cursor(sql: str) -> Sequence[Any]:
+            """The columns of a statement; perhaps none if it returns no rows."""
             return list(zip(*connection.fetch(sql), strict=True))
 
+        zone = "UTC" if vendor == "postgresql" else database.zone
+        time = _TIMES.get(connection.vendor, "{0}")
+        expressions = [
+            (time if pa.types.is_timestamp(field.type) else "{0}").format(
+                connection.quote(field.name)
+            )
+            for field in schema
+        ]
+        select = f"SELECT {', '.join(expressions)}, id FROM {connection.quote(table)}"
+        (at, hi), size, full = ids, FIRST, True
         with adbc.sqlite_columns(database, BATCH) if quick else nullcontext(by_cursor) as fetch:
-            yield from _by_statements(connection, fetch, table, schema, ids, zone)
-
-
-def _expression(connection: Connected, field: pa.Field) -> str:
-    """A column for a SELECT: times as microseconds since 1970, which are much cheaper to read than
-    datetimes."""
-    name = connection.quote(field.name)
-    if pa.types.is_timestamp(field.type):
-        if connection.vendor == "postgresql":
-            # A column has a time zone there, also without USE_TZ. date_part() computes in doubles,
-            # exact for whole seconds; extract() in decimals, which takes 2 us more for a row.
-            seconds = f"date_part('epoch', date_trunc('second', {name}))::bigint * 1000000"
-            return f"({seconds} + date_part('microseconds', {name})::bigint % 1000000)"
-        if connection.vendor == "mysql":
-            return f"timestampdiff(MICROSECOND, '1970-01-01 00:00:00', {name})"
-    return name
-
-
-def _by_statements(
-    connection: Connected, fetch: Fetch, table: str, schema: pa.Schema, ids: Range, zone: str
-) -> Iterator[pa.RecordBatch]:
-    """A statement for each batch, because drivers fetch a whole answer, and a reader in the middle
-    of one keeps the writers of SQLite waiting."""
-    expressions = ", ".join(_expression(connection, field) for field in schema)
-    select = f"SELECT {expressions}, id FROM {connection.quote(table)}"
-    (at, hi), size = ids, FIRST
-    while True:
-        page = f"WHERE id > {int(at)} AND id <= {int(hi)} ORDER BY id {connection.limit(size)}"
-        *columns, read = fetch(f"{select} {page}") or [()]
-        if read:
-            arrays = [
-                _column(values, field, zone) for field, values in zip(schema, columns, strict=True)
-            ]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-            yield batch
-        if len(read) < size:
-            return
-        at = read[-1].as_py() if isinstance(read, pa.Array) else read[-1]
-        size = max(1, min(BATCH, 4 * size, CHUNK * len(read) // max(1, batch.nbytes)))
+            while full:
+                page = (
+                    f"WHERE id > {int(at)} AND id <= {int(hi)} ORDER BY id {connection.limit(size)}"
+                )
+                *columns, read = fetch(f"{select} {page}") or [()]
+                full = len(read) == size
+                if not read:
+                    return
+                batch = pa.RecordBatch.from_arrays(
+                    [
+                        _column(values, field, zone)
+                        for values, field in zip(columns, schema, strict=True)
+                    ],
+                    schema=schema,
+                )
+                yield batch
+                at = read[-1].as_py() if isinstance(read, pa.Array) else read[-1]
+                size = max(1, min(BATCH, 4 * size, CHUNK * len(read) // max(1, batch.nbytes)))
 
 
 def _column(values: Any, field: pa.Field, zone: str) -> pa.Array:

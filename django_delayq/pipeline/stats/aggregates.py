@@ -140,7 +140,12 @@ def aggregated(
             groups = _groups(rows, unit)
             yield from _as_aggregates(unit, groups.keys, _figures(rows, groups))
             if unit.errors:
-                yield from _as_aggregates(unit, *_errors(rows, groups))
+                # How many dead letters of each group have each error.
+                group = groups.of_rows[rows.errors.column("row").to_numpy()]
+                dead = {"group": group, "error": rows.errors.column("error")}
+                found = _grouped(dead, ["group", "error"], [([], "count_all")])
+                counts = {"error": found.column("error"), "n": found.column("count_all")}
+                yield from _as_aggregates(unit, groups.keys.take(found.column("group")), counts)
 
 
 def microseconds_of(milliseconds: Numbers) -> Numbers:
@@ -287,20 +292,6 @@ def _joined(*texts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*texts, "")
 
 
-def _errors(rows: Prepared, groups: Groups) -> tuple[pa.Table, dict[str, Any]]:
-    """Keys, and how many dead letters have them and this error."""
-    group = groups.of_rows[rows.errors.column("row").to_numpy()]
-    found = _grouped(
-        {"group": group, "error": rows.errors.column("error")},
-        ["group", "error"],
-        [([], "count_all")],
-    )
-    return groups.keys.take(found.column("group")), {
-        "error": found.column("error"),
-        "n": found.column("count_all"),
-    }
-
-
 def _grouped(
     columns: Mapping[str, Any], keys: Sequence[str], aggregations: Sequence[Any]
 ) -> pa.Table:
@@ -371,22 +362,25 @@ def _counted(
     size: int,
 ) -> Batches:
     """On an executor: the parts with these numbers, counted."""
-    paths = (
-        path
-        for batch in numbers
-        for number in batch.column(0).to_pylist()
-        for path in parts[number]
-    )
-    return count(batch for path in paths for batch in _read_file(path, size))
-
-
-def _read_file(path: str, size: int) -> Batches:
     texts = [field.name for field in schemas.FIGURES if pa.types.is_string(field.type)]
-    try:
-        with parquet.ParquetFile(path, read_dictionary=texts) as file:
-            yield from file.iter_batches(size, columns=schemas.FIGURES.names, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise LakeError(f"{path} cannot be read: {error}") from None
+
+    def rows() -> Batches:
+        paths = (
+            path
+            for batch in numbers
+            for number in batch.column(0).to_pylist()
+            for path in parts[number]
+        )
+        for path in paths:
+            try:
+                with parquet.ParquetFile(path, read_dictionary=texts) as file:
+                    yield from file.iter_batches(
+                        size, columns=schemas.FIGURES.names, use_threads=False
+                    )
+            except (OSError, pa.ArrowException) as error:
+                raise LakeError(f"{path} cannot be read: {error}") from None
+
+    return count(rows())
 
 
 def added_up(found: DataFrame) -> DataFrame:

@@ -158,6 +158,23 @@ class WriteBackResult:
             if isinstance(row, TopicHour):
                 self.topics.setdefault(row.topic, TopicTotals()).add(row)
 
+    def problems(self) -> list[str]:
+        """What a person should know about the hours and days that were kept."""
+        if not self.kept:
+            return []
+        named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in self.kept[:NAMED])
+        more = ", ..." if len(self.kept) > NAMED else ""
+        # The beginning and the end of each.
+        hours = [(span, span + HOUR) for span in self.kept if isinstance(span, datetime)]
+        days = [_begin(str(span)) for span in self.kept if not isinstance(span, datetime)]
+        begins, ends = zip(*hours, *((day, day + DAY) for day in days), strict=True)
+        return [
+            f"{len(self.kept):,} hours and days stay as they are ({named}{more}): SQL has figures "
+            f"of messages that are not here, because they were pruned before, or have come since. "
+            f"To replace them all the same: --fewer --since {min(begins):%Y-%m-%dT%H:%M:%SZ} "
+            f"--until {max(ends):%Y-%m-%dT%H:%M:%SZ}"
+        ]
+
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     """Compute the hours and days with new rows, or those of `since` and `until`, or all, and
@@ -190,7 +207,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         rows=[
             {"topic": topic, **totals.line()} for topic, totals in sorted(written.topics.items())
         ],
-        problems=_problems(written.kept),
+        problems=written.problems(),
     )
 
 
@@ -414,20 +431,3 @@ def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         rows += max(1, len(chunk.rows))
     if together:
         yield together
-
-
-def _problems(kept: Sequence[datetime | date]) -> list[str]:
-    if not kept:
-        return []
-    named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in kept[:NAMED])
-    more = ", ..." if len(kept) > NAMED else ""
-    # Each with its beginning and its end.
-    hours = [(span, span + HOUR) for span in kept if isinstance(span, datetime)]
-    days = [_begin(str(span)) for span in kept if not isinstance(span, datetime)]
-    begins, ends = zip(*hours, *((day, day + DAY) for day in days), strict=True)
-    return [
-        f"{len(kept):,} hours and days stay as they are ({named}{more}): SQL has figures "
-        f"of messages that are not here, because they were pruned before, or have come since. To "
-        f"replace them all the same: --fewer --since {min(begins):%Y-%m-%dT%H:%M:%SZ} "
-        f"--until {max(ends):%Y-%m-%dT%H:%M:%SZ}"
-    ]
