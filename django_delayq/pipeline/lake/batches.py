@@ -81,7 +81,7 @@ def write_files(spark: SparkSession, frame: DataFrame, attempt: Path) -> Digest:
         names = {*expected, *found}
         differing = sorted(name for name in names if expected.get(name) != found.get(name))
         raise Refused(
-            f"The rows have not the columns of the archive. Look at: "
+            f"The rows do not have the columns of the archive. Look at: "
             f"{', '.join(differing) or 'their order'}."
         )
     seen = Observation()

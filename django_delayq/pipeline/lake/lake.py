@@ -92,9 +92,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """append: a new batch. compact: the same rows in other files. repair: a batch that is read from
     SQL anew."""
     lo: int
-    """append and repair: rows with ids above it ..."""
+    """append and repair: its rows have ids above this one."""
     hi: int
-    """... up to this one."""
+    """append and repair: its rows have ids up to this one."""
     rows: Count
     """Of its files."""
     signature: str

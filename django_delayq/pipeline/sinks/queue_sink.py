@@ -90,7 +90,7 @@ class QueueSink(DataSource):
             )
         if overwrite:
             raise Refused(
-                "A queue is not overwritten: use mode('append'). To empty a topic there is purge()."
+                "A queue cannot be overwritten: use mode('append'). To empty a topic, call purge()."
             )
         absent = [name for name in ("redis", "load") if name not in self.options]
         if absent:

@@ -174,7 +174,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._settle = float(options.get("settle", SETTLE))
         except ValueError:
             raise ConfigurationError(
-                f"The option `settle` is {options['settle']!r}, which is no number of seconds."
+                f"The option `settle` is {options['settle']!r}, which is no number of seconds: give one such as 60."
             ) from None
         self._parts = max(1, number_of(options, "parts") or PARTS)
         self._target: int | None = None
@@ -254,5 +254,5 @@ def number_of(options: Mapping[str, str], name: str) -> int | None:
         return None if text is None else int(text)
     except ValueError:
         raise ConfigurationError(
-            f"The option `{name}` is {text!r}, which is no whole number."
+            f"The option `{name}` is {text!r}, which is no whole number: give one such as 8."
         ) from None

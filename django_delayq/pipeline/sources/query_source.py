@@ -47,7 +47,7 @@ def checked_select(query: str) -> str:
     bare = query.strip().removesuffix(";").strip()
     outside = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"", "", bare)
     if not re.match(r"(?i)(select|with)\b", bare) or ";" in outside:
-        raise Refused(f"The source is {query!r:.80}: a single SELECT is wanted.")
+        raise Refused(f"The source {query!r:.80} is not a single SELECT: give one SELECT.")
     return bare
 
 
@@ -55,7 +55,7 @@ def select_all(database: Database, table: str) -> str:
     """The SELECT for a table. Raises Refused for a text that cannot be the name of a table."""
     if not re.fullmatch(r"[\w$]+(\.[\w$]+)?", table):
         raise Refused(
-            f"{table!r:.80} cannot name a table: letters, digits and _ are wanted. For more use a "
+            f"{table!r:.80} cannot name a table: use letters, digits and _ only. For more use a "
             f"query."
         )
     quote = "`" if database.vendor == "mysql" else '"'

@@ -119,9 +119,9 @@ def _postgresql_horizon(connection: Any, table: str, seconds: float) -> datetime
             return horizon  # type: ignore[no-any-return]
         time.sleep(PAUSE)
     raise Refused(
-        f"{unknown} other transactions write to the archive, and the database does not tell since "
-        f"when: they are "
-        "prepared ones, or of another role (GRANT pg_read_all_stats to the role of the pipeline)."
+        f"{unknown} other transactions write to the archive, and the database does not say since "
+        f"when: they are prepared transactions, or of another role. End the prepared ones, or "
+        f"GRANT pg_read_all_stats to the role of the pipeline."
     )
 
 

@@ -57,7 +57,7 @@ ROWS = 400_000
 STATES = tuple(Final.values)
 METRICS = ("lateness", "run")
 
-#: The sums of times are those of two halves of 32 bits: exact, whatever the times and however many.
+#: Times are summed in two halves of 32 bits: exact for all times, and for any number of them.
 SUMS = (
     "messages",
     *STATES,
@@ -70,9 +70,9 @@ SUMS = (
 )
 KEYS = ("unit", "at", "topic", "task")
 
-#: One row per key with the figures, whose `error` is null, and one per key and error of dead
-#: letters with their number `n`. `at` is the beginning of the hour or day in microseconds since
-#: 1970; `task` is empty for an hour; histograms are texts of histogram.encode().
+#: One row per key with the figures, with a null `error`; and one row per key and error with `n`,
+#: the number of dead letters. `at` is the beginning of the hour or day in microseconds since 1970;
+#: `task` is empty for an hour; histograms are texts of histogram.encode().
 AGGREGATES = pa.schema(
     [
         ("unit", pa.string()),  # hour or day
@@ -102,22 +102,21 @@ class Coded(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What is counted of some rows."""
+    """What is counted of a table of rows."""
 
     finished_us: Numbers
     texts: Mapping[str, Coded]
     """Topic, task and state."""
     added: Mapping[str, Any]
-    """What is added up, and the times of which the highest is sought."""
+    """Columns that are added up, and times whose maximum is sought."""
     buckets: Mapping[str, Numbers]
-    """Per metric; -1 of what has no time."""
+    """Per metric; -1 for a row without a time."""
     errors: pa.Table
-    """Of each dead letter `row`, its number, and `error`: the class, or the reason where there is
-    none."""
+    """For each dead letter `row`, its number, and `error`: the class, or else the reason."""
 
 
 class Groups(NamedTuple):
-    """Rows of an hour, or a day, that are added up."""
+    """Which rows are added up together: those of an hour or a day with equal texts."""
 
     of_rows: Numbers
     """The number of each row's group."""
@@ -257,8 +256,8 @@ def _groups(rows: Prepared, unit: Unit) -> Groups:
 
 def _figures(rows: Prepared, groups: Groups) -> dict[str, Any]:
     """Sums, maxima and histograms per group."""
-    wanted = [(name, "max" if name.endswith("_max") else "sum") for name in rows.added]
-    found = _grouped({"group": groups.of_rows, **rows.added}, ["group"], wanted).sort_by("group")
+    sums = [(name, "max" if name.endswith("_max") else "sum") for name in rows.added]
+    found = _grouped({"group": groups.of_rows, **rows.added}, ["group"], sums).sort_by("group")
     # How many messages are in each state, and in all of them.
     state, height = rows.texts["state"], groups.keys.num_rows
     width = len(state.values)
@@ -269,7 +268,7 @@ def _figures(rows: Prepared, groups: Groups) -> dict[str, Any]:
     return {
         "messages": sum(states.values(), nothing),
         **states,
-        **{name: found.column(f"{name}_{how}") for name, how in wanted},
+        **{name: found.column(f"{name}_{how}") for name, how in sums},
         **{metric: _histograms(rows.buckets[metric], groups) for metric in METRICS},
     }
 
@@ -387,21 +386,21 @@ def added_up(found: DataFrame) -> DataFrame:
     """Aggregates of parts of the rows -> aggregates of all rows: one for each key and error."""
     sums = [F.sum(name).alias(name) for name in ("n", *SUMS)]
     highest = [F.max(f"{metric}_max").alias(f"{metric}_max") for metric in METRICS]
-    merge = arrow_udf(merged_histograms, "string")  # type: ignore[call-overload]  # told the kind, it warns
+    merge = arrow_udf(merged_histograms, "string")  # type: ignore[call-overload]  # with the kind, it warns
     histograms = [merge(F.collect_list(metric)).alias(metric) for metric in METRICS]
     return found.groupBy(*KEYS, "error").agg(*sums, *highest, *histograms)
 
 
 def topic_hours(found: DataFrame) -> DataFrame:
-    """Of aggregate_frame(): one row per hour (UTC, its beginning in microseconds since 1970) and
-    topic, with the columns of TopicHour; histograms are the JSON of histogram.encode(). Rows
+    """aggregate_frame() -> one row per hour (UTC, its beginning in microseconds since 1970) and
+    topic, with the columns of TopicHour. Histograms are the JSON of histogram.encode(). Rows
     without finished_at are in no hour."""
     return span_figures(found, "hour").withColumnRenamed("at", "hour").drop("task")
 
 
 def task_days(found: DataFrame, most_errors: int) -> DataFrame:
-    """Of aggregate_frame(): one row per day (UTC, as the hour above), topic and task, with the
-    columns of TaskDay; `errors` is an array of (error, n), the most frequent ones, null when
+    """aggregate_frame() -> one row per day (UTC, like the hour above), topic and task, with the
+    columns of TaskDay. `errors` is an array of (error, n) with the most frequent errors, null when
     nothing died."""
     keys = ["at", "topic", "task"]
     dead = found.where((F.col("unit") == "day") & F.col("error").isNotNull())
@@ -414,7 +413,7 @@ def task_days(found: DataFrame, most_errors: int) -> DataFrame:
 
 
 def span_figures(found: DataFrame, unit: str) -> DataFrame:
-    """Of aggregate_frame(): counts, sums and histograms per group."""
+    """aggregate_frame() -> counts, sums and histograms per group."""
     exact = [name for name in SUMS if not name.startswith(METRICS)]
     sums = []
     for metric in METRICS:
