@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import OperationalError, ProgrammingError, connections
+from django.db.models import QuerySet
 
 from ..archive import archive_rows
 from ..core.conf import get_settings
@@ -34,6 +35,8 @@ STATEMENT_BYTES = 1024 * 1024
 #: Microseconds from the insert to the send after which a row is looked at once more: somebody may
 #: have cancelled it.
 LATE_US = 1_000_000
+#: Milliseconds after which the relay tries again what Redis did not take.
+AGAIN_MS = 500
 #: Times that an insert is tried while rows of its id come and go.
 RACES = 5
 
@@ -113,6 +116,7 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
 
     Returns the receipts of refused duplicates.
     """
+    get_store().breaker.after_outage = True
     now_us = get_store().now_us()
     fresh = [item for item in items if not item.template.durable]
     rows = [row_of(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
@@ -126,6 +130,29 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
         if item.receipt.outcome != "kept":
             item.receipt.outcome, item.receipt.due_ms = "outbox", row.due_at_ms
     return refused
+
+
+def behind_unsent(items: Sequence[Item]) -> list[Item]:
+    """The plain items whose key has a row that waits for the relay. To be called after an outage;
+    when no row waits any more, the outage is over for this process."""
+    keyed = [item for item in items if item.template.fixed and not item.template.durable]
+    if not keyed:
+        return []
+    waiting = unsent()
+    ids = {UUID(bytes=item.message.id) for item in keyed}
+    found = set(waiting.filter(message_id__in=ids).values_list("message_id", flat=True))
+    if not found and not waiting.exists():
+        get_store().breaker.after_outage = False
+    return [item for item in keyed if UUID(bytes=item.message.id) in found]
+
+
+def unsent() -> QuerySet[OutboxMessage]:
+    """Rows that Redis may have or has to hear of, and that the relay is about to send."""
+    soon_ms = get_store().now_us() // 1000 + AGAIN_MS  # with those that Redis did not take at once
+    rows: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
+        status=OutboxStatus.WAITING, told=True, relay_at_ms__lte=soon_ms
+    )
+    return rows
 
 
 def still_open(items: list[Item]) -> list[Item]:

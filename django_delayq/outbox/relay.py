@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
 from ..core import signals
 from ..core.chunks import chunked
@@ -107,15 +107,11 @@ class Relay(Service):
                     pace.wait(0.02)
 
     def _unheard(self) -> QuerySet[OutboxMessage]:
-        of_its_own = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]) | Q(
-            status=OutboxStatus.WAITING, told=True
+        soon_ms = self._store.now_us() // 1000 + outbox.AGAIN_MS
+        changed = OutboxMessage.objects.filter(
+            status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED], relay_at_ms__lte=soon_ms
         )
-        soon_ms = (
-            self._store.now_us() // 1000 + postponed.AGAIN_MS
-        )  # what Redis did not take at the first try
-        unheard: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
-            of_its_own, relay_at_ms__lte=soon_ms
-        )
+        unheard: QuerySet[OutboxMessage] = changed | outbox.unsent()
         return unheard
 
 
@@ -146,7 +142,7 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
             _, words = store.enqueue(partition, names, [outbox.stamped(row) for row in batch])
         except StoreError as error:  # of one cluster node, say: the other partitions go on
             errors.append(error)
-            again_at_ms = store.now_us() // 1000 + postponed.AGAIN_MS
+            again_at_ms = store.now_us() // 1000 + outbox.AGAIN_MS
             OutboxMessage.objects.filter(pk__in=[row.pk for row in batch]).update(
                 relay_at_ms=again_at_ms
             )
