@@ -174,7 +174,8 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._settle = float(options.get("settle", SETTLE))
         except ValueError:
             raise ConfigurationError(
-                f"The option `settle` is {options['settle']!r}, which is no number of seconds: give one such as 60."
+                f"The option `settle` is {options['settle']!r}, which is no number of seconds: "
+                f"give one such as 60."
             ) from None
         self._parts = max(1, number_of(options, "parts") or PARTS)
         self._target: int | None = None
