@@ -16,11 +16,9 @@ from ...core.message import task_code
 from ...store.bulk_load import BulkLoad
 from ...store.keys import Partition
 from ...store.store import RedisStore
-from ..error_messages import cause, code_of
-from ..errors import Code, Refused
-from ..options import TaskSpec
-from ..params import Redis
-from ..sinks.queue import LoadSpec, QueueSink
+from ..job_errors import Code, Refused, cause, code_of
+from ..params import Redis, TaskSpec
+from ..sinks.queue_sink import LoadSpec, QueueSink
 from .messages import FrameTotals
 
 #: The data source that writes.

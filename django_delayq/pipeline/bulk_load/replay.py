@@ -20,9 +20,8 @@ from .. import schemas
 from ..lake.lake import Lake
 from ..lake.reader import read_lake
 from ..lake.watermark import last_settled_id
-from ..options import ReplayOptions
-from ..params import Params, Report, Tell
-from ..sources.archive import finished_between, read_archive
+from ..params import Params, ReplayOptions, Report, Tell
+from ..sources.archive_source import finished_between, read_archive
 from . import loads, messages, replay_frames, replay_marks
 from .messages import FrameTotals
 from .replay_frames import OPEN, Declared

@@ -13,9 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...store.keys import Partition
 from ...store.store import RedisStore
-from ..errors import Refused
-from ..options import ScheduleOptions
-from ..params import Params, Report, Tell
+from ..job_errors import Refused
+from ..params import Params, Report, ScheduleOptions, Tell
 from . import loads, messages, schedule_frames
 from .messages import FrameTotals
 from .schedule_source import read_source
