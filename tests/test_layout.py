@@ -30,8 +30,8 @@ OPEN = {
     "stamp_of", "topics",
     "Options", "Pool", "archive", "archive_all", "archived", "bulk", "catch_up", "check", "close",
     "connect", "dead_letters", "errors", "in_words", "instant", "is_cancelled", "live", "log",
-    "lookup", "merged", "message", "now_ms", "options", "outbox", "overview", "page", "pool",
-    "queue", "read", "registry", "row_of", "rows", "runner", "shown", "text", "topic_stats",
+    "lookup", "message", "now_ms", "options", "outbox", "overview", "page", "pool",
+    "queue", "read", "registry", "row_of", "runner", "shown", "topic_stats",
     "workers",
 }  # fmt: skip
 

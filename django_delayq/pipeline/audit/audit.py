@@ -143,7 +143,7 @@ class _Audit:
         self.tell(f"{len(candidates):,} candidates; checking again in {self.options.pause:g} s")
         wait(self.options.pause)
         findings = confirmed(
-            get_store(), (one for one in candidates if one.kind not in OF_THE_LAKE)
+            get_store(), [one for one in candidates if one.kind not in OF_THE_LAKE]
         )
         findings += [one for one in candidates if one.kind == FindingKind.TWICE]
         of_rows = [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -152,9 +151,19 @@ def recorded(
 ) -> Iterator[Finding]:
     """Repair, with a record of each. It is there before anything changes, and is deleted when
     nothing was changed."""
+    text = repair_text[0].upper() + repair_text[1:] + "."
+    # What it was about, as the page of the message looks for it; an altered batch has no message.
     records = [
         OperatorAction.new(
-            ACTION, by, repair_text[0].upper() + repair_text[1:] + ".", **_fields_of(finding)
+            ACTION,
+            by,
+            text,
+            selection=finding.kind.value,
+            **(
+                {"archived_id": finding.row}
+                if finding.kind in OF_ROWS
+                else {"topic": finding.topic, "message_id": finding.message_id or None}
+            ),
         )
         for finding in found
     ]
@@ -164,14 +173,3 @@ def recorded(
     actions.filter(pk__in=was).update(count=1, finished_at=timezone.now())
     actions.filter(pk__in=[record.pk for record in records if record.pk not in was]).delete()
     return (finding for finding, mended in zip(found, done, strict=True) if mended)
-
-
-def _fields_of(finding: Finding) -> dict[str, Any]:
-    """What it was about, as the page of the message looks for it."""
-    if finding.kind in OF_ROWS:
-        return {"archived_id": finding.row, "selection": finding.kind.value}
-    return {
-        "topic": finding.topic,
-        "message_id": finding.message_id or None,  # an altered batch has none
-        "selection": finding.kind.value,
-    }

@@ -24,15 +24,14 @@ from ...store.store import RedisStore
 from .findings import Finding, FindingKind
 
 
-def confirmed(store: RedisStore, found: Iterable[Finding]) -> list[Finding]:
+def confirmed(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
     """The findings about Redis, the outbox and the archive that are still there."""
-    by_kind: dict[FindingKind, list[Finding]] = defaultdict(list)
-    for finding in found:
-        by_kind[finding.kind].append(finding)
     return [
         finding
-        for kind, findings in by_kind.items()
-        for finding in _SPECIAL.get(kind, _still_damaged)(store, findings)
+        for kind in FindingKind
+        for finding in _SPECIAL.get(kind, _still_damaged)(
+            store, [one for one in found if one.kind == kind]
+        )
     ]
 
 
