@@ -227,6 +227,10 @@ MUTATIONS = [
     Mutation("enqueue", "word == 'REPLACED' and existing or word == 'FOLLOWS'", "word == 'FOLLOWS'"),
     Mutation("enqueue", "or word == 'FOLLOWS' and follower_of(id)", ""),
     Mutation("tombstone", "if word then return word end", ""),
+    Mutation("enqueue", "if word == 'OLDER' or word == 'DUPLICATE'", "if word == 'DUPLICATE'"),
+    Mutation("enqueue", "mode == 'keep' and string.byte(when) == 64 then", "string.byte(when) == 64 then"),
+    Mutation("enqueue", "mode == 'keep' and string.byte(when) == 64 then", "mode == 'keep' then"),
+    Mutation("shared/lives", "if done and struct.unpack('>I8', done) < struct", "if done and 0 < struct"),
     Mutation("tombstone", "redis.call('HINCRBY', META, 'cancelled', 1)\n", ""),
     Mutation("durable_status", "or 'MISSING'", "or 'DONE'"),
     # The archiver

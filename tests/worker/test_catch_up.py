@@ -91,7 +91,53 @@ def test_what_fails_is_left_to_the_relay(caplog: pytest.LogCaptureFixture) -> No
     catch_up.begin()
     assert ended.wait(10)
     assert not catch_up.holds
-    assert "what was said while Redis was away is left to the relay" in caplog.text
+    assert "the relay applies later what was kept while Redis was away" in caplog.text
+
+
+def test_what_another_process_keeps_a_little_later_is_applied_while_claims_go_on() -> None:
+    told = Told()
+    told.go_on.set()
+    catch_up = CatchUp(told, lambda: None)
+    catch_up.begin()
+    eventually(lambda: not catch_up.holds)
+    eventually(lambda: told.times > 3)
+
+
+def test_a_second_outage_holds_the_claims_again_while_the_first_is_followed_up() -> None:
+    told = Told()
+    told.go_on.set()
+    catch_up = CatchUp(told, lambda: None)
+    catch_up.begin()
+    eventually(lambda: not catch_up.holds)
+    told.go_on.clear()
+    catch_up.begin()
+    assert catch_up.holds
+    told.go_on.set()
+    eventually(lambda: not catch_up.holds)
+
+
+def test_a_failure_after_the_hold_is_tried_again() -> None:
+    times = []
+
+    def fails_once(seconds: float) -> None:
+        times.append(seconds)
+        if len(times) == 2:
+            raise DelayQError("the database is away")
+
+    catch_up = CatchUp(fails_once, lambda: None)
+    catch_up.begin()
+    eventually(lambda: len(times) > 3)
+
+
+def test_it_ends_some_seconds_after_the_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LATE_SECONDS", 0.0)
+    told = Told()
+    told.go_on.set()
+    catch_up = CatchUp(told, lambda: None)
+    catch_up.begin()
+    assert catch_up._newest is not None
+    catch_up._newest.join(10)
+    assert told.times == 1
 
 
 def test_without_sql_nothing_waits() -> None:
