@@ -29,7 +29,7 @@ from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
-READING = {"durable_status", "find", "forecast", "leased_under", "list", "look", "stats"}
+READING = {"durable_status", "find", "forecast", "leased_under", "list", "stats"}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/how-to/redis-user.md shows the
 #: same.

@@ -52,8 +52,8 @@ from ..cli import (
     HelpFormatter,
     Reporter,
     Verb,
-    duration,
-    instant,
+    parse_duration,
+    parse_instant,
     user_of_shell,
 )
 
