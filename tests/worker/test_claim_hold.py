@@ -1,4 +1,4 @@
-"""Nothing is claimed before Redis has heard what was said while it was away."""
+"""Nothing is claimed before Redis has the changes that the outbox kept while it was away."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.store import RedisStore
-from django_delayq.worker import catch_up as module
-from django_delayq.worker.catch_up import CatchUp
+from django_delayq.worker import claim_hold as module
+from django_delayq.worker.claim_hold import ClaimHold
 from django_delayq.worker.dispatcher import Dispatcher
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import noop
@@ -19,7 +19,7 @@ from tests.worker.moving import LONG_AGO, eventually
 from tests.worker.test_dispatcher import Takes
 
 
-class Told:
+class Sender:
     """Stands for what knows SQL: it takes as long as a test lets it."""
 
     def __init__(self) -> None:
@@ -31,40 +31,40 @@ class Told:
         assert self.go_on.wait(10)
 
 
-def dispatcher_of(shared: Shared, told: Told | None, pool: Takes) -> Dispatcher:
+def dispatcher_of(shared: Shared, send: Sender, pool: Takes) -> Dispatcher:
     return Dispatcher(
-        replace(shared, before_claims=told), pool, Takes(), lambda *leases, **how: None
+        replace(shared, before_claims=send), pool, Takes(), lambda *leases, **how: None
     )  # type: ignore[arg-type]
 
 
-def test_first_claim_waits_until_all_is_said(shared: Shared, delayq: RedisStore) -> None:
+def test_first_claim_waits_until_the_changes_are_sent(shared: Shared, delayq: RedisStore) -> None:
     noop.using(due_at=LONG_AGO).enqueue()
-    told, pool = Told(), Takes()
-    dispatcher = dispatcher_of(shared, told, pool)
+    send, pool = Sender(), Takes()
+    dispatcher = dispatcher_of(shared, send, pool)
     dispatcher.run_once()
     dispatcher.run_once()
-    assert (told.times, pool.fed, dispatcher.nothing_due) == (1, [], False)
-    told.go_on.set()
-    eventually(lambda: not dispatcher._catch_up.holds)
+    assert (send.times, pool.fed, dispatcher.nothing_due) == (1, [], False)
+    send.go_on.set()
+    eventually(lambda: not dispatcher._claim_hold.must_wait())
     dispatcher.run_once()
     assert len(pool.fed) == 1
 
 
 def test_an_outage_makes_the_next_claim_wait_again(shared: Shared, delayq: RedisStore) -> None:
-    told, pool = Told(), Takes()
-    told.go_on.set()
-    dispatcher = dispatcher_of(shared, told, pool)
+    send, pool = Sender(), Takes()
+    send.go_on.set()
+    dispatcher = dispatcher_of(shared, send, pool)
     dispatcher.run_once()
-    eventually(lambda: not dispatcher._catch_up.holds)
+    eventually(lambda: not dispatcher._claim_hold.must_wait())
     noop.using(due_at=LONG_AGO).enqueue()
-    told.go_on.clear()
+    send.go_on.clear()
     with unreachable(), pytest.raises(DelayQError):
         dispatcher._sweep_at = 0.0
         dispatcher.run_once()
     dispatcher.run_once()
-    assert (told.times, pool.fed) == (2, [])
-    told.go_on.set()
-    eventually(lambda: not dispatcher._catch_up.holds)
+    assert (send.times, pool.fed) == (2, [])
+    send.go_on.set()
+    eventually(lambda: not dispatcher._claim_hold.must_wait())
     dispatcher.run_once()
     assert len(pool.fed) == 1
 
@@ -74,11 +74,11 @@ def test_a_database_that_does_not_answer_holds_up_nothing_for_long(
 ) -> None:
     monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
     noop.using(due_at=LONG_AGO).enqueue()
-    told, pool = Told(), Takes()
-    dispatcher = dispatcher_of(shared, told, pool)
+    send, pool = Sender(), Takes()
+    dispatcher = dispatcher_of(shared, send, pool)
     dispatcher.run_once()
     assert len(pool.fed) == 1
-    told.go_on.set()
+    send.go_on.set()
 
 
 def test_what_fails_is_left_to_the_relay(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,14 +87,12 @@ def test_what_fails_is_left_to_the_relay(caplog: pytest.LogCaptureFixture) -> No
     def fail(seconds: float) -> None:
         raise ValueError("no table")
 
-    catch_up = CatchUp(fail, ended.set)
-    catch_up.begin()
+    hold = ClaimHold(fail, ended.set)
+    hold.must_wait()
     assert ended.wait(10)
-    assert not catch_up.holds
-    assert "what was said while Redis was away is left to the relay" in caplog.text
+    assert not hold.must_wait()
+    assert "changes kept during the outage are left to the relay" in caplog.text
 
 
 def test_without_sql_nothing_waits() -> None:
-    catch_up = CatchUp(None, lambda: None)
-    catch_up.begin()
-    assert not catch_up.holds
+    assert not ClaimHold(None, lambda: None).must_wait()
