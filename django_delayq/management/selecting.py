@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError
 from django.db.models import Q, QuerySet
 
-from ..core.text import counted, on_one_line
+from ..core.present import counted, on_one_line
 from ..models import ArchivedMessage, Final
 from ..operators.replay import Replayed, preview_replay
 from ..worker.process.runner import ExitCode

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.text import table
+from ..core.present import table
 from .params import Report
 
 

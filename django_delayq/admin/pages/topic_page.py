@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 
 from ...client import topics
 from ...core.exceptions import InvalidMessage, UnknownTopic
-from ...core.page import Page
+from ...core.message import Page
 from ...operators import operations, recent_actions
 from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview

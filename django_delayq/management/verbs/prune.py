@@ -13,7 +13,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from ...archive.prune import Pruned, prune
-from ...core.text import counted
+from ...core.present import counted
 from ...models import Final
 from ..cli import DURATIONS, Verb, add_by, committed_count, parse_duration
 
