@@ -178,10 +178,9 @@ def cancel(user: User, pk: int) -> None:
     with OperatorAction.recorded(
         "cancel bulk", user.get_username(), bulk_operation=operation, selection=operation.kind
     ) as action:
-        alive = BulkOperation.objects.filter(
+        if not BulkOperation.objects.filter(
             pk=pk, status__in=(BulkStatus.WAITING, BulkStatus.RUNNING)
-        )
-        if not alive.update(status=BulkStatus.CANCELLED, finished_at=timezone.now()):
+        ).update(status=BulkStatus.CANCELLED, finished_at=timezone.now()):
             raise InvalidMessage(f"Bulk operation {pk} has ended already.")
         action.add(1)
 
@@ -236,10 +235,10 @@ def progress(operation: BulkOperation) -> Progress:
     status = BulkStatus(operation.status)
     skipped: dict[str, int] = json.loads(operation.skipped)
     total = operation.total
-    if operation.dry_run:  # it only counts
-        done = total or 0
-    else:
-        done = operation.count + sum(n for why, n in skipped.items() if why not in NOT_MEANT)
+    changed = (total or 0) if operation.dry_run else operation.count  # a dry run only counts
+    done = changed
+    if not operation.dry_run:
+        done += sum(n for why, n in skipped.items() if why not in NOT_MEANT)
         done = done if total is None else min(done, total)
     took = None
     if operation.started_at is not None:
@@ -255,7 +254,7 @@ def progress(operation: BulkOperation) -> Progress:
         is_untaken=status is BulkStatus.WAITING and at - waits_since > UNTAKEN_AFTER,
         is_silent=runs and at - waits_since > SILENT_AFTER,
         waits_since=waits_since,
-        changed=(total or 0) if operation.dry_run else operation.count,
+        changed=changed,
         skipped=dict(sorted(skipped.items(), key=lambda pair: -pair[1])),
         done=done,
         total=total,

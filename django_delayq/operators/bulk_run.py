@@ -105,16 +105,18 @@ class BulkRun:
         dealt with."""
         if self._action:
             self._action.add(count)
-        total = json.dumps(self._skipped_before + skipped)
-        self.write(count=F("count") + count, position=position, skipped=total)
+        self.write(
+            count=F("count") + count,
+            position=position,
+            skipped=json.dumps(self._skipped_before + skipped),
+        )
 
     def purged(self, count: int) -> None:
         """Count messages that Redis has ended, also when the operation is cancelled."""
         with transaction.atomic(using=self.alias):
             if self._action:
                 self._action.add(count)
-            same = BulkOperation.objects.filter(pk=self.operation.pk)
-            same.update(count=F("count") + count)
+            BulkOperation.objects.filter(pk=self.operation.pk).update(count=F("count") + count)
 
     def counted(self, total: int) -> None:
         """Store how many messages it is about."""
@@ -177,7 +179,7 @@ def run_stored(run: BulkRun) -> None:
             return
     walk = Walk(rows, after=operation.position, last=operation.cutoff)
     walk.on_page = run.write
-    _change_all(run, walk, _change(run, walk), run.rest)
+    _change_all(run, walk, run.rest)
 
 
 def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
@@ -225,12 +227,7 @@ def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
         return Replayed(action=action, count=walk.count, skipped=walk.skipped.copy())
 
     try:
-        _change_all(
-            run,
-            walk,
-            _change(run, walk, edit),
-            lambda: progress(so_far()) if progress else None,
-        )
+        _change_all(run, walk, lambda: progress(so_far()) if progress else None, edit)
     except BaseException as error:
         run.fail(error)
         if isinstance(error, Exception):
@@ -257,10 +254,19 @@ def order(operation: BulkOperation, by: str, reason: str, **fields: Any) -> Oper
 def _change_all(
     run: BulkRun,
     walk: Walk,
-    change: Callable[[Sequence[Any]], int],
     after_batch: Callable[[], object],
+    edit: Edit | None = None,
 ) -> None:
     """Change every batch in a transaction of its own, which also counts it in the operation."""
+    change: Callable[[Sequence[Any]], int] = walk.discard
+    if run.operation.kind != BulkKind.DISCARD:
+        options = decoded(run.operation.options)
+        replayer = Replayer(walk, duration_ms(options.get("delay", 0)), options.get("rate"), edit)
+        # A rate goes on from when the first worker began.
+        replayer.began_ms = int(options.setdefault("began_ms", replayer.began_ms))
+        replayer.sent_before = run.operation.count
+        run.write(options=json.dumps(options))
+        change = replayer.send
     after_batch()
     for pks in walk.batches():
         with transaction.atomic(using=run.alias):
@@ -270,19 +276,6 @@ def _change_all(
         walk.count += count
         after_batch()
     run.close(walk.skipped)
-
-
-def _change(run: BulkRun, walk: Walk, edit: Edit | None = None) -> Callable[[Sequence[Any]], int]:
-    """What is done to each batch of dead letters."""
-    if run.operation.kind == BulkKind.DISCARD:
-        return walk.discard
-    options = decoded(run.operation.options)
-    replayer = Replayer(walk, duration_ms(options.get("delay", 0)), options.get("rate"), edit)
-    # A rate goes on from when the first worker began.
-    replayer.began_ms = int(options.setdefault("began_ms", replayer.began_ms))
-    replayer.sent_before = run.operation.count
-    run.write(options=json.dumps(options))
-    return replayer.send
 
 
 def _purge(run: BulkRun) -> None:

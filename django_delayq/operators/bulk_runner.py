@@ -83,9 +83,11 @@ class BulkRunner(Service):
         same = BulkOperation.objects.filter(
             pk=operation.pk, status=operation.status, worker=operation.worker
         )
-        began = operation.started_at or now
         if not same.update(
-            status=BulkStatus.RUNNING, worker=self._worker, alive_at=now, started_at=began
+            status=BulkStatus.RUNNING,
+            worker=self._worker,
+            alive_at=now,
+            started_at=operation.started_at or now,
         ):
             return None
         operation.refresh_from_db(using=get_settings().database)

@@ -82,8 +82,14 @@ def live(topic: str, message_id: str) -> LiveMessage | None:
     try:
         message = finding.get(topic, None, identity)
     except UndecodableMessage as error:
-        bare = _bare(topic, identity)
-        return LiveMessage(message=bare, problem=str(error)) if bare else None
+        # What is known of it without decoding it.
+        if located := get_store().find(topic, identity):
+            return LiveMessage(message=shown(*located), problem=str(error))
+        row = rows.first()
+        if row is None:
+            return None
+        known = bare(topic, identity, row.task, State("delayed"), row.due_at_ms)
+        return LiveMessage(message=known, problem=str(error))
     return (
         LiveMessage(message=message, outbox=rows.values_list("status", flat=True).first() or "")
         if message
@@ -102,11 +108,11 @@ def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
     if not identities:
         return []
     rows = ArchivedMessage.objects.using(get_settings().database)
-    wanted = Q()
+    newest = Q()
     for identity in identities:
         lives = rows.filter(message_id=UUID(bytes=identity)).order_by("-enqueued_at")
-        wanted |= Q(pk=Subquery(lives.values("pk")[:1]))
-    return list(rows.filter(wanted).order_by("topic"))
+        newest |= Q(pk=Subquery(lives.values("pk")[:1]))
+    return list(rows.filter(newest).order_by("topic"))
 
 
 def _topics(topic: str, redis: bool) -> Sequence[str]:
@@ -122,25 +128,18 @@ def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, SearchResu
     uuids = {UUID(bytes=identity) for identity in identities.values()}
     rows = OutboxMessage.objects.filter(message_id__in=uuids)
     kept = {row.topic: row for row in rows if identities.get(row.topic) == row.message_id.bytes}
-    there = _in_redis(identities) if redis else {}
+    found = get_store().find_many(identities.items()) if redis else ()
+    there = {partition.topic: _live_hit(shown(partition, record)) for partition, record in found}
     hits = {topic: there.get(topic) or _kept_hit(kept.get(topic), redis) for topic in identities}
     return {topic: hit for topic, hit in hits.items() if hit}
 
 
-def _in_redis(identities: Mapping[str, bytes]) -> dict[str, SearchResult]:
-    return {
-        partition.topic: _live_hit(shown(partition, found))
-        for partition, found in get_store().find_many(identities.items())
-    }
-
-
 def _kept_hit(row: OutboxMessage | None, redis: bool) -> SearchResult | None:
-    """Of a row whose message is not in Redis, as far as that could be asked."""
+    """The hit of an outbox row whose message was not found in Redis, or None."""
     if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
         return None
-    if (
-        row.status == OutboxStatus.SENT
-    ):  # it has ended and is not archived yet, or Redis has lost it
+    if row.status == OutboxStatus.SENT:
+        # It has ended and is not archived yet, or Redis has lost it.
         found = live(row.topic, row.message_id.hex) if redis else None
         return _live_hit(found.message) if found else None
     is_due = row.due_at_ms <= get_store().now_us() // 1000
@@ -175,11 +174,3 @@ def _archived_hit(row: ArchivedMessage) -> SearchResult:
         at=row.finished_at,
         row=row.pk,
     )
-
-
-def _bare(topic: str, identity: bytes) -> Message | None:
-    """What is known of a live message without decoding it."""
-    if located := get_store().find(topic, identity):
-        return shown(*located)
-    row = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic).first()
-    return bare(topic, identity, row.task, State("delayed"), row.due_at_ms) if row else None

@@ -75,14 +75,22 @@ class Replayer:
             for row in content:
                 if item := self._item(row, self._walk.count + count + len(items)):
                     items[row.pk] = item
-            count += self._mark(self._insert(items))
+            count += mark_replayed(self._walk.table, self._insert(items))
         return count
 
     def _without_keys_in_use(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """Skip rows whose key is live, and all but the newest dead letter of each key."""
         keyed = [row for row in rows if row.key]
         if not keyed:
             return rows
-        newest, live = self._newest({row.message_id for row in keyed}), _live(keyed)
+        ids = {row.message_id for row in keyed}
+        dead = self._walk.rows.filter(message_id__in=ids, state=Final.DEAD, pk__lte=self._walk.last)
+        if not self._walk.force:
+            dead = dead.filter(discarded_at=None)
+        by_id = dead.order_by().values("message_id").annotate(Max("pk"))
+        newest = dict(by_id.values_list("message_id", "pk__max"))
+        places = [(row.topic, row.message_id.bytes) for row in keyed]
+        live = {found.id for _, found in get_store().find_many(places)}
 
         def why(row: Any) -> str:
             if not row.key:
@@ -92,18 +100,6 @@ class Replayer:
             return "key live" if row.message_id.bytes in live else ""
 
         return [row for row in rows if not self._walk.skip(why(row))]
-
-    def _newest(self, ids: set[UUID]) -> dict[UUID, int]:
-        """The newest dead letter of the selection with each id."""
-        rows = self._walk.rows.filter(message_id__in=ids, state=Final.DEAD, pk__lte=self._walk.last)
-        if not self._walk.force:
-            rows = rows.filter(discarded_at=None)
-        return dict(
-            rows.order_by()
-            .values("message_id")
-            .annotate(Max("pk"))
-            .values_list("message_id", "pk__max")
-        )
 
     def _item(self, row: ArchivedMessage, number: int) -> Item | None:
         """The message that replays this row, or None: counted as skipped."""
@@ -131,10 +127,14 @@ class Replayer:
 
     def _template(self, row: ArchivedMessage, headers: Mapping[str, str], number: int) -> Template:
         task = registry.by_name[row.task]
+        when = When.after(self._delay_ms)
+        if self._rate is not None:
+            spread_ms = math.ceil((self.sent_before + number) * 1000 / self._rate)
+            when = When.at(self.began_ms + self._delay_ms + spread_ms)
         options = with_changes(
             task.options,
             topic=row.topic,
-            when=self._when(number),
+            when=when,
             ttr_ms=row.ttr_ms,
             max_attempts=task.options.max_attempts
             if row.max_attempts is None
@@ -149,44 +149,28 @@ class Replayer:
         )
         return Template(Task(task.definition, options), self._settings)
 
-    def _when(self, number: int) -> When:
-        if self._rate is None:
-            return When.after(self._delay_ms)
-        return When.at(
-            self.began_ms
-            + self._delay_ms
-            + math.ceil((self.sent_before + number) * 1000 / self._rate)
-        )
-
     def _insert(self, items: Mapping[int, Item]) -> dict[int, UUID]:
-        """Returns the ids of the messages by those of their origins."""
+        """Insert the messages. Returns their ids by the ids of their origins."""
         now_us = get_store().now_us()
         rows = {
             pk: outbox.new_row(item, now_us, OutboxStatus.WAITING) for pk, item in items.items()
         }
         for row in rows.values():
-            # Behind what waits already, so that a million of them delay no other message.
+            # They come after all that waits already: a million of them delay no other message.
             row.relay_at_ms = max(row.relay_at_ms, now_us // 1000)
         self._table.bulk_create([row for row in rows.values() if not row.key])
-        refused = self._insert_keyed([row for row in rows.values() if row.key], now_us)
+        keyed = [row for row in rows.values() if row.key]
+        refused: set[UUID] = set()
+        if keyed:
+            # A message with this key may have come a moment ago. The rows have one order, so that
+            # two replays of the same keys wait for each other instead of deadlocking.
+            keyed.sort(key=lambda row: row.message_id)
+            self._table.bulk_create(keyed, ignore_conflicts=True)
+            ids = {row.message_id for row in keyed}
+            ours = self._table.filter(message_id__in=ids, enqueued_at_us=now_us)
+            refused = ids - set(ours.values_list("message_id", flat=True))
         self._walk.skip("key live", len(refused))
         return {pk: row.message_id for pk, row in rows.items() if row.message_id not in refused}
-
-    def _insert_keyed(self, rows: Sequence[OutboxMessage], now_us: int) -> set[UUID]:
-        """Insert what may be there, also since a moment. Returns the ids of those that are."""
-        if not rows:
-            return set()
-        # In one order, so that two replays of the same keys wait for each other instead of
-        # deadlocking.
-        self._table.bulk_create(sorted(rows, key=lambda row: row.message_id), ignore_conflicts=True)
-        ids = {row.message_id for row in rows}
-        ours = self._table.filter(message_id__in=ids, enqueued_at_us=now_us).values_list(
-            "message_id", flat=True
-        )
-        return ids - set(ours)
-
-    def _mark(self, replayed: Mapping[int, UUID]) -> int:
-        return mark_replayed(self._walk.table, replayed)
 
 
 def mark_replayed(rows: Rows, replayed: Mapping[int, UUID]) -> int:
@@ -213,12 +197,6 @@ def _undeclared(row: Any, topics: set[str]) -> str:
         return "unknown topic"
     # The archive writes \0 otherwise: then the row does not have the key.
     return "undecodable" if row.key and key_id(row.topic, row.key) != row.message_id.bytes else ""
-
-
-def _live(rows: Sequence[Any]) -> set[bytes]:
-    """Which of the ids are live in Redis."""
-    places = [(row.topic, row.message_id.bytes) for row in rows]
-    return {found.id for _, found in get_store().find_many(places)}
 
 
 def _chunks_of_bodies(rows: Sequence[Any]) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, BulkOperation, OutboxMessage
+from django_delayq.operators import replayer
 from django_delayq.operators.bulk_run import BulkRun
 from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.operators.replay import discard, replay
@@ -36,7 +37,7 @@ STEPS: dict[str, tuple[Any, str, bool, int]] = {
     "before the rows are locked": (Walk, "lock", False, 2),
     "before the messages are inserted": (Replayer, "_insert", False, 2),
     "after the messages are inserted": (Replayer, "_insert", True, 2),
-    "after the origins are marked": (Replayer, "_mark", True, 2),
+    "after the origins are marked": (replayer, "mark_replayed", True, 2),
     "before it says how far it is": (BulkRun, "enter", False, 2),
     "before the commit": (BulkRun, "enter", True, 2),
     "after the commit": (BulkRun, "rest", False, 3),
@@ -237,7 +238,10 @@ def test_a_batch_whose_operation_is_lost_at_its_end_is_undone(
     dead(3 * BATCH)
     operation = order()
     with at(
-        Replayer, "_mark", lambda: BulkOperation.objects.update(worker=other._worker), after=True
+        replayer,
+        "mark_replayed",
+        lambda: BulkOperation.objects.update(worker=other._worker),
+        after=True,
     ):
         runner.run_once()
     check_agreement(operation)

@@ -9,10 +9,9 @@ import pytest
 from django_delayq.archive.selection import Selection
 from django_delayq.core.exceptions import DatabaseUnavailable, InvalidMessage, StoreUnavailable
 from django_delayq.models import ArchivedMessage, BulkOperation
-from django_delayq.operators import bulk, bulk_run
+from django_delayq.operators import bulk, bulk_run, replayer
 from django_delayq.operators.bulk_run import BulkRun
 from django_delayq.operators.bulk_runner import BulkRunner
-from django_delayq.operators.replayer import Replayer
 from tests.bulk_hands import BATCH, OPERATOR, at, be_silent, check_agreement, check_done, order
 from tests.database_faults import database_away, failing_commits
 from tests.faults import unreachable
@@ -58,7 +57,11 @@ def test_of_a_cancelled_operation_at_most_the_batch_that_runs_is_done(runner: Bu
         wait_until(is_cancelled, "it is cancelled")
 
     cancel = meanwhile(lambda: bulk.cancel(OPERATOR, operation.pk))
-    with cancel as begin, at(Replayer, "_mark", begin), at(BulkRun, "rest", let_it_in, time=3):
+    with (
+        cancel as begin,
+        at(replayer, "mark_replayed", begin),
+        at(BulkRun, "rest", let_it_in, time=3),
+    ):
         runner.run_once()
     check_agreement(operation)
     assert (operation.status, operation.count) == ("cancelled", 2 * BATCH)
