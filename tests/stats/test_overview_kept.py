@@ -18,7 +18,7 @@ from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.core.message import STAMP, new_id
 from django_delayq.core.times import When
 from django_delayq.models import OutboxMessage
-from django_delayq.outbox.outbox import now_ms
+from django_delayq.outbox.outbox import redis_now_ms
 from django_delayq.stats import overview as figures
 from django_delayq.stats import overview_sql
 from django_delayq.store import get_store, keys
@@ -368,7 +368,7 @@ def test_another_store_is_read_by_another_reader(hands: Hands, settings: Any) ->
 
 
 def test_instants_are_by_the_clock_of_redis(hands: Hands) -> None:
-    assert now().at.timestamp() * 1000 == pytest.approx(now_ms(), abs=5_000)
+    assert now().at.timestamp() * 1000 == pytest.approx(redis_now_ms(), abs=5_000)
 
 
 # Many requests at once
