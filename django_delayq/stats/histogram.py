@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
-#: Microseconds (36,000 years): values beyond it are taken for it, so that every double has a bucket
+#: Microseconds (36,000 years). A larger value counts as this one, so that every double has a bucket
 #: in Spark, too.
 LARGEST = 2.0**60
 
@@ -27,8 +27,8 @@ Histogram = Mapping[int, int]
 
 
 def microseconds(milliseconds: float) -> int:
-    """In whole microseconds, halves up; what is beyond LARGEST, on either side, is that. Raises
-    ValueError for NaN."""
+    """The value in whole microseconds, halves rounded up. A value beyond LARGEST, on either side,
+    counts as LARGEST. Raises ValueError for NaN."""
     return math.floor(min(max(milliseconds * 1000 + 0.5, -LARGEST), LARGEST))
 
 
@@ -49,7 +49,7 @@ def middle(index: int) -> float:
 
 
 def merge_histograms(histograms: Iterable[Histogram]) -> dict[int, int]:
-    """The sum of several. In whatever order, the result is the same."""
+    """The sum of several histograms. Their order does not matter."""
     counts: dict[int, int] = {}
     for counted in histograms:
         for index, count in counted.items():

@@ -142,7 +142,8 @@ def figures_of(rows: Iterable[TopicHour | TaskDay]) -> PeriodFigures:
 
 
 def _of(rows: Any, topic: str) -> list[Any]:
-    """A text that cannot name a topic has no figures, and no database takes all of them."""
+    """The rows of a topic, or of all. A text that cannot be the name of a topic has no rows: some
+    databases refuse such a text."""
     if topic and not NAME.match(topic):
         return []
     return list(rows.filter(topic=topic) if topic else rows)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from enum import Enum
 from typing import Any
@@ -30,8 +30,8 @@ MOST_ERRORS = 50
 COUNTS = (*Final.values, "attempts", "retried")
 HISTOGRAMS = ("lateness", "run")
 
-_READ = ("topic", "task", "state", "attempts", "lateness_ms", "run_ms", "error_class", "reason")
-#: The column that says which hour, or day, a row is of.
+_READ = ("state", "attempts", "lateness_ms", "run_ms", "error_class", "reason")
+#: The column with the hour, or the day, of a row.
 _SPAN: Mapping[type[Any], str] = {TopicHour: "hour", TaskDay: "day"}
 
 
@@ -98,22 +98,15 @@ def compute_hour(hour: datetime, pause: Callable[[], object] | None = None) -> i
 
     `pause()` is called after each page of rows.
     """
-    sums: dict[str, Sums] = defaultdict(Sums)
-    for topic, _, state, attempts, late, ran, error, reason in _finished(hour, hour + HOUR, pause):
-        sums[topic].add(state, attempts, late, ran, error or reason)
-    at = stored(hour)
-    rows = [TopicHour(hour=at, topic=topic, **sums[topic].fields()) for topic in sorted(sums)]
+    at, sums = stored(hour), _sums_of(hour, hour + HOUR, ("topic",), pause)
+    rows = [TopicHour(hour=at, topic=topic, **sums[topic,].fields()) for (topic,) in sorted(sums)]
     return _save(TopicHour, at, rows)
 
 
 def compute_day(day: date, pause: Callable[[], object] | None = None) -> int:
     """Store the figures of the day (UTC). Otherwise as compute_hour()."""
     begin = beginning_of(day)
-    sums: dict[tuple[str, str], Sums] = defaultdict(Sums)
-    for topic, task, state, attempts, late, ran, error, reason in _finished(
-        begin, begin + DAY, pause
-    ):
-        sums[topic, task].add(state, attempts, late, ran, error or reason)
+    sums = _sums_of(begin, begin + DAY, ("topic", "task"), pause)
     rows = [
         TaskDay(
             day=day,
@@ -152,31 +145,35 @@ def most_frequent(counts: Mapping[str, int], limit: int) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
 
 
-def _finished(
-    begin: datetime, end: datetime, pause: Callable[[], object] | None
-) -> Iterator[Sequence[Any]]:
-    """Messages that finished in between, along the index of finished_at, a page at a time."""
+def _sums_of(
+    begin: datetime, end: datetime, names: Sequence[str], pause: Callable[[], object] | None
+) -> dict[tuple[str, ...], Sums]:
+    """The figures of the messages that finished in between, by the columns `names`. Reads along the
+    index of finished_at, a page at a time."""
+    sums: dict[tuple[str, ...], Sums] = defaultdict(Sums)
     rows = ArchivedMessage.objects.filter(
         finished_at__gte=stored(begin), finished_at__lt=stored(end)
     ).order_by("finished_at", "pk")
-    columns = rows.values_list("finished_at", "pk", *_READ)
+    columns = rows.values_list("finished_at", "pk", *_READ, *names)
     page = list(columns[:PAGE])
     while page:
-        yield from (row[2:] for row in page)
+        for _, _, state, attempts, late, ran, error, reason, *group in page:
+            sums[tuple(group)].add(state, attempts, late, ran, error or reason)
         if pause:
             pause()
         if len(page) < PAGE:
-            return
+            break
         finished_at, pk = page[-1][:2]
         further = columns.filter(finished_at__gte=finished_at).exclude(
             finished_at=finished_at, pk__lte=pk
         )
         page = list(further[:PAGE])
+    return sums
 
 
 def _save(model: type[Any], at: Any, rows: Sequence[Any]) -> int:
     if replace_each(model, {at: rows})[at] is not Replacement.REPLACED:
-        # Else they would be due for ever.
+        # Otherwise these figures would be due for ever.
         _rows_of(model, [at]).update(computed_at=django_timezone.now())
     return sum(row.messages for row in rows)
 

@@ -25,14 +25,14 @@ from ..core.message import Final
 from ..core.times import from_ms, in_words
 from ..store import get_store
 from ..store.keys import Partition
-from ..store.queries import PartitionStats, Snapshot
+from ..store.queries import Snapshot
 from ..store.store import RedisStore
 from ..store.topic_state import Pause, TopicStats, stats_of_topic
 from ..tasks import registry
 from . import overview_sql
 from .histogram import nearest_rank
 from .history import KeptForecast
-from .overview_sql import DatabaseFigures
+from .overview_sql import MINUTE_MS, DatabaseFigures
 
 #: An answer of Redis is kept for so many seconds. A failure is kept for longer, so that a frozen
 #: server holds up one request and not each.
@@ -49,8 +49,6 @@ SAMPLES = 180
 RATE_OVER_MS, RATE_OVER_AT_MOST_MS = 20_000, 300_000
 #: Upper ends of the bars of lateness, in ms.
 LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 60_000)
-
-_MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +317,13 @@ class _Reader:
                 }
             )
             now_ms = self._store.now_us() / 1000
-            minutes, hours = _bounds(now_ms)
+            # The ends (ms) of this and the next 59 minutes, and of this and the next 23 hours, by
+            # the project's clock.
+            minute = from_ms(now_ms).astimezone(get_current_timezone())
+            minute = minute.replace(second=0, microsecond=0)
+            hour_ms = minute.replace(minute=0).timestamp() * 1000
+            minutes = [(minute + timedelta(minutes=n)).timestamp() * 1000 for n in range(1, 61)]
+            hours = [hour_ms + 60 * MINUTE_MS * n for n in range(1, 25)]
             snapshot = self._store.queries.snapshot(
                 partitions, [round(bound) for bound in (*minutes, *hours)], SAMPLES
             )
@@ -379,12 +383,19 @@ def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overvie
     # its time.
     names = {partition.topic for partition in snapshot.stats} | sql.outbox.keys()
     topics = [_topic(name, seen, sql, living) for name in sorted(names)]
+    late = [value for values in sql.lateness_ms.values() for value in values]
+    ends = (float("-inf"), *LATENESS_MS, float("inf"))
+    words = [in_words(end / 1000) for end in LATENESS_MS]
+    labels = [*(f"≤ {end}" for end in words), f"> {words[-1]}"]
     return Overview(
         at=from_ms(at_ms),
         topics=[topic for topic in topics if not topic.is_past],
-        minutes=_due(minutes, due[: len(minutes)], sql.outbox_minutes, _MINUTE_MS),
-        hours=_due(hours, due[len(minutes) :], sql.outbox_minutes, 60 * _MINUTE_MS),
-        lateness=_lateness(sql),
+        minutes=_due(minutes, due[: len(minutes)], sql.outbox_minutes, MINUTE_MS),
+        hours=_due(hours, due[len(minutes) :], sql.outbox_minutes, 60 * MINUTE_MS),
+        lateness=[
+            Bucket(label=label, count=sum(low < value <= high for value in late))
+            for label, (low, high) in zip(labels, pairwise(ends), strict=True)
+        ],
         samples=rates(snapshot.samples),
         workers=living,
         forecast=sql.forecast,
@@ -398,13 +409,26 @@ def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overvie
 def _topic(
     name: str, seen: _Seen, sql: DatabaseFigures, living: Sequence[WorkerStatus]
 ) -> TopicOverview:
-    snapshot = seen.snapshot
+    snapshot, at_ms = seen.snapshot, seen.at_ms
     parts = [stats for partition, stats in snapshot.stats.items() if partition.topic == name]
+    per_second = None
+    before = next(
+        (
+            sample
+            for sample in reversed(snapshot.samples)
+            if sample["at_ms"] <= at_ms - RATE_OVER_MS and name in sample["topics"]
+        ),
+        None,
+    )
+    if before is not None and before["at_ms"] >= at_ms - RATE_OVER_AT_MOST_MS:
+        finished = sum(int(part.meta.get(state, 0)) for part in parts for state in Final.values)
+        finished -= before["topics"][name]["finished"]
+        per_second = max(0.0, float(finished * 1000 / (at_ms - before["at_ms"])))
     late = Counter(sql.lateness_ms.get(name, ()))
     return TopicOverview(
         **vars(stats_of_topic(name, parts)),
         outbox=sql.outbox[name],
-        per_second=_rate(name, parts, snapshot.samples, seen.at_ms),
+        per_second=per_second,
         late_p50_ms=nearest_rank(late, 0.5),
         late_p99_ms=nearest_rank(late, 0.99),
         dead_letters=sql.dead_letters[name],
@@ -412,24 +436,6 @@ def _topic(
         quiet_workers=sum(name in worker.topics and worker.keeps_quiet for worker in living),
         declared=name in registry.known_topics(),
     )
-
-
-def _rate(
-    topic: str, parts: Sequence[PartitionStats], samples: Sequence[Mapping[str, Any]], at_ms: float
-) -> float | None:
-    before = next(
-        (
-            sample
-            for sample in reversed(samples)
-            if sample["at_ms"] <= at_ms - RATE_OVER_MS and topic in sample["topics"]
-        ),
-        None,
-    )
-    if before is None or before["at_ms"] < at_ms - RATE_OVER_AT_MOST_MS:
-        return None
-    finished = sum(int(part.meta.get(name, 0)) for part in parts for name in Final.values)
-    finished -= before["topics"][topic]["finished"]
-    return max(0.0, float(finished * 1000 / (at_ms - before["at_ms"])))
 
 
 def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
@@ -456,18 +462,6 @@ def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
 # Pictures
 
 
-def _bounds(now_ms: float) -> tuple[list[float], list[float]]:
-    """The ends (ms) of this and the next 59 minutes, and of this and the next 23 hours, by the
-    project's clock."""
-    minute = from_ms(now_ms).astimezone(get_current_timezone()).replace(second=0, microsecond=0)
-    hour = minute.replace(minute=0).timestamp() * 1000
-    step = timedelta(minutes=1)
-    return (
-        [(minute + step * n).timestamp() * 1000 for n in range(1, 61)],
-        [hour + 60 * _MINUTE_MS * n for n in range(1, 25)],
-    )
-
-
 def _due(
     ends: Sequence[float], by: Sequence[int], outbox: Mapping[int, int], step_ms: int
 ) -> list[Bucket]:
@@ -482,17 +476,6 @@ def _due(
             Bucket(label=f"{at:%H:%M}", count=by[n] - (by[n - 1] if n else 0) + waiting[n], at=at)
         )
     return bars
-
-
-def _lateness(sql: DatabaseFigures) -> list[Bucket]:
-    late = [value for values in sql.lateness_ms.values() for value in values]
-    ends = (float("-inf"), *LATENESS_MS, float("inf"))
-    labels = [f"≤ {in_words(high / 1000)}" for high in LATENESS_MS]
-    labels.append(f"> {in_words(LATENESS_MS[-1] / 1000)}")
-    return [
-        Bucket(label=label, count=sum(low < value <= high for value in late))
-        for label, (low, high) in zip(labels, pairwise(ends), strict=True)
-    ]
 
 
 def _workers(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:

@@ -26,7 +26,7 @@ TOPICS_AT_ONCE = 100
 #: would make the database walk along all rows.
 RUNS_SINCE = timedelta(days=1)
 
-_MINUTE_MS = 60_000
+MINUTE_MS = 60_000
 
 _DEAD = """
 SELECT topic, COUNT(*) FROM (
@@ -80,7 +80,7 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
         cursor.execute(_DEAD.format(archive=archive, cap=DEAD_CAP))
         dead = Counter(dict(cursor.fetchall()))
         cursor.execute(
-            _OUTBOX.format(outbox=outbox_table, minute=_MINUTE_MS, cap=OUTBOX_CAP),
+            _OUTBOX.format(outbox=outbox_table, minute=MINUTE_MS, cap=OUTBOX_CAP),
             [until_ms, str(OutboxStatus.WAITING)],
         )
         for topic, minute, count in cursor.fetchall():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
 from functools import reduce
 from operator import or_
@@ -103,7 +103,16 @@ class StatsService(Service):
         newest = ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
         new = _Range(now, max(0, newest - LATE) if self._seen is None else self._seen, newest)
         due = [ids for ids in self._ranges if ids.at <= now - COMMITTED]
-        late = self._late(now, [new, *(ids for ids in due if ids.has_grown())])
+        ranges = [new, *(ids for ids in due if ids.has_grown())]
+        # Recent hours that had settled when rows of them came: the archiver had been away.
+        rows = ArchivedMessage.objects.filter(
+            reduce(or_, (Q(pk__gt=ids.after, pk__lte=ids.upto) for ids in ranges)),
+            finished_at__lt=stored(hourly.hour_of(now - SETTLE)),
+        )
+        if self._seen is None:
+            rows = rows.filter(finished_at__gte=stored(now - RECENT))
+        finished = rows.values_list("finished_at", flat=True)
+        late = {hourly.hour_of(when) for when in finished.iterator()}
         self._compute({*self._hours(now), *late}, hourly.compute_hour)
         days = self._days(now)
         self._compute({*days, *map(hourly.day_of, late)}, hourly.compute_day)
@@ -146,17 +155,6 @@ class StatsService(Service):
             finished_at__gte=stored(begin), finished_at__lt=stored(begin + span)
         )
         return bool(rows.exists())
-
-    def _late(self, now: datetime, ranges: Sequence[_Range]) -> set[datetime]:
-        """Recent hours that had settled when rows of them came: the archiver had been away."""
-        settled = stored(hourly.hour_of(now - SETTLE))
-        within = reduce(or_, (Q(pk__gt=ids.after, pk__lte=ids.upto) for ids in ranges))
-        rows = ArchivedMessage.objects.filter(within, finished_at__lt=settled)
-        if self._seen is None:
-            rows = rows.filter(finished_at__gte=stored(now - RECENT))
-        return {
-            hourly.hour_of(when) for when in rows.values_list("finished_at", flat=True).iterator()
-        }
 
     def _pause(self) -> None:
         """After a page of rows. Raises ServiceStops."""
