@@ -27,7 +27,7 @@ from ..core.exceptions import ConfigurationError, DelayQError, InvalidMessage, S
 from ..models import OperatorAction
 from ..worker.process.runner import ExitCode
 
-#: What a shell says of a program that Ctrl-C has ended.
+#: The exit code of a program that Ctrl-C has ended, as shells have it.
 INTERRUPTED = 130
 
 #: How durations are written, for help texts.

@@ -78,7 +78,7 @@ class SelectingVerb(Verb):
         raise NotImplementedError
 
     def committed(self) -> str:
-        """As the record has it."""
+        """How many messages the record counts."""
         if self.replayed is None:
             return self.so_far
         return self._summary(committed_count(self.replayed.action, self.replayed.count), {})

@@ -22,7 +22,11 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """With the first line of each verb. It is read from the file, so that nothing is loaded."""
-        lines = [f"  {verb:<14}{_first_line(path)}" for verb, path in _files().items()]
+        heads = {
+            verb: path.read_text(encoding="utf-8").partition("\n")[0].strip('"')
+            for verb, path in _files().items()
+        }
+        lines = [f"  {verb:<14}{head}" for verb, head in heads.items()]
         epilog = "\n".join(["verbs:", *lines, "", "delayq VERB --help says more."])
         return super().create_parser(
             prog_name, subcommand, formatter_class=HelpFormatter, epilog=epilog, **kwargs
@@ -53,11 +57,6 @@ class Command(BaseCommand):
 
 def _files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(Path(verbs.__path__[0]).glob("[!_]*.py"))}
-
-
-def _first_line(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.readline().strip().strip('"')
 
 
 def _load(verb: str) -> BaseCommand:

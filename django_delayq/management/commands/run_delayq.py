@@ -139,7 +139,7 @@ class Command(BaseCommand):
         worker_options = WorkerOptions(topics=topics, **{name: options[name] for name in names})
         count, port = options["processes"], options["health_port"]
         reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
-        # Who has read "Ready" may stop us: the signal waits for its handler.
+        # Whoever reads "Ready" may stop this process: the signal waits until its handler is there.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         say(
             f"Ready in {time.monotonic() - begun:.2f} s. Ctrl-C finishes running tasks "
@@ -211,7 +211,7 @@ def _with_weights(settings: Settings, weights: dict[str, int]) -> Settings:
 
 
 def _sayer(log_format: str, stdout: Any) -> startup.Say:
-    """Whoever parses JSON wants nothing else on stdout."""
+    """How to write a line for people. With JSON logs it is a log line: a program reads stdout."""
     return (lambda line: logger.info("%s", line.strip())) if log_format == "json" else stdout.write
 
 

@@ -27,5 +27,5 @@ class Command(SelectingVerb):
         self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any
     ) -> Replayed:
         """Mark the rows."""
-        names = ("reason", "by", "limit")
-        return discard(rows, progress=progress, **{name: options[name] for name in names})
+        given = {name: options[name] for name in ("reason", "by", "limit")}
+        return discard(rows, progress=progress, **given)

@@ -23,7 +23,7 @@ from ..cli import Verb, add_record
 
 @dataclass(frozen=True)
 class ShellUser:
-    """Whoever may run commands may do this."""
+    """The user of the shell, who has every permission."""
 
     name: str
 

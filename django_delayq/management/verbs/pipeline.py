@@ -21,7 +21,7 @@ import threading
 import traceback
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -38,13 +38,12 @@ from ...pipeline.job_errors import Refused, cause, code_of
 from ...pipeline.jobs import (
     JOBS,
     Job,
-    Start,
     add_start_arguments,
     interruption,
     run_job,
     start_of,
 )
-from ...pipeline.params import JobOptions, Report, TaskSpec
+from ...pipeline.params import Params, Report, TaskSpec
 from ...pipeline.session import java_log
 from ..cli import (
     DURATIONS,
@@ -82,7 +81,9 @@ class Command(Verb):
                 if options["write_params"]:
                     self._write_params(job, options)
                     return
-                report = self._run_job(job, options, start_of(options))
+                start = start_of(options)
+                with self._parameters(job, options, start.elsewhere) as params:
+                    report = run_job(job.name, params, start, self.reporter.show)
         except KeyboardInterrupt:
             self.reporter.clear()
             self.stderr.write(f"Interrupted: {interruption(job.name)}", style_func=str)
@@ -95,22 +96,19 @@ class Command(Verb):
         if report.code:
             sys.exit(int(report.code))
 
-    def _run_job(self, job: Job, options: dict[str, Any], start: Start) -> Report:
-        with params_from_django.parameters(
+    def _parameters(
+        self, job: Job, options: dict[str, Any], elsewhere: bool
+    ) -> AbstractContextManager[Params]:
+        """The parameters of the job. `elsewhere`: for executors on other machines."""
+        return params_from_django.parameters(
             database_secret=options["database_secret"],
             redis_secret=options["redis_secret"],
-            elsewhere=start.elsewhere,
+            elsewhere=elsewhere,
             **params_of(job, options),
-        ) as params:
-            return run_job(job.name, params, start, self.reporter.show)
+        )
 
     def _write_params(self, job: Job, options: dict[str, Any]) -> None:
-        with params_from_django.parameters(
-            database_secret=options["database_secret"],
-            redis_secret=options["redis_secret"],
-            elsewhere=True,
-            **params_of(job, options),
-        ) as params:
+        with self._parameters(job, options, True) as params:
             raw, path = params.encode(), options["write_params"]
         if path == "-":
             self.stdout.write(raw.decode())
@@ -124,7 +122,7 @@ class Command(Verb):
         )
 
     def _fail(self, job: Job, error: Exception, options: dict[str, Any]) -> NoReturn:
-        """In a sentence; with --json also as a report, with --traceback all of it."""
+        """Write the error as a sentence; with --json a report too, with --traceback all of it."""
         found = cause(error)
         code = code_of(found)
         if options["json"]:
@@ -141,8 +139,8 @@ class Command(Verb):
 
 @contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does: what was made for the job, a file with a password say, goes with
-    it."""
+    """SIGTERM ends the job as Ctrl-C does: files that were made for the job are removed, for
+    example one with a password."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -162,7 +160,15 @@ def _ends_on_sigterm() -> Iterator[None]:
 
 def add_job_arguments(parser: ArgumentParser, job: Job) -> None:
     """The options of the job, and the parameters that mean something to it."""
-    docs = _texts_under_fields(job.options)
+    (definition,) = ast.parse(inspect.getsource(job.options)).body
+    assert isinstance(definition, ast.ClassDef)
+    # The texts under the fields.
+    docs = {
+        field.target.id: " ".join(str(text.value.value).split()).replace("%", "%%")
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }  # fmt: skip
     for field in msgspec.structs.fields(job.options):
         if get_origin(field.type) is None or get_args(field.type)[0] is not TaskSpec:
             _add_field(parser, field, docs[field.name])
@@ -238,7 +244,15 @@ def params_of(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_field(parser: ArgumentParser, field: FieldInfo, doc: str) -> None:
-    metavar = _metavar(field.type)
+    # From the Meta of the type, also inside of `| None`.
+    metavar = next(
+        (
+            str(meta.extra["metavar"])
+            for kind in (field.type, *get_args(field.type))
+            for meta in getattr(kind, "__metadata__", ())
+        ),
+        "",
+    )
     name = f"--{field.name.removesuffix('_ms').replace('_', '-')}"
     settings: dict[str, Any] = {"dest": field.name, "help": doc}
     if field.type is bool:
@@ -260,25 +274,6 @@ def _add_field(parser: ArgumentParser, field: FieldInfo, doc: str) -> None:
             default = in_words(field.default) if metavar == "DURATION" else field.default
             settings["help"] += f" (default: {default})"
     parser.add_argument(name, **settings)
-
-
-def _texts_under_fields(struct: type[JobOptions]) -> dict[str, str]:
-    (definition,) = ast.parse(inspect.getsource(struct)).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        field.target.id: " ".join(str(text.value.value).split()).replace("%", "%%")
-        for field, text in pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }  # fmt: skip
-
-
-def _metavar(kind: Any) -> str:
-    """From the Meta of the type, also inside of `| None`."""
-    for each in (kind, *get_args(kind)):
-        for meta in getattr(each, "__metadata__", ()):
-            return str(meta.extra["metavar"])
-    return ""
 
 
 def _reader(field: FieldInfo, metavar: str) -> Callable[[str], Any]:
@@ -309,7 +304,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _absolute(path: str) -> str:
-    """For Spark, wherever it runs. One with a scheme is as it is."""
+    """The path for Spark, wherever it runs. A path with a scheme stays as it is."""
     has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path)
     return path if has_scheme or not path else os.path.abspath(path)
 

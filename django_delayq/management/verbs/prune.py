@@ -50,9 +50,8 @@ class Command(Verb):
             self.pruned = pruned
             self.progress(f"{verb} {counted(pruned.count, 'row')}")
 
-        names = ("state", "dry_run", "by")
-        given = {name: options[name] for name in names}
-        end = prune(options["older_than"], progress=progress, **given)
+        given = {name: options[name] for name in ("older_than", "state", "dry_run", "by")}
+        end = prune(**given, progress=progress)
         line = f"{verb} {counted(end.count, 'row')}"
         if end.kept:
             line += f"; kept {end.kept:,} open dead letters (they go with --state dead)"
@@ -61,7 +60,7 @@ class Command(Verb):
         return line
 
     def committed(self) -> str:
-        """As the record has it."""
+        """How many rows the record counts."""
         if self.pruned is None or self.pruned.action is None:
             return self.so_far
         count = committed_count(self.pruned.action, self.pruned.count)

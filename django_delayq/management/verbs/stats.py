@@ -71,7 +71,15 @@ class Command(Verb):
         topic, as_json = options["topic"], options["json"]
         if options["history"]:
             found = history(options["history"], topic)
-            return _json(_history_as_data(found)) if as_json else _past(found)
+            if not as_json:
+                return _past(found)
+            return _json(
+                {
+                    "spans": [{"at": span.at, **asdict(span.figures)} for span in found.steps],
+                    "total": asdict(found.total),
+                    "tasks": [asdict(task) for task in found.tasks],
+                }
+            )
         get_store().clock_ms()  # without Redis there is no present
         now = overview()
         if now.problem:
@@ -90,14 +98,6 @@ def _past(found: History) -> str:
         if span.figures.messages
     ]
     return _lines([_PAST, *rows, ("all", *_figures(found.total))])
-
-
-def _history_as_data(found: History) -> dict[str, Any]:
-    return {
-        "spans": [{"at": span.at, **asdict(span.figures)} for span in found.steps],
-        "total": asdict(found.total),
-        "tasks": [asdict(task) for task in found.tasks],
-    }
 
 
 def _json(value: Any) -> str:

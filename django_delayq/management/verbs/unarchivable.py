@@ -42,7 +42,12 @@ class Command(Verb):
         rows = rows.filter(pk__in=options["ids"]) if options["ids"] else rows
         rows = rows.filter(topic=options["topic"]) if options["topic"] else rows
         if options["what"] == "list":
-            self._list(rows)
+            for row in rows.order_by("pk").iterator(chunk_size=100):
+                entry = entry_view(row)
+                key = entry.body.key or "-"
+                parts = (row.topic, row.state, row.message_id, entry.task, key, row.error)
+                words = "  ".join(on_one_line(part) for part in parts)
+                self.stdout.write(f"{row.pk}  {in_time_zone(row.created_at)}  {words}")
             return None
 
         def progress(done: ArchivedAgain) -> None:
@@ -59,14 +64,6 @@ class Command(Verb):
                 returncode=ExitCode.ERROR,
             )
         return _summary(done)
-
-    def _list(self, rows: QuerySet[UnarchivableEntry]) -> None:
-        for row in rows.order_by("pk").iterator(chunk_size=100):
-            entry = entry_view(row)
-            key = entry.body.key or "-"
-            parts = (row.topic, row.state, row.message_id, entry.task, key, row.error)
-            words = "  ".join(on_one_line(part) for part in parts)
-            self.stdout.write(f"{row.pk}  {in_time_zone(row.created_at)}  {words}")
 
 
 def _summary(done: ArchivedAgain) -> str:
