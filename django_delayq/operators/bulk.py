@@ -1,5 +1,5 @@
-"""Bulk operations as operators see them: what one would be about, its order, its progress, and how
-to cancel it. A worker runs what is ordered here (bulk_runner.py)."""
+"""Bulk operations as operators see them: the preview, the order, the progress, and cancelling. A
+worker runs an ordered operation (bulk_runner.py)."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ PERMISSIONS = {
     BulkKind.DISCARD: "discard_message",
     BulkKind.PURGE: "cancel_message",
 }
-#: Messages are counted up to here; for more of them a word has to be typed.
+#: Messages are counted up to this number. For more, the operator has to type a word.
 MANY = 10_000
-#: What has to be typed when it is about more than one topic.
+#: The word to type when the operation is about more than one topic.
 ALL_TOPICS = "everything"
 SAMPLE = 5
-#: An operation that no worker has taken for so long waits for a worker that does not exist.
+#: When no worker has taken an operation for this long, there seems to be no worker for it.
 UNTAKEN_AFTER = timedelta(seconds=15)
-#: A worker that has not written for so long has died; another one goes on.
+#: A worker that has not written for this long has died. Another worker goes on.
 SILENT_AFTER = timedelta(seconds=30)
-#: Rows that were skipped for these reasons were never of those that the operation is about.
+#: Rows that were skipped for these reasons do not belong to the operation.
 NOT_MEANT = ("not dead", "already replayed", "discarded")
 
 _SHOWN = ("pk", "message_id", "topic", "task", "key", "state", "reason", "error_class",
@@ -213,7 +213,7 @@ class Progress:
     skipped: Mapping[str, int]
     """Rows that were left as they are, by the reason in words; the most frequent first."""
     done: int
-    """Of those that it is about."""
+    """Messages of the operation that were changed or skipped."""
     total: int | None
     """None until a worker has counted."""
     percent: int
@@ -222,11 +222,11 @@ class Progress:
     rate: float | None
     """Messages per second on average; None until there is one."""
     left: float | None
-    """Seconds that the rest takes at that rate; None when it is not known."""
+    """Seconds that the rest takes at this rate; None when it is not known."""
     options: Mapping[str, Any]
     """delay and rate, when they were given."""
     words: str
-    """What it is about."""
+    """The selection in words."""
 
 
 def progress(operation: BulkOperation) -> Progress:

@@ -312,7 +312,8 @@ def decoded(text: str) -> dict[str, Any]:
 
 
 def error_words(error: BaseException) -> str:
-    """For everybody who sees the page: what a database says may quote a row."""
+    """The error in words that everybody may read. The text of a database is left out: it may quote
+    a row."""
     if isinstance(error, DelayQError):
         return f"{type(error).__name__}: {error}"
     if not isinstance(error, Exception):

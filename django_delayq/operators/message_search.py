@@ -116,7 +116,7 @@ def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
 
 
 def _topics(topic: str, redis: bool) -> Sequence[str]:
-    """Also those that no code declares: their messages are there all the same."""
+    """The topics to search, also topics that no code declares: they may still have messages."""
     if topic:
         return [check_existing(topic) if redis else topic]
     return every_topic(redis=redis)

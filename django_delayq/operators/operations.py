@@ -35,14 +35,14 @@ from ..tasks import registry
 from ..tasks.options import ChangeOptions
 from .bulk_run import run_in_place
 
-#: Operators see at once what has become of what they do, also where each request is a transaction.
+#: Operators see the result at once, also where each request is a transaction.
 _AT_ONCE = ChangeOptions(after_commit=False, on_redis_error="raise")
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class User(Protocol):
-    """Who does it."""
+    """The person who acts."""
 
     def has_perm(self, permission: str) -> bool: ...
     def get_username(self) -> str: ...

@@ -59,7 +59,8 @@ def replay(  # noqa: PLR0913 - keyword-only, and each of them is what an operato
     or discarded is skipped, unless `force`. Rows that are not dead, whose task or topic is not
     declared, whose body was redacted or cannot be read, and whose arguments the task no longer
     takes are skipped too. So is a row whose key is live, and one with a newer row of the same key
-    in the selection: of those only the newest counts, whatever became of it short of discarded.
+    in the selection: of those only the newest that is not discarded counts, even if it was
+    replayed.
 
     `delay`: seconds or timedelta before they are due, 0 to ten years. `rate`: messages per second,
     more than 0; spreads the due times evenly from then on. `limit`: most messages to replay.

@@ -57,7 +57,7 @@ class Replayer:
         self._delay_ms, self._rate, self._edit = delay_ms, rate, edit
         self._settings = get_settings()
         self.began_ms = -(-get_store().now_us() // 1000)
-        """From when on the rate counts."""
+        """The instant (ms) from which the rate counts."""
         self.sent_before = 0
         """Messages that were sent since then, before this walk."""
         self._table = OutboxMessage.objects.using(walk.alias)

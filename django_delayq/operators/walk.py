@@ -55,8 +55,8 @@ class Walk:
         self.position = after
         """Rows up to this id are dealt with, skipped ones too."""
         self.last = newest_id() if last is None else last
-        """What dies after the beginning is not of the selection: else a task that always fails
-        would keep the walk going for ever."""
+        """Messages that die after the walk began are not part of the selection. Otherwise a task
+        that always fails would keep the walk going for ever."""
 
     def discard(self, rows: Sequence[Any]) -> int:
         """Say that these need no replay. Returns how many."""
@@ -82,7 +82,7 @@ class Walk:
             self.position = after
 
     def skip(self, why: str, count: int = 1) -> bool:
-        """Count rows that are left as they are; an empty reason is none."""
+        """Count rows that are skipped for this reason. Returns False for an empty reason."""
         if why and count:
             self.skipped[why] += count
         return bool(why)
@@ -96,8 +96,8 @@ class Walk:
             yield pks
 
     def lock(self, pks: Sequence[int]) -> list[Any]:
-        """The rows that are still to be changed, without their bodies. What others change meanwhile
-        is left to them."""
+        """The rows that are still to be changed, without their bodies. Rows that
+        other processes change meanwhile are skipped."""
         rows = locked(self.table.filter(pk__in=pks)).order_by("pk")
         rows = rows.annotate(size=Length("body") + Length("headers"))
         names = (*_STANDING, "message_id", "topic", "task", "key", "size")
