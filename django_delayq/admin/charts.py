@@ -89,6 +89,20 @@ def _peak(buckets: Sequence[Bucket]) -> int:
 def _picture(name: str, buckets: Sequence[Bucket], sentence: str) -> SafeString:
     peak = _peak(buckets)
     width = 100 / len(buckets)
+    labelled = range(0, len(buckets), math.ceil(len(buckets) / LABELS))
+    labels = format_html_join(
+        "",
+        '<text class="{}" x="{}%" y="{}">{}</text>',
+        (
+            (
+                "delayq-label delayq-minor" if nth % 2 else "delayq-label",
+                f"{(place + 0.5) * width:.3f}",
+                ABOVE + HEIGHT + BELOW - 5,
+                buckets[place].label,
+            )
+            for nth, place in enumerate(labelled)
+        ),
+    )
     return format_html(
         '<svg class="delayq-bars" role="img" aria-labelledby="{}-title" width="100%" height="{}">'
         '<title id="{}-title">{}</title>'
@@ -105,7 +119,7 @@ def _picture(name: str, buckets: Sequence[Bucket], sentence: str) -> SafeString:
             "", "{}", ((_bar(place, bucket, width, peak),) for place, bucket in enumerate(buckets))
         ),
         *(ABOVE + HEIGHT, ABOVE + HEIGHT),
-        _labels(buckets, width),
+        labels,
         ABOVE - 5,
         amount(peak),
     )
@@ -124,24 +138,6 @@ def _bar(place: int, bucket: Bucket, width: float, peak: int) -> SafeString:
         f"{height:.1f}",
         bucket.words,
         amount(bucket.count),
-    )
-
-
-def _labels(buckets: Sequence[Bucket], width: float) -> SafeString:
-    step = math.ceil(len(buckets) / LABELS)
-    labelled = list(range(0, len(buckets), step))
-    return format_html_join(
-        "",
-        '<text class="{}" x="{}%" y="{}">{}</text>',
-        (
-            (
-                "delayq-label delayq-minor" if nth % 2 else "delayq-label",
-                f"{(place + 0.5) * width:.3f}",
-                ABOVE + HEIGHT + BELOW - 5,
-                buckets[place].label,
-            )
-            for nth, place in enumerate(labelled)
-        ),
     )
 
 

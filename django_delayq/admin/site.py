@@ -141,19 +141,22 @@ def show(
 ) -> TemplateResponse:
     """A page of ours inside the admin's frame. `template` lies in templates/django_delayq/."""
     site: AdminSite = request.delayq_site  # type: ignore[attr-defined]
-    tabs = [(url(request, name), text, name) for name, text in TABS if _may(request, name)]
+    permissions = {route.name: route.permissions for route in _pages}
+    name = str(request.resolver_match and request.resolver_match.url_name).removeprefix(_full(""))
     frame = {
         **site.each_context(request),
         "opts": Dashboard._meta,
         "title": title,
-        "delayq_tabs": tabs,
+        "delayq_tabs": [
+            (url(request, name), text, name)
+            for name, text in TABS
+            if may(request, *permissions[name])
+        ],
+        "delayq_may": {
+            codename: may(request, codename) for codename, _ in Dashboard._meta.permissions
+        },
+        "delayq_tab": _UNDER.get(name, name),
     }
-    frame["delayq_may"] = {
-        codename: request.user.has_perm(f"django_delayq.{codename}")
-        for codename, _ in Dashboard._meta.permissions
-    }
-    name = str(request.resolver_match and request.resolver_match.url_name).removeprefix(_full(""))
-    frame["delayq_tab"] = _UNDER.get(name, name)
     response = TemplateResponse(
         request, f"django_delayq/{template}", {**frame, **context}, status=status
     )
@@ -162,7 +165,7 @@ def show(
 
 
 def back(request: HttpRequest, fallback: str = "changelist", **arguments: Any) -> HttpResponse:
-    """To the page that the form names in `next`, else to the fallback."""
+    """Redirect to the page that the form names in `next`, or to the fallback."""
     target = request.POST.get("next", "")
     if not url_has_allowed_host_and_scheme(
         target, {request.get_host()}, require_https=request.is_secure()
@@ -171,9 +174,9 @@ def back(request: HttpRequest, fallback: str = "changelist", **arguments: Any) -
     return HttpResponseRedirect(target)
 
 
-def _may(request: HttpRequest, name: str) -> bool:
-    route = next(route for route in _pages if route.name == name)
-    return all(request.user.has_perm(f"django_delayq.{codename}") for codename in route.permissions)
+def may(request: HttpRequest, *permissions: str) -> bool:
+    """Whether the user has all of these permissions of ours."""
+    return all(request.user.has_perm(f"django_delayq.{codename}") for codename in permissions)
 
 
 def _full(name: str) -> str:
@@ -184,7 +187,7 @@ def _guarded(route: PageRoute, site: AdminSite) -> View:
     @wraps(route.view)
     def view(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
         request.current_app, request.delayq_site = site.name, site  # type: ignore[attr-defined]
-        if not _may(request, route.name):
+        if not may(request, *route.permissions):
             raise PermissionDenied
         if request.method not in route.methods:
             return HttpResponseNotAllowed(route.methods)

@@ -72,7 +72,7 @@ class ArchiveForm(forms.Form):
         self._offer("task", _("any task"), [(name, name) for name in sorted(registry.by_name)])
 
     def clean(self) -> dict[str, Any]:
-        """The whole selection."""
+        """Read the whole selection."""
         given = super().clean() or self.cleaned_data
         if given.get("open") and given.get("state") not in ("", None, Final.DEAD):
             self.add_error(
@@ -87,8 +87,8 @@ class ArchiveForm(forms.Form):
         return given
 
     def _offer(self, name: str, anything: str, choices: Any) -> None:
-        """What is declared, and what the address says: the archive remembers topics and tasks of
-        former days."""
+        """Offer what the code declares, and the value in the address: the archive may have topics
+        and tasks that the code no longer declares."""
         chosen = self.query.get(name, "")
         known = [("", anything), *choices]
         if chosen and name != "state" and chosen not in dict(known):
@@ -104,7 +104,18 @@ class ArchiveForm(forms.Form):
             raise InvalidMessage(_("A name cannot contain the character 0."))
         if given["period"] and not (given["since"] or given["until"]):
             plain["since"] = timezone.now() - PERIODS[given["period"]]
-        return {**plain, **search_parts(given["q"].strip()), "ids": _ids(self.query)}
+        text = [
+            *self.query.getlist("id"),
+            *(part for part in self.query.get("ids", "").split(",") if part.strip()),
+        ]
+        search = search_parts(given["q"].strip())
+        try:
+            ids = tuple(dict.fromkeys(int(part) for part in text))
+        except ValueError:
+            ids = (0,)
+        if any(not 0 < pk < 2**63 for pk in ids):
+            raise InvalidMessage(_("ids must be row numbers, separated by commas."))
+        return {**plain, **search, "ids": ids}
 
 
 def search_parts(text: str) -> dict[str, str]:
@@ -167,17 +178,3 @@ def query_of(selection: Selection) -> str:
     query = QueryDict(mutable=True)
     query.update({name: value for name, value in values.items() if value})
     return query.urlencode(safe=",:")
-
-
-def _ids(query: QueryDict) -> tuple[int, ...]:
-    text = [
-        *query.getlist("id"),
-        *(part for part in query.get("ids", "").split(",") if part.strip()),
-    ]
-    try:
-        ids = tuple(dict.fromkeys(int(part) for part in text))
-    except ValueError:
-        ids = (0,)
-    if any(not 0 < pk < 2**63 for pk in ids):
-        raise InvalidMessage(_("ids must be row numbers, separated by commas."))
-    return ids

@@ -10,7 +10,7 @@ from django import forms
 from django.forms.utils import from_current_timezone
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
-from django.utils.functional import cached_property
+from django.utils.functional import cached_property, lazy
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -221,7 +221,7 @@ class InstantField(forms.CharField):
         return when
 
     def prepare_value(self, value: Any) -> Any:
-        """As the browser's own field wants it: in the project's zone, to the second."""
+        """The value for the browser's own field: in the project's time zone, to the second."""
         try:
             when = parse_datetime(value) if isinstance(value, str) else value
             return f"{local(aware(when)):%Y-%m-%dT%H:%M:%S}" if when else value
@@ -277,15 +277,26 @@ class _DurationInput(forms.MultiWidget):
         return f"{id_}_0"
 
 
+def clock_in_words() -> str:
+    """The time zone of the form, and the time there."""
+    zone = timezone.get_current_timezone()
+    return _("Time zone %(zone)s. The time there is now %(now)s.") % {
+        "zone": str(zone),
+        "now": datetime.now(tz=zone).strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+#: Computed anew whenever a form is shown.
+_CLOCK = lazy(clock_in_words, str)()
+
+
 class WhenForm(forms.Form):
     """A delay or an instant: exactly one. Use seconds or due_at after is_valid()."""
 
     delay = DurationField(label=gettext_lazy("Delay from now"))
-    at = InstantField(label=gettext_lazy("Or due at"), required=False, future=True)
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.fields["at"].help_text = clock_in_words()
+    at = InstantField(
+        label=gettext_lazy("Or due at"), required=False, future=True, help_text=_CLOCK
+    )
 
     def clean(self) -> dict[str, Any]:
         """Exactly one of the two."""
@@ -310,11 +321,7 @@ class PauseForm(forms.Form):
         ),
         required=False,
     )
-    at = InstantField(label=gettext_lazy("Time"), required=False, future=True)
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.fields["at"].help_text = clock_in_words()
+    at = InstantField(label=gettext_lazy("Time"), required=False, future=True, help_text=_CLOCK)
 
     def clean(self) -> dict[str, Any]:
         """A written time counts without the choice “the time below”, but not beside another
@@ -340,12 +347,3 @@ class CancelForm(forms.Form):
     """Why a message is cancelled."""
 
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=500)
-
-
-def clock_in_words() -> str:
-    """The time zone of the form, and the time there."""
-    zone = timezone.get_current_timezone()
-    return _("Time zone %(zone)s. The time there is now %(now)s.") % {
-        "zone": str(zone),
-        "now": datetime.now(tz=zone).strftime("%Y-%m-%d %H:%M:%S"),
-    }

@@ -21,7 +21,7 @@ from .. import csv_export
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
 from ..runs import shown_runs
-from ..site import back, register_action, register_page, show, url
+from ..site import back, may, register_action, register_page, show, url
 
 #: Only with view_payload.
 _PAYLOAD = ("body", "headers", "traceback")
@@ -44,16 +44,26 @@ def archive_view(request: HttpRequest) -> HttpResponse:
             found = page_of(form.selection, before=before, after=after)
         except InvalidMessage as error:
             form.add_error(None, str(error))
-    context: dict[str, Any] = {"form": form, "found": found, "now": timezone.now()}
-    context["unarchivable"] = UnarchivableEntry.objects.exists()
+    context: dict[str, Any] = {
+        "form": form,
+        "found": found,
+        "now": timezone.now(),
+        "unarchivable": UnarchivableEntry.objects.exists(),
+    }
     if found:
+        selection = form.selection
         context |= {
             "links": _links(request, found),
-            **_matching(form),
-            "can_select": _may(request, "bulk_operate")
-            and (_may(request, "replay_message") or _may(request, "discard_message")),
+            "query": query_of(selection),
+            "is_everything": selection.is_everything,
+            "can_select": may(request, "bulk_operate")
+            and (may(request, "replay_message") or may(request, "discard_message")),
+            "went_newer": bool(after and not before),
+            "here": request.GET.urlencode(),
         }
-        context |= {"went_newer": bool(after and not before), "here": request.GET.urlencode()}
+        # A search for an argument cannot be a bulk operation.
+        if selection.state in ("", Final.DEAD) and not selection.argument:
+            context["dead_query"] = query_of(selection.narrowed(state=Final.DEAD, open=True))
     return show(request, "archive.html", _("Archive"), **context)
 
 
@@ -62,7 +72,7 @@ def archive_csv_view(request: HttpRequest) -> HttpResponse | StreamingHttpRespon
     """All rows that match the filters."""
     form = ArchiveForm(request.GET)
     if _is_permitted(request, form):
-        return csv_export.response(request, form.selection, _may_see(request))
+        return csv_export.response(request, form.selection, may(request, "view_payload"))
     return show(request, "archive.html", _("Archive"), form=form, found=None, status=400)
 
 
@@ -70,7 +80,7 @@ def _is_permitted(request: HttpRequest, form: ArchiveForm) -> bool:
     """Whether the filters are valid, and this user may use them."""
     if not form.is_valid():
         return False
-    if form.selection.argument and not _may_see(request):
+    if form.selection.argument and not may(request, "view_payload"):
         form.add_error(
             "q", _("To search for an argument you need the permission to see arguments.")
         )
@@ -95,27 +105,18 @@ def _links(request: HttpRequest, found: ArchivePage) -> dict[str, str]:
     return links
 
 
-def _matching(form: ArchiveForm) -> dict[str, Any]:
-    """The selection of all rows that match, for bulk operations. A search for an argument cannot be
-    one."""
-    selection = form.selection
-    matching: dict[str, Any] = {
-        "query": query_of(selection),
-        "is_everything": selection.is_everything,
-    }
-    if selection.state in ("", Final.DEAD) and not selection.argument:
-        matching["dead_query"] = query_of(selection.narrowed(state=Final.DEAD, open=True))
-    return matching
-
-
 # One row
 
 
 @register_page("archive/<int:pk>/", "archived")
 def archived_view(request: HttpRequest, pk: int) -> HttpResponse:
     """All facts about a row."""
-    row = _row(request, pk)
-    return _page(request, row, _edit_form(request, row) if request.GET.get("edit") else None)
+    row, form = _row(request, pk), None
+    is_open = row.state == Final.DEAD and not row.replayed_at
+    may_edit = may(request, "replay_message", "edit_message", "view_payload")
+    if request.GET.get("edit") and is_open and may_edit:
+        form = ArgumentsForm(row.task, _given(_content(row)))
+    return _page(request, row, form)
 
 
 @register_action("archive/<int:pk>/replay/", "archived_replay", "replay_message")
@@ -153,7 +154,7 @@ def archived_discard_view(request: HttpRequest, pk: int) -> HttpResponse:
 
 def _row(request: HttpRequest, pk: int) -> ArchivedMessage:
     rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(pk=pk)
-    row = (rows if _may_see(request) else rows.defer(*_PAYLOAD)).first()
+    row = (rows if may(request, "view_payload") else rows.defer(*_PAYLOAD)).first()
     if row is None:
         raise Http404(
             _("The archive has no row %(pk)s. It was pruned, or it never existed.") % {"pk": pk}
@@ -164,6 +165,10 @@ def _row(request: HttpRequest, pk: int) -> ArchivedMessage:
 def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None) -> HttpResponse:
     lives = ArchivedMessage.objects.filter(message_id=row.message_id).exclude(pk=row.pk)
     task = registry.by_name.get(row.task)
+    try:
+        runs = row.runs
+    except ValueError:  # a damaged history hides no page
+        runs = []
     context: dict[str, Any] = {
         "facts": {
             field.attname: getattr(row, field.attname)
@@ -176,23 +181,21 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
         # The message's own, else the task's. Not the task itself: a template would call it.
         "max_attempts": row.max_attempts or (task.max_attempts if task else None),
         "is_open": row.state == Final.DEAD and not row.replayed_at and not row.discarded_at,
-        "runs": shown_runs(_runs(row), _may_see(request)),
+        "runs": shown_runs(runs, may(request, "view_payload")),
         "lives": lives.only("pk", "state", "finished_at").order_by("-enqueued_at")[:_LIVES],
     }
-    if _may_see(request):
+    if may(request, "view_payload"):
         content = _content(row)
-        context |= {"content": content, "headers": row.headers, "error_message": row.error_message}
-        context |= {"traceback": row.traceback, "redaction": content.get("redaction")}
+        context |= {
+            "content": content,
+            "headers": row.headers,
+            "error_message": row.error_message,
+            "traceback": row.traceback,
+            "redaction": content.get("redaction"),
+        }
     return show(
         request, "archived.html", _("Message %(id)s") % {"id": row.message_id.hex}, **context
     )
-
-
-def _runs(row: ArchivedMessage) -> list[dict[str, Any]]:
-    try:
-        return row.runs
-    except ValueError:  # a damaged history hides no page
-        return []
 
 
 def _content(row: ArchivedMessage) -> dict[str, Any]:
@@ -207,19 +210,3 @@ def _content(row: ArchivedMessage) -> dict[str, Any]:
 def _given(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]] | None:
     args, kwargs = content.get("args"), content.get("kwargs")
     return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
-
-
-def _edit_form(request: HttpRequest, row: ArchivedMessage) -> ArgumentsForm | None:
-    is_open = row.state == Final.DEAD and not row.replayed_at
-    may_edit = _may(request, "replay_message") and _may(request, "edit_message")
-    if is_open and may_edit and _may_see(request):
-        return ArgumentsForm(row.task, _given(_content(row)))
-    return None
-
-
-def _may_see(request: HttpRequest) -> bool:
-    return _may(request, "view_payload")
-
-
-def _may(request: HttpRequest, codename: str) -> bool:
-    return bool(request.user.has_perm(f"django_delayq.{codename}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
@@ -41,16 +41,30 @@ def bulk_list_view(request: HttpRequest) -> HttpResponse:
 @register_page("bulk/<int:pk>/", "bulk")
 def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
     """The progress of an operation."""
-    operation = _get(pk)
-    title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)}
-    context: dict[str, Any] = {
-        "operation": operation,
-        "progress": service.progress(operation),
-        "again": _again(operation),
-    }
-    context["ended_since"] = _ended_since(operation)
-    context["nobody"] = operation.status == BulkStatus.WAITING and not _is_anybody_there()
-    return show(request, "bulk.html", title, now=timezone.now(), **context)
+    try:
+        operation = service.get(pk)
+    except InvalidMessage as error:
+        raise Http404(str(error)) from None
+    again = ended_since = ""
+    with suppress(InvalidMessage):  # a newer version may have written what this one does not know
+        selection = Selection.decode(operation.selection)
+        again = f"kind={operation.kind}&{query_of(selection)}"
+        if operation.kind == BulkKind.REPLAY and operation.started_at and operation.count:
+            same = Selection(topic=selection.topic, task=selection.task, since=operation.started_at)
+            ended_since = query_of(same)
+    return show(
+        request,
+        "bulk.html",
+        _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)},
+        now=timezone.now(),
+        operation=operation,
+        progress=service.progress(operation),
+        # The query string of the form for the same operation.
+        again=again,
+        # The archive's filters for messages of that task and topic that ended since a replay began.
+        ended_since=ended_since,
+        nobody=operation.status == BulkStatus.WAITING and not _is_anybody_there(),
+    )
 
 
 @register_page("bulk/new/", "bulk_new", "bulk_operate")
@@ -116,42 +130,17 @@ def _form(request: HttpRequest, form: BulkForm) -> HttpResponse:
         BulkKind.PURGE: _("Purge topic %(topic)s") % {"topic": form.selection.topic},
     }
     kind = BulkKind(form.kind_asked)
-    context: dict[str, Any] = {
-        "form": form,
-        "kind": kind,
-        "words": form.selection.in_words(),
-        "about": form.about,
-    }
-    context |= {"query": query_of(form.selection), "nobody": not _is_anybody_there()}
-    return show(request, "bulk_new.html", titles[kind], **context)
-
-
-def _get(pk: int) -> BulkOperation:
-    try:
-        return service.get(pk)
-    except InvalidMessage as error:
-        raise Http404(str(error)) from None
-
-
-def _again(operation: BulkOperation) -> str:
-    """The query string of the form for the same operation; empty when the selection cannot be
-    read."""
-    try:
-        return f"kind={operation.kind}&{query_of(Selection.decode(operation.selection))}"
-    except InvalidMessage:
-        return ""
-
-
-def _ended_since(operation: BulkOperation) -> str:
-    """The archive's filters for messages of that task and topic that ended since a replay began;
-    empty when it has replayed none."""
-    if operation.kind != BulkKind.REPLAY or not operation.started_at or not operation.count:
-        return ""
-    try:
-        meant = Selection.decode(operation.selection)
-    except InvalidMessage:
-        return ""
-    return query_of(Selection(topic=meant.topic, task=meant.task, since=operation.started_at))
+    return show(
+        request,
+        "bulk_new.html",
+        titles[kind],
+        form=form,
+        kind=kind,
+        words=form.selection.in_words(),
+        about=form.about,
+        query=query_of(form.selection),
+        nobody=not _is_anybody_there(),
+    )
 
 
 def _is_anybody_there() -> bool:

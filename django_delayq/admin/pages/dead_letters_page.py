@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, DeadLetters, Group, grouped
+from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, Group, grouped
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidName
 from ...models import Final, UnarchivableEntry
 from ...tasks import registry
 from ..forms.archive_form import query_of
-from ..site import register_page, show
+from ..site import may, register_page, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,25 @@ class GroupRow:
 @register_page("dead-letters/", "dead_letters")
 def dead_letters_view(request: HttpRequest) -> HttpResponse:
     """Open dead letters by task and error, with how many died in the last hour, day and week."""
-    found = _grouped(request)
+    may_see = may(request, "view_payload")
+    try:
+        found = grouped(request.GET.get("topic", ""), messages=may_see)
+    except InvalidName as error:
+        messages.error(request, str(error))
+        found = grouped(messages=may_see)
+    windows = {window: query_of(Selection(since=found.since(window))) for window in WINDOWS}
+    rows = []
+    for group in found.groups:
+        named = query_of(found.selection(group).narrowed(since=None))
+        numbers = [
+            LinkedCount(
+                count=getattr(group, window),
+                is_partial=found.is_partial(window),
+                query=f"{named}&{since}",
+            )
+            for window, since in windows.items()
+        ]
+        rows.append(GroupRow(group=group, numbers=numbers, query=f"{named}&{windows['week']}"))
     return show(
         request,
         "dead_letters.html",
@@ -55,7 +72,7 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
             )
             for window in WINDOWS
         ],
-        rows=list(_rows(found)),
+        rows=rows,
         older=LinkedCount(
             count=found.older,
             is_partial=found.is_older_partial,
@@ -65,27 +82,3 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
         most_rows=MOST_ROWS,
         most_groups=MOST_GROUPS,
     )
-
-
-def _grouped(request: HttpRequest) -> DeadLetters:
-    may_see = request.user.has_perm("django_delayq.view_payload")
-    try:
-        return grouped(request.GET.get("topic", ""), messages=may_see)
-    except InvalidName as error:
-        messages.error(request, str(error))
-        return grouped(messages=may_see)
-
-
-def _rows(found: DeadLetters) -> Iterator[GroupRow]:
-    windows = {window: query_of(Selection(since=found.since(window))) for window in WINDOWS}
-    for group in found.groups:
-        named = query_of(found.selection(group).narrowed(since=None))
-        numbers = [
-            LinkedCount(
-                count=getattr(group, window),
-                is_partial=found.is_partial(window),
-                query=f"{named}&{since}",
-            )
-            for window, since in windows.items()
-        ]
-        yield GroupRow(group=group, numbers=numbers, query=f"{named}&{windows['week']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
@@ -28,9 +29,11 @@ def find_view(request: HttpRequest) -> HttpResponse:
     page says so.
     """
     query, topic = request.GET.get("q", "").strip(), request.GET.get("topic", "")
-    if _is_argument(query):
-        narrowed = {"q": query, "period": _PERIOD, **({"topic": topic} if topic else {})}
-        return redirect(f"{url(request, 'archive')}?{urlencode(narrowed)}")
+    with suppress(InvalidMessage):  # else it is an id or a key
+        # A key that looks like args.order_id:1042 needs key: before it.
+        if "argument" in search_parts(query):
+            narrowed = {"q": query, "period": _PERIOD, **({"topic": topic} if topic else {})}
+            return redirect(f"{url(request, 'archive')}?{urlencode(narrowed)}")
     problem, away = "", ""
     hits: list[SearchResult] = []
     try:
@@ -38,8 +41,8 @@ def find_view(request: HttpRequest) -> HttpResponse:
     except InvalidMessage as error:
         problem = str(error)
     if len(hits) == 1 and not away:
-        return redirect(_address(request, hits[0]))
-    rows = [(hit, _address(request, hit)) for hit in hits]
+        return redirect(result_url(request, hits[0]))
+    rows = [(hit, result_url(request, hit)) for hit in hits]
     title = _("Find a message")
     return show(
         request, "find.html", title, query=query, topic=topic, rows=rows, problem=problem, away=away
@@ -63,15 +66,6 @@ def _hits(query: str, topic: str, redis: bool) -> list[SearchResult]:
     return [hit] if hit else message_search.by_key(query, topic, redis=redis)
 
 
-def _is_argument(query: str) -> bool:
-    """Whether it searches for an argument, `args.order_id:1042`. A key of this form needs `key:`
-    before it."""
-    try:
-        return "argument" in search_parts(query)
-    except InvalidMessage:
-        return False
-
-
 def _is_id(query: str) -> bool:
     try:
         parse_id(query)
@@ -80,7 +74,8 @@ def _is_id(query: str) -> bool:
     return True
 
 
-def _address(request: HttpRequest, hit: SearchResult) -> str:
+def result_url(request: HttpRequest, hit: SearchResult) -> str:
+    """The page of a message: of its row, or of the live message."""
     if hit.row is not None:
         return url(request, "archived", pk=hit.row)
     return url(request, "message", topic=hit.topic, message_id=hit.message_id)

@@ -15,15 +15,19 @@ from ...core.exceptions import InvalidMessage, MessageNotFound
 from ...core.message import State
 from ...core.times import from_ms, in_words
 from ...operators import message_search, operations, recent_actions
-from ...operators.message_search import LiveMessage
 from ...stats.overview import obstacles
 from ...store import get_store
 from ...tasks import registry
 from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm
 from ..runs import shown_runs
-from ..site import back, register_action, register_page, show, url
+from ..site import back, may, register_action, register_page, show, url
 
 _WAITING = (State.DELAYED, State.READY)
+#: Fields of a message that anybody may see.
+_FACTS = (
+    "id", "topic", "task", "key", "priority", "attempt", "crashes", "enqueued_at", "due_at",
+    "expires_at",
+)  # fmt: skip
 _ROUTE = "topics/<str:topic>/messages/<str:message_id>/"
 
 
@@ -101,8 +105,9 @@ def _page(
     if found is None:
         return _ended(request, topic, message_id, "")
     shown = found.message
-    may_see = request.user.has_perm("django_delayq.view_payload")
+    may_see = may(request, "view_payload")
     waiting = shown.state in _WAITING
+    task = registry.by_name.get(shown.task)
     context: dict[str, Any] = {
         "edit_form": edit_form,
         "when_form": when_form or WhenForm(),
@@ -112,14 +117,20 @@ def _page(
         "now": timezone.now(),
         "waiting": waiting,
         "running": not waiting,
-        "declared": shown.task in registry.by_name,
-        "facts": _facts(found),
+        "declared": task is not None,
+        "facts": {
+            **{name: getattr(shown, name) for name in _FACTS},
+            "most_attempts": task.max_attempts if task else None,
+            "state": shown.state.value,
+            "replay_of": shown.replay_of,
+            "outbox": found.outbox,
+        },
         "runs": shown_runs(shown.runs, may_see),
     }
     if may_see:
         content = {"args": shown.args, "kwargs": shown.kwargs}
         context |= {"content": content, "headers": shown.headers, "problem": found.problem}
-        may_edit = request.user.has_perm("django_delayq.edit_message")
+        may_edit = may(request, "edit_message")
         if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:
             context["edit_form"] = ArgumentsForm(shown.task, (shown.args, shown.kwargs))
     return show(
@@ -152,29 +163,6 @@ def _say_due(request: HttpRequest, topic: str) -> None:
         messages.success(request, _("The message is due now. It runs as soon as a worker is free."))
         return
     messages.warning(request, words)
-
-
-def _facts(found: LiveMessage) -> dict[str, Any]:
-    """What anybody may see of it: not the arguments, not the headers."""
-    names = (
-        "id",
-        "topic",
-        "task",
-        "key",
-        "priority",
-        "attempt",
-        "crashes",
-        "enqueued_at",
-        "due_at",
-        "expires_at",
-    )
-    facts = {name: getattr(found.message, name) for name in names}
-    task = registry.by_name.get(found.message.task)
-    facts |= {
-        "most_attempts": task.max_attempts if task else None,
-        "state": found.message.state.value,
-    }
-    return {**facts, "replay_of": found.message.replay_of, "outbox": found.outbox}
 
 
 def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> HttpResponse:

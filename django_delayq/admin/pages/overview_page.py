@@ -20,7 +20,7 @@ from ...core.present import amount, next_due, seconds
 from ...core.times import from_ms
 from ...stats import overview as stats
 from ...stats import overview_sql
-from ...stats.overview import Bucket, Overview, Sample, TopicOverview
+from ...stats.overview import Bucket, Overview
 from ...store.queries import COUNTERS
 from .. import charts
 from ..site import register_page, show
@@ -71,7 +71,16 @@ def live_view(request: HttpRequest) -> HttpResponseBase:
 
 def context_of(now: Overview) -> dict[str, Any]:
     """What _overview.html shows."""
-    totals = totals_of(now)
+    totals, samples = totals_of(now), now.samples
+    lines = {
+        "rate": ([sample.finished_per_second for sample in samples], _("Finished per second")),
+        "lag": ([sample.lag for sample in samples], _("Lag")),
+        "waiting": ([float(sample.waiting) for sample in samples], _("Waiting messages")),
+    }
+    groups = [
+        samples[start : start + MINUTES_IN_A_ROW]
+        for start in range(0, len(samples), MINUTES_IN_A_ROW)
+    ]
     return {
         "overview": now,
         "totals": totals,
@@ -89,11 +98,47 @@ def context_of(now: Overview) -> dict[str, Any]:
             (topic, [topic.counters.get(name, 0) for name in COUNTERS]) for topic in now.topics
         ],
         "summary": _summary(now, totals),
-        "pictures": _pictures(now),
+        "pictures": {
+            "minutes": charts.bars(
+                "delayq-minutes",
+                _from_now(now.minutes),
+                what=_("Due in the next hour"),
+                unit=_("Minute"),
+            ),
+            "hours": charts.bars(
+                "delayq-hours", _from_now(now.hours), what=_("Due in the next day"), unit=_("Hour")
+            ),
+            "lateness": charts.bars(
+                "delayq-lateness",
+                now.lateness,
+                what=_("Newest runs by lateness"),
+                unit=_("Late by up to"),
+            ),
+        },
         "forecast": _forecast(now),
-        "sparks": _sparks(now.samples),
-        "chart": _chart(now, totals),
-        "past": _past(now.samples),
+        "sparks": {
+            name: charts.sparkline(
+                values, title=_("%(what)s over the last three hours") % {"what": what}
+            )
+            for name, (values, what) in lines.items()
+        },
+        # For the script: the samples, and the newest point, which it appends at each refresh.
+        "chart": {
+            "at": [sample.at_ms / 1000 for sample in samples],
+            "rate": [round(sample.finished_per_second, 3) for sample in samples],
+            "lag": [round(sample.lag, 3) for sample in samples],
+            "now": None if now.problem else [now.at.timestamp(), totals.per_second, totals.lag],
+        },
+        # The chart as a table, the newest first.
+        "past": [
+            {
+                "at": from_ms(group[0].at_ms),
+                "rate": sum(sample.finished_per_second for sample in group) / len(group),
+                "lag": max(sample.lag for sample in group),
+                "waiting": group[-1].waiting,
+            }
+            for group in reversed(groups)
+        ],
     }
 
 
@@ -103,23 +148,19 @@ def totals_of(now: Overview) -> Totals:
     due = [(topic.next_due_at, topic.topic) for topic in now.topics if topic.next_due_at]
     next_due_at, next_topic = min(due, default=(None, ""))
     return Totals(
-        backlog=_sum(now.topics, "backlog"),
-        delayed=_sum(now.topics, "delayed"),
-        leased=_sum(now.topics, "leased"),
-        outbox=_sum(now.topics, "outbox"),
-        finished=_sum(now.topics, "finished"),
+        backlog=sum(topic.backlog for topic in now.topics),
+        delayed=sum(topic.delayed for topic in now.topics),
+        leased=sum(topic.leased for topic in now.topics),
+        outbox=sum(topic.outbox for topic in now.topics),
+        finished=sum(topic.finished for topic in now.topics),
         lag=max((topic.lag for topic in now.topics), default=0.0),
         per_second=sum(rates) if rates else None,
-        dead_letters=_sum(now.topics, "dead_letters"),
+        dead_letters=sum(topic.dead_letters for topic in now.topics),
         workers=sum(worker.alive for worker in now.workers),
         quiet_workers=sum(worker.alive and worker.quiet_requested for worker in now.workers),
         next_due_at=next_due_at,
         next_topic=next_topic,
     )
-
-
-def _sum(topics: Sequence[TopicOverview], name: str) -> int:
-    return sum(getattr(topic, name) for topic in topics)
 
 
 def _summary(now: Overview, totals: Totals) -> str:
@@ -136,26 +177,6 @@ def _summary(now: Overview, totals: Totals) -> str:
         "next": next_due(totals.next_due_at, now.at),
         "dead": dead % {"number": amount(totals.dead_letters)},
         "workers": workers % {"number": amount(totals.workers)},
-    }
-
-
-def _pictures(now: Overview) -> dict[str, Any]:
-    return {
-        "minutes": charts.bars(
-            "delayq-minutes",
-            _from_now(now.minutes),
-            what=_("Due in the next hour"),
-            unit=_("Minute"),
-        ),
-        "hours": charts.bars(
-            "delayq-hours", _from_now(now.hours), what=_("Due in the next day"), unit=_("Hour")
-        ),
-        "lateness": charts.bars(
-            "delayq-lateness",
-            now.lateness,
-            what=_("Newest runs by lateness"),
-            unit=_("Late by up to"),
-        ),
     }
 
 
@@ -179,46 +200,4 @@ def _from_now(buckets: Sequence[Bucket]) -> list[Bucket]:
         if not nth
         else bucket
         for nth, bucket in enumerate(buckets)
-    ]
-
-
-def _sparks(samples: Sequence[Sample]) -> dict[str, Any]:
-    lines = {
-        "rate": ([sample.finished_per_second for sample in samples], _("Finished per second")),
-        "lag": ([sample.lag for sample in samples], _("Lag")),
-        "waiting": ([float(sample.waiting) for sample in samples], _("Waiting messages")),
-    }
-    return {
-        name: charts.sparkline(
-            values, title=_("%(what)s over the last three hours") % {"what": what}
-        )
-        for name, (values, what) in lines.items()
-    }
-
-
-def _chart(now: Overview, totals: Totals) -> dict[str, Any]:
-    """What the script draws: the samples, and the newest point, which it appends at each
-    refresh."""
-    return {
-        "at": [sample.at_ms / 1000 for sample in now.samples],
-        "rate": [round(sample.finished_per_second, 3) for sample in now.samples],
-        "lag": [round(sample.lag, 3) for sample in now.samples],
-        "now": [now.at.timestamp(), totals.per_second, totals.lag] if not now.problem else None,
-    }
-
-
-def _past(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """The chart as a table, the newest first."""
-    groups = [
-        samples[start : start + MINUTES_IN_A_ROW]
-        for start in range(0, len(samples), MINUTES_IN_A_ROW)
-    ]
-    return [
-        {
-            "at": from_ms(group[0].at_ms),
-            "rate": sum(sample.finished_per_second for sample in group) / len(group),
-            "lag": max(sample.lag for sample in group),
-            "waiting": group[-1].waiting,
-        }
-        for group in reversed(groups)
     ]

@@ -13,7 +13,6 @@ from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...client.handle import Handle
 from ...core.exceptions import (
     DelayQError,
     DuplicateMessage,
@@ -32,6 +31,7 @@ from ...tasks.options import check_key
 from ...tasks.task import Task
 from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm
 from ..site import register_page, show, url
+from .find_page import result_url
 
 #: A form that was sent is remembered for so long.
 FORM_KEPT_MS = 3_600_000
@@ -136,16 +136,13 @@ class ScheduleForm(WhenForm):
         # The id of a message with a key follows from the key.
         identity = {"key": given["key"]} if given["key"] else {"id": given["id"]}
         expires = {} if given["expires"] is None else {"expires": given["expires"]}
-        rest = {
-            "on_duplicate": given["on_duplicate"],
-            "durable": given["durable"],
-            "headers": given["headers"],
-        }
         return {
             **when,
             **identity,
             **expires,
-            **rest,
+            "on_duplicate": given["on_duplicate"],
+            "durable": given["durable"],
+            "headers": given["headers"],
             "priority": Priority.parse(given["priority"]),
         }
 
@@ -194,27 +191,26 @@ def _send(
         return _page(request, task, form, arguments, unknown=True)
     except DelayQError as error:
         if acquired:
-            _release_lock(form)
-        return _refused(request, task, form, arguments, error)
-    messages.success(request, _words(handle))
+            with suppress(StoreError):  # nothing was enqueued: the same form may come again
+                get_store().workers.release_lock(_lock_name(form))
+        if isinstance(error, NotPermitted):
+            raise
+        field, live = None, ""
+        if isinstance(error, DuplicateMessage):
+            field = "key" if form.cleaned_data["key"] else None
+            message_id = _message_id(task, form)
+            live = url(request, "message", topic=task.options.topic, message_id=message_id)
+        form.add_error(field, str(error))
+        return _page(request, task, form, arguments, live)
+    outcomes = {
+        "kept": _(
+            "A message with this key is already live. It was kept, and nothing was enqueued."
+        ),
+        "follows": _("A message with this key is running. The new message starts after it."),
+        "replaced": _("The message was enqueued. It replaced the message with the same key."),
+    }
+    messages.success(request, outcomes.get(handle.outcome, _("The message was enqueued.")))
     return redirect(f"{url(request, 'message', topic=handle.topic, message_id=handle.id)}?moment=1")
-
-
-def _refused(
-    request: HttpRequest,
-    task: Task[Any, Any],
-    form: ScheduleForm,
-    arguments: ArgumentsForm,
-    error: DelayQError,
-) -> HttpResponse:
-    if isinstance(error, NotPermitted):
-        raise error
-    live = ""
-    key = form.cleaned_data["key"] if isinstance(error, DuplicateMessage) else None
-    if isinstance(error, DuplicateMessage):
-        live = url(request, "message", topic=task.options.topic, message_id=_message_id(task, form))
-    form.add_error("key" if key else None, str(error))
-    return _page(request, task, form, arguments, live)
 
 
 def _message_id(task: Task[Any, Any], form: ScheduleForm) -> str:
@@ -236,12 +232,6 @@ def _acquire_lock(form: ScheduleForm) -> bool | None:
         return None
 
 
-def _release_lock(form: ScheduleForm) -> None:
-    """Nothing was enqueued: the same form may come again."""
-    with suppress(StoreError):
-        get_store().workers.release_lock(_lock_name(form))
-
-
 def _lock_name(form: ScheduleForm) -> str:
     return f"form:{form.cleaned_data['id']}"
 
@@ -259,9 +249,7 @@ def _sent_before(
     words = _("This form was already sent. Nothing was enqueued this time.")
     newest = _("This is the newest message with its id or key.")
     messages.warning(request, f"{words} {newest}")
-    if hit.row is not None:
-        return redirect(url(request, "archived", pk=hit.row))
-    return redirect(url(request, "message", topic=hit.topic, message_id=hit.message_id))
+    return redirect(result_url(request, hit))
 
 
 def _page(
@@ -273,25 +261,16 @@ def _page(
     *,
     unknown: bool = False,
 ) -> HttpResponse:
-    title = _("Schedule %(task)s") % {"task": task.name}
-    # Not the task: a template calls whatever can be called.
-    context: dict[str, Any] = {
-        "task": task.name,
-        "topic": task.options.topic,
-        "form": form,
-        "arguments": arguments,
-        "live": live,
-        "unknown": unknown,
-    }
-    about = (task.__doc__ or "").strip().partition("\n")[0]
-    return show(request, "schedule.html", title, about=about, **context)
-
-
-def _words(handle: Handle) -> str:
-    if handle.outcome == "kept":
-        return _("A message with this key is already live. It was kept, and nothing was enqueued.")
-    if handle.outcome == "follows":
-        return _("A message with this key is running. The new message starts after it.")
-    if handle.outcome == "replaced":
-        return _("The message was enqueued. It replaced the message with the same key.")
-    return _("The message was enqueued.")
+    return show(
+        request,
+        "schedule.html",
+        _("Schedule %(task)s") % {"task": task.name},
+        # Its name and not the task: a template calls whatever can be called.
+        task=task.name,
+        about=(task.__doc__ or "").strip().partition("\n")[0],
+        topic=task.options.topic,
+        form=form,
+        arguments=arguments,
+        live=live,
+        unknown=unknown,
+    )

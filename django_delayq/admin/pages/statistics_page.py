@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django.http import HttpRequest, HttpResponse
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -30,38 +29,34 @@ def statistics_view(request: HttpRequest) -> HttpResponse:
     topic = request.GET.get("topic", "")
     period = period if period in PERIODS else "24h"
     found = history(period, topic)
-    return show(
-        request,
-        "statistics.html",
-        _("Statistics"),
-        history=found,
-        pictures=_pictures(found),
-        periods=[(name, WORDS[name]) for name in PERIODS],
-        period=period,
-        topic=topic,
-        topics=sorted({*found.topics, topic} - {""}),
-        is_hourly=found.step == HOUR,
-    )
-
-
-def _pictures(found: History) -> list[SafeString]:
     hourly = found.step == HOUR
     unit = _("Hour (UTC)") if hourly else _("Day (UTC)")
     caption = _("%(what)s by hour (UTC)") if hourly else _("%(what)s by day (UTC)")
     finished = _buckets(found, [step.figures.messages for step in found.steps])
     dead = _buckets(found, [step.figures.states["dead"] for step in found.steps])
     late = _buckets(found, [step.figures.late_p99_ms or 0 for step in found.steps])
-    return [
-        charts.bars("finished", finished, what=caption % {"what": _("Finished")}, unit=unit),
-        charts.bars("dead", dead, what=caption % {"what": _("Dead")}, unit=unit),
-        charts.bars(
-            "late",
-            late,
-            what=caption % {"what": _("Lateness, p99 in ms,")},
-            unit=unit,
-            summed=False,
-        ),
-    ]
+    return show(
+        request,
+        "statistics.html",
+        _("Statistics"),
+        history=found,
+        pictures=[
+            charts.bars("finished", finished, what=caption % {"what": _("Finished")}, unit=unit),
+            charts.bars("dead", dead, what=caption % {"what": _("Dead")}, unit=unit),
+            charts.bars(
+                "late",
+                late,
+                what=caption % {"what": _("Lateness, p99 in ms,")},
+                unit=unit,
+                summed=False,
+            ),
+        ],
+        periods=[(name, WORDS[name]) for name in PERIODS],
+        period=period,
+        topic=topic,
+        topics=sorted({*found.topics, topic} - {""}),
+        is_hourly=hourly,
+    )
 
 
 def _buckets(found: History, values: Sequence[float]) -> list[Bucket]:

@@ -13,11 +13,10 @@ from ...core.message import Page
 from ...operators import operations, recent_actions
 from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview
-from ...store.topic_state import Pause
 from ...tasks import registry
 from ...tasks.arguments import in_one_line
 from ..forms.message_forms import PauseForm
-from ..site import back, register_action, register_page, show, url
+from ..site import back, may, register_action, register_page, show, url
 
 #: Messages on a page.
 LIMIT = 50
@@ -60,8 +59,21 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
     except UnknownTopic as error:
         return show(request, "not_there.html", _("No such topic"), status=404, words=str(error))
     in_database = request.GET.get("in") == "database"
-    listing, problem = _listing(topic, request.GET.get("after"), in_database)
-    may_see = request.user.has_perm("django_delayq.view_payload")
+    listed = list_outbox if in_database else topics.list_messages
+    after, problem = request.GET.get("after", ""), ""
+    try:
+        listing = listed(topic, cursor=after or None, limit=LIMIT)
+    except InvalidMessage:
+        listing = Page(messages=[], cursor=None)
+        problem = _("%(cursor)s is not a position in this list. Go back to its start.") % {
+            "cursor": f"{after!r:.80}"
+        }
+    pause = stats.paused
+    if form is None and pause:
+        # The form shows the present pause: to write another reason does not move its end.
+        end = {"hold": "at", "at": pause.until} if pause.until else {}
+        form = PauseForm(initial={"reason": pause.reason, **end})
+    may_see = may(request, "view_payload")
     return show(
         request,
         "topic.html",
@@ -69,7 +81,7 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         stats=stats,
         declared=topic in registry.known_topics(),
         now=timezone.now(),
-        pause=stats.paused,
+        pause=pause,
         figures=next((row for row in overview.overview().topics if row.topic == topic), None),
         outbox=count_outbox(topic),
         outbox_cap=CAP,
@@ -78,31 +90,11 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
             (message, in_one_line(message.args, message.kwargs) if may_see else "")
             for message in listing.messages
         ],
-        after=request.GET.get("after", ""),
+        after=after,
         further=listing.cursor,
         problem=problem,
-        pause_form=form or _pause_form(stats.paused),
+        pause_form=form or PauseForm(),
         running=topics.list_running(topic, limit=MOST_RUNNING) if stats.leased else [],
         actions=recent_actions.of_topic(topic),
         purge=f"{url(request, 'bulk_new')}?kind=purge&topic={topic}",
     )
-
-
-def _listing(topic: str, cursor: str | None, in_database: bool) -> tuple[Page, str]:
-    """The page after a cursor, and an error text when the cursor is invalid."""
-    listed = list_outbox if in_database else topics.list_messages
-    try:
-        return listed(topic, cursor=cursor or None, limit=LIMIT), ""
-    except InvalidMessage:
-        words = _("%(cursor)s is not a position in this list. Go back to its start.") % {
-            "cursor": f"{cursor!r:.80}"
-        }
-        return Page(messages=[], cursor=None), words
-
-
-def _pause_form(pause: Pause | None) -> PauseForm:
-    """The form shows the present pause: to write another reason does not move its end."""
-    if pause is None:
-        return PauseForm()
-    end = {"hold": "at", "at": pause.until} if pause.until else {}
-    return PauseForm(initial={"reason": pause.reason, **end})

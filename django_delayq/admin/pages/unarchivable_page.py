@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils import timezone
@@ -22,11 +20,10 @@ from ..site import back, register_action, register_page, show
 def unarchivable_view(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
     rows, links = newest_first(request, UnarchivableEntry.objects.all())
-    title = _("Unarchivable entries")
     return show(
         request,
         "unarchivable.html",
-        title,
+        _("Unarchivable entries"),
         rows=[(row, unarchivable.entry_view(row), _refusal(row)) for row in rows],
         links=links,
         now=timezone.now(),
@@ -42,13 +39,15 @@ def unarchivable_entry_view(request: HttpRequest, pk: int) -> HttpResponse:
             _("There is no unarchivable entry %(pk)s. It was archived again, or it never existed.")
             % {"pk": pk}
         )
-    context: dict[str, Any] = {
-        "row": row,
-        "shown": unarchivable.entry_view(row),
-        "refusal": _refusal(row),
-    }
-    title = _("Message %(id)s") % {"id": row.message_id}
-    return show(request, "unarchivable_entry.html", title, now=timezone.now(), **context)
+    return show(
+        request,
+        "unarchivable_entry.html",
+        _("Message %(id)s") % {"id": row.message_id},
+        now=timezone.now(),
+        row=row,
+        shown=unarchivable.entry_view(row),
+        refusal=_refusal(row),
+    )
 
 
 @register_action("unarchivable/<int:pk>/archive/", "unarchivable_archive", "replay_message")
