@@ -35,6 +35,7 @@ from ..core.message import (
     decode_body,
     key_id,
     stamp_of,
+    stamp_us_of,
     without_stamp,
 )
 from ..core.present import counted
@@ -45,7 +46,7 @@ from ..outbox.existing import check_existing
 from ..store import get_store, keys
 from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.repair import Look
+from ..store.repair import Suspect
 from ..store.store import Outgoing, RedisStore
 from ..tasks.naming import kept_task_name
 from ..tasks.registry import check_topic
@@ -96,20 +97,20 @@ def carry(
         record = Record.decode(found.record)
     except UndecodableMessage:
         return Carried("UNREADABLE")
-    (before,) = store.repair.look(there, [as_id])
-    if not _has_room(before, record.enqueued_at_us):
+    (before,) = store.queries.find(there, [as_id])
+    if not _has_room(store, target, before, record.enqueued_at_us):
         return Carried("TAKEN")
     word, parked_ms = _park(store, target, found, record, kept_task_name(here, record.task_code))
     if word not in ("", "SAME", "DONE"):  # another life of the key is there
         return Carried("TAKEN")
     # Whoever died in between has left it there, as it was put there first.
-    halfway = word == "SAME" and before.waits and not before.has_attempts
+    halfway = word == "SAME" and before and before.state != State.LEASED and not before.attempts
     due_ms = found.due_at_ms if not word or halfway else None  # else it has run there
     entry = store.client.command(
         "HGET", keys.partition_keys(store.client.prefix, here)[5], message_id
     )
     if due_ms is not None and entry:
-        store.repair.mend(there, "tried", [(as_id, entry)])
+        store.repair.mend(there, "no_attempts", [Suspect(as_id, argument=entry)])
     if due_ms == parked_ms and not word:  # it waits for its own time anyway
         due_ms = None
     return _leave(
@@ -151,19 +152,21 @@ def _leave(  # noqa: PLR0913 - one step, cut out so that tests can die before it
     alone: bool,
 ) -> Carried:
     (here, message_id), (there, as_id) = source, target
-    if store.repair.mend(here, "out", [(message_id, stamp)])[0]:
+    if store.repair.mend(here, "surplus", [Suspect(message_id, stamp)])[0]:
         return Carried("MOVED", due_ms)
-    recorded = store.repair.look(here, [message_id])[0].recorded
+    recorded = store.queries.find(here, [message_id])[0] is not None
     if alone or (fresh and recorded):  # somebody has claimed it here meanwhile, or ended it
-        store.repair.mend(there, "out", [(as_id, stamp)])
+        store.repair.mend(there, "surplus", [Suspect(as_id, stamp)])
     return Carried("RUNNING" if recorded else "GONE")
 
 
-def _has_room(there: Look, stamp_us: int) -> bool:
+def _has_room(store: RedisStore, target: Place, live: Found | None, stamp_us: int) -> bool:
     """Whether the message can go there: nothing is there under its id, or it is."""
-    if not there.recorded and not there.waits and not there.leased:
-        return there.follower_us is None
-    return there.recorded and there.stamp_us == stamp_us
+    if live is not None:
+        return stamp_us_of(live.record) == stamp_us
+    there, as_id = target
+    found = store.repair.diagnose(there, [as_id])
+    return not any({"no_record", "stray_follower"}.intersection(one.damages) for one in found)
 
 
 # Whole topics

@@ -65,6 +65,8 @@ class Sender:
         breaker = get_store().breaker
         if breaker.opened_in and breaker.open:
             items = self._spill(items, StoreUnavailable())
+        elif breaker.after_outage:
+            items = self._queue_behind(items)
         errors: list[DelayQError] = []
         try:
             for partition, batch in _batches(items):
@@ -99,6 +101,21 @@ class Sender:
         error to raise."""
         with suppress(DelayQError):
             self.finish()
+
+    def _queue_behind(self, items: list[Item]) -> list[Item]:
+        """After an outage: leave to the outbox what has the key of a message of which Redis has yet
+        to hear, so that Redis could not keep, replace or refuse. Returns the other items."""
+        try:
+            behind = outbox.behind_others([item for item in items if _may_spill(item)])
+            if not behind:
+                return items
+            self.duplicates += outbox.spill(behind, unknown=False)
+        except (Error, SynchronousOnlyOperation, ConfigurationError) as error:
+            logger.warning(
+                "the outbox could not be asked for messages with the same keys: %s", error
+            )
+            return items
+        return [item for item in items if not item.receipt.outcome]
 
     def _failed(self, batch: list[Item], error: DelayQError) -> list[DelayQError]:
         """Leave a batch to the outbox. Returns what to raise once all answers are read."""

@@ -134,7 +134,11 @@ def follow(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None
     if row is None or stamp_us not in (None, row.enqueued_at_us):
         return
     move(row, due_ms)
-    changes = {"due_at_ms": row.due_at_ms, "expires_at_ms": row.expires_at_ms}
+    changes = {
+        "due_at_ms": row.due_at_ms,
+        "expires_at_ms": row.expires_at_ms,
+        "moved_to_ms": row.moved_to_ms,
+    }
     if row.status == OutboxStatus.WAITING:
         changes["relay_at_ms"] = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
     # Not save(): the row may be gone by now, or about another life.
@@ -245,6 +249,8 @@ def move(row: OutboxMessage, due_ms: int) -> None:
     """Give the row another due time; an expiry that counts from it moves too."""
     if row.expires_at_ms and bytes(row.record)[0] & EXPIRES_WITH_DUE:
         row.expires_at_ms = max(row.expires_at_ms + due_ms - row.due_at_ms, 1)
+    if row.moved_to_ms:  # what is live under its id was moved before: this move counts for both
+        row.moved_to_ms = due_ms
     row.due_at_ms = due_ms
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import OperationalError, ProgrammingError, connections
+from django.db.models import Q, QuerySet
 
 from ..archive import archive_rows
 from ..core.conf import get_settings
@@ -34,6 +35,8 @@ STATEMENT_BYTES = 1024 * 1024
 #: Microseconds from the insert to the send after which a row is looked at once more: somebody may
 #: have cancelled it.
 LATE_US = 1_000_000
+#: Milliseconds after which the relay tries again what Redis did not take.
+AGAIN_MS = 500
 #: Times that an insert is tried while rows of its id come and go.
 RACES = 5
 
@@ -113,6 +116,7 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
 
     Returns the receipts of refused duplicates.
     """
+    get_store().breaker.after_outage = True
     now_us = get_store().now_us()
     fresh = [item for item in items if not item.template.durable]
     rows = [row_of(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
@@ -126,6 +130,31 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
         if item.receipt.outcome != "kept":
             item.receipt.outcome, item.receipt.due_ms = "outbox", row.due_at_ms
     return refused
+
+
+def behind_others(items: Sequence[Item]) -> list[Item]:
+    """The plain items whose key has a row of which Redis has yet to hear. To be called after an
+    outage; when there is no such row any more, the outage is over for this process."""
+    keyed = [item for item in items if item.template.fixed and not item.template.durable]
+    if not keyed:
+        return []
+    rows = unheard()
+    ids = {UUID(bytes=item.message.id) for item in keyed}
+    found = set(rows.filter(message_id__in=ids).values_list("message_id", flat=True))
+    if not found and not rows.exists():
+        get_store().breaker.after_outage = False
+    return [item for item in keyed if UUID(bytes=item.message.id) in found]
+
+
+def unheard() -> QuerySet[OutboxMessage]:
+    """Rows of which Redis has yet to hear, though it may have a message with their id: what the
+    relay is about to cancel, to move, or to send in place of another one."""
+    soon_ms = get_store().now_us() // 1000 + AGAIN_MS  # with those that Redis did not take at once
+    changed = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED])
+    rows: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
+        changed | Q(status=OutboxStatus.WAITING, told=True), relay_at_ms__lte=soon_ms
+    )
+    return rows
 
 
 def still_open(items: list[Item]) -> list[Item]:

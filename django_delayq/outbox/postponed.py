@@ -38,8 +38,6 @@ CLOCK_ERROR_US = 100_000
 CLOCK_UNKNOWN_US = 2_000_000
 #: In place of the instant of a cancel: Redis has applied it, so it means nothing else any more.
 APPLIED = 0
-#: Milliseconds after which the relay tries again what Redis did not take.
-AGAIN_MS = 500
 
 # Keeping
 
@@ -220,11 +218,11 @@ def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None)
 def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
     """Redis has moved it: the row says so, unless its transaction has moved it once more."""
     rows = OutboxMessage.objects.filter(
-        message_id=UUID(bytes=identity), topic=topic, status=OutboxStatus.MOVED
-    )
-    rows.filter(due_at_ms=due_ms).exclude(task="").update(
-        status=OutboxStatus.SENT, relay_at_ms=outbox.now_ms() + patience_ms()
-    )
+        message_id=UUID(bytes=identity), topic=topic, status=OutboxStatus.MOVED, due_at_ms=due_ms
+    ).exclude(task="")
+    # What Redis has moved may be another message, enqueued while this one still waited here.
+    rows.filter(told=True).update(status=OutboxStatus.WAITING, relay_at_ms=outbox.now_ms())
+    rows.update(status=OutboxStatus.SENT, relay_at_ms=outbox.now_ms() + patience_ms())
 
 
 def relay_soon(topic: str, identity: bytes) -> None:
@@ -253,7 +251,7 @@ def apply_all() -> bool:
             except StoreError as error:
                 failed = error
                 OutboxMessage.objects.filter(pk=row.pk).update(
-                    relay_at_ms=outbox.now_ms() + AGAIN_MS
+                    relay_at_ms=outbox.now_ms() + outbox.AGAIN_MS
                 )
                 break
     if failed:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Q, QuerySet
 
 from ..core import signals
 from ..core.chunks import chunked
@@ -102,21 +101,9 @@ class Relay(Service):
         """
         until, pace = time.monotonic() + seconds, Sleeper()
         with reached():
-            while self._unheard().exists() and time.monotonic() < until:
+            while outbox.unheard().exists() and time.monotonic() < until:
                 if not postponed.apply_all() and not self._send_batch(told=True):
                     pace.wait(0.02)
-
-    def _unheard(self) -> QuerySet[OutboxMessage]:
-        of_its_own = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]) | Q(
-            status=OutboxStatus.WAITING, told=True
-        )
-        soon_ms = (
-            self._store.now_us() // 1000 + postponed.AGAIN_MS
-        )  # what Redis did not take at the first try
-        unheard: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
-            of_its_own, relay_at_ms__lte=soon_ms
-        )
-        return unheard
 
 
 def before_claims(seconds: float) -> None:
@@ -146,7 +133,7 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
             _, words = store.enqueue(partition, names, [outbox.stamped(row) for row in batch])
         except StoreError as error:  # of one cluster node, say: the other partitions go on
             errors.append(error)
-            again_at_ms = store.now_us() // 1000 + postponed.AGAIN_MS
+            again_at_ms = store.now_us() // 1000 + outbox.AGAIN_MS
             OutboxMessage.objects.filter(pk__in=[row.pk for row in batch]).update(
                 relay_at_ms=again_at_ms
             )

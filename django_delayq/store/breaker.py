@@ -21,6 +21,9 @@ class CircuitBreaker:
         self.opened_in = 0
         """The process that has opened it, 0 while it is closed. In a fork there is no thread that
         would close it again."""
+        self.after_outage = False
+        """Whether the outbox may still have messages that were accepted while Redis was away. Who
+        finds none there clears it."""
         self._lock = threading.Lock()
         self._closed_for_good = threading.Event()
 
@@ -35,6 +38,7 @@ class CircuitBreaker:
             if self.open or self._closed_for_good.is_set():
                 return
             self.opened_in = os.getpid()
+            self.after_outage = True
         try:
             threading.Thread(target=self._watch, name="delayq-breaker", daemon=True).start()
         except RuntimeError:  # no threads here: then every call finds out for itself

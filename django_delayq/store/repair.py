@@ -1,62 +1,57 @@
-"""What an audit looks at and mends: each id at one instant, each damage in one step."""
+"""What an audit asks and mends in Redis: each damage is defined once, in lua/shared/damages.lua."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from ..core.message import lane_of, stamp_us_of
+from ..core.message import stamp_us_of
 from . import keys
-from .client import BATCH, RedisClient
+from .client import RedisClient
 from .keys import Partition
 from .queries import Life
 
 Damage = Literal[
-    "record",  # in a lane or leased without a record: ended as dead, body_missing
+    "no_record",  # in a lane or leased without a record: ends as dead, body_missing
     # a record in no lane and not leased (argument: its due time in ms): back; without one dead,
     # due_lost
-    "place",
-    "places",  # in two lanes, in a wrong one, or in a lane and leased: the right place stays
-    "attempts",  # attempts without a message: removed
-    "follower",  # a follower whose run does not go on: takes its place
-    "stale",  # a remembered end (argument: its stamp) that is archived: forgotten
+    "no_place",
+    "two_lanes",  # the place in the lane of its record stays
+    "wrong_lane",  # in one lane, but not that of its record: moved there
+    "lane_and_lease",  # the lease stays
+    "stray_attempts",  # attempts without a message: removed
+    "stray_follower",  # a follower whose run does not go on: takes its place
+    "stale_end",  # a remembered end that is archived: forgotten
     # a remembered end that is in no stream (argument: its record): told as dead, end_lost
-    "untold",
-    "out",  # this life (argument: its stamp) leaves the partition, unless it runs
-    "tried",  # gets this attempts entry (argument), where it has none
+    "lost_end",
+    "surplus",  # a life that does not belong in this partition: leaves it, unless it runs
+    "no_attempts",  # gets this attempts entry (argument)
 ]
-"""What mend.lua can do."""
+"""What mend.lua knows. The caller has to say of the ends and of what is surplus that they are."""
 
+#: Messages of one call: Redis serves nobody else while a script runs.
+AT_ONCE = 250
 PAGE = 500
 
 
-class Look(NamedTuple):
-    """All that a partition holds under one id, at one instant."""
+class Suspect(NamedTuple):
+    """A message to check or to mend."""
 
-    lanes: tuple[int | None, int | None, int | None]
-    """Due time in ms in the lanes high, normal, low."""
-    lease_ms: int | None
-    """Deadline."""
-    recorded: bool
+    id: bytes
+    stamp: bytes = b""
+    """The life that is meant (8 bytes); b"": any."""
+    argument: bytes = b""
+    """See Damage."""
+
+
+class Diagnosis(NamedTuple):
+    """What is damaged in a message."""
+
+    id: bytes
     stamp_us: int | None
-    """enqueued_at of the record; None without one that has it."""
-    lane: int
-    """Where the record belongs: 0 to 2."""
-    has_attempts: bool
-    follower_us: int | None
-    """enqueued_at of what follows the run."""
-    done_us: int | None
-    """enqueued_at of the newest life whose end is remembered."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is in a lane."""
-        return any(due is not None for due in self.lanes)
-
-    @property
-    def leased(self) -> bool:
-        """Whether a worker has it."""
-        return self.lease_ms is not None
+    """enqueued_at of its record; None without one that has it."""
+    damages: Sequence[str]
 
 
 class Repair:
@@ -65,59 +60,59 @@ class Repair:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
 
-    def look(self, partition: Partition, ids: Sequence[bytes]) -> Sequence[Look]:
-        """What the partition holds under each of these ids (any number)."""
-        found: list[Look] = []
-        for at in range(0, len(ids), BATCH):
-            found += map(_seen, self._client.call("look", partition, ids[at : at + BATCH]))
-        return found
+    def diagnose(self, partition: Partition, ids: Sequence[bytes]) -> Sequence[Diagnosis]:
+        """Those of these messages (any number) that are damaged, as far as Redis alone can
+        tell. Changes nothing."""
+        items = [(message_id,) for message_id in ids]
+        answers = self._call(partition, ("diagnose", "", ""), items, lambda answer: answer[0])
+        return [
+            Diagnosis(message_id, stamp_us_of(stamp), [damage.decode() for damage in damages])
+            for answer in answers
+            for message_id, stamp, *damages in answer[1:]
+        ]
+
+    def check(
+        self, partition: Partition, damage: Damage, suspects: Sequence[Suspect]
+    ) -> Sequence[bool]:
+        """Whether each of these messages (any number) is damaged so. Changes nothing."""
+        answers = self._call(partition, ("check", damage, ""), suspects, len)
+        return list(map(bool, chain.from_iterable(answers)))
 
     def mend(
         self,
         partition: Partition,
         damage: Damage,
-        items: Sequence[tuple[bytes, bytes]],
+        suspects: Sequence[Suspect],
         archive: str = "",
     ) -> Sequence[bool]:
-        """Mend one kind of damage in these messages: id and argument (see Damage, b"" without one)
-        of each.
+        """Mend one kind of damage in these messages (any number).
 
-        Returns whether each of them was damaged so; what was not is unchanged. `archive`: all, dead
+        Returns whether each of them was damaged so; the others are unchanged. `archive`: all, dead
         or none; empty: as the topic's setting says.
         """
-        words: list[bool] = []
-        for at in range(0, len(items), BATCH):
-            args: list[Any] = [damage, archive or self._client.settings.archive_of(partition.topic)]
-            for item in items[at : at + BATCH]:
-                args += item
-            words += map(bool, self._client.call("mend", partition, args))
-        return words
+        archive = archive or self._client.settings.archive_of(partition.topic)
+        answers = self._call(partition, ("mend", damage, archive), suspects, len)
+        return list(map(bool, chain.from_iterable(answers)))
+
+    def _call(
+        self,
+        partition: Partition,
+        order: Sequence[str],
+        items: Sequence[Sequence[bytes]],
+        count: Callable[[Any], int],
+    ) -> Iterator[Any]:
+        """The answers of the script. `count`: how many items an answer is about."""
+        at = 0
+        while at < len(items):
+            fields = chain.from_iterable(items[at : at + AT_ONCE])
+            answer = self._client.call("mend", partition, [*order, *fields])
+            yield answer
+            at += count(answer)
 
     def finished_lives(self, partition: Partition) -> set[Life]:
         """Every life in the finished stream. Reads all of it, the newest first, in pages."""
-        entries = self._entries_of(keys.finished_key(self._client.prefix, partition))
-        return {Life(entry[b"id"], stamp_us_of(entry[b"record"]) or 0) for entry in entries}
-
-    def _entries_of(self, key: str) -> Iterator[dict[bytes, bytes]]:
-        before = "+"
+        key, before, lives = keys.finished_key(self._client.prefix, partition), "+", set[Life]()
         while page := self._client.redis.xrevrange(key, before, "-", count=PAGE):
-            yield from (fields for _, fields in page)
+            lives |= {Life(one[b"id"], stamp_us_of(one[b"record"]) or 0) for _, one in page}
             before = f"({page[-1][0].decode()}"
-
-
-def _seen(answer: Sequence[Any]) -> Look:
-    high, normal, low, lease, recorded, head, attempts, follower, done = answer
-    return Look(
-        (_score(high), _score(normal), _score(low)),
-        _score(lease),
-        bool(recorded),
-        stamp_us_of(head),
-        lane_of(head),
-        bool(attempts),
-        stamp_us_of(follower),
-        stamp_us_of(done),
-    )
-
-
-def _score(score: Any) -> int | None:
-    return None if score == b"" else int(float(score))
+        return lives

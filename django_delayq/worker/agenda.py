@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ..store.keys import Partition
 
 #: The heap is rebuilt when it holds so many entries for each partition. When a visit is planned
-#: anew, its old entry stays until it comes to the top. With a message due in the far future,
-#: the heap would grow by one entry for each claim.
+#: anew, its old entry stays until it comes to the top. With a message that is due in the far
+#: future, the heap would grow by one entry for each claim.
 HEAP_PER_VISIT = 4
 
 

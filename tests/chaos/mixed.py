@@ -58,6 +58,12 @@ class Order:
     is_certain: bool = True
     """Whether everything that was done to it came well before its due time."""
     sent: list[float] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    """What its transactions did, and when: for a person who reads of a broken promise."""
+
+    def note(self, what: str) -> None:
+        """Add a line to its story."""
+        self.story.append(f"{time.time():.3f} {what}")
 
     @property
     def key(self) -> str:
@@ -141,7 +147,9 @@ class _Producer(threading.Thread):
                     self._step(order, begun)
                 if self._dice.random() < 0.2:
                     raise RolledBack
+            order.note("committed")
         except RolledBack:
+            order.note("rolled back")
             order.version, order.due, order.lives, order.cancelled_at = before
             del order.sent[sent:]
         now = time.time()
@@ -173,6 +181,7 @@ class _Producer(threading.Thread):
                 if self._dice.random() < 0.15:
                     raise RolledBack
         except RolledBack:
+            order.note("rolled back to the savepoint")
             order.version, order.due, order.lives, order.cancelled_at = before
             del order.sent[sent:]
 
@@ -186,6 +195,7 @@ class _Producer(threading.Thread):
         order.version, order.due = order.newest, at + delay
         order.lives += 1
         order.sent.append(begun)
+        order.note(f"{mode} {order.newest}, due in {delay:.3f} s")
 
     def _replace(self, order: Order, begun: float) -> None:
         self._enqueue(order, begun, "replace")
@@ -193,15 +203,18 @@ class _Producer(threading.Thread):
     def _keep(self, order: Order, begun: float) -> None:
         _task(order).using(key=order.key, delay=1, on_duplicate="keep").enqueue(order.number, -1)
         order.kept += 1
+        order.note("keep, due in 1 s")
 
     def _move(self, order: Order, begun: float) -> None:
         delay, at = self._dice.uniform(*DELAYS), time.time()
         _task(order).reschedule(key=order.key, delay=delay, missing_ok=True)
         order.due = at + delay
+        order.note(f"move, due in {delay:.3f} s")
 
     def _cancel(self, order: Order, begun: float) -> None:
         _task(order).cancel(key=order.key, missing_ok=True)
         order.version, order.cancelled_at = 0, begun
+        order.note("cancel")
 
 
 def _task(order: Order) -> Any:

@@ -382,7 +382,7 @@ def test_many_in_one_transaction_cost_as_much_each_as_few(delayq: RedisStore) ->
 
     def enqueue_and_move(count: int) -> float:
         handles: list[Handle] = []
-        began = time.perf_counter()
+        began = time.thread_time()
         with suppress(Undo), transaction.atomic():
             for number in range(count):
                 others(lambda: None)
@@ -390,7 +390,7 @@ def test_many_in_one_transaction_cost_as_much_each_as_few(delayq: RedisStore) ->
             for handle in handles:
                 handle.reschedule(due_at=DUE)
             raise Undo
-        return (time.perf_counter() - began) / count
+        return (time.thread_time() - began) / count
 
     enqueue_and_move(10)
     few = min(enqueue_and_move(100) for _ in range(3))

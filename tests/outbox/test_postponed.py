@@ -359,6 +359,25 @@ def test_a_move_is_kept_and_said_when_redis_is_back(hands: Hands, task: Any, ins
     assert statuses() == (["sent"] if task is near else [])
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_of_two_moves_in_an_outage_the_later_counts_though_another_message_was_offered_between(
+    hands: Hands, inside: bool
+) -> None:
+    keyed.enqueue("first")
+    with unreachable():
+        record.reschedule(key="k", delay=7_000)
+        keyed.using(on_duplicate="keep", delay=1).enqueue("second")
+        with transaction.atomic() if inside else nullcontext():
+            due = record.reschedule(key="k", delay=9_000)
+    back(hands)
+    back(hands)
+    message = record.get(key="k")
+    assert message is not None and due is not None
+    assert message.args == ["first"]
+    assert abs((message.due_at - due).total_seconds()) < 2
+    assert statuses() == []
+
+
 @pytest.mark.parametrize(
     "task", [near, record.using(delay=600), keyed], ids=["durable", "spilled", "spilled key"]
 )
@@ -469,6 +488,7 @@ def test_a_message_enqueued_by_others_after_the_cancel_is_not_meant(
     hands.store.cancel_in(DEFAULT, [changes.Target.of("default", "k", None).identity])
     wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
     postponed.pending.clear()  # this process is another one
+    hands.store.breaker.after_outage = False
     keyed.enqueue("new")
     back(hands)
     message = record.get(key="k")
@@ -693,6 +713,135 @@ def test_a_lost_message_that_is_moved_away_and_cancelled_leaves_nothing_in_redis
     assert end_all(hands) == [("cancelled", "cancelled")]
     meta = hands.store.client.redis.hgetall(meta_key(hands.store.client.prefix, DEFAULT))
     assert ([name for name in meta if name.startswith(b"done:")], statuses()) == ([], [])
+
+
+def marks(hands: Hands) -> list[bytes]:
+    meta = hands.store.client.redis.hgetall(meta_key(hands.store.client.prefix, DEFAULT))
+    return [name for name in meta if name.startswith(b"done:")]
+
+
+@pytest.mark.parametrize("mode", ["replace", "keep"])
+def test_a_spilled_message_that_was_moved_and_gives_way_leaves_nothing_in_redis(
+    hands: Hands, mode: Any
+) -> None:
+    with unreachable():
+        handle = keyed.using(on_duplicate=mode).enqueue("first")
+        handle.reschedule(delay=7_000)
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    OutboxMessage.objects.update(relay_at_ms=0)
+    postponed.apply_all()
+    assert len(marks(hands)) == 1  # what was accepted first is not to be sent any more
+    hands.store.breaker.after_outage = False  # as in a process that has not noticed
+    keyed.using(on_duplicate="replace").enqueue("second")
+    back(hands)
+    assert (marks(hands), statuses()) == ([], [])
+    assert [(row.state, row.reason) for row in rows()] == [
+        ("cancelled", "replaced" if mode == "replace" else "duplicate")
+    ]
+
+
+def test_what_waits_for_the_archiver_is_not_forgotten_when_another_message_is_kept(
+    hands: Hands,
+) -> None:
+    durable.using(key="k").enqueue("durable")
+    hands.work()
+    assert len(marks(hands)) == 1
+    keyed.enqueue("plain")
+    assert keyed.using(on_duplicate="keep").enqueue("another").outcome == "kept"
+    assert len(marks(hands)) == 1
+    hands.archive()
+    assert (marks(hands), statuses()) == ([], [])
+
+
+def test_a_message_that_waited_in_the_outbox_while_another_was_moved_is_not_taken_for_sent(
+    hands: Hands,
+) -> None:
+    with unreachable():
+        keyed.using(on_duplicate="replace").enqueue("first")
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    hands.store.breaker.after_outage = False  # as in a process that has not noticed
+    keyed.using(on_duplicate="replace").enqueue("second")
+    with transaction.atomic():
+        record.reschedule(key="k", delay=7_000)
+    assert statuses() == ["waiting"]
+    back(hands)
+    message = record.get(key="k")
+    assert message is not None
+    assert (message.args, statuses()) == (["second"], [])
+    assert end_all(hands) == [("acked", ""), ("cancelled", "replaced")]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("mode", ["raise", "keep", "replace"])
+def test_after_an_outage_a_key_counts_that_is_still_in_the_outbox(
+    hands: Hands, mode: Any, inside: bool
+) -> None:
+    with unreachable():
+        keyed.enqueue("first")
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    refused = pytest.raises(DuplicateMessage) if mode == "raise" and not inside else nullcontext()
+    with refused, transaction.atomic() if inside else nullcontext():
+        handle = keyed.using(on_duplicate=mode).enqueue("second")
+        record.using(key="another", delay=600).enqueue("unconcerned")
+    if mode != "raise":
+        assert handle.outcome == ("kept" if mode == "keep" else "outbox")
+    assert len(messages_in(hands.store)) == (0 if mode == "raise" and not inside else 1)
+    back(hands)
+    message = record.get(key="k")
+    assert message is not None
+    assert message.args == ["second" if mode == "replace" else "first"]
+
+
+@pytest.mark.parametrize("mode", ["raise", "keep", "replace"])
+def test_after_an_outage_a_key_counts_whose_message_was_moved_in_the_outbox(
+    hands: Hands, mode: Any
+) -> None:
+    with unreachable():
+        keyed.enqueue("first")
+        with transaction.atomic():
+            record.reschedule(key="k", delay=7_000)
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    assert statuses() == ["moved"]
+    with pytest.raises(DuplicateMessage) if mode == "raise" else nullcontext():
+        keyed.using(on_duplicate=mode).enqueue("second")
+    back(hands)
+    back(hands)
+    message = record.get(key="k")
+    assert message is not None
+    assert message.args == ["second" if mode == "replace" else "first"]
+    assert len(messages_in(hands.store)) == len(statuses()) == 1
+
+
+def test_after_an_outage_a_message_outlives_a_cancel_that_was_kept_right_before(
+    hands: Hands,
+) -> None:
+    keyed.enqueue("first")
+    with unreachable(), transaction.atomic():
+        record.cancel(key="k")
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    keyed.enqueue("second")
+    back(hands)
+    message = record.get(key="k")
+    assert message is not None
+    assert message.args == ["second"]
+    assert end_all(hands) == [("acked", ""), ("cancelled", "cancelled")]
+
+
+def test_after_an_outage_redis_is_asked_again_as_soon_as_the_outbox_is_empty(hands: Hands) -> None:
+    with unreachable():
+        keyed.enqueue("first")
+    back(hands)
+    assert hands.store.breaker.after_outage
+    assert record.using(key="another", delay=600).enqueue("x").outcome == "stored"
+    assert not hands.store.breaker.after_outage
+
+
+def test_after_an_outage_a_database_that_fails_holds_up_nothing(hands: Hands) -> None:
+    with unreachable():
+        keyed.enqueue("first")
+    wait_until(lambda: not hands.store.breaker.open, "the breaker is closed")
+    with without_table(OutboxMessage):
+        assert record.using(key="another", delay=600).enqueue("x").outcome == "stored"
 
 
 def test_a_missing_table_is_said_with_what_to_do(

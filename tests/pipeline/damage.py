@@ -13,7 +13,7 @@ from django.db import models
 from django_delayq.archive.archiver import store_entries
 from django_delayq.core.message import ATTEMPTS, HEADER, STAMP, new_id, task_code
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
-from django_delayq.pipeline.audit.finding_kinds import Kind
+from django_delayq.pipeline.audit.findings import FindingKind
 from django_delayq.store import keys
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
@@ -239,26 +239,26 @@ def altered_batch(world: World, *, by_export: bool = True) -> str:
     return f"batch {LakeBatch.objects.count() - 1}"
 
 
-PLANTS: dict[Kind, Callable[[World], str]] = {
-    Kind.UNCLOSED: unclosed,
-    Kind.LIVE_AGAIN: live_again,
-    Kind.NO_RECORD: no_record,
-    Kind.NO_PLACE: no_place,
-    Kind.TWO_LANES: two_lanes,
-    Kind.LANE_AND_LEASE: lane_and_lease,
-    Kind.WRONG_LANE: wrong_lane,
-    Kind.WRONG_PARTITION: wrong_partition,
-    Kind.STRAY_ATTEMPTS: stray_attempts,
-    Kind.STRAY_FOLLOWER: stray_follower,
-    Kind.LOST_END: lost_end,
-    Kind.STALE_END: stale_end,
-    Kind.LOST: lost,
+PLANTS: dict[FindingKind, Callable[[World], str]] = {
+    FindingKind.UNCLOSED: unclosed,
+    FindingKind.LIVE_AGAIN: live_again,
+    FindingKind.NO_RECORD: no_record,
+    FindingKind.NO_PLACE: no_place,
+    FindingKind.TWO_LANES: two_lanes,
+    FindingKind.LANE_AND_LEASE: lane_and_lease,
+    FindingKind.WRONG_LANE: wrong_lane,
+    FindingKind.WRONG_PARTITION: wrong_partition,
+    FindingKind.STRAY_ATTEMPTS: stray_attempts,
+    FindingKind.STRAY_FOLLOWER: stray_follower,
+    FindingKind.LOST_END: lost_end,
+    FindingKind.STALE_END: stale_end,
+    FindingKind.LOST: lost,
 }
-IN_THE_LAKE: dict[Kind, Callable[[World], Steps]] = {
-    Kind.TWICE: archived_twice,
-    Kind.LATE_ROW: late_row,
-    Kind.CHANGED_ROW: changed_row,
-    Kind.LOST_ROW: lost_row,
+IN_THE_LAKE: dict[FindingKind, Callable[[World], Steps]] = {
+    FindingKind.TWICE: archived_twice,
+    FindingKind.LATE_ROW: late_row,
+    FindingKind.CHANGED_ROW: changed_row,
+    FindingKind.LOST_ROW: lost_row,
 }
 
 

@@ -16,10 +16,10 @@ from django.db import connections
 from django_delayq.core.message import new_id
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit
-from django_delayq.pipeline.audit.confirm import SecondLook
-from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
-from django_delayq.pipeline.errors import Code
+from django_delayq.pipeline.audit.confirm import confirmed as confirm
+from django_delayq.pipeline.audit.findings import Finding, FindingKind
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import Code
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record
@@ -132,7 +132,7 @@ def test_what_is_gone_at_the_second_look_is_no_difference(
     assert (report.code, slept) == (Code.DIFFERENT, [7])
     assert (
         OperatorAction.objects.count() == 0
-        and world.store.repair.look(damage.DEFAULT, [bytes.fromhex(there)])[0].recorded
+        and world.store.queries.find(damage.DEFAULT, [bytes.fromhex(there)])[0]
     )
 
 
@@ -161,12 +161,12 @@ def test_one_topic_can_be_looked_at_alone(world: World, look: Look) -> None:
 # The second look
 
 
-def confirmed(store: RedisStore, *found: Difference) -> list[Difference]:
-    return SecondLook(store).confirmed(found)
+def confirmed(store: RedisStore, *found: Finding) -> list[Finding]:
+    return confirm(store, found)
 
 
-def of_row(kind: Kind, row: ArchivedMessage) -> Difference:
-    return Difference(
+def of_row(kind: FindingKind, row: ArchivedMessage) -> Finding:
+    return Finding(
         kind, row.topic, 0, row.message_id.hex, int.from_bytes(damage.stamp_of(row), "big")
     )
 
@@ -174,7 +174,7 @@ def of_row(kind: Kind, row: ArchivedMessage) -> Difference:
 def test_what_has_just_been_sent_is_not_lost(world: World) -> None:
     message_id = damage.lost(world)
     row = OutboxMessage.objects.get(message_id=message_id)
-    found = Difference(Kind.LOST, "default", None, message_id, row.enqueued_at_us)
+    found = Finding(FindingKind.LOST, "default", None, message_id, row.enqueued_at_us)
     assert confirmed(world.store, found) == [found]
     OutboxMessage.objects.update(relay_at_ms=int(world.store.clock_ms()) + 60_000)
     assert confirmed(world.store, found) == []
@@ -184,7 +184,7 @@ def test_what_has_ended_meanwhile_is_not_lost(world: World) -> None:
     lease = world.claimed(durable=True)
     damage.looked_at(lease.id)
     row = OutboxMessage.objects.get()
-    found = Difference(Kind.LOST, "default", None, lease.id.hex(), row.enqueued_at_us)
+    found = Finding(FindingKind.LOST, "default", None, lease.id.hex(), row.enqueued_at_us)
     assert confirmed(world.store, found) == []
     world.store.ack(damage.DEFAULT, [(lease, b"{}")])
     assert confirmed(world.store, found) == []
@@ -202,7 +202,7 @@ def test_what_runs_may_have_its_row_already(world: World) -> None:
         damage.stamp_of(row) + damage.stored(world.store)[8:],
     )
     world.do("ZADD", "leased", damage.FAR, row.message_id.bytes)
-    found = of_row(Kind.LIVE_AGAIN, row)
+    found = of_row(FindingKind.LIVE_AGAIN, row)
     assert confirmed(world.store, found) == []
     world.do("ZREM", "leased", row.message_id.bytes)
     assert confirmed(world.store, found) == [found]
@@ -212,8 +212,8 @@ def test_an_end_with_its_entry_is_neither_lost_nor_stale(world: World) -> None:
     lease = world.ended(durable=True)
     stamp = int.from_bytes(lease.record[:8], "big")
     both = [
-        Difference(kind, "default", 0, lease.id.hex(), stamp)
-        for kind in (Kind.LOST_END, Kind.STALE_END)
+        Finding(kind, "default", 0, lease.id.hex(), stamp)
+        for kind in (FindingKind.LOST_END, FindingKind.STALE_END)
     ]
     assert confirmed(world.store, *both) == []
     world.do("DEL", "finished")
@@ -227,7 +227,7 @@ def test_a_message_that_was_moved_in_sql_has_no_lost_end(world: World) -> None:
     world.do("ZREM", "normal", message_id)
     world.do("HDEL", "messages", message_id)
     world.do("HSET", "meta", b"done:" + message_id, row.enqueued_at_us.to_bytes(8, "big"))
-    found = Difference(Kind.LOST_END, "default", 0, message_id.hex(), row.enqueued_at_us)
+    found = Finding(FindingKind.LOST_END, "default", 0, message_id.hex(), row.enqueued_at_us)
     assert confirmed(world.store, found) == [found]
     OutboxMessage.objects.update(enqueued_at_us=row.enqueued_at_us + 1)
     assert confirmed(world.store, found) == []
@@ -235,7 +235,7 @@ def test_a_message_that_was_moved_in_sql_has_no_lost_end(world: World) -> None:
 
 def test_a_new_number_of_partitions_is_known_at_once(world: World) -> None:
     message_id = damage.wrong_partition(world)
-    found = Difference(Kind.WRONG_PARTITION, "crowd", 1, message_id)
+    found = Finding(FindingKind.WRONG_PARTITION, "crowd", 1, message_id)
     assert confirmed(world.store, found) == [found]
     world.store.client.command("SADD", f"{world.store.client.prefix}:topics", "crowd:3")
     last = int.from_bytes(bytes.fromhex(message_id)[-4:], "big")

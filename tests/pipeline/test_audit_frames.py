@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual
 
 from django_delayq.core.message import HEADER, STAMP
@@ -18,8 +19,7 @@ OTHER = "0190000000007000800000000000000b"
 AT = datetime(2026, 11, 20, 9, tzinfo=timezone.utc)
 HEADS = {"high": 0x10, "normal": 0x11, "low": 0x12}
 PLACES = (
-    "message_id string, topic string, partition int, place string, stamp bigint, has_attempts "
-    "boolean, "
+    "message_id string, topic string, partition int, place string, stamp bigint, "
     "recorded boolean, lane string"
 )
 FOUND = (
@@ -49,7 +49,7 @@ def lives(spark: Any) -> Callable[..., Frame]:
 def place(name: str, **fields: Any) -> tuple[Any, ...]:
     """Of a healthy message in this place."""
     row = {
-        "message_id": ID, "topic": "orders", "partition": 0, "place": name, "stamp": 5, "has_attempts": False,
+        "message_id": ID, "topic": "orders", "partition": 0, "place": name, "stamp": 5,
         "recorded": name not in ("done",), "lane": name if name in HEADS else "normal",
     }  # fmt: skip
     return tuple((row | fields).values())
@@ -99,20 +99,20 @@ def test_of_a_queue_only_what_is_compared_is_kept(spark: Any) -> None:
 
     queue = spark.createDataFrame(
         [
-            row(place="high", enqueued_at_us=5, has_attempts=True, record=stored(0x90)),
-            row(place="low", enqueued_at_us=5, has_attempts=False, record=stored(0x16)),
-            row(place="normal", record=b"short", has_attempts=False),
-            row(place="leased", has_attempts=False),
+            row(place="high", enqueued_at_us=5, record=stored(0x90)),
+            row(place="low", enqueued_at_us=5, record=stored(0x16)),
+            row(place="normal", record=b"short"),
+            row(place="leased"),
             row(place="done", enqueued_at_us=7),
         ],
-        schemas.spark_schema(schemas.QUEUE),
+        from_arrow_schema(schemas.QUEUE),
     )
     expected = [
-        (ID, "orders", 3, "high", 5, True, True, "high"),
-        (ID, "orders", 3, "low", 5, False, True, "low"),
-        (ID, "orders", 3, "normal", None, False, True, "normal"),
-        (ID, "orders", 3, "leased", None, False, False, "normal"),
-        (ID, "orders", 3, "done", 7, False, False, "normal"),
+        (ID, "orders", 3, "high", 5, True, "high"),
+        (ID, "orders", 3, "low", 5, True, "low"),
+        (ID, "orders", 3, "normal", None, True, "normal"),
+        (ID, "orders", 3, "leased", None, False, "normal"),
+        (ID, "orders", 3, "done", 7, False, "normal"),
     ]
     assertDataFrameEqual(audit_frames.places(queue), spark.createDataFrame(expected, PLACES))
 
@@ -136,73 +136,61 @@ def test_equal_contents_have_equal_sums_in_any_order(frame: Any) -> None:
 
 # Redis alone
 
-HEALTHY = {
+SUSPECT = "message_id string, topic string, partition int"
+IN_ORDER = {
     "waits": [place("high")],
-    "has been tried": [place("low", has_attempts=True)],
-    "runs": [place("leased", has_attempts=True)],
-    "runs, and is followed": [place("leased", has_attempts=True), place("follower", stamp=9)],
+    "runs": [place("leased", lane="low")],
+    "runs, and is followed": [place("leased"), place("follower", stamp=9)],
     "ended": [place("finished"), place("done")],
     "ended, and waits again": [place("finished"), place("done"), place("normal", stamp=9)],
     "is seen twice by a scan": [place("normal"), place("normal")],
     "is damaged, but whole": [place("normal", stamp=None)],
-    "lies where two partitions put it": [place("normal", partition=1, message_id=OTHER)],
-    "has a topic that nobody knows": [place("normal", partition=7, topic="new")],
 }
-DAMAGED = {
+OUT_OF_ORDER = {
     "no record": [place("low", recorded=False, stamp=None, lane="normal")],
+    "no record, and runs": [place("leased", recorded=False, stamp=None)],
     "no place": [place("none")],
     "two lanes": [place("normal"), place("high", lane="normal")],
     "lane and lease": [place("normal"), place("leased")],
     "wrong lane": [place("high", lane="low")],
-    "wrong partition": [place("normal", partition=1)],
-    "stray attempts": [place("none", recorded=False, has_attempts=True, stamp=None)],
+    "stray attempts": [place("none", recorded=False, stamp=None)],
     "stray follower": [place("follower")],
+    "stray follower of what waits": [place("follower"), place("normal")],
 }
 
 
-def in_redis(frame: Any, rows: Sequence[Any]) -> Frame:
-    return audit_frames.in_redis(
-        frame(rows, PLACES), frame([("orders", [1, 2])], "topic string, counts array<int>")
-    )
-
-
-def test_what_is_healthy_shows_nothing(frame: Any) -> None:
+def test_what_is_in_order_is_not_suspected(frame: Any) -> None:
     """Each under another id, so that all are told apart in one go."""
-    rows = [
-        (f"{number:06x}{row[0][6:]}", *row[1:])
-        for number, some in enumerate(HEALTHY.values(), start=1)
-        for row in some
-    ]
-    assertDataFrameEqual(in_redis(frame, rows), frame([], FOUND))
-    assertDataFrameEqual(in_redis(frame, []), frame([], FOUND))
+    rows = [_as(case, row) for case, some in enumerate(IN_ORDER.values()) for row in some]
+    assertDataFrameEqual(audit_frames.suspects(frame(rows, PLACES)), frame([], SUSPECT))
+    assertDataFrameEqual(audit_frames.suspects(frame([], PLACES)), frame([], SUSPECT))
 
 
-def test_each_damage_has_its_name(frame: Any) -> None:
-    rows, expected = [], []
-    for case, (kind, some) in enumerate(DAMAGED.items()):
-        (message_id,) = _as(case, (ID,))
-        rows += [_as(case, row) for row in some]
-        stamp = None if kind in ("no record", "stray attempts", "stray follower") else 5
-        partition = 1 if kind == "wrong partition" else 0
-        expected.append(found(kind, message_id=message_id, stamp=stamp, partition=partition))
-    assertDataFrameEqual(in_redis(frame, rows), frame(expected, FOUND))
-
-
-def test_a_message_may_be_damaged_in_several_ways(frame: Any) -> None:
-    rows = [
-        place("normal", partition=1),
-        place("low", partition=1, lane="normal"),
-        place("leased", partition=1),
-    ]
-    kinds = ["two lanes", "lane and lease", "wrong partition"]
-    assertDataFrameEqual(
-        in_redis(frame, rows), frame([found(kind, partition=1) for kind in kinds], FOUND)
-    )
+def test_what_is_out_of_order_is_suspected_once(frame: Any) -> None:
+    rows = [_as(case, row) for case, some in enumerate(OUT_OF_ORDER.values()) for row in some]
+    expected = [(_as(case, (ID,))[0], "orders", 0) for case in range(len(OUT_OF_ORDER))]
+    assertDataFrameEqual(audit_frames.suspects(frame(rows, PLACES)), frame(expected, SUSPECT))
 
 
 def test_the_same_id_in_two_partitions_is_two_messages(frame: Any) -> None:
     rows = [place("normal", message_id=OTHER), place("normal", message_id=OTHER, partition=1)]
-    assertDataFrameEqual(in_redis(frame, rows), frame([], FOUND))
+    assertDataFrameEqual(audit_frames.suspects(frame(rows, PLACES)), frame([], SUSPECT))
+
+
+def test_a_message_is_where_a_number_of_partitions_puts_it(frame: Any) -> None:
+    rows = [
+        place("normal"),
+        place("normal", partition=1, message_id=OTHER),
+        place("normal", partition=7, topic="new"),
+        place("follower", partition=2),
+        place("normal", partition=3, recorded=False),
+        place("leased", partition=1),
+        place("low", partition=1),
+    ]
+    counts = frame([("orders", [1, 2])], "topic string, counts array<int>")
+    expected = frame([found("wrong partition", partition=1)], FOUND)
+    assertDataFrameEqual(audit_frames.misplaced(frame(rows, PLACES), counts), expected)
+    assertDataFrameEqual(audit_frames.misplaced(frame([], PLACES), counts), frame([], FOUND))
 
 
 # Redis and SQL

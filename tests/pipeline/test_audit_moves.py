@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from django_delayq.client import moving
+from django_delayq.core.message import stamp_us_of
 from django_delayq.pipeline.audit.audit_repair import AuditRepair
-from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
+from django_delayq.pipeline.audit.findings import Finding, FindingKind
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.pipeline import damage
 from tests.pipeline.damage import CROWD, FAR, World
-from tests.pipeline.test_audit_repair import NOTHING
+from tests.pipeline.test_audit_repair import content
 
 pytestmark = pytest.mark.databases
 
@@ -24,14 +25,16 @@ def world(delayq: RedisStore, transactional_db: None) -> World:
     return World(delayq, lambda: None, "")
 
 
-def crowded(world: World) -> tuple[bytes, Partition, Difference]:
+def crowded(world: World) -> tuple[bytes, Partition, Finding]:
     """A message in a wrong partition, and where it belongs."""
     message_id = bytes.fromhex(damage.wrong_partition(world))
-    (look,) = world.store.repair.look(CROWD, [message_id])
+    (found,) = world.store.queries.find(CROWD, [message_id])
+    assert found
+    stamp_us = stamp_us_of(found.record)
     return (
         message_id,
         Partition("crowd", 0),
-        Difference(Kind.WRONG_PARTITION, "crowd", 1, message_id.hex(), look.stamp_us),
+        Finding(FindingKind.WRONG_PARTITION, "crowd", 1, message_id.hex(), stamp_us),
     )
 
 
@@ -41,10 +44,8 @@ def test_a_message_is_not_moved_where_another_life_is(world: World) -> None:
         "ZADD", world.key("leased", home), FAR, message_id
     )  # runs, and its record is lost
     assert AuditRepair(world.store, "").run([found]) == []
-    assert (
-        world.store.repair.look(CROWD, [message_id])[0].waits
-        and not world.store.repair.look(home, [message_id])[0].recorded
-    )
+    assert content(world, message_id, CROWD).keys() == {"normal", "messages", "attempts"}
+    assert content(world, message_id, home).keys() == {"leased"}
 
 
 def test_a_move_that_was_interrupted_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +58,11 @@ def test_a_move_that_was_interrupted_goes_on(world: World, monkeypatch: pytest.M
         patch.setattr(moving, "_leave", interrupt)
         with pytest.raises(KeyboardInterrupt):
             AuditRepair(world.store, "").run([found])
-    assert world.store.repair.look(home, [message_id])[0].waits
+    assert "normal" in content(world, message_id, home)
     assert AuditRepair(world.store, "").run([found]) == [found]
-    moved = world.store.repair.look(home, [message_id])[0]
-    assert (moved.lanes[1], moved.has_attempts) == (int(FAR), True)
-    assert world.store.repair.look(CROWD, [message_id])[0] == NOTHING
+    moved = content(world, message_id, home)
+    assert moved.keys() == {"normal", "messages", "attempts"} and moved["normal"] == float(FAR)
+    assert content(world, message_id, CROWD) == {}
 
 
 def test_what_another_audit_has_moved_meanwhile_stays(
@@ -71,10 +72,10 @@ def test_what_another_audit_has_moved_meanwhile_stays(
     mend = world.store.repair.mend
 
     def moved(partition: Partition, what: Any, items: Any, archive: str = "") -> Any:
-        if what == "out" and partition == CROWD:
+        if what == "surplus" and partition == CROWD:
             assert mend(partition, what, items, archive) == [True]
         return mend(partition, what, items, archive)
 
     monkeypatch.setattr(world.store.repair, "mend", moved)
     assert AuditRepair(world.store, "").run([found]) == []
-    assert world.store.repair.look(home, [message_id])[0].waits
+    assert "normal" in content(world, message_id, home)

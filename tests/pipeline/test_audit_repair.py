@@ -13,16 +13,15 @@ import pytest
 from django_delayq.client.decorator import DelayedTask
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit, audit_lake
-from django_delayq.pipeline.audit.finding_kinds import Difference, Kind
-from django_delayq.pipeline.errors import Code, LakeError
+from django_delayq.pipeline.audit.findings import Finding, FindingKind
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import Code, LakeError
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.ledger import Ledger
 from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Params, Report
-from django_delayq.pipeline.sources.archive import read_archive
+from django_delayq.pipeline.sources.archive_source import read_archive
 from django_delayq.store.keys import Partition
-from django_delayq.store.repair import Look
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 from tests.pipeline import damage
@@ -30,7 +29,6 @@ from tests.pipeline.damage import CROWD, DEFAULT, FAR, World, altered_batch, pla
 from tests.pipeline.rows import make_rows
 
 Make = Callable[..., Params]
-NOTHING = Look((None, None, None), None, False, None, 1, False, None, None)
 pytestmark = pytest.mark.databases
 
 
@@ -93,25 +91,36 @@ def test_every_damage_is_found_and_repaired(world: World, look: Callable[..., Re
 def check_redis(world: World, ids: dict[str, bytes]) -> None:
     """Where everything is after the repair."""
 
-    def look(kind: str, partition: Partition = DEFAULT) -> Look:
-        return world.store.repair.look(partition, [ids[kind]])[0]
+    def held(kind: str, partition: Partition = DEFAULT) -> dict[str, Any]:
+        return content(world, ids[kind], partition)
 
     now_ms = world.store.clock_ms()
-    assert not look("no record").waits and not look("no record").leased
-    assert now_ms + 1_200_000 < (look("no place").lanes[1] or 0) <= now_ms + 1_800_000, (
+    assert not held("no record").keys() & {"high", "normal", "low", "leased"}
+    assert now_ms + 1_200_000 < held("no place")["normal"] <= now_ms + 1_800_000, (
         "it waits as long as before"
     )
-    assert look("two lanes").lanes[0] is None and look("two lanes").lanes[1]
-    assert look("lane and lease").leased and not look("lane and lease").waits
-    assert look("wrong lane").lanes == (None, int(FAR), None)
-    assert look("wrong partition", CROWD) == look("live again") == NOTHING
-    moved = look("wrong partition", Partition("crowd", 0))
-    assert moved.lanes[1] == int(FAR) and moved.has_attempts
-    assert look("stray attempts") == look("stale end") == look("lost end") == NOTHING
-    assert (
-        look("stray follower").lanes[1] == int(FAR) and look("stray follower").follower_us is None
-    )
-    assert look("lost").waits and look("lost").stamp_us
+    assert held("two lanes").keys() == {"normal", "messages"}
+    assert held("lane and lease").keys() == {"leased", "messages", "attempts"}
+    assert held("wrong lane").keys() == {"normal", "messages"}
+    assert held("wrong lane")["normal"] == float(FAR)
+    assert held("wrong partition", CROWD) == held("live again") == {}
+    moved = held("wrong partition", Partition("crowd", 0))
+    assert moved.keys() == {"normal", "messages", "attempts"} and moved["normal"] == float(FAR)
+    assert held("stray attempts") == held("stale end") == held("lost end") == {}
+    assert held("stray follower").keys() == {"normal", "messages"}
+    assert held("stray follower")["normal"] == float(FAR)
+    assert held("lost").keys() == {"normal", "messages"}
+
+
+def content(world: World, message_id: bytes, partition: Partition) -> dict[str, Any]:
+    """What a partition holds under an id."""
+    found: dict[str, Any] = {}
+    for name in ("high", "normal", "low", "leased", "messages", "attempts", "followers"):
+        command = "ZSCORE" if name in ("high", "normal", "low", "leased") else "HGET"
+        value = world.store.client.command(command, world.key(name, partition), message_id)
+        if value is not None:
+            found[name] = float(value) if command == "ZSCORE" else value
+    return found
 
 
 def check_sql(planted: dict[str, list[str]]) -> None:
@@ -142,18 +151,16 @@ def test_a_row_too_many_leaves_the_lake(
     ledger = Ledger(Lake(lake))
     some = audit_lake.batches_of(ledger, ledger.catch_up())
     work = audit_lake.LakeRepair(spark, parameters().database, ledger, some)
-    found = Difference(Kind.SURPLUS_ROW, row=goes.pk, batch=0, message_id=goes.message_id.hex)
+    found = Finding(FindingKind.SURPLUS_ROW, row=goes.pk, batch=0, message_id=goes.message_id.hex)
     assert work.run([found], spark.createDataFrame([], "row bigint")) == [True]
     left = {row["id"] for row in read_lake(spark, ledger.lake, ["id"]).collect()}
     assert stays.pk in left and left == set(ArchivedMessage.objects.values_list("pk", flat=True))
     (batch,) = audit_lake.batches_of(ledger, ledger.catch_up())
-    assert batch.said[0] == len(left) == ledger.batches[0].rows
+    assert batch.committed[0] == len(left) == ledger.batches[0].rows
     assert ledger.batches[0].counted_at is None
 
 
-def rewrite(
-    world: World, spark: Any, parameters: Make, lake: str, *found: Difference
-) -> list[bool]:
+def rewrite(world: World, spark: Any, parameters: Make, lake: str, *found: Finding) -> list[bool]:
     """AuditRepair the newest batch, of what SQL has once and no longer when it is read again."""
     ledger = Ledger(Lake(lake))
     some = audit_lake.batches_of(ledger, ledger.catch_up())
@@ -190,7 +197,9 @@ def test_rows_that_are_pruned_while_their_batch_is_written_anew_stay_in_the_lake
 
     monkeypatch.setattr(audit_lake, "read_archive", pruned_after_the_first)
     number = len(Lake(lake).commits()) - 1
-    found = Difference(Kind.CHANGED_ROW, row=row.pk, batch=number, message_id=row.message_id.hex)
+    found = Finding(
+        FindingKind.CHANGED_ROW, row=row.pk, batch=number, message_id=row.message_id.hex
+    )
     assert rewrite(world, spark, parameters, lake, found) == [True]
     after = held(spark, lake)
     assert reads.exists() and after.keys() == before.keys()
@@ -202,9 +211,11 @@ def test_a_batch_that_would_lack_rows_is_not_committed(
 ) -> None:
     row = world.archived()
     world.export()
-    monkeypatch.setattr(audit_lake.frames, "merged", lambda stored, stays: stored.where("id < 0"))
+    monkeypatch.setattr(
+        audit_lake.frames, "archive_over_lake", lambda stored, stays: stored.where("id < 0")
+    )
     with pytest.raises(LakeError, match="at least"):
-        rewrite(world, spark, parameters, lake, Difference(Kind.LATE_ROW, row=row.pk, batch=0))
+        rewrite(world, spark, parameters, lake, Finding(FindingKind.LATE_ROW, row=row.pk, batch=0))
     assert {commit.kind for commit in Lake(lake).commits()} == {"append"}
 
 
@@ -253,7 +264,7 @@ def test_a_dead_letter_that_comes_back_is_not_open(
     durable = record.using(durable=True, delay=60)
     replay = DelayedTask(durable.definition, replace(durable.options, replay_of=pks[2])).enqueue(1)
     ArchivedMessage.objects.filter(pk__in=[*pks, gone]).delete()
-    found = [Difference(Kind.LOST_ROW, row=pk, batch=0) for pk in (*pks, 999_999)]
+    found = [Finding(FindingKind.LOST_ROW, row=pk, batch=0) for pk in (*pks, 999_999)]
     monkeypatch.setattr(audit_lake.LakeRepair, "_rewrite", None)
     assert rewrite(world, spark, parameters, lake, *found) == [True] * 4 + [False], (
         "what is nowhere is not repaired"

@@ -9,6 +9,7 @@ from unittest import mock
 from django_delayq.store import finished
 from django_delayq.store.bulk_load import BulkLoad
 from django_delayq.store.finished import FinishedStream, lengths
+from django_delayq.store.repair import Suspect
 from django_delayq.store.store import RedisStore
 from tests.store.factories import (
     DETAIL,
@@ -76,8 +77,9 @@ def archiving(store: RedisStore) -> Iterator[Callable[[], Any]]:
 
 def auditing(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """What an audit does."""
-    yield lambda: store.repair.look(PARTITION, [new_id()])
-    yield lambda: store.repair.mend(PARTITION, "attempts", [(new_id(), b"")])
+    yield lambda: store.repair.diagnose(PARTITION, [new_id()])
+    yield lambda: store.repair.check(PARTITION, "no_attempts", [Suspect(new_id())])
+    yield lambda: store.repair.mend(PARTITION, "stray_attempts", [Suspect(new_id())])
     yield lambda: store.repair.finished_lives(PARTITION)
 
 

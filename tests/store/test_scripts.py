@@ -29,7 +29,7 @@ from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
-READING = {"durable_status", "find", "forecast", "leased_under", "list", "look", "stats"}
+READING = {"durable_status", "find", "forecast", "leased_under", "list", "stats"}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/how-to/redis-user.md shows the
 #: same.
@@ -97,7 +97,7 @@ def test_a_script_says_whether_it_changes_anything(name: str) -> None:
 
 @every_file
 def test_a_script_fits_on_a_screen(name: str, text: str) -> None:
-    assert len(text.splitlines()) <= 50
+    assert len(text.splitlines()) <= 60
     assert max(map(len, text.splitlines())) <= 125
 
 

@@ -1,4 +1,4 @@
-"""bury.lua: nothing -> cancelled, for a durable message that Redis does not have."""
+"""tombstone.lua: nothing -> cancelled, for a durable message that Redis does not have."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tests.store.factories import (
     live,
     markers,
     new_id,
+    outgoing,
     send,
     stamped,
     waiting,
@@ -50,6 +51,45 @@ def test_a_life_that_goes_on_under_a_newer_stamp_is_not_told_as_ended(store: Red
     assert (finished(store), counter(store, "cancelled")) == ([], 0)
     assert send(store, accepted(message_id)) == {0: "DONE"}
     assert send(store, accepted(message_id, stamp=STAMP + 1)) == {}
+
+
+@pytest.mark.parametrize(("mode", "word"), [("replace", "OLDER"), ("keep", "DUPLICATE")])
+def test_what_sql_ends_because_of_another_message_leaves_no_memory_of_an_older_life(
+    store: RedisStore, mode: str, word: str
+) -> None:
+    message_id = new_id()
+    store.tombstone(PARTITION, message_id, stamped(), None)
+    send(store, accepted(message_id, stamp=STAMP + 2, body=b"[2]"))
+    assert markers(store) == {message_id: STAMP}
+    assert send(store, accepted(message_id, mode=mode, stamp=STAMP + 1)) == {0: word}
+    assert markers(store) == {}
+
+
+@pytest.mark.parametrize("mode", ["raise", "keep"])
+def test_a_plain_duplicate_forgets_no_life_that_waits_for_the_archiver(
+    store: RedisStore, mode: str
+) -> None:
+    message_id = new_id()
+    store.tombstone(PARTITION, message_id, stamped())
+    enqueue(store, message_id)
+    assert send(store, outgoing(message_id, mode=mode, body=b"[2]")) == {0: "DUPLICATE"}
+    assert markers(store) == {message_id: STAMP}
+
+
+def test_a_durable_duplicate_that_waits_for_the_other_forgets_nothing(store: RedisStore) -> None:
+    message_id = new_id()
+    store.tombstone(PARTITION, message_id, stamped(), None)
+    send(store, accepted(message_id, stamp=STAMP + 2, body=b"[2]"))
+    assert send(store, accepted(message_id, stamp=STAMP + 1)) == {0: "DUPLICATE"}
+    assert markers(store) == {message_id: STAMP}
+
+
+def test_a_newer_end_is_not_forgotten_for_an_older_life(store: RedisStore) -> None:
+    message_id = new_id()
+    store.tombstone(PARTITION, message_id, stamped(STAMP + 2))
+    enqueue(store, message_id)
+    assert send(store, accepted(message_id, mode="keep", body=b"[2]")) == {0: "DUPLICATE"}
+    assert markers(store) == {message_id: STAMP + 2}
 
 
 def test_what_is_sent_later_under_this_stamp_is_done(store: RedisStore) -> None:

@@ -94,5 +94,51 @@ def test_what_fails_is_left_to_the_relay(caplog: pytest.LogCaptureFixture) -> No
     assert "changes kept during the outage are left to the relay" in caplog.text
 
 
+def test_what_another_process_keeps_a_little_later_is_applied_while_claims_go_on() -> None:
+    send = Sender()
+    send.go_on.set()
+    hold = ClaimHold(send, lambda: None)
+    hold.must_wait()
+    eventually(lambda: not hold.must_wait())
+    eventually(lambda: send.times > 3)
+
+
+def test_a_second_outage_holds_the_claims_again_while_changes_of_the_first_still_come() -> None:
+    send = Sender()
+    send.go_on.set()
+    hold = ClaimHold(send, lambda: None)
+    hold.must_wait()
+    eventually(lambda: not hold.must_wait())
+    send.go_on.clear()
+    hold.needed = True
+    assert hold.must_wait()
+    send.go_on.set()
+    eventually(lambda: not hold.must_wait())
+
+
+def test_a_failure_after_the_hold_is_tried_again() -> None:
+    times = []
+
+    def fails_once(seconds: float) -> None:
+        times.append(seconds)
+        if len(times) == 2:
+            raise DelayQError("the database is away")
+
+    hold = ClaimHold(fails_once, lambda: None)
+    hold.must_wait()
+    eventually(lambda: len(times) > 3)
+
+
+def test_it_ends_some_seconds_after_the_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LATE_SECONDS", 0.0)
+    send = Sender()
+    send.go_on.set()
+    hold = ClaimHold(send, lambda: None)
+    hold.must_wait()
+    assert hold._newest is not None
+    hold._newest.join(10)
+    assert send.times == 1
+
+
 def test_without_sql_nothing_waits() -> None:
     assert not ClaimHold(None, lambda: None).must_wait()

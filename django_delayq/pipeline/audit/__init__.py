@@ -6,5 +6,6 @@ Start with audit.py.
 from __future__ import annotations
 
 __all__ = [
-    "audit", "audit_frames", "audit_lake", "confirm", "finding_kinds", "audit_repair", "restore",
+    "audit", "audit_frames", "audit_lake", "audit_repair", "confirm", "diagnosis", "findings",
+    "restore",
 ]  # fmt: skip

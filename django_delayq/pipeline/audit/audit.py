@@ -1,58 +1,53 @@
-"""Redis x outbox x archive x lake: what is where it should not be, or is nowhere; and its repair.
+"""Compares Redis, the outbox, the archive and the lake: finds what is lost, twice or in a wrong
+place, and repairs it.
 
-All is read in the direction in which messages move: the outbox, Redis, the archive, the lake. What
-moves meanwhile is seen twice, perhaps, but never missed. For what must not be there twice only
-those rows of the archive count that were there before the first of it was read. So a healthy system
-in motion gives few candidates; a second look by id decides.
+All is read in the direction in which messages move: the outbox, Redis, the archive, the lake. A
+message that moves meanwhile may be seen twice, but is never missed. To find a message that must not
+be there twice, only those rows of the archive count that were there before the first of it was
+read. So a healthy system in motion gives few candidates. A check of each by its id decides.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
-from typing import Any
 
 from django.db.models import Max
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ...core.conf import get_settings
 from ...models import ArchivedMessage
 from ...store import get_store
 from .. import schemas
-from ..errors import Code, LakeConflict, LakeError
+from ..job_errors import Code, LakeConflict, LakeError
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
 from ..lake.reader import read_lake
-from ..options import AuditOptions
-from ..params import Params, Report, Tell
-from ..sources.archive import read_archive
-from ..sources.outbox import read_outbox
-from ..sources.queue import read_queue
+from ..params import AuditOptions, Params, Report, Tell
+from ..sources.archive_source import read_archive
+from ..sources.outbox_source import read_outbox
+from ..sources.queue_source import read_queue
 from . import audit_frames as frames
 from . import audit_lake
 from .audit_repair import AuditRepair, recorded
-from .confirm import SecondLook
-from .finding_kinds import OF_THE_LAKE, Difference, Kind
+from .confirm import confirmed
+from .diagnosis import diagnosed
+from .findings import OF_THE_LAKE, Finding, FindingKind
 
 #: Ids that the report names of each kind.
 NAMED = 10
-LAKE_DEED = (
-    "the archive and the lake were made equal again; a dead letter that SQL had lost is discarded "
-    "there, for somebody "
-    "may have replayed it, unless a replay of it is known"
-)
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
-    """Look, look again, and repair when the options say so.
+    """Find candidates, check them again, and repair them when the options say so.
 
     The code is DIFFERENT when there were differences, also when all are repaired: the next audit is
     clean then. Raises Refused, and LakeError when the lake is not as its commits say.
     """
-    options = params.options(AuditOptions)
-    return _Audit(spark, params, options, tell).run()
+    return _Audit(spark, params, params.options(AuditOptions), tell).run()
 
 
 class _Audit:
@@ -63,7 +58,6 @@ class _Audit:
     ) -> None:
         self.spark, self.params, self.options, self.tell = spark, params, options, tell
         self.kept: list[DataFrame] = []
-        self.counts: dict[Kind, int] = {}
         self.report = Report(job="audit")
         self.ledger = Ledger(Lake(params.lake)) if params.lake else None
         self.batches: Sequence[audit_lake.Batch] = ()
@@ -72,58 +66,57 @@ class _Audit:
         """All steps."""
         begun = time.monotonic()
         try:
-            found = self._first_look()
-            confirmed = self._second_look(found)
-            repaired = self._repair(confirmed) if self.options.repair else []
+            candidates, counts = self._candidates()
+            findings = self._confirmed(candidates) if candidates else []
+            repaired = self._repaired(findings) if self.options.repair else []
         finally:
             for frame in self.kept:
                 frame.unpersist()
-        self._tell_of(confirmed, repaired)
+        self._report(counts, findings, repaired)
         self.report.figures["seconds"] = round(time.monotonic() - begun, 3)
         return self.report
 
-    # The first look
-
-    def _first_look(self) -> list[Difference]:
-        database, topic = self.params.database, self.params.topic
+    def _candidates(self) -> tuple[list[Finding], dict[FindingKind, int]]:
+        """At most `most` of each kind, and how many there are of each."""
+        topics = [self.params.topic] if self.params.topic else []
         if self.ledger:
             commits = self.ledger.catch_up() if self.options.repair else self.ledger.check()
             self.batches = audit_lake.batches_of(self.ledger, commits)
         before = _newest()
-        outbox = self._keep(
-            "rows of the outbox", frames.promises(self._of_topic(read_outbox(self.spark, database)))
-        )
-        queue = read_queue(self.spark, self.params.redis, [topic] if topic else ())
+        outbox = read_outbox(self.spark, self.params.database)
+        if topics:
+            outbox = outbox.where(F.col("topic").isin(topics))
+        outbox = self._keep("rows of the outbox", frames.promises(outbox))
+        queue = read_queue(self.spark, self.params.redis, topics)
         queue = self._keep("places in Redis", frames.places(queue))
-        self.archive = self._keep(
-            "rows of the archive", self._batched(frames.rows(self._archive((0, _newest()))))
-        )
-        self.lake = self._keep("rows of the lake", self._batched(frames.rows(self._lake())))
-        ended = frames.lives(self.archive, self.lake)
-        past = frames.lives(self.archive.where(F.col("row") <= before), self.lake)
+        archive = self._keep("rows of the archive", self._of_archive([(0, _newest())]))
+        lake = self.spark.createDataFrame([], from_arrow_schema(schemas.ARCHIVE))
+        if self.ledger:
+            lake = read_lake(self.spark, self.ledger.lake)
+        self.lake = self._keep("rows of the lake", self._hashed(lake))
+        ended = frames.lives(archive, self.lake)
+        past = frames.lives(archive.where(F.col("row") <= before), self.lake)
         candidates = [
-            frames.in_redis(queue, self._partition_counts()),
+            frames.as_findings(diagnosed(frames.suspects(queue), self.params.redis)),
+            frames.misplaced(queue, self._partition_counts()),
             frames.ends(queue, outbox, ended),
             frames.unclosed(outbox, past),
             frames.lost(outbox, queue, ended),
             frames.live_again(queue, past),
-            frames.twice(self.archive, self.lake),
+            frames.twice(archive, self.lake),
         ]
-        found, self.counts = audit_lake.taken(
+        found, counts = audit_lake.collected(
             reduce(DataFrame.unionByName, candidates), self.options.most
         )
-        return found + self._compared(self.archive, self.lake)
-
-    def _compared(self, archive: DataFrame, lake: DataFrame) -> list[Difference]:
-        if not self.ledger or not self.batches:
-            return []
-        pruned = audit_lake.pruned_before(self.ledger)
-        found, counts = audit_lake.compared(archive, lake, self.batches, self.options.most, pruned)
-        self.counts |= counts
-        return found
+        if self.ledger and self.batches:
+            of_lake, more = audit_lake.compared(
+                archive, self.lake, self.batches, self.options.most, self.ledger
+            )
+            return found + of_lake, counts | more
+        return found, counts
 
     def _keep(self, name: str, frame: DataFrame) -> DataFrame:
-        """Read now, once: later looks see what was there when it was its turn."""
+        """Read now, and once: later steps see what was there when its turn had come."""
         frame = frame.persist()
         self.kept.append(frame)
         count = frame.count()
@@ -131,19 +124,12 @@ class _Audit:
         self.tell(f"{count:,} {name}")
         return frame
 
-    def _of_topic(self, frame: DataFrame) -> DataFrame:
-        return frame.where(F.col("topic") == self.params.topic) if self.params.topic else frame
+    def _of_archive(self, ranges: Sequence[tuple[int, int]]) -> DataFrame:
+        archive = (read_archive(self.spark, self.params.database, ids) for ids in ranges)
+        return self._hashed(reduce(DataFrame.unionByName, archive))
 
-    def _archive(self, ids: tuple[int, int]) -> DataFrame:
-        return read_archive(self.spark, self.params.database, ids)
-
-    def _lake(self) -> DataFrame:
-        if self.ledger:
-            return read_lake(self.spark, self.ledger.lake)
-        return self.spark.createDataFrame([], schemas.spark_schema(schemas.ARCHIVE))
-
-    def _batched(self, rows: DataFrame) -> DataFrame:
-        return frames.batched(rows, [one.hi for one in self.batches])
+    def _hashed(self, rows: DataFrame) -> DataFrame:
+        return frames.batched(frames.hashed_rows(rows), [batch.hi for batch in self.batches])
 
     def _partition_counts(self) -> DataFrame:
         store = get_store()
@@ -152,103 +138,94 @@ class _Audit:
         counts = [(topic, sorted(store.partitions.counts(topic))) for topic in sorted(topics)]
         return self.spark.createDataFrame(counts, "topic string, counts array<int>")
 
-    # The second look
-
-    def _second_look(self, found: Sequence[Difference]) -> list[Difference]:
-        if not found:
-            return []
-        self.tell(f"{len(found):,} candidates; looking again in {self.options.pause:g} s")
+    def _confirmed(self, candidates: Sequence[Finding]) -> list[Finding]:
+        """Those that are still there after a pause."""
+        self.tell(f"{len(candidates):,} candidates; checking again in {self.options.pause:g} s")
         wait(self.options.pause)
-        confirmed = SecondLook(get_store()).confirmed(
-            [one for one in found if one.kind not in OF_THE_LAKE]
+        findings = confirmed(
+            get_store(), [one for one in candidates if one.kind not in OF_THE_LAKE]
         )
-        confirmed += [one for one in found if one.kind == Kind.TWICE]
-        of_rows = [one for one in found if one.kind in OF_THE_LAKE and one.kind != Kind.TWICE]
-        if of_rows:
-            again = set(self._compared_again({one.batch for one in of_rows}))
-            confirmed += [one for one in of_rows if one in again]
-        return confirmed
-
-    def _compared_again(self, numbers: set[int | None]) -> list[Difference]:
-        """SQL once more, where it differed; the lake's files do not change."""
-        assert self.ledger
-        some = [
-            one
-            for one in audit_lake.batches_of(self.ledger, self.ledger.lake.commits())
-            if one.number in numbers
+        findings += [one for one in candidates if one.kind == FindingKind.TWICE]
+        of_rows = [
+            one for one in candidates if one.kind in OF_THE_LAKE and one.kind != FindingKind.TWICE
         ]
-        ranges = [self._archive((one.lo, one.hi)) for one in some]
-        archive = self._batched(frames.rows(reduce(DataFrame.unionByName, ranges))).persist()
-        self.kept.append(archive)
-        lake = self.lake.where(F.col("batch").isin([one.number for one in some]))
-        return audit_lake.compared(
-            archive, lake, some, self.options.most, audit_lake.pruned_before(self.ledger)
-        )[0]
+        if of_rows and self.ledger:
+            # SQL once more, where it differed; the lake's files do not change.
+            numbers = {one.batch for one in of_rows}
+            commits = self.ledger.lake.commits()
+            batches = [
+                batch
+                for batch in audit_lake.batches_of(self.ledger, commits)
+                if batch.number in numbers
+            ]
+            archive = self._of_archive([(batch.lo, batch.hi) for batch in batches]).persist()
+            self.kept.append(archive)
+            lake = self.lake.where(F.col("batch").isin([batch.number for batch in batches]))
+            again, _ = audit_lake.compared(archive, lake, batches, self.options.most, self.ledger)
+            findings += [one for one in of_rows if one in set(again)]
+        return findings
 
-    # AuditRepair and report
-
-    def _repair(self, confirmed: Sequence[Difference]) -> list[Difference]:
-        by = self.options.by
+    def _repaired(self, findings: Sequence[Finding]) -> list[Finding]:
+        by = self.options.by or "audit"
         repaired = AuditRepair(get_store(), by).run(
-            [one for one in confirmed if one.kind not in OF_THE_LAKE]
+            [one for one in findings if one.kind not in OF_THE_LAKE]
         )
-        of_lake = [one for one in confirmed if one.kind in OF_THE_LAKE]
+        of_lake = [one for one in findings if one.kind in OF_THE_LAKE]
         if of_lake and self.ledger:
-            work = audit_lake.LakeRepair(
+            repair = audit_lake.LakeRepair(
                 self.spark, self.params.database, self.ledger, self.batches
             )
             try:
                 repaired += recorded(
-                    of_lake, LAKE_DEED, by or "audit", lambda some: work.run(some, self.lake)
+                    of_lake, audit_lake.REPAIR, by, lambda some: repair.run(some, self.lake)
                 )
             except (LakeConflict, LakeError) as error:
                 self.report.problems.append(f"The lake was not repaired: {error}")
         return repaired
 
-    def _tell_of(self, confirmed: Sequence[Difference], repaired: Sequence[Difference]) -> None:
-        for kind in Kind:
-            seen = [one for one in confirmed if one.kind == kind]
-            if self.counts.get(kind) or seen:
-                mended = sum(one.kind == kind for one in repaired)
-                self.report.rows = [*self.report.rows, self._row(kind, seen, mended)]
-                self.report.problems += self._problems(kind, len(seen) - mended)
-        self.report.figures |= {"confirmed": len(confirmed), "repaired": len(repaired)}
-        self.report.code = Code.DIFFERENT if confirmed else Code.DONE
-
-    def _row(self, kind: Kind, seen: Sequence[Difference], mended: int) -> dict[str, Any]:
-        """Candidates of the first look, what the second has confirmed, and what is repaired."""
-        names = [one.name for one in seen[:NAMED]]
-        found = self.counts.get(kind, 0)
-        return {
-            "difference": kind.value,
-            "found": found,
-            "confirmed": len(seen),
-            "repaired": mended,
-            "ids": names,
-        }
-
-    def _problems(self, kind: Kind, left: int) -> Iterator[str]:
-        found, most = self.counts.get(kind, 0), self.options.most
-        if found > most:
-            yield (
-                f"{kind.value}: only {most:,} of {found:,} candidates were looked at again. "
-                "Run it once more."
+    def _report(
+        self,
+        counts: dict[FindingKind, int],
+        findings: Sequence[Finding],
+        repaired: Sequence[Finding],
+    ) -> None:
+        rows, most = [], self.options.most
+        for kind in FindingKind:
+            found = counts.get(kind, 0)
+            names = [one.name for one in findings if one.kind == kind]
+            if not found and not names:
+                continue
+            mended = sum(one.kind == kind for one in repaired)
+            rows.append(
+                {
+                    "difference": kind.value,
+                    "found": found,
+                    "confirmed": len(names),
+                    "repaired": mended,
+                    "ids": names[:NAMED],
+                }
             )
-        if self.options.repair and left:
-            yield (
-                f"{kind.value}: {left:,} were not repaired; see docs/pipeline/audit.md for what "
-                "can be done by hand."
-            )
+            if found > most:
+                self.report.problems.append(
+                    f"{kind.value}: only {most:,} of {found:,} candidates were checked again. "
+                    "Run the audit once more."
+                )
+            if self.options.repair and len(names) > mended:
+                self.report.problems.append(
+                    f"{kind.value}: {len(names) - mended:,} were not repaired; "
+                    "docs/pipeline/audit.md says what you can do by hand."
+                )
+        self.report.rows = tuple(rows)
+        self.report.figures |= {"confirmed": len(findings), "repaired": len(repaired)}
+        self.report.code = Code.DIFFERENT if findings else Code.DONE
 
 
 def wait(seconds: float) -> None:
-    """Between the two looks."""
+    """The pause before candidates are checked again."""
     time.sleep(seconds)
 
 
 def _newest() -> int:
     """The biggest id of the archive."""
-    newest = ArchivedMessage.objects.using(get_settings().database).aggregate(last=Max("pk"))[
-        "last"
-    ]
-    return newest or 0
+    rows = ArchivedMessage.objects.using(get_settings().database)
+    return rows.aggregate(last=Max("pk"))["last"] or 0

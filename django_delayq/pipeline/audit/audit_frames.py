@@ -1,7 +1,6 @@
-"""What an audit compares: frames of Redis, outbox, archive and lake in, frames of differences out.
+"""What an audit compares: frames of Redis, outbox, archive and lake in, frames of findings out.
 
-Pure. What comes out are candidates: the frames were read one after the other,
-while messages moved.
+Pure. The findings are candidates: the frames were read one after the other, while messages moved.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pyspark.ml.feature import Bucketizer
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from .. import schemas
-from .finding_kinds import Kind
+from .findings import FindingKind
 
 LANES = ("high", "normal", "low")
 #: Places of what has not ended.
@@ -23,19 +22,18 @@ LIFE = ["message_id", "stamp"]
 WHERE = ["message_id", "topic", "partition"]
 
 
-# What is read, without what nobody compares
+# The columns that are compared
 
 
 def places(queue: DataFrame) -> DataFrame:
-    """Of schemas.QUEUE: message_id, topic, partition, place, stamp, has_attempts, recorded, and the
-    lane where the record belongs."""
+    """Of schemas.QUEUE: message_id, topic, partition, place, stamp, recorded, and the lane where
+    the record belongs."""
     flags = F.conv(F.hex(F.expr("substring(record, 15, 1)")), 16, 10).cast("int")
     lane = F.when(flags % 4 == 0, "high").when(flags % 4 == 2, "low").otherwise("normal")
     return queue.select(
         *WHERE,
         "place",
         F.col("enqueued_at_us").alias("stamp"),
-        F.coalesce("has_attempts", F.lit(False)).alias("has_attempts"),
         F.col("record").isNotNull().alias("recorded"),
         lane.alias("lane"),
     )
@@ -46,7 +44,7 @@ def promises(outbox: DataFrame) -> DataFrame:
     return outbox.select("message_id", F.col("enqueued_at_us").alias("stamp"), "topic", "status")
 
 
-def rows(archive: DataFrame) -> DataFrame:
+def hashed_rows(archive: DataFrame) -> DataFrame:
     """Of the archive, or of the lake: row (its id), message_id, stamp, topic, finished_at, and
     content, a hash of all columns."""
     return archive.select(
@@ -83,49 +81,26 @@ def lives(archive: DataFrame, lake: DataFrame) -> DataFrame:
 # Redis alone
 
 
-def in_redis(queue: DataFrame, counts: DataFrame) -> DataFrame:
-    """What contradicts itself in Redis. `counts`: topic, counts (array of every number of
-    partitions it has had)."""
-    seen = _seen(queue).join(F.broadcast(counts), "topic", "left")
-    placed = (F.col("lanes") > 0) | F.col("leased")
+def suspects(queue: DataFrame) -> DataFrame:
+    """message_id, topic and partition of what is not in order: a record and its one place, its lane
+    or a lease; a follower only while there is a lease. Redis knows what is wrong with them, if
+    anything: see diagnosis.py."""
+    place = F.col("place")
+    whole = F.col("recorded") & (place.isin("leased", "follower") | (place == F.col("lane")))
+    there = F.array_sort(F.collect_set(F.when(whole, place).otherwise("damaged")))
+    seen = queue.where(place.isin(*LIVE)).groupBy(*WHERE)
+    in_order = F.col("there").isin(*LANES, "leased", "follower,leased")
+    return seen.agg(F.concat_ws(",", there).alias("there")).where(~in_order).select(*WHERE)
+
+
+def misplaced(queue: DataFrame, counts: DataFrame) -> DataFrame:
+    """What no number of partitions puts where it is. `counts`: topic, counts (array of every number
+    of partitions that it has had)."""
     number = F.conv(F.substring("message_id", 25, 8), 16, 10).cast("bigint")
     home = F.exists("counts", lambda count: number % count == F.col("partition"))
-    kinds = {
-        Kind.NO_RECORD: placed & ~F.col("recorded"),
-        Kind.NO_PLACE: ~placed & F.col("unplaced") & F.col("recorded"),
-        Kind.TWO_LANES: F.col("lanes") > 1,
-        Kind.LANE_AND_LEASE: (F.col("lanes") > 0) & F.col("leased"),
-        Kind.WRONG_LANE: (F.col("lanes") == 1) & ~F.col("leased") & F.col("elsewhere"),
-        Kind.WRONG_PARTITION: F.col("recorded") & F.coalesce(~home, F.lit(False)),
-        Kind.STRAY_ATTEMPTS: ~placed & ~F.col("recorded") & F.col("tried"),
-        Kind.STRAY_FOLLOWER: F.col("followed") & ~F.col("leased"),
-    }
-    found = F.array_compact(
-        F.array(*(F.when(condition, kind.value) for kind, condition in kinds.items()))
-    )
-    return _differences(
-        seen.where(F.size(found) > 0).withColumn("kind", F.explode(found)), F.col("kind")
-    )
-
-
-def _seen(queue: DataFrame) -> DataFrame:
-    """One row per id and partition: what its places have in common."""
-    place, in_lane = F.col("place"), F.col("place").isin(*LANES)
-    own = place != "follower"
-    return (
-        queue.where(place.isin(*LIVE))
-        .groupBy(*WHERE)
-        .agg(
-            F.size(F.collect_set(F.when(in_lane, place))).alias("lanes"),
-            F.bool_or(place == "leased").alias("leased"),
-            F.bool_or(place == "none").alias("unplaced"),
-            F.bool_or(place == "follower").alias("followed"),
-            F.bool_or(F.col("recorded") & own).alias("recorded"),
-            F.bool_or(in_lane & F.col("recorded") & (place != F.col("lane"))).alias("elsewhere"),
-            F.bool_or(F.col("has_attempts") & own).alias("tried"),
-            F.max(F.when(own, F.col("stamp"))).alias("stamp"),
-        )
-    )
+    living = queue.where(F.col("place").isin(*LANES, "leased", "none") & F.col("recorded"))
+    found = living.join(F.broadcast(counts), "topic").where(~home).dropDuplicates(WHERE)
+    return as_findings(found, FindingKind.WRONG_PARTITION)
 
 
 # Redis and SQL
@@ -134,11 +109,11 @@ def _seen(queue: DataFrame) -> DataFrame:
 def ends(queue: DataFrame, outbox: DataFrame, ended: DataFrame) -> DataFrame:
     """Ends that Redis remembers and that are in no stream. `ended`: see lives().
 
-    One that has a newer life, in Redis or the outbox, is none: a message that was moved in SQL gets
-    a newer stamp, and the older one is remembered so that nobody sends it any more.
+    An end with a newer life, in Redis or the outbox, is not lost: a message that was moved in SQL
+    gets a newer stamp, and Redis remembers the older one so that nobody sends it any more.
     """
-    told = queue.where(F.col("place") == "finished").select(*WHERE, "stamp").distinct()
-    loose = queue.where(F.col("place") == "done").join(told, [*WHERE, "stamp"], "left_anti")
+    entries = queue.where(F.col("place") == "finished").select(*WHERE, "stamp").distinct()
+    loose = queue.where(F.col("place") == "done").join(entries, [*WHERE, "stamp"], "left_anti")
     living = queue.where(F.col("place").isin(*LIVE)).select(*LIFE).unionByName(outbox.select(*LIFE))
     newest = living.groupBy("message_id").agg(F.max("stamp").alias("living"))
     past = ended.groupBy("message_id").agg(
@@ -149,31 +124,29 @@ def ends(queue: DataFrame, outbox: DataFrame, ended: DataFrame) -> DataFrame:
         .join(newest, "message_id", "left")
         .join(past, "message_id", "left")
     )
-    kind = F.when(F.col("past") >= F.col("stamp"), Kind.STALE_END.value).when(
-        F.col("living").isNull() | (F.col("living") <= F.col("stamp")), Kind.LOST_END.value
+    kind = F.when(F.col("past") >= F.col("stamp"), FindingKind.STALE_END.value).when(
+        F.col("living").isNull() | (F.col("living") <= F.col("stamp")), FindingKind.LOST_END.value
     )
-    return _differences(
-        known.withColumn("kind", kind).where(F.col("kind").isNotNull()), F.col("kind")
-    )
+    return as_findings(known.withColumn("kind", kind))
 
 
 def unclosed(outbox: DataFrame, ended: DataFrame) -> DataFrame:
     """Rows of the outbox whose life is archived. `ended`: before the outbox was read."""
-    return _differences(outbox.join(ended, LIFE), F.lit(Kind.UNCLOSED.value))
+    return as_findings(outbox.join(ended, LIFE), FindingKind.UNCLOSED)
 
 
 def lost(outbox: DataFrame, queue: DataFrame, ended: DataFrame) -> DataFrame:
     """Rows of the outbox that were sent and are nowhere. `ended`: after Redis was read."""
     sent = outbox.where(F.col("status") == "sent")
     nowhere = sent.join(queue.select(*LIFE), LIFE, "left_anti").join(ended, LIFE, "left_anti")
-    return _differences(nowhere, F.lit(Kind.LOST.value))
+    return as_findings(nowhere, FindingKind.LOST)
 
 
 def live_again(queue: DataFrame, ended: DataFrame) -> DataFrame:
-    """What waits, or would, and is archived. `ended`: before Redis was read. Not what runs: it may
-    have ended in SQL, and be about to say so."""
+    """Lives that wait, or have no place, and are archived. `ended`: before Redis was read. One that
+    runs is none: with exactly_once the row comes before the ack."""
     waits = queue.where(F.col("place").isin(*LANES, "none")).select(*WHERE, "stamp").distinct()
-    return _differences(waits.join(ended, LIFE), F.lit(Kind.LIVE_AGAIN.value))
+    return as_findings(waits.join(ended, LIFE), FindingKind.LIVE_AGAIN)
 
 
 # Archive and lake
@@ -194,9 +167,8 @@ def twice(archive: DataFrame, lake: DataFrame) -> DataFrame:
         F.first("topic").alias("topic"),
     )
     several = (F.col("sql") > 1) | (F.col("lakes") > 1) | (F.col("row") != F.col("last"))
-    return _differences(
-        counted.where(several).withColumn("lake", F.col("lakes") > 1), F.lit(Kind.TWICE.value)
-    )
+    found = counted.where(several).withColumn("lake", F.col("lakes") > 1)
+    return as_findings(found, FindingKind.TWICE)
 
 
 def sums(frame: DataFrame) -> DataFrame:
@@ -227,32 +199,35 @@ def differing(
     life = F.struct(*LIFE)
     there = theirs.select("row", F.col("content").alias("other"), life.alias("of"))
     kind = (
-        F.when(F.col("other").isNull(), Kind.LATE_ROW.value)
-        .when(F.col("of") != life, Kind.ANOTHER_LIFE.value)
-        .when(F.col("other") != F.col("content"), Kind.CHANGED_ROW.value)
+        F.when(F.col("other").isNull(), FindingKind.LATE_ROW.value)
+        .when(F.col("of") != life, FindingKind.ANOTHER_LIFE.value)
+        .when(F.col("other") != F.col("content"), FindingKind.CHANGED_ROW.value)
     )
-    told = ours.join(there, "row", "left").withColumn("kind", kind)
+    differ = ours.join(there, "row", "left").withColumn("kind", kind)
     gone = theirs.where(F.col("batch").isin(*whole))
     if pruned_before is not None:
         gone = gone.where(F.col("finished_at") >= F.lit(pruned_before))
     gone = gone.join(ours.select("row"), "row", "left_anti").join(
         archive.select(*LIFE), LIFE, "left_anti"
     )
-    found = _differences(told.where(F.col("kind").isNotNull()), F.col("kind"))
+    found = as_findings(differ)
     # One row of the lake may be there twice.
-    return found.unionByName(_differences(gone, F.lit(Kind.LOST_ROW.value))).distinct()
+    return found.unionByName(as_findings(gone, FindingKind.LOST_ROW)).distinct()
 
 
 def surplus(found: DataFrame, vouched: Sequence[int]) -> DataFrame:
-    """Of batches of which SQL holds just what the commit says: what SQL lacks there, the lake has
-    too much."""
-    wrong = (F.col("kind") == Kind.LOST_ROW.value) & F.col("batch").isin(*vouched)
-    return found.withColumn("kind", F.when(wrong, Kind.SURPLUS_ROW.value).otherwise(F.col("kind")))
+    """The findings again. In the `vouched` batches SQL holds exactly what the commit says: a row
+    that SQL lacks there is a row too many in the lake."""
+    wrong = (F.col("kind") == FindingKind.LOST_ROW.value) & F.col("batch").isin(*vouched)
+    return found.withColumn(
+        "kind", F.when(wrong, FindingKind.SURPLUS_ROW.value).otherwise(F.col("kind"))
+    )
 
 
-def merged(archive: DataFrame, lake: DataFrame) -> DataFrame:
-    """One row per id, in one pass over SQL: as SQL has it, else as the lake has it, which also
-    keeps what is of another life there. Both: with the columns of the archive, in their order."""
+def archive_over_lake(archive: DataFrame, lake: DataFrame) -> DataFrame:
+    """One row per id, in one pass over SQL: as SQL has it, else as the lake has it. A row that is
+    of another life in the lake stays as it is there. Both: with the columns of the archive, in
+    their order."""
     ours = archive.select("id", F.struct(*archive.columns).alias("ours"))
     theirs = lake.dropDuplicates(["id"]).select("id", F.struct(*archive.columns).alias("theirs"))
     same = [
@@ -270,13 +245,12 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _differences(frame: DataFrame, kind: Column) -> DataFrame:
-    """The columns of audit_kinds.Difference; those that the frame lacks are null."""
+def as_findings(frame: DataFrame, kind: FindingKind | None = None) -> DataFrame:
+    """The columns of a Finding; those that the frame lacks are null. Without a kind each row has
+    its own, or null when it is no finding."""
     others = [
         (F.col(name) if name in frame.columns else F.lit(None)).cast(type_).alias(name)
         for name, type_ in _TYPES.items()
     ]
-    named = frame.select(kind.cast("string").alias("kind"), *others)
-    return named.withColumn("topic", F.coalesce("topic", F.lit(""))).withColumn(
-        "lake", F.coalesce("lake", F.lit(False))
-    )
+    named = frame.select((F.lit(kind.value) if kind else F.col("kind")).alias("kind"), *others)
+    return named.where(F.col("kind").isNotNull()).fillna({"topic": "", "lake": False})

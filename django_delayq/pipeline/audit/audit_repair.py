@@ -1,15 +1,14 @@
-"""Repairs what an audit has found in Redis and the outbox: by the store's scripts, which look
+"""Repairs what an audit has found in Redis and the outbox: by the store's scripts, which check
 again, and by the relay.
 
-Never loses a message and never has one run twice that has ended: what cannot be told becomes a dead
-letter for people.
+No message is lost, and none that has ended runs a second time: where the right repair is not known,
+the message becomes a dead letter for an operator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -24,86 +23,57 @@ from ...outbox import outbox, relay
 from ...store.client import BATCH
 from ...store.finished import Entry
 from ...store.keys import Partition, partition_of
-from ...store.repair import Damage
 from ...store.store import RedisStore
-from .confirm import archived, by_partition, outbox_rows
-from .finding_kinds import OF_ROWS, Difference, Kind
+from .confirm import archived_lives, by_partition, outbox_rows
+from .findings import OF_ROWS, Finding, FindingKind
 
 ACTION = "audit repair"
-#: What is done about each kind, for the record of it. In this order: what has ended is out of the
-#: way first.
-DEEDS: Mapping[Kind, str] = {
-    Kind.UNCLOSED: "the row of the outbox was closed: the message is archived",
-    Kind.LIVE_AGAIN: "it was taken out of Redis: it is archived, and must not run again",
-    Kind.NO_RECORD: "it ended as dead, body_missing, or was sent again from the outbox",
-    Kind.NO_PLACE: (
-        "it was put back into its lane, or ended as dead, due_lost: nobody knows when it was due"
-    ),
-    Kind.TWO_LANES: "only its place in the right lane stays",
-    Kind.LANE_AND_LEASE: "its place in the lane was removed: it is leased",
-    Kind.WRONG_LANE: "it was put into the lane of its priority",
-    Kind.WRONG_PARTITION: "it was moved to the partition where it is looked for",
-    Kind.STRAY_ATTEMPTS: "they were removed",
-    Kind.STRAY_FOLLOWER: "what was to follow was enqueued",
-    Kind.LOST_END: "its end was told as dead, end_lost: nobody knows how it ended",
-    Kind.STALE_END: "it is not remembered any more: it is archived",
-    Kind.LOST: "it was sent again under its stamp",
-}
-#: What one call of mend.lua repairs, without an argument.
-_MENDED: Mapping[Kind, Damage] = {
-    Kind.TWO_LANES: "places",
-    Kind.LANE_AND_LEASE: "places",
-    Kind.WRONG_LANE: "places",
-    Kind.STRAY_ATTEMPTS: "attempts",
-    Kind.STRAY_FOLLOWER: "follower",
-}
 Done = list[bool]
 
 
 class AuditRepair:
-    """Of differences that a second look has confirmed."""
+    """Of confirmed findings about Redis and the outbox."""
 
     def __init__(self, store: RedisStore, by: str) -> None:
         self._store = store
-        self._by = by or "audit"
-
-    def run(self, found: Sequence[Difference]) -> list[Difference]:
-        """AuditRepair what can be repaired here. Returns what was; the rest was not so any more, or
-        cannot be."""
-        repaired: list[Difference] = []
-        for kind, deed in DEEDS.items():
-            for partition, some in by_partition(one for one in found if one.kind == kind).items():
-                for batch in chunked(some, BATCH):
-                    repaired += recorded(
-                        batch, deed, self._by, partial(self._repair, kind, partition)
-                    )
-        return repaired
-
-    def _repair(self, kind: Kind, partition: Partition, found: Sequence[Difference]) -> Done:
-        special: dict[Kind, Callable[[Partition, Sequence[Difference]], Done]] = {
-            Kind.UNCLOSED: self._close,
-            Kind.LIVE_AGAIN: self._take_out,
-            Kind.NO_RECORD: self._without_record,
-            Kind.NO_PLACE: self._place,
-            Kind.WRONG_PARTITION: self._move_all,
-            Kind.LOST_END: self._tell_ends,
-            Kind.STALE_END: self._forget_ends,
-            Kind.LOST: self._send_again,
+        self._by = by
+        self._special: Mapping[FindingKind, Callable[[Partition, Sequence[Finding]], Done]] = {
+            FindingKind.UNCLOSED: self._close,
+            FindingKind.LIVE_AGAIN: self._take_out,
+            FindingKind.NO_RECORD: self._without_record,
+            FindingKind.NO_PLACE: self._place,
+            FindingKind.WRONG_PARTITION: self._move,
+            FindingKind.LOST_END: self._end_as_dead,
+            FindingKind.LOST: self._send_again,
         }
-        if kind in special:
-            return special[kind](partition, found)
-        return self._mend(partition, _MENDED[kind], [(one.id, b"") for one in found])
+
+    def run(self, found: Sequence[Finding]) -> list[Finding]:
+        """Repair, and return what was repaired. The other findings were not there any more, or
+        cannot be repaired."""
+        repaired: list[Finding] = []
+        for kind in FindingKind:
+            repair = self._special.get(kind, self._mend)
+            for partition, findings in by_partition(
+                one for one in found if one.kind == kind
+            ).items():
+                for batch in chunked(findings, BATCH):
+                    repaired += recorded(batch, kind.repair, self._by, partial(repair, partition))
+        return repaired
 
     def _mend(
         self,
         partition: Partition,
-        damage: Damage,
-        items: Sequence[tuple[bytes, bytes]],
+        found: Sequence[Finding],
+        arguments: Mapping[Finding, bytes] | None = None,
         archive: str = "",
     ) -> Done:
-        return list(self._store.repair.mend(partition, damage, items, archive))
+        """In Redis. `arguments`: what its damage needs, by the finding (see store/repair.py)."""
+        damage = found[0].kind.damage
+        assert damage
+        suspects = [one.suspect((arguments or {}).get(one, b"")) for one in found]
+        return list(self._store.repair.mend(partition, damage, suspects, archive))
 
-    def _close(self, partition: Partition, found: Sequence[Difference]) -> Done:
+    def _close(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """As the archiver closes the rows of what it archives."""
         rows, alias = outbox_rows(found), get_settings().database
         entries = [
@@ -117,103 +87,89 @@ class AuditRepair:
             left = {entry.id for entry in closing.close(entries, alias)}
         return [one.life in rows and one.id not in left for one in found]
 
-    def _take_out(self, partition: Partition, found: Sequence[Difference]) -> Done:
+    def _take_out(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """The outbox first: else the reconciler would send it again."""
         self._close(partition, found)
-        return self._mend(partition, "out", [(one.id, _stamp(one)) for one in found])
+        return self._mend(partition, found)
 
-    def _without_record(self, partition: Partition, found: Sequence[Difference]) -> Done:
-        """What the outbox has is sent again; the rest ends as a claim would end it."""
-        ids = {message_id: row for (message_id, _), row in outbox_rows(found).items()}
-        done = {}
-        for one in found:
-            has_row = one.id in ids and ids[one.id].status == OutboxStatus.SENT
-            (done[one.id],) = self._mend(
-                partition, "record", [(one.id, b"")], "none" if has_row else ""
-            )
-        relay.send_again(self._store, [row for message_id, row in ids.items() if done[message_id]])
+    def _without_record(self, partition: Partition, found: Sequence[Finding]) -> Done:
+        """A message of the outbox is sent again; the others end as a claim would end them."""
+        rows = {message_id: row for (message_id, _), row in outbox_rows(found).items()}
+        sent = {one for one in found if one.id in rows and rows[one.id].status == OutboxStatus.SENT}
+        done: dict[bytes, bool] = {}
+        for archive, findings in (
+            ("none", [one for one in found if one in sent]),
+            ("", [one for one in found if one not in sent]),
+        ):
+            if findings:
+                mended = self._mend(partition, findings, archive=archive)
+                done |= zip((one.id for one in findings), mended, strict=True)
+        relay.send_again(self._store, [row for message_id, row in rows.items() if done[message_id]])
         return [done[one.id] for one in found]
 
-    def _place(self, partition: Partition, found: Sequence[Difference]) -> Done:
-        """When it was due only the attempts tell and the outbox. What would run too early ends as a
-        dead letter."""
+    def _place(self, partition: Partition, found: Sequence[Finding]) -> Done:
+        """Only the attempts and the outbox know when a message is due. One that could run too early
+        ends as a dead letter."""
         rows = outbox_rows(found)
-        items = [
-            (one.id, b"%d" % rows[one.life].due_at_ms if one.life in rows else b"") for one in found
-        ]
-        return self._mend(partition, "place", items)
+        due = {one: b"%d" % rows[one.life].due_at_ms for one in found if one.life in rows}
+        return self._mend(partition, found, due)
 
-    def _tell_ends(self, partition: Partition, found: Sequence[Difference]) -> Done:
-        """With the record that the outbox has; else all that is known is which life it was."""
+    def _end_as_dead(self, partition: Partition, found: Sequence[Finding]) -> Done:
+        """With the record that the outbox has; else only the stamp is known."""
         rows = outbox_rows(found)
-        bare = bytes((DURABLE | VERSION << 4 | Priority.NORMAL,))
-        items = [
-            (
-                one.id,
-                outbox.record_of(rows[one.life])
-                if one.life in rows
-                else _stamp(one) + bytes(6) + bare,
-            )
+        bare = bytes(6) + bytes((DURABLE | VERSION << 4 | Priority.NORMAL,))
+        records = {
+            one: outbox.record_of(rows[one.life])
+            if one.life in rows
+            else one.suspect().stamp + bare
             for one in found
-        ]
-        return self._mend(partition, "untold", items)
+        }
+        return self._mend(partition, found, records)
 
-    def _forget_ends(self, partition: Partition, found: Sequence[Difference]) -> Done:
-        return self._mend(partition, "stale", [(one.id, _stamp(one)) for one in found])
-
-    # The outbox
-
-    def _send_again(self, _: Partition, found: Sequence[Difference]) -> Done:
-        known, rows = archived(found), outbox_rows(found)
-        sent = relay.send_again(
-            self._store, [row for life, row in rows.items() if life not in known]
-        )
+    def _send_again(self, _: Partition, found: Sequence[Finding]) -> Done:
+        archived, rows = archived_lives(found), outbox_rows(found)
+        missing = [row for life, row in rows.items() if life not in archived]
+        sent = relay.send_again(self._store, missing)
         return [one.life in rows and rows[one.life].pk in sent for one in found]
 
-    # Moving
-
-    def _move_all(self, partition: Partition, found: Sequence[Difference]) -> Done:
-        return [self._move(partition, one) for one in found]
-
-    def _move(self, partition: Partition, found: Difference) -> bool:
+    def _move(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """From a partition where nobody looks for it to where it belongs today; not while it
         runs."""
-        target = (
-            partition_of(found.topic, found.id, self._store.topics.configured(found.topic)),
-            found.id,
-        )
-        carried = carry(self._store, (partition, found.id), target, stamp=_stamp(found))
-        arrive(self._store, target, carried)
-        return carried.word == "MOVED"
+        done = []
+        for finding in found:
+            count = self._store.topics.configured(finding.topic)
+            target = (partition_of(finding.topic, finding.id, count), finding.id)
+            stamp = finding.suspect().stamp
+            carried = carry(self._store, (partition, finding.id), target, stamp=stamp)
+            arrive(self._store, target, carried)
+            done.append(carried.word == "MOVED")
+        return done
 
 
 def recorded(
-    found: Sequence[Difference], deed: str, by: str, repair: Callable[[Sequence[Difference]], Done]
-) -> Iterator[Difference]:
-    """Repair, with a record of each that is there before anything changes, and goes when nothing
-    was changed."""
+    found: Sequence[Finding], repair_text: str, by: str, repair: Callable[[Sequence[Finding]], Done]
+) -> Iterator[Finding]:
+    """Repair, with a record of each. It is there before anything changes, and is deleted when
+    nothing was changed."""
+    text = repair_text[0].upper() + repair_text[1:] + "."
+    # What it was about, as the page of the message looks for it; an altered batch has no message.
     records = [
-        OperatorAction.new(ACTION, by, deed[0].upper() + deed[1:] + ".", **_fields_of(difference))
-        for difference in found
+        OperatorAction.new(
+            ACTION,
+            by,
+            text,
+            selection=finding.kind.value,
+            **(
+                {"archived_id": finding.row}
+                if finding.kind in OF_ROWS
+                else {"topic": finding.topic, "message_id": finding.message_id or None}
+            ),
+        )
+        for finding in found
     ]
     done = repair(found)
-    was = [record.pk for record, mended in zip(records, done, strict=True) if mended]
+    was = {record.pk for record, mended in zip(records, done, strict=True) if mended}
     actions = OperatorAction.objects.all()
     actions.filter(pk__in=was).update(count=1, finished_at=timezone.now())
-    actions.filter(pk__in=[record.pk for record in records if record.pk not in set(was)]).delete()
-    return (one for one, mended in zip(found, done, strict=True) if mended)
-
-
-def _fields_of(found: Difference) -> dict[str, Any]:
-    """What it was about, as the page of the message looks for it."""
-    if found.kind in OF_ROWS:
-        return {"archived_id": found.row, "selection": found.kind.value}
-    return {
-        "topic": found.topic,
-        "message_id": found.message_id or None,  # an altered batch has none
-        "selection": found.kind.value,
-    }
-
-
-def _stamp(found: Difference) -> bytes:
-    return (found.stamp or 0).to_bytes(8, "big")
+    actions.filter(pk__in=[record.pk for record in records if record.pk not in was]).delete()
+    return (finding for finding, mended in zip(found, done, strict=True) if mended)

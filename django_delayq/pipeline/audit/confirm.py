@@ -1,9 +1,9 @@
-"""The second look of an audit: by id, at one instant in Redis, and in SQL. What it does not see
-again is no difference.
+"""Checks each finding once more, by id: at one instant in Redis, and in SQL. A finding that is not
+there any more is dropped.
 
-Runs on the driver. Where something may be missing SQL is asked after Redis, where something is
-there twice before it: messages move from the outbox to Redis and from there to the archive, so that
-none looks so by moving meanwhile.
+Runs on the driver. Messages move from the outbox to Redis and from there to the archive. So SQL is
+asked after Redis where something may be missing, and before it where something is there twice: then
+no message looks damaged because it moves meanwhile.
 """
 
 from __future__ import annotations
@@ -12,185 +12,138 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
+from ...core.chunks import chunked
 from ...core.conf import get_settings
+from ...core.message import stamp_us_of
 from ...core.times import epoch_us
 from ...models import ArchivedMessage, OutboxMessage, OutboxStatus
 from ...store.client import BATCH
 from ...store.keys import Partition
 from ...store.queries import Life
-from ...store.repair import Look
 from ...store.store import RedisStore
-from .finding_kinds import Difference, Kind
+from .findings import Finding, FindingKind
 
 
-def _lanes(look: Look) -> int:
-    return sum(due is not None for due in look.lanes)
+def confirmed(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
+    """The findings about Redis, the outbox and the archive that are still there."""
+    return [
+        finding
+        for kind in FindingKind
+        for finding in _SPECIAL.get(kind, _still_damaged)(
+            store, [one for one in found if one.kind == kind]
+        )
+    ]
 
 
-def _same(found: Difference, look: Look) -> bool:
-    """The record is there, and of the same life."""
-    return look.recorded and (found.stamp is None or look.stamp_us == found.stamp)
+def _still_damaged(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Those of one kind that Redis finds damaged now."""
+    for partition, findings in by_partition(found).items():
+        damage = findings[0].kind.damage
+        assert damage
+        words = store.repair.check(partition, damage, [one.suspect() for one in findings])
+        yield from (finding for finding, word in zip(findings, words, strict=True) if word)
 
 
-#: Whether what is found is still so. Of what Redis alone can tell.
-STILL: Mapping[Kind, Callable[[Difference, Look], bool]] = {
-    Kind.NO_RECORD: lambda found, look: not look.recorded and (look.waits or look.leased),
-    Kind.NO_PLACE: lambda found, look: _same(found, look) and not look.waits and not look.leased,
-    Kind.TWO_LANES: lambda found, look: _lanes(look) > 1,
-    Kind.LANE_AND_LEASE: lambda found, look: look.waits and look.leased,
-    Kind.WRONG_LANE: lambda found, look: look.recorded
-    and not look.leased
-    and _lanes(look) == 1
-    and look.lanes[look.lane] is None,
-    Kind.WRONG_PARTITION: _same,
-    Kind.STRAY_ATTEMPTS: lambda found, look: look.has_attempts
-    and not (look.recorded or look.waits or look.leased),
-    Kind.STRAY_FOLLOWER: lambda found, look: look.follower_us is not None and not look.leased,
-    Kind.LOST_END: lambda found, look: look.done_us == found.stamp,
-    Kind.STALE_END: lambda found, look: look.done_us == found.stamp,
-    Kind.LIVE_AGAIN: lambda found, look: _same(found, look) and not look.leased,
-}  # fmt: skip
+def _misplaced(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
+    store.partitions.forget()
+    for partition, findings in by_partition(found).items():
+        for batch in chunked(findings, BATCH):
+            lives = store.queries.find(partition, [finding.id for finding in batch])
+            for finding, live in zip(batch, lives, strict=True):
+                there = live and finding.stamp in (None, stamp_us_of(live.record))
+                if there and partition not in store.partitions.candidates(
+                    finding.topic, finding.id
+                ):
+                    yield finding
 
 
-class SecondLook:
-    """At differences of Redis, the outbox and the archive."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-
-    def confirmed(self, found: Sequence[Difference]) -> list[Difference]:
-        """Those that are still so."""
-        by_kind: dict[Kind, list[Difference]] = defaultdict(list)
-        for one in found:
-            by_kind[one.kind].append(one)
-        return [one for kind, some in by_kind.items() for one in self._looks(kind)(some)]
-
-    def _looks(self, kind: Kind) -> Callable[[Sequence[Difference]], Iterable[Difference]]:
-        special = {
-            Kind.WRONG_PARTITION: self._misplaced,
-            Kind.LOST_END: self._ends,
-            Kind.STALE_END: self._ends,
-            Kind.LIVE_AGAIN: self._live_again,
-            Kind.UNCLOSED: self._unclosed,
-            Kind.LOST: self._lost,
-        }
-        return special.get(kind, self._still)
-
-    def _still(self, found: Sequence[Difference]) -> Iterator[Difference]:
-        """What Redis says of them now."""
-        for partition, some in by_partition(found).items():
-            looks = self._store.repair.look(partition, [one.id for one in some])
-            yield from (
-                one for one, look in zip(some, looks, strict=True) if STILL[one.kind](one, look)
-            )
-
-    def _misplaced(self, found: Sequence[Difference]) -> Iterator[Difference]:
-        self._store.partitions.forget()
-        for one in self._still(found):
-            partition = Partition(one.topic, one.partition or 0)
-            if partition not in self._store.partitions.candidates(one.topic, one.id):
-                yield one
-
-    def _live_again(self, found: Sequence[Difference]) -> Iterator[Difference]:
-        known = archived(found)
-        return self._still([one for one in found if one.lake or one.life in known])
-
-    def _unclosed(self, found: Sequence[Difference]) -> Iterator[Difference]:
-        known, promised = archived(found), outbox_rows(found)
-        return (one for one in found if one.life in promised and (one.lake or one.life in known))
-
-    def _lost(self, found: Sequence[Difference]) -> Iterator[Difference]:
-        """Neither live nor ended in any partition, and then not archived and still open, and not
-        just being sent."""
-        missing = [one for one in found if not self._in_redis(one)]
-        known, promised = archived(missing), outbox_rows(missing)
-        now_ms = self._store.now_us() // 1000
-        for one in missing:
-            row = promised.get(one.life)
-            if (
-                row
-                and row.status == OutboxStatus.SENT
-                and row.relay_at_ms <= now_ms
-                and one.life not in known
-            ):
-                yield one
-
-    def _in_redis(self, found: Difference) -> bool:
-        return self._store.durable_status(found.topic, found.life)[1] != "MISSING"
-
-    def _ends(self, found: Sequence[Difference]) -> Iterator[Difference]:
-        """An end and its entry of the stream go together: what is remembered before and after all
-        of the stream was read, and is not in it, has no entry."""
-        before = by_partition(self._still(found))
-        untold = [
-            one
-            for partition, some in before.items()
-            for one in _not_in(some, self._store.repair.finished_lives(partition))
-        ]
-        remembered = list(self._still(untold))
-        newest, promised = newest_archived(remembered), newest_promised(remembered)
-        for one in remembered:
-            stamp, past = one.stamp or 0, newest.get(one.id, 0)
-            if one.kind == Kind.STALE_END and (one.lake or past >= stamp):
-                yield one
-            elif one.kind == Kind.LOST_END and past < stamp and promised.get(one.id, 0) <= stamp:
-                yield from [] if self._lives_on(one) else [one]
-
-    def _lives_on(self, found: Difference) -> bool:
-        """Whether a newer life of the id is in Redis."""
-        (look,) = self._store.repair.look(Partition(found.topic, found.partition or 0), [found.id])
-        return max(look.stamp_us or 0, look.follower_us or 0) > (found.stamp or 0)
+def _live_again(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
+    archived = archived_lives(found)
+    return _still_damaged(store, [one for one in found if one.lake or one.life in archived])
 
 
-def _not_in(found: Sequence[Difference], lives: set[Life]) -> list[Difference]:
-    return [one for one in found if one.life not in lives]
+def _unclosed(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
+    archived, promised = archived_lives(found), outbox_rows(found)
+    return (one for one in found if one.life in promised and (one.lake or one.life in archived))
 
 
-def by_partition(found: Iterable[Difference]) -> dict[Partition, list[Difference]]:
-    """The differences of each partition."""
-    parts: dict[Partition, list[Difference]] = defaultdict(list)
-    for one in found:
-        parts[Partition(one.topic, one.partition or 0)].append(one)
+def _lost(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Neither live nor ended in any partition, and after that not archived and still open, and not
+    just being sent."""
+    missing = [one for one in found if store.durable_status(one.topic, one.life)[1] == "MISSING"]
+    archived, promised = archived_lives(missing), outbox_rows(missing)
+    now_ms = store.now_us() // 1000
+    for finding in missing:
+        row = promised.get(finding.life)
+        sent = row and row.status == OutboxStatus.SENT and row.relay_at_ms <= now_ms
+        if sent and finding.life not in archived:
+            yield finding
+
+
+def _ends(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
+    """An end and its entry of the stream go together: an end that is remembered before and after
+    all of the stream was read, and is not in it, has no entry."""
+    untold: list[Finding] = []
+    for partition, findings in by_partition(_still_damaged(store, found)).items():
+        finished = store.repair.finished_lives(partition)
+        untold += [finding for finding in findings if finding.life not in finished]
+    remembered = list(_still_damaged(store, untold))
+    # By id: of several lives the newest stays.
+    newest = dict(sorted(archived_lives(remembered)))
+    promised = dict(outbox_rows(remembered).keys())
+    for finding in remembered:
+        stamp, archived = finding.stamp or 0, newest.get(finding.id, 0)
+        if finding.kind == FindingKind.STALE_END:
+            confirmed = finding.lake or archived >= stamp
+        else:
+            confirmed = archived < stamp and promised.get(finding.id, 0) <= stamp
+        if confirmed:
+            yield finding
+
+
+#: The kinds about which Redis alone cannot tell.
+_SPECIAL: Mapping[FindingKind, Callable[[RedisStore, Sequence[Finding]], Iterator[Finding]]] = {
+    FindingKind.WRONG_PARTITION: _misplaced,
+    FindingKind.LOST_END: _ends,
+    FindingKind.STALE_END: _ends,
+    FindingKind.LIVE_AGAIN: _live_again,
+    FindingKind.UNCLOSED: _unclosed,
+    FindingKind.LOST: _lost,
+}
+
+
+def by_partition(found: Iterable[Finding]) -> dict[Partition, list[Finding]]:
+    """The findings of each partition."""
+    parts: dict[Partition, list[Finding]] = defaultdict(list)
+    for finding in found:
+        parts[Partition(finding.topic, finding.partition or 0)].append(finding)
     return parts
 
 
 # SQL
 
 
-def archived(found: Sequence[Difference]) -> set[Life]:
-    """Which of these lives are in the archive; also other lives of their ids."""
-    return set(_archived_lives(found))
+def archived_lives(found: Sequence[Finding]) -> set[Life]:
+    """The archived lives of all ids that were found."""
+    rows = ArchivedMessage.objects.using(get_settings().database)
+    return {
+        Life(message_id.bytes, epoch_us(enqueued_at))
+        for ids in _pages_of_ids(found)
+        for message_id, enqueued_at in rows.filter(message_id__in=ids).values_list(
+            "message_id", "enqueued_at"
+        )
+    }
 
 
-def newest_archived(found: Sequence[Difference]) -> dict[bytes, int]:
-    """The stamp of the newest archived life of each id."""
-    newest: dict[bytes, int] = {}
-    for message_id, stamp in _archived_lives(found):
-        newest[message_id] = max(stamp, newest.get(message_id, 0))
-    return newest
-
-
-def outbox_rows(found: Sequence[Difference]) -> dict[Life, OutboxMessage]:
+def outbox_rows(found: Sequence[Finding]) -> dict[Life, OutboxMessage]:
     """The rows of the outbox under these ids, by the lives that they are about."""
     rows = OutboxMessage.objects.using(get_settings().database)
-    there = (row for ids in _chunks(found) for row in rows.filter(message_id__in=ids))
-    return {Life(row.message_id.bytes, row.enqueued_at_us): row for row in there}
+    return {
+        Life(row.message_id.bytes, row.enqueued_at_us): row
+        for ids in _pages_of_ids(found)
+        for row in rows.filter(message_id__in=ids)
+    }
 
 
-def newest_promised(found: Sequence[Difference]) -> dict[bytes, int]:
-    """The stamp that the outbox has for each id."""
-    return dict(outbox_rows(found).keys())
-
-
-def _archived_lives(found: Sequence[Difference]) -> Iterator[Life]:
-    rows = ArchivedMessage.objects.using(get_settings().database)
-    for ids in _chunks(found):
-        for message_id, when in rows.filter(message_id__in=ids).values_list(
-            "message_id", "enqueued_at"
-        ):
-            yield Life(message_id.bytes, epoch_us(when))
-
-
-def _chunks(found: Sequence[Difference]) -> Iterator[Sequence[UUID]]:
-    ids = sorted({UUID(hex=one.message_id) for one in found})
-    return (ids[at : at + BATCH] for at in range(0, len(ids), BATCH))
+def _pages_of_ids(found: Sequence[Finding]) -> Iterator[Sequence[UUID]]:
+    return chunked(sorted({UUID(hex=finding.message_id) for finding in found}), BATCH)

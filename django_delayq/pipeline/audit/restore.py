@@ -1,15 +1,16 @@
-"""Puts rows of the lake back into SQL, which has lost them: a dead letter as what is known to have
-become of it."""
+"""Puts rows of the lake back into SQL, which has lost them. A dead letter comes back as replayed or
+as discarded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence, Set
+from functools import partial
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...core.chunks import chunked
@@ -22,13 +23,12 @@ from ...outbox.outbox import record_of
 from ..lake.lake import Lake
 from ..lake.reader import read_files
 
-Item = TypeVar("Item")
 #: Ids of one query.
 SOME = 500
 
 
 class Replay(NamedTuple):
-    """What replays a dead letter."""
+    """The message that replays a dead letter."""
 
     message_id: UUID
     at: Any
@@ -41,64 +41,60 @@ class PutBack:
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
         self._spark, self._lake = spark, lake
         self._alias = get_settings().database
+        self._archive = ArchivedMessage.objects.using(self._alias)
 
     def run(self, pks: Sequence[int]) -> set[int]:
-        """Insert these rows with their ids, so that they stay the rows of the lake that they are.
-        Returns which were.
+        """Insert these rows with their ids, so that they stay the same rows as in the lake. Returns
+        the ids that were inserted.
 
-        The lake does not know what was done about a dead letter. It is not open again, or somebody
-        might replay it a second time: it is replayed by what SQL, the outbox or the lake know to
-        replay it, and else it is discarded.
+        The lake does not know what was done about a dead letter. It does not come back as open, or
+        an operator might replay it a second time: it is replayed by the message that replays it in
+        SQL, the outbox or the lake, and without one it is discarded.
         """
         if not pks:
             return set()
         replays = self._replays(set(pks))
-        files, done = self._lake.files(), set()
-        for some in chunked(sorted(set(pks) - stored_ids(set(pks))), SOME):
+        files, done = self._lake.files(), set[int]()
+        for ids in chunked(sorted(set(pks) - stored_ids(set(pks))), SOME):
             near = [
-                one
-                for one in files
-                if not one.highest or (one.lowest <= some[-1] and one.highest >= some[0])
+                file
+                for file in files
+                if not file.highest or (file.lowest <= ids[-1] and file.highest >= ids[0])
             ]
-            frame = (
-                read_files(self._spark, self._lake, near)
-                .where(F.col("id").isin(some))
-                .dropDuplicates(["id"])
-            )
-            done |= self._inserted(
-                [_row(values, replays) for values in frame.toArrow().to_pylist()]
-            )
+            frame = read_files(self._spark, self._lake, near).where(F.col("id").isin(ids))
+            values = frame.dropDuplicates(["id"]).toArrow().to_pylist()
+            rows = [_row(fields, replays) for fields in values]
+            # Not by INSERT IGNORE: on MariaDB it swallows more than a row that is there.
+            if self._is_inserted(partial(self._archive.bulk_create, rows)):
+                done |= {row.pk for row in rows}
+                continue
+            for row in rows:  # some are there: one by one
+                if self._is_inserted(partial(row.save, force_insert=True, using=self._alias)):
+                    done.add(row.pk)
         return done
 
-    def _inserted(self, rows: Sequence[ArchivedMessage]) -> set[int]:
-        """Past INSERT IGNORE, which on MariaDB swallows more than a row that is there."""
-        objects = ArchivedMessage.objects.using(self._alias)
+    def _is_inserted(self, insert: Callable[[], object]) -> bool:
         try:
             with transaction.atomic(using=self._alias):
-                objects.bulk_create(rows)
-            return {row.pk for row in rows}
-        except IntegrityError:  # some are there: one by one
-            return {row.pk for row in rows if self._is_inserted(row)}
-
-    def _is_inserted(self, row: ArchivedMessage) -> bool:
-        try:
-            with transaction.atomic(using=self._alias):
-                row.save(force_insert=True, using=self._alias)
+                insert()
         except IntegrityError:
             return False
         return True
 
     def _replays(self, pks: Set[int]) -> dict[int, Replay]:
-        """By their origins: what is in the lake, in SQL, and in the outbox."""
+        """The replays of these dead letters: in the lake, in SQL, and in the outbox."""
+        found: dict[int, Replay] = {}
         lake = read_files(
             self._spark, self._lake, self._lake.files(), ["replay_of", "message_id", "enqueued_at"]
         )
-        found = {pk: replay for pk, replay in _in_the_lake(lake) if pk in pks}
-        archive = ArchivedMessage.objects.using(self._alias)
-        for some in chunked(sorted(pks), SOME):
-            for pk, *replay in archive.filter(replay_of__in=some).values_list(
-                "replay_of", "message_id", "enqueued_at"
-            ):
+        replays = lake.where(F.col("replay_of").isNotNull())
+        for row in replays.withColumn("at", F.unix_micros("enqueued_at")).toLocalIterator():
+            if row["replay_of"] in pks:
+                at = stored_ms(row["at"] / 1000)
+                found[row["replay_of"]] = Replay(UUID(hex=row["message_id"]), at)
+        for ids in chunked(sorted(pks), SOME):
+            rows = self._archive.filter(replay_of__in=ids)
+            for pk, *replay in rows.values_list("replay_of", "message_id", "enqueued_at"):
                 found[pk] = Replay(*replay)
         for row in OutboxMessage.objects.using(self._alias).iterator(chunk_size=SOME):
             if (origin := _origin(row)) in pks:
@@ -106,16 +102,8 @@ class PutBack:
         return found
 
 
-def _in_the_lake(lake: DataFrame) -> Iterator[tuple[int, Replay]]:
-    replays = lake.where(F.col("replay_of").isNotNull()).withColumn(
-        "at", F.unix_micros("enqueued_at")
-    )
-    for row in replays.toLocalIterator():
-        yield row["replay_of"], Replay(UUID(hex=row["message_id"]), stored_ms(row["at"] / 1000))
-
-
 def _origin(row: OutboxMessage) -> int:
-    """Which dead letter it replays; 0: none."""
+    """The dead letter that it replays; 0: none."""
     try:
         record = Record.decode(record_of(row))
         return decode_body(record.flags, record.body).replay_of or 0
@@ -124,12 +112,12 @@ def _origin(row: OutboxMessage) -> int:
 
 
 def stored_ids(pks: Set[int]) -> set[int]:
-    """Which of these ids SQL has."""
+    """Those of these ids that SQL has."""
     rows = ArchivedMessage.objects.using(get_settings().database)
     return {
         pk
-        for some in chunked(sorted(pks), SOME)
-        for pk in rows.filter(pk__in=some).values_list("pk", flat=True)
+        for ids in chunked(sorted(pks), SOME)
+        for pk in rows.filter(pk__in=ids).values_list("pk", flat=True)
     }
 
 
@@ -137,7 +125,7 @@ def _row(values: dict[str, Any], replays: dict[int, Replay]) -> ArchivedMessage:
     for name in ("enqueued_at", "due_at", "started_at", "finished_at"):
         values[name] = values[name] and stored(values[name])
     values["message_id"] = UUID(hex=values["message_id"])
-    # Long ago: it is no new row, which others would wait for to be settled.
+    # As long ago as it ended: readers that wait until new rows are settled need not wait for it.
     row = ArchivedMessage(**values, archived_at=values["finished_at"])
     if row.state == Final.DEAD:
         if replay := replays.get(row.pk):

@@ -1,4 +1,4 @@
-"""Columns as JSON text, exactly; and the refusal of types that JSON cannot carry unchanged."""
+"""Writes columns as JSON text without loss, and refuses types that JSON cannot carry unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
 
-from ..errors import Refused
+from ..job_errors import Refused
 
 _WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FRACTION = (T.FloatType, T.DoubleType)
@@ -32,15 +32,14 @@ def check_type(kind: T.DataType, what: str) -> None:
     for name, part in _parts(kind):
         if not isinstance(part, _PLAIN):
             fix = _FIXES.get(part.typeName(), "cast(c AS STRING)")
-            where = f"{what}{name}"
             raise Refused(
-                f"{where} is of type {part.simpleString()}, which JSON cannot carry unchanged. "
-                f"Cast it first: {fix}."
+                f"{what}{name} is of type {part.simpleString()}, which JSON cannot carry "
+                f"unchanged. Cast it first: {fix}."
             )
 
 
 def _parts(kind: T.DataType, name: str = "") -> Iterator[tuple[str, T.DataType]]:
-    """The leaves of a type, and what is no leaf and no container either."""
+    """The leaves of a type: all but arrays, structs and maps with text as keys."""
     if isinstance(kind, T.ArrayType):
         yield from _parts(kind.elementType, f"{name}[]")
     elif isinstance(kind, T.StructType):
@@ -52,7 +51,7 @@ def _parts(kind: T.DataType, name: str = "") -> Iterator[tuple[str, T.DataType]]
         yield name, kind
 
 
-def text(value: Column, kind: T.DataType) -> Column:
+def json_of(value: Column, kind: T.DataType) -> Column:
     """The JSON of a value of a type that check_type() lets pass; `null` for null."""
     if isinstance(kind, T.NullType):
         return F.lit("null")
@@ -64,8 +63,8 @@ def text(value: Column, kind: T.DataType) -> Column:
 
 
 def exact(kind: T.DataType) -> T.DataType:
-    """What a value is cast to before it becomes JSON: double for float, whose 0.1 is another number
-    than JSON's."""
+    """The type that a value is cast to before it becomes JSON: double for float, because the 0.1 of
+    a float is another number than that of JSON."""
     if isinstance(kind, T.FloatType):
         return T.DoubleType()
     if isinstance(kind, T.ArrayType):
@@ -73,18 +72,14 @@ def exact(kind: T.DataType) -> T.DataType:
     if isinstance(kind, T.MapType):
         return T.MapType(kind.keyType, exact(kind.valueType), kind.valueContainsNull)
     if isinstance(kind, T.StructType):
-        return T.StructType(
-            [
-                T.StructField(field.name, exact(field.dataType), field.nullable)
-                for field in kind.fields
-            ]
-        )
+        fields = [(field.name, exact(field.dataType), field.nullable) for field in kind.fields]
+        return T.StructType([T.StructField(*field) for field in fields])
     return kind
 
 
 def fault(value: Column, kind: T.DataType) -> Column | None:
-    """Whether a value, or one within it, is none that JSON has; None when no value of the type
-    is."""
+    """Whether JSON cannot hold a value or a value within it; None when JSON can hold all values of
+    the type."""
     if isinstance(kind, _FRACTION):
         number = value.cast("double")
         return F.coalesce(F.isnan(number) | (F.abs(number) == F.lit(float("inf"))), F.lit(False))
@@ -99,8 +94,8 @@ def fault(value: Column, kind: T.DataType) -> Column | None:
         )
         return keys if values is None else values if keys is None else keys | values
     if isinstance(kind, T.StructType):
-        found = [fault(value.getField(one.name), one.dataType) for one in kind.fields]
-        faults = [one for one in found if one is not None]
+        found = (fault(value.getField(field.name), field.dataType) for field in kind.fields)
+        faults = [column for column in found if column is not None]
         return reduce(or_, faults) if faults else None
     return None
 

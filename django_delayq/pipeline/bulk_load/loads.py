@@ -1,5 +1,5 @@
-"""Writes a frame of messages: it checks the fences and the memory of Redis before, and counts what
-was added afterwards."""
+"""Writes a frame of messages. Checks the fences and the memory of Redis first, and counts what was
+added afterwards."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import Any, NamedTuple
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from ...core.conf import check_name
 from ...core.exceptions import DelayQError, StoreError
-from ...core.message import task_code
 from ...store.bulk_load import BulkLoad
 from ...store.keys import Partition
 from ...store.store import RedisStore
-from ..error_messages import cause, code_of
-from ..errors import Code, Refused
-from ..options import TaskSpec
+from ..job_errors import Code, Refused, cause, code_of
 from ..params import Redis
-from ..sinks.queue import LoadSpec, QueueSink
+from ..sinks.queue_sink import LoadSpec, QueueSink
+from . import messages
 from .messages import FrameTotals
 
 #: The data source that writes.
@@ -42,24 +39,24 @@ class Fences(NamedTuple):
     partitions: Sequence[Partition]
 
     def read(self) -> list[dict[str, str]]:
-        """What is there."""
+        """The fences that are there."""
         found = (self.store.bulk_load.fence(partition, self.job) for partition in self.partitions)
-        return [one for one in found if one]
+        return [fence for fence in found if fence]
 
     def fingerprints(self) -> list[str]:
-        """Of the runs that have begun."""
+        """Those of the runs that have begun."""
         return [fence["fingerprint"] for fence in self.read()]
 
     def counts(self) -> dict[str, int]:
-        """Messages that this load has added, ever; that were there already; and that were kept."""
+        """How many messages all runs of this load have added, how many were there already, and how
+        many were kept."""
         fences = self.read()
         return {name: sum(int(fence.get(name, 0)) for fence in fences) for name in COUNTS}
 
     def added(self, before: Mapping[str, int], rows: int) -> dict[str, int]:
-        """What this run has done, for its report. By the fences, which also know of tasks of Spark
-        that failed."""
-        after = self.counts()
-        done = {name: after[name] - before[name] for name in COUNTS}
+        """What this run has done, for its report. The fences count it: they also know of tasks of
+        Spark that failed."""
+        done = {name: count - before[name] for name, count in self.counts().items()}
         live = done["same"] + done["kept"]
         return {
             "added": done["new"],
@@ -89,7 +86,19 @@ class Fences(NamedTuple):
         """Raise Refused when the load has added something else under this name."""
         for found in self.fingerprints():
             if found != encode_fingerprint(fingerprint):
-                raise Refused(_changed(self.job, decode_fingerprint(found), fingerprint))
+                old = decode_fingerprint(found)
+                differences = ", ".join(
+                    f"{name} was {old.get(name)} and is {fingerprint.get(name)}"
+                    for name in sorted({*old, *fingerprint})
+                    if old.get(name) != fingerprint.get(name)
+                )
+                raise Refused(
+                    f"A job named {self.job!r} has begun with something else: {differences}. Under "
+                    "one name one set of messages is added, so that repeating it adds nothing "
+                    "twice. To finish that job, restore the source. To add new messages, use "
+                    "another name, and give it only these: messages that have finished would be "
+                    "sent again."
+                )
 
     def open(self, fingerprint: Mapping[str, Any], *, record_conflicts: bool = False) -> int:
         """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged,
@@ -117,26 +126,9 @@ def decode_fingerprint(text: str) -> dict[str, Any]:
         return {}
 
 
-def _changed(job: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    differences = ", ".join(f"{name} was {old.get(name)} and is {new.get(name)}" for name in names)
-    return (
-        f"A job named {job!r} has begun with something else: {differences}. Under one name one set "
-        f"of messages is "
-        "added, so that repeating it adds nothing twice. Restore the source to finish it, or give "
-        "what is new, and "
-        "nothing else, another name: messages that have finished would be sent again."
-    )
-
-
-def check_job(job: str) -> None:
-    """Raise Refused for what cannot name a load."""
-    check_name(job, "a job", Refused)
-
-
 def check_memory(store: RedisStore, total: FrameTotals, applied: int, partitions: int) -> str:
-    """Raise Refused when Redis has no room for what is still to come. Returns a note when it has no
-    limit.
+    """Raise Refused when Redis has no room for the messages that are still to come. Returns a note
+    when Redis has no limit.
 
     On a cluster the partitions are spread over its nodes, and the fullest one decides.
     """
@@ -144,22 +136,18 @@ def check_memory(store: RedisStore, total: FrameTotals, applied: int, partitions
     nodes = _memory(store)
     need = whole // max(1, min(len(nodes), partitions))
     used, most = min(nodes, key=lambda node: node[1] - node[0] if node[1] else float("inf"))
-    if not need:
-        return ""
-    if not most:
+    free = int(most * (1 - MARGIN)) - used
+    if need and not most:
         return (
             f"Redis has no maxmemory. The load takes about {_megabytes(need)}; {_megabytes(used)} "
-            f"are in use."
+            "are in use."
         )
-    free = int(most * (1 - MARGIN)) - used
-    if need > free:
+    if need and need > free:
+        on_nodes = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
         raise Refused(
             f"The load takes about {_megabytes(need)} of Redis' memory ({total.rows - applied:,} "
-            f"messages"
-            f"{f' on {len(nodes)} nodes' if len(nodes) > 1 else ''}), and "
-            f"{_megabytes(max(0, free))} are free of "
-            f"{_megabytes(most)} ({MARGIN:.0%} stay free). "
-            "Raise maxmemory, or schedule less at a time."
+            f"messages{on_nodes}), and {_megabytes(max(0, free))} are free of {_megabytes(most)} "
+            f"({MARGIN:.0%} stay free). Raise maxmemory, or schedule less at a time."
         )
     return ""
 
@@ -178,26 +166,19 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB" if size >= 1e7 else f"{size / 1e6:,.1f} MB"
 
 
-def load_spec(
-    job: str, fingerprint: Mapping[str, Any], tasks: Sequence[TaskSpec], **rest: Any
-) -> LoadSpec:
-    """What the sink has to know; `rest` is for LoadSpec."""
-    names = {task_code(task.name).hex(): task.name for task in tasks}
-    return LoadSpec(job=job, fingerprint=encode_fingerprint(fingerprint), tasks=names, **rest)
-
-
 def write_messages(spark: SparkSession, frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
-    """Write the messages: arranged() ones, of with message_columns()."""
+    """Write messages that are arranged()."""
     spark.dataSource.register(QueueSink)
     options = {
         "redis": msgspec.json.encode(redis).decode(),
         "load": msgspec.json.encode(spec).decode(),
     }
-    frame.write.format(FORMAT).options(**options).mode("append").save()
+    columns = messages.message_columns(frame)
+    columns.write.format(FORMAT).options(**options).mode("append").save()
 
 
 def share(spark: SparkSession, per_second: float | None, tasks: int) -> float | None:
-    """What of the rate is for each task of Spark: so many run side by side at most."""
+    """The rate of each task of Spark. `tasks`: the most that run side by side."""
     if per_second is None:
         return None
     # With dynamic allocation there may be more executors in a moment.

@@ -1,4 +1,4 @@
-"""Frames of messages: what format("delayq") writes. DataFrame in, DataFrame out: no reading, no
+"""Frames of messages as format("delayq") writes them. DataFrame in, DataFrame out: no reading, no
 writing."""
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from .. import schemas
-from ..options import TaskSpec
+from ..params import TaskSpec
 
 
 class FrameTotals(NamedTuple):
-    """What a frame of messages amounts to."""
+    """Sums of a frame of messages."""
 
     rows: int
     body_bytes: int
     hash: str
-    """A sum of hashes of its rows: the same rows have the same, in whatever order."""
+    """A sum of hashes of its rows: the same rows have the same sum in any order."""
 
 
 def header(spec: TaskSpec) -> bytes:
-    """What the records of a task begin with, after their stamps."""
+    """The first bytes of the records of a task, after their stamps."""
     from ...core.message import EXPIRES_WITH_DUE, HEADER, VERSION, task_code
 
     flags = spec.priority | (EXPIRES_WITH_DUE if spec.expires[:1] == "+" else 0) | VERSION << 4
@@ -36,9 +37,9 @@ def header(spec: TaskSpec) -> bytes:
 
 
 def ids(name: Column, key: Column) -> Column:
-    """identity.key_id(name, key) for every row; null for null. `name` is the topic for what has a
-    key; for what has none `job NUL topic`, which is no topic's name, so that the ids are as certain
-    and never those of keys."""
+    """message.key_id(name, key) for every row; null for null. `name` is the topic when the message
+    has a key, and else `job NUL topic`. No topic has such a name: so the ids are the same in each
+    run, and never those of keys."""
     return arrow_function(_digests, T.BinaryType())(F.concat(name, F.lit("\0"), key))
 
 
@@ -49,11 +50,6 @@ def arrow_function(function: Callable[..., pa.Array], kind: T.DataType) -> Calla
         "arrow_udf"
     ]  # not in stubs
     return udf(function, kind)
-
-
-def unkeyed(job: str, topic: str) -> str:
-    """The name for ids() of messages without a key."""
-    return f"{job}\0{topic}"
 
 
 def _digests(names: pa.Array) -> pa.Array:
@@ -124,7 +120,7 @@ def summed(frame: DataFrame) -> list[Column]:
 
 def message_columns(frame: DataFrame) -> DataFrame:
     """Only the columns of a frame of messages, in their order."""
-    fields = schemas.spark_schema(schemas.MESSAGES)
+    fields = from_arrow_schema(schemas.MESSAGES)
     return frame.select(
         *[F.col(field.name).cast(field.dataType).alias(field.name) for field in fields]
     )

@@ -15,7 +15,7 @@ from ...core.times import stored
 from ...models import ArchivedMessage, Final, OperatorAction
 from ...operators.replayer import mark_replayed
 from ...store.client import BATCH
-from ..options import ReplayOptions
+from ..params import ReplayOptions
 from .replay_frames import DISCARDED, OPEN, REPLAYED
 
 
@@ -36,28 +36,27 @@ def standings(since: datetime | None, until: datetime | None, topic: str, last: 
     return pa.table({"id": pa.array(ids, pa.int64()), "standing": pa.array(words, pa.string())})
 
 
-class Marks:
-    """Writes into origins which message replays them, and one OperatorAction for the whole job."""
+def mark_origins(
+    options: ReplayOptions, selection: str, links: Iterable[tuple[int, UUID | None]]
+) -> tuple[int, int]:
+    """Write into open origins which message replays them, with one OperatorAction for the whole
+    job. It can be repeated.
 
-    def __init__(self, options: ReplayOptions, selection: str) -> None:
-        mine = OperatorAction.objects.filter(action="replay", job=options.job).order_by("pk")
-        self._action = mine.first() or OperatorAction.new(
-            "replay", options.by, options.reason, job=options.job, selection=selection
-        )
-        self.kept = 0
-        """Origins that stay open, because another message has their key."""
-
-    def mark(self, links: Iterable[tuple[int, UUID | None]]) -> int:
-        """Mark these origins that are still open. Returns how many. To repeat it is safe."""
-        alias, count = get_settings().database, 0
-        for page in chunked(links, BATCH):
-            given = {pk: message_id for pk, message_id in page if message_id is not None}
-            self.kept += len(page) - len(given)
-            still_open = ArchivedMessage.objects.filter(replayed_at=None, discarded_at=None)
-            with transaction.atomic(using=alias):
-                self._action.add(0)  # a write first: see bulk_run.BulkRun.open
-                marked = mark_replayed(still_open, given)
-                self._action.add(marked)
-            count += marked
-        self._action.finish()
-        return count
+    Returns how many were marked, and how many stay open because another message has their key.
+    """
+    alias, marked, kept = get_settings().database, 0, 0
+    mine = OperatorAction.objects.filter(action="replay", job=options.job).order_by("pk")
+    action = mine.first() or OperatorAction.new(
+        "replay", options.by, options.reason, job=options.job, selection=selection
+    )
+    for page in chunked(links, BATCH):
+        given = {pk: message_id for pk, message_id in page if message_id is not None}
+        kept += len(page) - len(given)
+        still_open = ArchivedMessage.objects.filter(replayed_at=None, discarded_at=None)
+        with transaction.atomic(using=alias):
+            action.add(0)  # a write first: see bulk_run.BulkRun.open
+            count = mark_replayed(still_open, given)
+            action.add(count)
+        marked += count
+    action.finish()
+    return marked, kept

@@ -1,9 +1,9 @@
-"""Rows of a file, a table or a query -> messages of a task. Repeated, it adds nothing twice."""
+"""Enqueues a message of a task for each row of a file, a table or a query. A job that is repeated
+adds nothing twice."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -11,23 +11,25 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...core.conf import check_name
+from ...core.message import task_code
 from ...store.keys import Partition
 from ...store.store import RedisStore
-from ..errors import Refused
-from ..options import ScheduleOptions
-from ..params import Params, Report, Tell
+from ..job_errors import Refused
+from ..params import Params, Report, ScheduleOptions, Tell
+from ..sinks.queue_sink import LoadSpec
 from . import loads, messages, schedule_frames
 from .messages import FrameTotals
 from .schedule_source import read_source
 
 #: Rows that a refusal names.
 NAMED = 5
-#: What Spark writes: parts, their checksums, and that it has ended.
+#: Names of files that Spark writes: parts, their checksums, and the mark of the end.
 _OF_SPARK = r"\.?part-.*|\.?_SUCCESS(\.crc)?|_temporary"
 
 
 class _Rows(NamedTuple):
-    """The rows of the source, looked at once."""
+    """The rows of the source."""
 
     source: DataFrame
     planned: schedule_frames.Plan
@@ -45,16 +47,16 @@ class _Rows(NamedTuple):
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
-    """Enqueue. Raises Refused: then nothing is enqueued; other errors: then what is enqueued stays,
-    and the same job again adds the rest."""
+    """Enqueue. When it raises Refused, nothing is enqueued. After another error the enqueued
+    messages stay, and the same job again adds the rest."""
     options = params.options(ScheduleOptions)
-    loads.check_job(options.job)
+    check_name(options.job, "a job", Refused)
     if options.rejects:
         _check_rejects_folder(spark, options)
     store = RedisStore(None, params.redis.settings())
     try:
-        tell("looking at the source")
-        rows = _look(spark, params, options, store)
+        tell("reading the source")
+        rows = _read(spark, params, options, store)
         try:
             return _run(spark, params, rows, store, tell)
         finally:
@@ -63,7 +65,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         store.close()
 
 
-def _look(
+def _read(
     spark: SparkSession, params: Params, options: ScheduleOptions, store: RedisStore
 ) -> _Rows:
     source = read_source(spark, options, params.database)
@@ -87,13 +89,21 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
     options = rows.planned.options
     tell(f"{rows.total:,} rows, {rows.bad:,} of them refused")
     if rows.bad and not (options.rejects or params.dry_run):
-        raise Refused(_refusal(rows))
+        first = "; ".join(f"row {row['key']!r}: {row['reason']}" for row in _named(rows))
+        raise Refused(
+            f"{rows.bad:,} of {rows.total:,} rows cannot be messages, and nothing was enqueued. "
+            f"{first}. Mend the source, or give a directory for rejects to enqueue the others."
+        )
     count = store.topics.configured(options.task.topic)
     fences = loads.Fences(
         store, options.job, [Partition(options.task.topic, number) for number in range(count)]
     )
-    fingerprint = _fingerprint(options, rows.good, count)
-    # Everywhere: the topic of the task, or its partitions, may have been others.
+    # What may not differ between two runs of a job. The hash holds what is in the messages.
+    fingerprint = {
+        "rows": rows.good.rows, "hash": rows.good.hash, "topic": options.task.topic,
+        "partitions": count, "splits": options.splits, "delay_ms": options.delay_ms,
+    }  # fmt: skip
+    # In all partitions: the topic of the task, or its partitions, may have been others.
     loads.Fences(store, options.job, store.topics.used_partitions()).check(fingerprint)
     before = fences.counts()
     note = loads.check_memory(store, rows.good, sum(before.values()), count)
@@ -107,61 +117,30 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
         return report
     if rows.bad:
         refused = schedule_frames.rejects(rows.source, rows.planned, rows.now, rows.limit)
-        # JSON lines. Those of an earlier run of the job are replaced.
+        # JSON lines. They replace those of an earlier run of the job.
         refused.coalesce(1).write.mode("overwrite").json(_rejects_folder(options))
     tell(f"writing {rows.good.rows:,} messages")
     with fences.reporting(before, rows.good.rows):
-        _write(spark, params, rows, fences, fingerprint)
+        spec = LoadSpec(
+            job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
+            tasks={task_code(options.task.name).hex(): options.task.name},
+            due_ms=fences.open(fingerprint) + options.delay_ms, rows=rows.good.rows,
+            per_second=loads.share(spark, options.max_per_second, count * options.splits),
+        )  # fmt: skip
+        good = rows.made.where(F.col("reason").isNull())
+        loads.write_messages(spark, good, params.redis, spec)
     report.figures |= fences.added(before, rows.good.rows)
     return report
-
-
-def _write(
-    spark: SparkSession,
-    params: Params,
-    rows: _Rows,
-    fences: loads.Fences,
-    fingerprint: Mapping[str, Any],
-) -> None:
-    options = rows.planned.options
-    tasks = len(fences.partitions) * options.splits
-    spec = loads.load_spec(
-        options.job, fingerprint, [options.task],
-        due_ms=fences.open(fingerprint) + options.delay_ms,
-        rows=rows.good.rows, per_second=loads.share(spark, options.max_per_second, tasks),
-    )  # fmt: skip
-    good = rows.made.where(F.col("reason").isNull())
-    loads.write_messages(spark, messages.message_columns(good), params.redis, spec)
-
-
-def _fingerprint(options: ScheduleOptions, good: FrameTotals, count: int) -> dict[str, Any]:
-    """What may not differ between two runs of a job. The hash holds what is in the messages."""
-    return {
-        "rows": good.rows, "hash": good.hash, "topic": options.task.topic, "partitions": count,
-        "splits": options.splits, "delay_ms": options.delay_ms,
-    }  # fmt: skip
 
 
 # Rows that are refused
 
 
 def _named(rows: _Rows) -> list[dict[str, Any]]:
-    if not rows.bad:
-        return []
+    """The first of them, and why."""
     first = rows.made.where(F.col("reason").isNotNull()).orderBy("name").limit(NAMED)
-    return [
-        {"key": row["name"], "reason": row["reason"]}
-        for row in first.select("name", "reason").collect()
-    ]
-
-
-def _refusal(rows: _Rows) -> str:
-    first = "; ".join(f"row {row['key']!r}: {row['reason']}" for row in _named(rows))
-    return (
-        f"{rows.bad:,} of {rows.good.rows + rows.bad:,} rows cannot be messages, and nothing was "
-        f"enqueued. {first}. "
-        "Mend the source, or give a directory for rejects to enqueue the others."
-    )
+    found = first.select(F.col("name").alias("key"), "reason").collect() if rows.bad else []
+    return [row.asDict() for row in found]
 
 
 # The folder for rows that are refused
@@ -173,25 +152,20 @@ def _rejects_folder(options: ScheduleOptions) -> str:
 
 
 def _check_rejects_folder(spark: SparkSession, options: ScheduleOptions) -> None:
-    """Raise Refused for a folder that is to be replaced, but is the source's or has what is not
-    ours."""
+    """Raise Refused for a folder that the rejects would replace, but that is the source's or holds
+    other files."""
     system, path = _hadoop_path(spark, _rejects_folder(options))
     if options.format in ("parquet", "csv", "json"):
-        source, target = (
-            str(_hadoop_path(spark, one)[1].toString())
-            for one in (options.source, _rejects_folder(options))
-        )
+        target = str(path.toString())
+        source = str(_hadoop_path(spark, options.source)[1].toString())
         if f"{source}/".startswith(f"{target}/") or target.startswith(f"{source}/"):
             raise Refused(
                 f"The rejects would go to {target}, and the source is {source}: give them another "
                 f"directory."
             )
-    found = (
-        [str(one.getPath().getName()) for one in system.listStatus(path)]
-        if system.exists(path)
-        else []
-    )
-    if strange := [name for name in sorted(found) if not re.fullmatch(_OF_SPARK, name)]:
+    files = system.listStatus(path) if system.exists(path) else []
+    names = sorted(str(file.getPath().getName()) for file in files)
+    if strange := [name for name in names if not re.fullmatch(_OF_SPARK, name)]:
         raise Refused(
             f"The rejects replace what is in {_rejects_folder(options)}. This job did not write "
             f"{strange[0]}, which is there: give another directory."

@@ -7,8 +7,8 @@ import inspect
 from typing import Any
 
 from ...tasks import registry
-from ..errors import Refused
-from ..options import ParameterSpec, TaskSpec
+from ..job_errors import Refused
+from ..params import ParameterSpec, TaskSpec
 
 _KINDS: dict[Any, Any] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
@@ -30,7 +30,19 @@ def spec_of(name: str) -> TaskSpec:
             else f"Declared are: {', '.join(sorted(registry.by_name))}."
         )
         raise Refused(f"There is no task {name!r}. {hint}")
-    signature = task.definition.signature
+    parameters = [
+        ParameterSpec(
+            name=parameter.name,
+            kind=_KINDS[parameter.kind],
+            annotation=""
+            if parameter.annotation is parameter.empty
+            else inspect.formatannotation(parameter.annotation).strip("'\""),
+            required=parameter.default is parameter.empty
+            and parameter.kind is not parameter.VAR_KEYWORD,
+        )
+        for parameter in task.definition.signature.parameters.values()
+        if parameter.kind in _KINDS
+    ]
     return TaskSpec(
         name=task.name,
         topic=task.options.topic,
@@ -38,29 +50,10 @@ def spec_of(name: str) -> TaskSpec:
         priority=int(task.options.priority),
         max_attempts=task.max_attempts_of_call,
         expires=str(task.options.expires),
-        parameters=[
-            _parameter(parameter)
-            for parameter in signature.parameters.values()
-            if parameter.kind in _KINDS
-        ],
+        parameters=parameters,
     )
 
 
 def all_specs() -> list[TaskSpec]:
     """Every declared task, by name."""
     return [spec_of(name) for name in sorted(registry.by_name)]
-
-
-def _parameter(parameter: inspect.Parameter) -> ParameterSpec:
-    annotation = (
-        ""
-        if parameter.annotation is parameter.empty
-        else inspect.formatannotation(parameter.annotation)
-    )
-    return ParameterSpec(
-        name=parameter.name,
-        kind=_KINDS[parameter.kind],
-        annotation=annotation.strip("'\""),
-        required=parameter.default is parameter.empty
-        and parameter.kind is not parameter.VAR_KEYWORD,
-    )

@@ -1,5 +1,7 @@
-"""The job forecast: Redis and outbox -> what falls due when. Stands on sources/; read
-forecast.py."""
+"""The job forecast: counts when the messages of Redis and the outbox fall due.
+
+Start with forecast.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits, and when it falls due: from Redis and the outbox, for the overview page."""
+"""Counts when waiting messages fall due, in Redis and the outbox, for the overview page."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from ...store import get_store
 from ...store.topic_stats import pause_of
 from ...store.workers import SAMPLES
 from .. import schemas
-from ..options import ForecastOptions
-from ..params import Params, Report, Secret, Tell
-from ..sources.queue import read_queue
+from ..params import ForecastOptions, Params, Report, Secret, Tell
+from ..sources.queue_source import read_queue
 from . import forecast_frames
 
 MINUTE_MS = 60_000
 HOUR = timedelta(hours=1)
-#: Hours, that of now included, with a column of their own in the report.
+#: Hours with a column of their own in the report; this hour is the first.
 HOURS = 8
 
-#: Of the outbox: minutes of topics.
+#: Columns of the outbox: messages per minute and topic.
 MINUTES = pa.schema(
     [
         ("topic", pa.string()),
@@ -54,12 +53,12 @@ class DueCount(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """All of it."""
+    """The whole forecast."""
 
     now: datetime
     spans: Sequence[DueCount]
     peak_at: datetime | None
-    """The minute to come in which most fall due."""
+    """The minute to come in which most messages fall due."""
     peak: int
     drain_rate: float | None
     paused: Sequence[str]
@@ -78,53 +77,94 @@ class Outlook(NamedTuple):
 
 
 def run(spark: Any, params: Params, tell: Tell) -> Report:
-    """Replaces the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page
+    """Replace the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page
     shows all of them.
     """
-    options = params.options(ForecastOptions)
-    found = _find(spark, params, options, tell)
+    outlook = _outlook(spark, params, params.options(ForecastOptions), tell)
     is_written = not (params.dry_run or params.topic)
     if is_written:
         tell("writing the forecast")
-        _write(found)
-    return _report(found, is_written)
+        taken_at = stored(outlook.now)
+        with transaction.atomic(using=get_settings().database):
+            forecast = Forecast.objects.create(
+                taken_at=taken_at,
+                waiting=outlook.by_topic("messages").total(),
+                overdue=outlook.by_topic("overdue").total(),
+                peak_at=stored(outlook.peak_at) if outlook.peak_at else None,
+                peak=outlook.peak,
+                drain_rate=outlook.drain_rate,
+            )
+            ForecastCount.objects.bulk_create(
+                [
+                    ForecastCount(
+                        forecast=forecast,
+                        unit=span.unit,
+                        at=stored(span.at),
+                        topic=span.topic,
+                        messages=span.messages,
+                    )
+                    for span in outlook.spans
+                ],
+                batch_size=1_000,
+            )
+            Forecast.objects.filter(taken_at__lte=taken_at).exclude(pk=forecast.pk).delete()
+    return _report(outlook, is_written)
 
 
-def _find(spark: Any, params: Params, options: ForecastOptions, tell: Tell) -> Outlook:
+def _outlook(spark: Any, params: Params, options: ForecastOptions, tell: Tell) -> Outlook:
     store = get_store()
     now_ms = int(store.clock_ms())
-    now = from_ms(now_ms)
-    redis = (
-        msgspec.structs.replace(params.redis, url=Secret(options.replica))
-        if options.replica
-        else params.redis
-    )
+    now, redis = from_ms(now_ms), params.redis
+    if options.replica:
+        redis = msgspec.structs.replace(redis, url=Secret(options.replica))
     tell("reading what waits in Redis and in the outbox")
     queue = read_queue(spark, redis, [params.topic] if params.topic else [], due_only=True)
     in_redis = forecast_frames.due_minutes(queue, now)
     minutes = in_redis.union(_outbox(spark, params.topic, now_ms)).cache()
     try:
-        spans = _collect(
-            forecast_frames.spans(minutes, now), "unit", "at", "topic", "messages", "overdue"
-        )
-        peak = _collect(forecast_frames.highest(minutes), "at", "messages")
+        spans = _collect(forecast_frames.spans(minutes, now), DueCount._fields)
+        peak = _collect(forecast_frames.highest(minutes), ("at", "messages"))
     finally:
         minutes.unpersist()
     peak_at, count = peak[0] if peak else (None, 0)
-    rate = options.drain_rate or _measured_rate()
+    # Without a given rate: the most messages a second that finished between two samples of the last
+    # day, a minute apart.
+    rate = options.drain_rate or max(
+        (
+            sample.finished_per_second
+            for sample in overview.rates(store.queries.snapshot((), (), SAMPLES).samples)
+        ),
+        default=0.0,
+    )
+    partitions = [
+        partition
+        for partition in store.topics.used_partitions()
+        if params.topic in ("", partition.topic)
+    ]
+    paused = {
+        partition.topic
+        for partition, stats in zip(partitions, store.queries.all_stats(partitions), strict=True)
+        if pause_of(stats.meta.get("paused"), now_ms)
+    }
     return Outlook(
-        now, [DueCount(*row) for row in spans], peak_at, count, rate, _paused(params.topic, now_ms)
+        now,
+        [DueCount(*row) for row in spans],
+        peak_at,
+        count,
+        rate or None,
+        sorted(paused),
     )
 
 
 def _outbox(spark: Any, topic: str, now_ms: int) -> DataFrame:
-    """What waits only in the outbox, counted by the database: its index holds all that this takes,
-    and no record has to leave it. What the relay is just moving may be counted twice, or not."""
-    rows = OutboxMessage.objects.filter(
-        status=OutboxStatus.WAITING, **({"topic": topic} if topic else {})
-    ).order_by()
+    """Messages that wait only in the outbox, counted by the database: its index holds all that this
+    takes, and no record has to leave it. A message that the relay is just moving may be counted
+    twice, or not at all."""
+    of_topic = {"topic": topic} if topic else {}
     counted = (
-        rows.values("topic", minute=F("due_at_ms") - F("due_at_ms") % MINUTE_MS)
+        OutboxMessage.objects.filter(status=OutboxStatus.WAITING, **of_topic)
+        .order_by()
+        .values("topic", minute=F("due_at_ms") - F("due_at_ms") % MINUTE_MS)
         .annotate(messages=Count("id"), overdue=Count("id", filter=Q(due_at_ms__lte=now_ms)))
         .values_list("topic", "minute", "messages", "overdue")
     )
@@ -139,7 +179,7 @@ def _outbox(spark: Any, topic: str, now_ms: int) -> DataFrame:
     return frame
 
 
-def _collect(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+def _collect(frame: DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """Rows with aware instants: Spark would give naive ones of this machine's time zone."""
     rows = frame.withColumn("at", sql.unix_millis("at")).select(*columns).collect()
     return [
@@ -147,135 +187,73 @@ def _collect(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def _measured_rate() -> float | None:
-    """The most messages a second that finished between two samples of the last day, a minute; None
-    without any."""
-    samples = overview.rates(get_store().queries.snapshot((), (), SAMPLES).samples)
-    return max((sample.finished_per_second for sample in samples), default=0.0) or None
-
-
-def _paused(topic: str, now_ms: int) -> list[str]:
-    store = get_store()
-    partitions = [
-        partition for partition in store.topics.used_partitions() if topic in ("", partition.topic)
-    ]
-    found = zip(partitions, store.queries.all_stats(partitions), strict=True)
-    return sorted(
-        {
-            partition.topic
-            for partition, stats in found
-            if pause_of(stats.meta.get("paused"), now_ms)
-        }
-    )
-
-
-def _write(found: Outlook) -> None:
-    """In place of the forecasts before it, in one transaction."""
-    taken_at = stored(found.now)
-    with transaction.atomic(using=get_settings().database):
-        forecast = Forecast.objects.create(
-            taken_at=taken_at,
-            waiting=found.by_topic("messages").total(),
-            overdue=found.by_topic("overdue").total(),
-            peak_at=stored(found.peak_at) if found.peak_at else None,
-            peak=found.peak,
-            drain_rate=found.drain_rate,
-        )
-        ForecastCount.objects.bulk_create(
-            [
-                ForecastCount(
-                    forecast=forecast,
-                    unit=span.unit,
-                    at=stored(span.at),
-                    topic=span.topic,
-                    messages=span.messages,
-                )
-                for span in found.spans
-            ],
-            batch_size=1_000,
-        )
-        Forecast.objects.filter(taken_at__lte=taken_at).exclude(pk=forecast.pk).delete()
-
-
 # The report
 
 
-def _report(found: Outlook, is_written: bool) -> Report:
-    overdue = found.by_topic("overdue").total()
+def _report(outlook: Outlook, is_written: bool) -> Report:
+    waiting, overdue = outlook.by_topic("messages"), outlook.by_topic("overdue").total()
+    problems = [
+        f"Topic {topic} is paused: its {waiting[topic]:,} waiting messages are counted, but none "
+        "of them runs before an operator resumes it."
+        for topic in outlook.paused
+    ]
+    if outlook.drain_rate is None:
+        problems.append(
+            "It is not known how quickly the workers drain the queue: there is no sample of a "
+            "minute in which messages finished. Give --drain-rate."
+        )
     return Report(
         job="forecast",
         figures={
-            "taken_at": found.now.isoformat(timespec="milliseconds"),
-            "waiting": found.by_topic("messages").total(),
+            "taken_at": outlook.now.isoformat(timespec="milliseconds"),
+            "waiting": waiting.total(),
             "overdue": overdue,
-            "peak_at": found.peak_at.isoformat() if found.peak_at else None,
-            "peak": found.peak,
-            "drain_rate": found.drain_rate,
-            "work_s": found.peak / found.drain_rate if found.drain_rate else None,
-            "forecast": " ".join(_sentences(found, overdue)),
+            "peak_at": outlook.peak_at.isoformat() if outlook.peak_at else None,
+            "peak": outlook.peak,
+            "drain_rate": outlook.drain_rate,
+            "work_s": outlook.peak / outlook.drain_rate if outlook.drain_rate else None,
+            "forecast": " ".join(_sentences(outlook, overdue)),
             "written": is_written,
         },
-        rows=_table(found),
-        problems=list(_problems(found)),
+        rows=_table(outlook),
+        problems=problems,
     )
 
 
-def _sentences(found: Outlook, overdue: int) -> Iterator[str]:
-    """What somebody on call wants to hear: what is late, the worst minute of the next day, and the
-    worst of all."""
-    if not found.spans:
+def _sentences(outlook: Outlook, overdue: int) -> Iterator[str]:
+    """For an operator on call: what is late, the worst minute of the next day, and the worst of
+    all."""
+    if not outlook.spans:
         yield "Nothing waits."
     if overdue:
-        yield f"{overdue:,} are overdue{_work(overdue, found)}."
+        yield f"{overdue:,} are overdue{_work(overdue, outlook)}."
     minutes = Counter[datetime]()
-    for span in found.of("minute"):
+    for span in outlook.of("minute"):
         minutes[span.at] += span.messages - span.overdue
-    at, most = min(minutes.items(), key=lambda pair: (-pair[1], pair[0]), default=(found.now, 0))
+    at, most = min(minutes.items(), key=lambda pair: (-pair[1], pair[0]), default=(outlook.now, 0))
     if most:
-        work = _work(most, found)
+        work = _work(most, outlook)
         yield f"In the next 24 hours, at {at:%Y-%m-%d %H:%M} UTC {most:,} fall due{work}."
-    if found.peak_at and (not most or found.peak_at != at):
-        work = _work(found.peak, found)
-        yield f"Later, at {found.peak_at:%Y-%m-%d %H:%M} UTC {found.peak:,} fall due{work}."
+    if outlook.peak_at and (not most or outlook.peak_at != at):
+        work = _work(outlook.peak, outlook)
+        yield f"Later, at {outlook.peak_at:%Y-%m-%d %H:%M} UTC {outlook.peak:,} fall due{work}."
 
 
-def _work(messages: int, found: Outlook) -> str:
-    return f": {in_words(messages / found.drain_rate)} of work" if found.drain_rate else ""
+def _work(messages: int, outlook: Outlook) -> str:
+    return f": {in_words(messages / outlook.drain_rate)} of work" if outlook.drain_rate else ""
 
 
-def _table(found: Outlook) -> list[dict[str, Any]]:
-    """A row for each topic: what falls due in each of the next hours (UTC), without what is
-    overdue."""
-    first = found.now.replace(minute=0, second=0, microsecond=0)
+def _table(outlook: Outlook) -> list[dict[str, Any]]:
+    """A row for each topic: how many fall due in each of the next hours (UTC), without those that
+    are overdue."""
+    first = outlook.now.replace(minute=0, second=0, microsecond=0)
     hours = [first + HOUR * nth for nth in range(HOURS)]
-    due = {(span.topic, span.at): span.messages - span.overdue for span in found.of("hour")}
-    waiting, overdue = found.by_topic("messages"), found.by_topic("overdue")
+    due = {(span.topic, span.at): span.messages - span.overdue for span in outlook.of("hour")}
+    waiting, overdue = outlook.by_topic("messages"), outlook.by_topic("overdue")
     table = []
     for topic in sorted(waiting):
         counts = {f"{hour:%H:%M}": due.get((topic, hour), 0) for hour in hours}
         later = waiting[topic] - overdue[topic] - sum(counts.values())
-        row = {
-            "topic": topic,
-            "waiting": waiting[topic],
-            "overdue": overdue[topic],
-            **counts,
-            "later": later,
-        }
-        table.append(row)
+        row = {"topic": topic, "waiting": waiting[topic], "overdue": overdue[topic]}
+        table.append({**row, **counts, "later": later})
     return table
-
-
-def _problems(found: Outlook) -> Iterator[str]:
-    waiting = found.by_topic("messages")
-    for topic in found.paused:
-        yield (
-            f"Topic {topic} is paused: its {waiting[topic]:,} waiting messages are counted, but "
-            f"none of them is "
-            "run before somebody resumes it."
-        )
-    if found.drain_rate is None:
-        yield (
-            "Nobody knows how quickly the workers drain the queue: there is no sample of a minute "
-            "in which messages "
-            "finished. Say it with --drain-rate."
-        )

@@ -1,4 +1,4 @@
-"""What a forecast is computed with: DataFrame in, DataFrame out."""
+"""The transforms of a forecast: DataFrame in, DataFrame out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-#: How far spans of a length reach, from the beginning of the one that `now` is in.
+#: How far the spans of each length reach, from the beginning of the span that `now` is in.
 REACH: Mapping[str, timedelta | None] = {
     "minute": timedelta(hours=24),
     "hour": timedelta(days=14),
@@ -17,8 +17,8 @@ REACH: Mapping[str, timedelta | None] = {
 
 
 def due_minutes(frame: DataFrame, now: datetime) -> DataFrame:
-    """Messages per topic and minute (UTC), and how many of them are overdue: those count in the
-    minute of `now`.
+    """Messages per topic and minute (UTC), and how many of them are overdue. An overdue message
+    counts in the minute of `now`.
 
     Takes schemas.DUE. A message that a scan has seen twice counts once, when it is due first.
     """
@@ -43,16 +43,16 @@ def spans(minutes: DataFrame, now: datetime) -> DataFrame:
     unit, start = F.col("span.unit"), F.col("span.start")
     within = F.lit(False)
     for name, reach in REACH.items():
-        end = None if reach is None else F.date_trunc(name, F.lit(now)) + F.lit(reach)
-        is_before = F.lit(True) if end is None else start < end
+        begins = F.date_trunc(name, F.lit(now))
+        is_before = F.lit(True) if reach is None else start < begins + F.lit(reach)
         within = within | ((unit == name) & is_before)
     kept = exploded.where(within).groupBy(unit.alias("unit"), start.alias("at"), "topic")
     return kept.agg(F.sum("messages").alias("messages"), F.sum("overdue").alias("overdue"))
 
 
 def highest(minutes: DataFrame) -> DataFrame:
-    """The minute in which most messages of all topics are to fall due, the first of several: at,
-    messages. What is overdue is not to come. No row when nothing is."""
+    """The minute in which most messages of all topics will fall due, the first of several: at,
+    messages. Overdue messages do not count. No row without any."""
     coming = F.sum(F.col("messages") - F.col("overdue")).alias("messages")
     return (
         minutes.groupBy("at")

@@ -12,7 +12,7 @@ local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
 local present = redis.call('HMGET', MESSAGES, unpack(ids))
-local records, followers, adopted, replaced, superseded, moves, seen = {}, {}, {}, {}, {}, {}, {}
+local records, followers, adopted, replaced, superseded, moves, seen, ended = {}, {}, {}, {}, {}, {}, {}, {}
 
 for i, id in ipairs(ids) do
   local mode, when, expires, record = unpack(ARGV, first + i * 5 - 4, first + i * 5 - 1)
@@ -33,6 +33,9 @@ for i, id in ipairs(ids) do
     move(moves, lane_of(record), due, id)
   end
   if old and durable(old) and not durable(record) then put(superseded, i, {id, old, '', planned(id, old, word)}) end
+  if word == 'OLDER' or word == 'DUPLICATE' and mode == 'keep' and string.byte(when) == 64 then
+    put(ended, id, string.sub(record, 1, 8)) -- SQL ends it: it never comes here
+  end
   if word then put(reply, i - 1, word) end
 end
 
@@ -44,6 +47,7 @@ for i = 1, #replaced, 2 do
   redis.call('HDEL', ATTEMPTS, replaced[i + 1])
 end
 park(moves)
+for i = 1, #ended, 2 do forget_older(ended[i], ended[i + 1]) end
 for i = 2, #superseded, 2 do supersede(unpack(superseded[i])) end
 for at = 2, 2 * tasks, 2 do redis.call('HSET', META, 'task:' .. ARGV[at], ARGV[at + 1]) end
 if #records > 0 then redis.call('HINCRBY', META, 'enqueued', (#records - #replaced) / 2) end

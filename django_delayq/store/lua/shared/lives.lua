@@ -11,3 +11,9 @@ local function known(id, record, stamp)
   if string.sub(follower_of(id), 1, 8) == stamp then return 'LIVE' end
   return redis.call('HGET', META, 'done:' .. id) == stamp and 'DONE'
 end
+
+-- SQL ends the life with this stamp, which has never been here: nobody asks for the lives before it any more.
+local function forget_older(id, stamp)
+  local done = redis.call('HGET', META, 'done:' .. id)
+  if done and struct.unpack('>I8', done) < struct.unpack('>I8', stamp) then redis.call('HDEL', META, 'done:' .. id) end
+end

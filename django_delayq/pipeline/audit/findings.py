@@ -1,0 +1,145 @@
+"""The kinds of findings of an audit, and what a repair does about each."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from ...store.queries import Life
+from ...store.repair import Damage, Suspect
+
+
+class FindingKind(str, Enum):
+    """A way in which Redis, the outbox, the archive and the lake contradict themselves or one
+    another. They are repaired in this order: what has ended is out of the way first."""
+
+    repair: str
+    """What a repair has done, for the record of it; empty: see audit_lake.py."""
+    damage: Damage | None
+    """Its name in Redis, which checks and mends it."""
+
+    def __new__(cls, name: str, repair: str = "", damage: Damage | None = None) -> FindingKind:
+        """A kind and its row of the table."""
+        kind = str.__new__(cls, name)
+        kind._value_, kind.repair, kind.damage = name, repair, damage
+        return kind
+
+    UNCLOSED = "unclosed", "the row of the outbox was closed: the message is archived"
+    """A row of the outbox whose life is archived."""
+    LIVE_AGAIN = (
+        "live again",
+        "it was taken out of Redis: it is archived, and must not run again",
+        "surplus",
+    )
+    """A life that is archived and waits all the same."""
+    NO_RECORD = (
+        "no record",
+        "it ended as dead, body_missing, or was sent again from the outbox",
+        "no_record",
+    )
+    """An id in a lane, or leased, without a record."""
+    NO_PLACE = (
+        "no place",
+        "it was put back into its lane, or ended as dead, due_lost: nobody knows when it was due",
+        "no_place",
+    )
+    """A record in no lane and not leased."""
+    TWO_LANES = "two lanes", "only its place in the right lane stays", "two_lanes"
+    """A message in two lanes."""
+    LANE_AND_LEASE = (
+        "lane and lease",
+        "its place in the lane was removed: it is leased",
+        "lane_and_lease",
+    )
+    """A message in a lane and leased."""
+    WRONG_LANE = "wrong lane", "it was put into the lane of its priority", "wrong_lane"
+    """A message in another lane than its priority says."""
+    WRONG_PARTITION = "wrong partition", "it was moved to the partition where it is looked for"
+    """A message where no number of partitions that its topic has had puts it."""
+    STRAY_ATTEMPTS = "stray attempts", "they were removed", "stray_attempts"
+    """Attempts of a message that is gone."""
+    STRAY_FOLLOWER = "stray follower", "what was to follow was enqueued", "stray_follower"
+    """A message that is to follow a run which does not go on."""
+    LOST_END = (
+        "lost end",
+        "its end was told as dead, end_lost: nobody knows how it ended",
+        "lost_end",
+    )
+    """A message that ended, of which neither the finished stream nor the archive knows."""
+    STALE_END = "stale end", "it is not remembered any more: it is archived", "stale_end"
+    """An end that is remembered although it is archived."""
+    LOST = "lost", "it was sent again under its stamp"
+    """A row of the outbox that was sent and is nowhere: neither live, nor ended, nor archived."""
+    TWICE = "archived twice"
+    """A life with two rows, in SQL or in the lake."""
+    LATE_ROW = "late row"
+    """A row of SQL that its batch of the lake lacks."""
+    CHANGED_ROW = "changed row"
+    """A row that differs between SQL and the lake."""
+    ANOTHER_LIFE = "another life"
+    """A row of one message in SQL and of another one in the lake: nobody can say which is
+    right."""
+    LOST_ROW = "lost row"
+    """A row of the lake that SQL lacks, though nobody has pruned it."""
+    SURPLUS_ROW = "surplus row"
+    """A row of the lake that SQL lacks, and that the commit of its batch has not counted."""
+    ALTERED_BATCH = "altered batch"
+    """A batch of the lake that does not hold what its commit says, and that SQL does not hold
+    either."""
+
+
+#: Those about rows and batches of the lake.
+OF_ROWS = (
+    FindingKind.LATE_ROW,
+    FindingKind.CHANGED_ROW,
+    FindingKind.ANOTHER_LIFE,
+    FindingKind.LOST_ROW,
+    FindingKind.SURPLUS_ROW,
+)
+OF_THE_LAKE = (FindingKind.TWICE, *OF_ROWS, FindingKind.ALTERED_BATCH)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One kind, in one message, row or batch."""
+
+    kind: FindingKind
+    topic: str = ""
+    partition: int | None = None
+    message_id: str = ""
+    stamp: int | None = None
+    """enqueued_at in microseconds: with the id it names one life."""
+    row: int | None = None
+    """Id in the archive."""
+    batch: int | None = None
+    """Number of the lake's batch, from 0."""
+    lake: bool = False
+    """Whether only the lake knows its end."""
+
+    @classmethod
+    def of(cls, row: Any) -> Finding:
+        """From a row of a frame with these columns."""
+        return msgspec.convert(row.asDict(), cls)
+
+    @property
+    def id(self) -> bytes:
+        """The id of the message."""
+        return bytes.fromhex(self.message_id)
+
+    @property
+    def life(self) -> Life:
+        """Id and stamp."""
+        return Life(self.id, self.stamp or 0)
+
+    @property
+    def name(self) -> str:
+        """How the report names it."""
+        if self.kind == FindingKind.ALTERED_BATCH:
+            return f"batch {self.batch}"
+        return str(self.row) if self.kind in OF_ROWS else self.message_id
+
+    def suspect(self, argument: bytes = b"") -> Suspect:
+        """The message as Redis checks and mends it."""
+        stamp = b"" if self.stamp is None else self.stamp.to_bytes(8, "big")
+        return Suspect(self.id, stamp, argument)
