@@ -48,7 +48,7 @@ class Supervisor:
         """Workers to start, and when."""
         self._pauses: dict[int, float] = {}
         self._codes: list[int] = []
-        self._signals = 0
+        self._stopping = False
         self._wakeups, self._waker = socket.socketpair()
         for end in (self._wakeups, self._waker):
             end.setblocking(False)
@@ -81,7 +81,7 @@ class Supervisor:
         # A signal must not find a child that is not yet in the list, nor reach it before it has
         # handlers of its own: the worker unblocks them once it has (runner.py).
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        if self._signals:
+        if self._stopping:
             self._due.clear()
         for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
             del self._due[index]
@@ -125,7 +125,7 @@ class Supervisor:
             # As process 1 of a container we inherit orphans: processes that a task had started when
             # its worker was killed. We have to wait for them, but they are not our workers.
             return
-        if (code == 0 and self._finite) or self._signals:
+        if (code == 0 and self._finite) or self._stopping:
             self._codes.append(code if code >= 0 else 128 - code)
             return
         lived = time.monotonic() - self._begun[index]
@@ -148,7 +148,7 @@ class Supervisor:
         return pause
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._signals += number in STOP_SIGNALS
+        self._stopping = self._stopping or number in STOP_SIGNALS
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
