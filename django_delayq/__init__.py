@@ -30,7 +30,7 @@ from .core.exceptions import (
 )
 from .core.message import Message, Page, Priority, State
 from .core.version import PACKAGE_VERSION
-from .store.topic_stats import TopicStats
+from .store.topic_state import TopicStats
 from .tasks.backoff import constant, exponential, ladder
 from .tasks.context import current_message
 

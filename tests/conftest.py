@@ -24,7 +24,7 @@ from django_delayq.core.conf import parse_settings
 from django_delayq.operators import walk
 from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.store import finished, get_store
-from django_delayq.store.connection import connect
+from django_delayq.store.connection import open_client
 from django_delayq.store.keys import wakeups_channel
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import naming, registry
@@ -91,7 +91,7 @@ def server(servers: Callable[[str], Server], server_kind: str) -> Server:
 @pytest.fixture(scope="session")
 def client(server: Server) -> Iterator[Any]:
     """One connected client per server: a cluster's client is slow to make."""
-    client = connect(parse_settings({"REDIS": server.url}))
+    client = open_client(parse_settings({"REDIS": server.url}))
     yield client
     client.close()
 

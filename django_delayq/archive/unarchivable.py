@@ -112,7 +112,7 @@ class Shown:
     """JSON."""
 
 
-def shown(row: UnarchivableEntry) -> Shown:
+def entry_view(row: UnarchivableEntry) -> Shown:
     """As far as it can be read. A task without a known name is `code:` and its digits."""
     entry, content = kept(row)
     record, body, arguments = (

@@ -190,7 +190,7 @@ def _reschedule_now(
         else:
             due_ms = _reschedule_in_redis(target, when)
             if due_ms is not None:
-                _update_outbox(partial(lookup.follow, *target.address, due_ms, stamp_us))
+                _update_outbox(partial(lookup.follow_move, *target.address, due_ms, stamp_us))
             elif row is not None and _row(target, row.enqueued_at_us) is not None:
                 due_ms = lookup.reschedule(*target.address, when)
     except MessageRunning:
@@ -251,9 +251,7 @@ def _cancel_later(alias: str, target: Target, how: ChangeOptions, withdrawn: boo
     """Cancel at the commit. Raises what can be known now."""
     # What is live now may be cancelled by this transaction already; what it has enqueued since may
     # be a row only.
-    seen = (
-        "" if on_commit.is_cancelled(*target.address) else _state_in_redis(target, how, withdrawn)
-    )
+    seen = "" if on_commit.cancels(*target.address) else _state_in_redis(target, how, withdrawn)
     if seen in ("runs", "follows") and not how.missing_ok:
         raise target.running("cancelled")
     in_row, stamp_us = _change_row(alias, target, seen)
@@ -278,9 +276,7 @@ def _reschedule_later(
     """Move at the commit. Returns the new due time in ms as far as it is known. Raises what can be
     known now."""
     is_pending = due_ms is not None
-    seen = (
-        "" if on_commit.is_cancelled(*target.address) else _state_in_redis(target, how, is_pending)
-    )
+    seen = "" if on_commit.cancels(*target.address) else _state_in_redis(target, how, is_pending)
     if seen == "runs" and not is_pending:
         raise target.running("moved")
     then = lookup.due_ms_of(when)
@@ -404,7 +400,7 @@ def _change_row(
     if due_ms is None:
         lookup.end([row])
     else:
-        row.relay_at_ms = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
+        row.relay_at_ms = max(outbox.redis_now_ms(), outbox.relay_at_ms(due_ms))
         row.save(using=row._state.db)
     return "done", stamp_us
 
@@ -420,7 +416,7 @@ def _row_for(alias: str, target: Target) -> OutboxMessage | None:
 
 def _is_only_here(row: OutboxMessage | None) -> bool:
     """Whether Redis cannot have it."""
-    return row is not None and row.status == OutboxStatus.WAITING and not row.told
+    return row is not None and row.status == OutboxStatus.WAITING and not row.may_be_in_redis
 
 
 def _is_live_row(row: OutboxMessage | None, seen: str) -> bool:

@@ -165,7 +165,7 @@ def _split_live(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
         [
             item
             for item in checked
-            if not postponed.pending.get(item.address) and not on_commit.is_cancelled(*item.address)
+            if not postponed.pending.get(item.address) and not on_commit.cancels(*item.address)
         ]
     )
     accepted: list[Item] = []

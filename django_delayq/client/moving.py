@@ -373,7 +373,7 @@ class _Mover:
                 message_id.bytes, stamp_us
             ):
                 return None  # it runs, or it has ended
-            row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.now_ms()
+            row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.redis_now_ms()
         return (
             ""
             if self._readdress(row, self._id_there(message_id.bytes, row.key or None))

@@ -53,7 +53,7 @@ def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
     return None
 
 
-def is_cancelled(topic: str, identity: bytes) -> bool:
+def cancels(topic: str, identity: bytes) -> bool:
     """Whether an open transaction cancels, at its commit, what is live now."""
     return any((topic, identity) in batch.planned().cancelled for batch in _open_batches())
 

@@ -72,7 +72,7 @@ def _adopt(partition: Partition, rows: Sequence[OutboxMessage]) -> Sequence[Outb
             word = words.get(index, "")
             life = OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us)
             if word.startswith("ADOPTED"):
-                life.update(enqueued_at_us=outbox.stamp_of(word), status=OutboxStatus.SENT)
+                life.update(enqueued_at_us=outbox.adopted_stamp(word), status=OutboxStatus.SENT)
             elif word == "GONE" or (word == "DUPLICATE" and row.on_duplicate != "replace"):
                 life.delete()
                 ended.append(row)

@@ -19,7 +19,7 @@ from ..outbox.existing import check_existing
 from ..store import get_store
 from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.topic_stats import TopicStats, stats_of_topic
+from ..store.topic_state import TopicStats, stats_of_topic
 from ..tasks.naming import shown
 
 if TYPE_CHECKING:

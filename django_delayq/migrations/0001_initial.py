@@ -342,7 +342,7 @@ class Migration(migrations.Migration):
                         verbose_name="status",
                     ),
                 ),
-                ("told", models.BooleanField(default=False)),
+                ("may_be_in_redis", models.BooleanField(default=False)),
                 ("changed_at_us", models.BigIntegerField(default=0)),
                 ("moved_to_ms", models.BigIntegerField(default=0)),
                 ("reason", models.CharField(blank=True, max_length=200)),

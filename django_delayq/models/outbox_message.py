@@ -44,7 +44,7 @@ class OutboxMessage(models.Model):
     record = models.BinaryField(_("record"))
     """Header and body as in Redis (message.py), without the stamp."""
     status = models.CharField(_("status"), max_length=9, choices=OutboxStatus.choices)
-    told = models.BooleanField(default=False)
+    may_be_in_redis = models.BooleanField(default=False)
     """Of a waiting one: Redis may hold it all the same, or another life of its id. Never taken for
     one that is only here. Without a record: False when Redis may have obeyed already, and only its
     answer was lost."""

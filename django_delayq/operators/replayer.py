@@ -161,7 +161,9 @@ class Replayer:
     def _insert(self, items: Mapping[int, Item]) -> dict[int, UUID]:
         """Returns the ids of the messages by those of their origins."""
         now_us = get_store().now_us()
-        rows = {pk: outbox.row_of(item, now_us, OutboxStatus.WAITING) for pk, item in items.items()}
+        rows = {
+            pk: outbox.new_row(item, now_us, OutboxStatus.WAITING) for pk, item in items.items()
+        }
         for row in rows.values():
             # Behind what waits already, so that a million of them delay no other message.
             row.relay_at_ms = max(row.relay_at_ms, now_us // 1000)

@@ -54,7 +54,9 @@ def is_cancelled(topic: str, identity: bytes) -> bool:
 def is_unsettled(row: OutboxMessage) -> bool:
     """Whether Redis may have something of the message that SQL does not know, or has yet to hear
     something of it."""
-    return row.status != OutboxStatus.SENT and (row.told or row.status != OutboxStatus.WAITING)
+    return row.status != OutboxStatus.SENT and (
+        row.may_be_in_redis or row.status != OutboxStatus.WAITING
+    )
 
 
 def reschedule(topic: str, identity: bytes, when: When) -> int | None:
@@ -71,7 +73,7 @@ def reschedule(topic: str, identity: bytes, when: When) -> int | None:
             partition, word = outbox.standing(row)
             if word == "LIVE":  # the relay has sent it between our look into Redis and the lock
                 due_ms = get_store().reschedule_in(partition, identity, when)
-                follow(topic, identity, due_ms)
+                follow_move(topic, identity, due_ms)
                 return due_ms
             if word == "DONE" or archive_rows.is_archived(
                 identity, row.enqueued_at_us
@@ -79,7 +81,7 @@ def reschedule(topic: str, identity: bytes, when: When) -> int | None:
                 return None
             begin_anew(row, partition)
         move(row, due_ms_of(when))
-        row.relay_at_ms = max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
+        row.relay_at_ms = max(outbox.redis_now_ms(), outbox.relay_at_ms(row.due_at_ms))
         row.save(using=row._state.db)
         return row.due_at_ms
 
@@ -89,10 +91,10 @@ def begin_anew(row: OutboxMessage, partition: Partition) -> None:
     before."""
     first = outbox.record_of(row)
     row.enqueued_at_us += 1
-    row.told = True  # Redis remembers the life before as ended
+    row.may_be_in_redis = True  # Redis remembers the life before as ended
     row.status, row.relay_at_ms = (
         OutboxStatus.WAITING,
-        max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms)),
+        max(outbox.redis_now_ms(), outbox.relay_at_ms(row.due_at_ms)),
     )
     # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
     transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
@@ -120,14 +122,14 @@ def reschedule_unsent(
         return None
     move(row, due_ms_of(when))
     # One that replaces what Redis has is sent however far it is.
-    far = outbox.relay_at_ms(row.due_at_ms) > outbox.now_ms() and not row.told
+    far = outbox.relay_at_ms(row.due_at_ms) > outbox.redis_now_ms() and not row.may_be_in_redis
     if far:
         row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.relay_at_ms(row.due_at_ms)
     row.save(using=row._state.db)
     return row.due_at_ms, None if far else outbox.stamped(row)
 
 
-def follow(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None) -> None:
+def follow_move(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None) -> None:
     """Redis has moved the message: what SQL holds under its id moves too, be it the same or one
     that waits for it; with `stamp_us` only that life."""
     row = find(topic, identity)
@@ -140,7 +142,7 @@ def follow(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None
         "moved_to_ms": row.moved_to_ms,
     }
     if row.status == OutboxStatus.WAITING:
-        changes["relay_at_ms"] = max(outbox.now_ms(), outbox.relay_at_ms(due_ms))
+        changes["relay_at_ms"] = max(outbox.redis_now_ms(), outbox.relay_at_ms(due_ms))
     # Not save(): the row may be gone by now, or about another life.
     OutboxMessage.objects.filter(
         pk=row.pk, enqueued_at_us=row.enqueued_at_us, status=row.status
@@ -214,9 +216,9 @@ def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[
 def take_back(rows: Sequence[OutboxMessage], reason: str) -> None:
     """End waiting rows, in the caller's transaction; of what Redis may have, the relay tells Redis
     first."""
-    end([row for row in rows if not row.told], reason)
+    end([row for row in rows if not row.may_be_in_redis], reason)
     for row in rows:
-        if row.told:
+        if row.may_be_in_redis:
             mark(row, OutboxStatus.CANCELLED, reason)
 
 
@@ -225,7 +227,7 @@ def mark(row: OutboxMessage, status: str, reason: str = "", *, in_ms: int = 0) -
     quicker."""
     row.status, row.reason = status, reason[:200]
     row.changed_at_us = get_store().now_us()
-    row.relay_at_ms = outbox.now_ms() + in_ms
+    row.relay_at_ms = outbox.redis_now_ms() + in_ms
     row.save(using=row._state.db)
 
 
@@ -256,4 +258,4 @@ def move(row: OutboxMessage, due_ms: int) -> None:
 
 def due_ms_of(when: When) -> int:
     """The instant, by what is known here of Redis' clock."""
-    return when.from_ms(outbox.now_ms())
+    return when.from_ms(outbox.redis_now_ms())

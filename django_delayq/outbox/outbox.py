@@ -97,7 +97,7 @@ def accept(items: Sequence[Item]) -> tuple[list[Item], list[Receipt]]:
     now_us = store.now_us()
     status: str = OutboxStatus.WAITING if store.breaker.open else OutboxStatus.SENT
     # A microsecond apart: two messages with one key, in one call, are two lives.
-    rows = [row_of(item, now_us + index, status) for index, item in enumerate(items)]
+    rows = [new_row(item, now_us + index, status) for index, item in enumerate(items)]
     with migrated():
         refused = _insert(rows, items)
     to_send: list[Item] = []
@@ -119,10 +119,12 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
     get_store().breaker.after_outage = True
     now_us = get_store().now_us()
     fresh = [item for item in items if not item.template.durable]
-    rows = [row_of(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
+    rows = [new_row(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
     for item, row in zip(fresh, rows, strict=True):
         row.relay_at_ms = now_us // 1000 + wait_ms
-        row.told = unknown or item.template.fixed  # of a key Redis may hold another message
+        row.may_be_in_redis = (
+            unknown or item.template.fixed
+        )  # of a key Redis may hold another message
     with migrated():
         refused = _insert(rows, fresh)
     put_back([item for item in items if item.template.durable])
@@ -152,7 +154,7 @@ def unheard() -> QuerySet[OutboxMessage]:
     soon_ms = get_store().now_us() // 1000 + AGAIN_MS  # with those that Redis did not take at once
     changed = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED])
     rows: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
-        changed | Q(status=OutboxStatus.WAITING, told=True), relay_at_ms__lte=soon_ms
+        changed | Q(status=OutboxStatus.WAITING, may_be_in_redis=True), relay_at_ms__lte=soon_ms
     )
     return rows
 
@@ -188,13 +190,15 @@ def put_back(items: Sequence[Item]) -> None:
             message_id__in=ids, enqueued_at_us__in=stamps, status=OutboxStatus.SENT
         )
         rows.update(
-            status=OutboxStatus.WAITING, told=True, relay_at_ms=get_store().now_us() // 1000
+            status=OutboxStatus.WAITING,
+            may_be_in_redis=True,
+            relay_at_ms=get_store().now_us() // 1000,
         )
     for item in items:
         item.receipt.outcome = "outbox"
 
 
-def row_of(item: Item, now_us: int, status: str) -> OutboxMessage:
+def new_row(item: Item, now_us: int, status: str) -> OutboxMessage:
     """The row of a message that is accepted at `now_us`; waiting when it is due beyond the
     horizon."""
     identity, mode, when, expires, record = item.message
@@ -304,17 +308,21 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
             archive_rows.archive_all([entry] if archive_rows.wanted(entry, get_settings()) else [])
     elif not there.record:
         changes |= {"moved_to_ms": there.due_at_ms, "changed_at_us": there.changed_at_us}
-    if (there.told or there.status != OutboxStatus.WAITING) and not (
+    if (there.may_be_in_redis or there.status != OutboxStatus.WAITING) and not (
         _is_far(row) and is_done(there)
     ):
         # However far it is from due: Redis has to hear that the life before is over. From the
         # caller or from the relay.
-        if row.status == OutboxStatus.WAITING and not row.told and not get_store().breaker.open:
+        if (
+            row.status == OutboxStatus.WAITING
+            and not row.may_be_in_redis
+            and not get_store().breaker.open
+        ):
             changes["status"] = OutboxStatus.SENT
-            changes["relay_at_ms"] = now_ms() + int(get_settings().reconcile_after * 1000)
+            changes["relay_at_ms"] = redis_now_ms() + int(get_settings().reconcile_after * 1000)
         elif row.status == OutboxStatus.WAITING:
-            changes["relay_at_ms"] = now_ms()
-        changes["told"] = True
+            changes["relay_at_ms"] = redis_now_ms()
+        changes["may_be_in_redis"] = True
     if not rows.filter(
         pk=there.pk, enqueued_at_us=there.enqueued_at_us, status=there.status
     ).update(**changes):
@@ -329,7 +337,7 @@ def _copy(row: OutboxMessage, values: Mapping[str, Any]) -> None:
 
 
 def _is_far(row: OutboxMessage) -> bool:
-    return relay_at_ms(row.due_at_ms) > now_ms()
+    return relay_at_ms(row.due_at_ms) > redis_now_ms()
 
 
 def is_done(row: OutboxMessage) -> bool:
@@ -347,7 +355,7 @@ def adopt(item: Item, word: str) -> None:
     rows = OutboxMessage.objects.filter(
         message_id=UUID(bytes=item.message.id), enqueued_at_us=item.message.when.stamp_us
     )
-    rows.update(enqueued_at_us=stamp_of(word), status=OutboxStatus.SENT)
+    rows.update(enqueued_at_us=adopted_stamp(word), status=OutboxStatus.SENT)
 
 
 def cancelled_entry(row: OutboxMessage, reason: str) -> Entry:
@@ -359,7 +367,7 @@ def cancelled_entry(row: OutboxMessage, reason: str) -> Entry:
     )
     identity, record = row.message_id.bytes, record_of(row)
     return Entry(
-        b"", partition, identity, "cancelled", now_ms(), record, b"", detail, row.due_at_ms
+        b"", partition, identity, "cancelled", redis_now_ms(), record, b"", detail, row.due_at_ms
     )
 
 
@@ -382,7 +390,7 @@ def migrated() -> Iterator[None]:
         raise
 
 
-def stamp_of(word: str) -> int:
+def adopted_stamp(word: str) -> int:
     """The stamp in `ADOPTED:stamp`."""
     return int(word.partition(":")[2])
 
@@ -392,6 +400,6 @@ def relay_at_ms(due_ms: int) -> int:
     return due_ms - int(get_settings().horizon * 1000)
 
 
-def now_ms() -> int:
+def redis_now_ms() -> int:
     """Redis' clock, rounded up: a due time counts from it."""
     return -(-get_store().now_us() // 1000)

@@ -88,8 +88,8 @@ def keep_cancel(
     with transaction.atomic(using=get_settings().database):
         row = _row(topic, identity, key)
         if row.record and stamp_us not in (None, row.enqueued_at_us):
-            row.on_duplicate, row.told = "replace", True
-            row.save(using=row._state.db, update_fields=["on_duplicate", "told"])
+            row.on_duplicate, row.may_be_in_redis = "replace", True
+            row.save(using=row._state.db, update_fields=["on_duplicate", "may_be_in_redis"])
             return True
         if row.status == OutboxStatus.CANCELLED:
             may_be_live = is_applied(row)
@@ -97,10 +97,10 @@ def keep_cancel(
             if may_be_live:
                 remember(topic, identity, cancels=True)
             return may_be_live
-        if row.status == OutboxStatus.WAITING and row.record and not row.told:
+        if row.status == OutboxStatus.WAITING and row.record and not row.may_be_in_redis:
             end([row])
         else:
-            row.told = row.told and not (unknown and not row.record)
+            row.may_be_in_redis = row.may_be_in_redis and not (unknown and not row.record)
             mark(row, OutboxStatus.CANCELLED, "cancelled")
             remember(topic, identity, cancels=True)
         return True
@@ -125,8 +125,8 @@ def keep_move(
         if row.status == OutboxStatus.CANCELLED:
             return None
         move(row, due_ms_of(when))
-        if row.status == OutboxStatus.WAITING and row.record and not row.told:
-            row.relay_at_ms = max(outbox.now_ms(), outbox.relay_at_ms(row.due_at_ms))
+        if row.status == OutboxStatus.WAITING and row.record and not row.may_be_in_redis:
+            row.relay_at_ms = max(outbox.redis_now_ms(), outbox.relay_at_ms(row.due_at_ms))
             row.save(using=row._state.db)
         else:
             mark(row, OutboxStatus.MOVED)
@@ -152,7 +152,7 @@ def _row(topic: str, identity: bytes, key: str | None) -> OutboxMessage:
             record=b"",
             status=OutboxStatus.WAITING,
             relay_at_ms=0,
-            told=True,
+            may_be_in_redis=True,
         )
         rows.bulk_create([empty], ignore_conflicts=True)
     raise MessageNotFound  # the id is that of a message of another topic
@@ -172,7 +172,7 @@ def cancel(topic: str, identity: bytes, stamp_us: int | None = None) -> str:
             return "NOT_FOUND"
         if stamp_us not in (None, row.enqueued_at_us):
             return "OK"
-        if row.status == OutboxStatus.WAITING and not row.told:
+        if row.status == OutboxStatus.WAITING and not row.may_be_in_redis:
             end([row])
             return "OK"
         if row.status != OutboxStatus.CANCELLED:
@@ -208,7 +208,7 @@ def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None)
             return
         if not row.record:
             row.delete()
-        elif row.status == OutboxStatus.WAITING and not row.told:
+        elif row.status == OutboxStatus.WAITING and not row.may_be_in_redis:
             end([row])
         else:
             row.status, row.reason = OutboxStatus.CANCELLED, row.reason or "cancelled"
@@ -221,15 +221,17 @@ def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
         message_id=UUID(bytes=identity), topic=topic, status=OutboxStatus.MOVED, due_at_ms=due_ms
     ).exclude(task="")
     # What Redis has moved may be another message, enqueued while this one still waited here.
-    rows.filter(told=True).update(status=OutboxStatus.WAITING, relay_at_ms=outbox.now_ms())
-    rows.update(status=OutboxStatus.SENT, relay_at_ms=outbox.now_ms() + patience_ms())
+    rows.filter(may_be_in_redis=True).update(
+        status=OutboxStatus.WAITING, relay_at_ms=outbox.redis_now_ms()
+    )
+    rows.update(status=OutboxStatus.SENT, relay_at_ms=outbox.redis_now_ms() + patience_ms())
 
 
 def relay_soon(topic: str, identity: bytes) -> None:
     """The commit could not reach Redis: the relay applies it as soon as it can."""
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
     rows.filter(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]).update(
-        relay_at_ms=outbox.now_ms()
+        relay_at_ms=outbox.redis_now_ms()
     )
 
 
@@ -251,7 +253,7 @@ def apply_all() -> bool:
             except StoreError as error:
                 failed = error
                 OutboxMessage.objects.filter(pk=row.pk).update(
-                    relay_at_ms=outbox.now_ms() + outbox.AGAIN_MS
+                    relay_at_ms=outbox.redis_now_ms() + outbox.AGAIN_MS
                 )
                 break
     if failed:
@@ -267,7 +269,9 @@ def _apply(row: OutboxMessage) -> None:
     word = apply(row)
     if word == "OK":
         signals.report(signal, row.topic, [event])
-    elif word == "RUNNING" or (not row.record and row.told):  # the archive shows how others ended
+    elif word == "RUNNING" or (
+        not row.record and row.may_be_in_redis
+    ):  # the archive shows how others ended
         report_refused(action, row.topic, event, word)
 
 
@@ -348,7 +352,11 @@ def apply_move(row: OutboxMessage) -> str:
         row.delete()
         return answer
     if moved:  # under another stamp, so probably this very message: the relay brings both together
-        row.status, row.relay_at_ms, row.told = OutboxStatus.WAITING, outbox.now_ms(), True
+        row.status, row.relay_at_ms, row.may_be_in_redis = (
+            OutboxStatus.WAITING,
+            outbox.redis_now_ms(),
+            True,
+        )
     else:
         begin_anew(row, partition)
     row.save(using=row._state.db)
@@ -385,7 +393,11 @@ def _runs(row: OutboxMessage, running: Iterable[bytes]) -> bool:
 
 
 def _live_again(row: OutboxMessage) -> None:
-    row.status, row.reason, row.relay_at_ms = OutboxStatus.SENT, "", outbox.now_ms() + patience_ms()
+    row.status, row.reason, row.relay_at_ms = (
+        OutboxStatus.SENT,
+        "",
+        outbox.redis_now_ms() + patience_ms(),
+    )
     row.save(using=row._state.db)
 
 
@@ -393,7 +405,7 @@ def _mark_applied(row: OutboxMessage) -> None:
     """Redis has cancelled what was meant. From now on that is the row's own life, should somebody
     send it late: what is enqueued right after the cancel is never meant, however long the archiver
     takes to close the row."""
-    row.changed_at_us, row.relay_at_ms = APPLIED, outbox.now_ms() + patience_ms()
+    row.changed_at_us, row.relay_at_ms = APPLIED, outbox.redis_now_ms() + patience_ms()
     row.save(
         using=row._state.db, update_fields=["status", "reason", "changed_at_us", "relay_at_ms"]
     )

@@ -94,7 +94,7 @@ class Relay(Service):
         self.sent += len(rows)
         return len(rows)
 
-    def tell(self, seconds: float) -> None:
+    def send_changes(self, seconds: float) -> None:
         """Tell Redis, before anything is claimed, what it has yet to hear of messages that it may
         have: cancels, moves, and what replaces them. Waits for what others are telling. Raises
         StoreError and DatabaseUnavailable.
@@ -102,13 +102,13 @@ class Relay(Service):
         until, pace = time.monotonic() + seconds, Sleeper()
         with reached():
             while outbox.unheard().exists() and time.monotonic() < until:
-                if not postponed.apply_all() and not self._send_batch(told=True):
+                if not postponed.apply_all() and not self._send_batch(may_be_in_redis=True):
                     pace.wait(0.02)
 
 
 def before_claims(seconds: float) -> None:
-    """For workers: see Relay.tell()."""
-    Relay(get_store()).tell(seconds)
+    """For workers: see Relay.send_changes()."""
+    Relay(get_store()).send_changes(seconds)
 
 
 def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreError]:
@@ -177,7 +177,7 @@ def _give_way(row: OutboxMessage, word: str) -> bool:
     if word == "DUPLICATE" and row.moved_to_ms:
         postponed.move_live(row)
     if word.startswith("ADOPTED"):
-        OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.stamp_of(word))
+        OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.adopted_stamp(word))
     elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
         reason = "replaced" if word == "OLDER" else "duplicate"
         lookup.end([row], reason)

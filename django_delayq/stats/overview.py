@@ -27,7 +27,7 @@ from ..store import get_store
 from ..store.keys import Partition
 from ..store.queries import PartitionStats, Snapshot
 from ..store.store import RedisStore
-from ..store.topic_stats import Pause, TopicStats, stats_of_topic
+from ..store.topic_state import Pause, TopicStats, stats_of_topic
 from ..tasks import registry
 from . import overview_sql
 from .histogram import nearest_rank

@@ -15,7 +15,7 @@ from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import CAP, count_outbox
 from ..store.queries import PartitionStats
 from ..store.store import RedisStore
-from ..store.topic_stats import TopicStats, stats_of_topic
+from ..store.topic_state import TopicStats, stats_of_topic
 from ..tasks import registry
 from ..worker.heartbeat import DEAD_AFTER
 

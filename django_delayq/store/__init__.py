@@ -10,7 +10,7 @@ from functools import lru_cache
 from django.core.signals import setting_changed
 
 from ..core.conf import get_settings
-from .connection import connect
+from .connection import open_client
 from .store import RedisStore
 
 
@@ -22,7 +22,7 @@ def get_store() -> RedisStore:
     # A cluster's client asks the nodes when it is made: not here, so that a process starts, and
     # spills, without them.
     later = settings.redis.split("://")[0].endswith("+cluster")
-    return RedisStore(None if later else connect(settings), settings)
+    return RedisStore(None if later else open_client(settings), settings)
 
 
 def _forget(*, setting: str, **kwargs: object) -> None:

@@ -14,9 +14,9 @@ from ..core.exceptions import DelayQError, NotReplicated, OutcomeUnknown, TooFew
 from . import keys
 from .breaker import CircuitBreaker
 from .clock import ServerClock
-from .connection import RedisPy, close, connect, mask
-from .errors import ERRORS, translate
+from .connection import RedisPy, close_client, mask, open_client
 from .keys import Partition
+from .redis_errors import ERRORS, translate
 from .scripts import Script, load
 
 #: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack
@@ -61,7 +61,7 @@ class RedisClient:
     @cached_property
     def redis(self) -> RedisPy:
         """The client of redis-py; made at the first use when none was given."""
-        return connect(self.settings)
+        return open_client(self.settings)
 
     def call(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Any:
         """Run a script on a partition. `more_keys`: keys of its slot besides the nine."""
@@ -299,7 +299,7 @@ class RedisClient:
         """Close the connections, those to Sentinel too."""
         self.stop()
         if "redis" in self.__dict__:
-            close(self.redis)
+            close_client(self.redis)
 
 
 def _result(answer: Any) -> Any:

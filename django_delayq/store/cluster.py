@@ -16,8 +16,8 @@ from typing import Any
 
 from redis.cluster import RedisCluster
 
-from .errors import ERRORS
-from .pool import LISTENING, hang_up
+from .connection_pool import LISTENING, hang_up
+from .redis_errors import ERRORS
 
 Address = tuple[str, int]
 

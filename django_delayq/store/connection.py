@@ -16,8 +16,8 @@ from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from ..core.conf import Settings
 from ..core.exceptions import ConfigurationError
-from .errors import ERRORS, translate
-from .pool import MOST_CONNECTIONS, Pool
+from .connection_pool import MOST_CONNECTIONS, ConnectionPool
+from .redis_errors import ERRORS, translate
 
 SCHEMES = (
     "redis",
@@ -43,7 +43,7 @@ CACHES_ON_REDIS = ("django_redis.cache.RedisCache", "django.core.cache.backends.
 RedisPy = Any  # redis.Redis or RedisCluster: they share commands, not a base class
 
 
-def connect(settings: Settings) -> RedisPy:
+def open_client(settings: Settings) -> RedisPy:
     """A client that never retries by itself: a script that ran twice behind our back is a message
     run twice.
 
@@ -71,7 +71,7 @@ def connect(settings: Settings) -> RedisPy:
             return _from_cluster(where, settings)
         _check_database(where)
         return redis.Redis.from_pool(
-            Pool.from_url(where, **_options(settings, tcp=scheme != "unix"))
+            ConnectionPool.from_url(where, **_options(settings, tcp=scheme != "unix"))
         )
     except ValueError as error:
         raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: {error}.') from None
@@ -125,7 +125,9 @@ def _from_cache_alias(alias: str, settings: Settings) -> RedisPy:
         sentinels = Sentinels(addresses, pool.service_name, **options, **access)
         own = PrimaryPool(sentinels, ssl=ssl, **{**address, **options})
     else:
-        own = Pool(connection_class=pool.connection_class, **address, **_options(settings, tcp=tcp))
+        own = ConnectionPool(
+            connection_class=pool.connection_class, **address, **_options(settings, tcp=tcp)
+        )
     return redis.Redis.from_pool(own)
 
 
@@ -237,7 +239,7 @@ def _from_cluster(where: str, settings: Settings) -> RedisPy:
     return client
 
 
-def close(client: RedisPy) -> None:
+def close_client(client: RedisPy) -> None:
     """End the connections, and the threads that watch where they lead."""
     client.close()
     pool = getattr(client, "connection_pool", None)  # a cluster's client has one per node

@@ -10,8 +10,8 @@ import redis
 
 from ..core.message import is_durable, stamp_of
 from .client import BATCH
-from .errors import ERRORS
 from .keys import Partition, finished_key
+from .redis_errors import ERRORS
 from .store import RedisStore
 
 GROUP = "archive"

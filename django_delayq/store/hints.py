@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import ERRORS
+from .connection_pool import LISTENING
 from .keys import Partition, wakeups_channel
-from .pool import LISTENING
+from .redis_errors import ERRORS
 from .store import RedisStore
 
 

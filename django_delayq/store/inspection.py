@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import redis
 from redis.sentinel import SentinelConnectionPool
 
-from .errors import ERRORS, translate
+from .redis_errors import ERRORS, translate
 from .store import RedisStore
 
 OLDEST_VERSION = (6, 2, 0)

@@ -6,7 +6,7 @@ import time
 
 from .keys import Partition, partition_of
 from .queries import Queries
-from .topics import Topics
+from .topic_catalog import Topics
 
 #: Seconds after which a process reads the numbers of partitions again, and registers its own once
 #: more (FLUSHALL).

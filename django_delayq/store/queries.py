@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ..core.message import Attempts, Final, Found, State
 from . import keys
 from .client import BATCH, Read, RedisClient
-from .errors import ERRORS
 from .keys import Partition
+from .redis_errors import ERRORS
 
 #: What partitions count since their first message.
 COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")

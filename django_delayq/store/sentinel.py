@@ -26,7 +26,7 @@ from redis.sentinel import (
     SentinelManagedSSLConnection,
 )
 
-from .pool import hang_up
+from .connection_pool import hang_up
 
 Address = tuple[str, int]
 

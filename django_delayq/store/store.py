@@ -22,7 +22,7 @@ from .lease import Lease
 from .partitions import Partitions
 from .queries import Life, Queries, found_in, optional
 from .repair import Repair
-from .topics import Topics
+from .topic_catalog import Topics
 from .workers import Workers
 
 #: Wait before a message is sent back a second time after a crash; the first time it waits for

@@ -22,7 +22,7 @@ from django_delayq import DelayQError, Handle
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.message import Attempts
 from django_delayq.store import get_store
-from django_delayq.store.connection import connect
+from django_delayq.store.connection import open_client
 from django_delayq.store.keys import leased_key, partition_keys
 from django_delayq.store.store import RedisStore
 from tests.acceptance.history import History
@@ -109,7 +109,7 @@ class Queue:
     def store(self) -> RedisStore:
         """For looking, with connections of its own."""
         settings = parse_settings(self._settings)
-        return RedisStore(connect(settings), settings)
+        return RedisStore(open_client(settings), settings)
 
     @property
     def environment(self) -> dict[str, str]:

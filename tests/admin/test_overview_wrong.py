@@ -17,7 +17,7 @@ from django_delayq.models import ArchivedMessage
 from django_delayq.operators import operations
 from django_delayq.stats import overview
 from django_delayq.store.store import RedisStore
-from django_delayq.store.topic_stats import Pause
+from django_delayq.store.topic_state import Pause
 from tests.admin import by_hand
 from tests.admin.browser import address
 from tests.admin.test_overview import HOSTILE, page, text_of

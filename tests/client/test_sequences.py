@@ -134,9 +134,9 @@ class Story:
 
 def apply_all(hands: Hands) -> None:
     """The relay tells Redis all that it has yet to hear."""
-    OutboxMessage.objects.exclude(status="sent").exclude(status="waiting", told=False).update(
-        relay_at_ms=0
-    )
+    OutboxMessage.objects.exclude(status="sent").exclude(
+        status="waiting", may_be_in_redis=False
+    ).update(relay_at_ms=0)
     hands.relay()
 
 

@@ -12,7 +12,7 @@ from django.core.cache import caches
 from django_delayq.core.conf import Settings, parse_settings
 from django_delayq.core.exceptions import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from django_delayq.store import get_store
-from django_delayq.store.connection import connect, mask
+from django_delayq.store.connection import mask, open_client
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.servers import MASTER, SINGLE, Server, launcher, wait_until
@@ -24,14 +24,14 @@ def settings_of(url: str, **others: Any) -> Settings:
 
 
 def kwargs_of(url: str, **others: Any) -> dict[str, Any]:
-    return dict(connect(settings_of(url, **others)).connection_pool.connection_kwargs)
+    return dict(open_client(settings_of(url, **others)).connection_pool.connection_kwargs)
 
 
 # URLs
 
 
 def test_a_url_connects_to_each_kind(server: Server, prefix: str) -> None:
-    client = connect(settings_of(server.url))
+    client = open_client(settings_of(server.url))
     store = RedisStore(client, settings_of(server.url, PREFIX=prefix))
     assert claim(store).attempts.attempt == 1
     store.close()
@@ -39,7 +39,7 @@ def test_a_url_connects_to_each_kind(server: Server, prefix: str) -> None:
 
 def test_a_unix_socket_connects(server: Server, prefix: str) -> None:
     url = f"unix://{server.primaries[0].socket}"
-    store = RedisStore(connect(settings_of(url)), settings_of(url, PREFIX=prefix))
+    store = RedisStore(open_client(settings_of(url)), settings_of(url, PREFIX=prefix))
     assert store.clock_ms() > 0
     store.close()
 
@@ -57,7 +57,7 @@ def test_credentials_and_database_are_taken_from_the_url(url: str) -> None:
     "url", ["redis://h:1", "rediss://h:1", "unix:///s", "redis+sentinel://h:1/m"]
 )
 def test_the_client_neither_retries_nor_decodes_and_has_timeouts(url: str) -> None:
-    client = connect(settings_of(url, CONNECT_TIMEOUT=0.5, SOCKET_TIMEOUT=0.25))
+    client = open_client(settings_of(url, CONNECT_TIMEOUT=0.5, SOCKET_TIMEOUT=0.25))
     kwargs = client.connection_pool.connection_kwargs
     assert kwargs["retry"].get_retries() == 0
     assert not kwargs.get("decode_responses")
@@ -76,13 +76,13 @@ def test_a_cluster_client_does_not_retry_either(server: Server, client: Any) -> 
 @pytest.mark.parametrize("url", ["rediss://h:1/0", "rediss+sentinel://h:1/m"])
 def test_a_double_s_means_tls(url: str) -> None:
     assert issubclass(
-        connect(settings_of(url)).connection_pool.connection_class, redis.SSLConnection
+        open_client(settings_of(url)).connection_pool.connection_class, redis.SSLConnection
     )
 
 
 def test_a_sentinel_url_names_sentinels_primary_and_database() -> None:
     url = "redis+sentinel://:secret@one:26379,[::1]:26380/orders/2?sentinel_password=other"
-    pool = connect(settings_of(url)).connection_pool
+    pool = open_client(settings_of(url)).connection_pool
     addresses = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
     assert [(a["host"], a["port"]) for a in addresses] == [("one", 26379), ("::1", 26380)]
     assert {a["password"] for a in addresses} == {"other"}
@@ -110,7 +110,7 @@ def test_a_sentinel_url_names_sentinels_primary_and_database() -> None:
 )
 def test_a_wrong_url_says_what_is_wrong_and_keeps_the_password(url: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as error:
-        connect(settings_of(url))
+        open_client(settings_of(url))
     assert "secret" not in str(error.value)
 
 
@@ -140,7 +140,7 @@ def test_a_cluster_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(
         StoreUnavailable, match="Cannot reach Redis at redis\\+cluster://:\\*\\*\\*@"
     ):
-        connect(settings_of(f"redis+cluster://:secret@127.0.0.1:{port}"))
+        open_client(settings_of(f"redis+cluster://:secret@127.0.0.1:{port}"))
 
 
 # The default store, and an alias of CACHES
@@ -218,7 +218,9 @@ def works(store: RedisStore, partition: Partition = PARTITION) -> bool:
 
 def test_a_store_behind_sentinel_goes_on_after_a_failover(settings: Any, prefix: str) -> None:
     with launcher("sentinel") as server:
-        store = RedisStore(connect(settings_of(server.url)), settings_of(server.url, PREFIX=prefix))
+        store = RedisStore(
+            open_client(settings_of(server.url)), settings_of(server.url, PREFIX=prefix)
+        )
         cached = alias_of_sentinel(settings, server, prefix)
         message_id = enqueue(store)
         assert server.client().wait(1, 5000) == 1
@@ -243,7 +245,9 @@ def alias_of_sentinel(settings: Any, server: Server, prefix: str) -> RedisStore:
 
 def test_a_store_on_a_cluster_goes_on_when_a_node_is_back(prefix: str) -> None:
     with launcher("cluster") as server:
-        store = RedisStore(connect(settings_of(server.url)), settings_of(server.url, PREFIX=prefix))
+        store = RedisStore(
+            open_client(settings_of(server.url)), settings_of(server.url, PREFIX=prefix)
+        )
         partitions = [Partition("orders", number) for number in range(12)]
         assert all(works(store, partition) for partition in partitions)
         server.primaries[0].kill()

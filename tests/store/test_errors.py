@@ -24,9 +24,9 @@ from django_delayq.core.exceptions import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from django_delayq.store.connection import connect
-from django_delayq.store.errors import translate
+from django_delayq.store.connection import open_client
 from django_delayq.store.lease import Lease
+from django_delayq.store.redis_errors import translate
 from django_delayq.store.store import RedisStore
 from tests.proxy import Proxy
 from tests.servers import SINGLE, Server, require, wait_until
@@ -60,7 +60,7 @@ def server_kind(request: pytest.FixtureRequest) -> str:
 def another_store(url: str, prefix: str, **settings: Any) -> Iterator[RedisStore]:
     """A store with connections of its own."""
     parsed = parse_settings({"REDIS": url, "PREFIX": prefix, **settings})
-    store = RedisStore(connect(parsed), parsed)
+    store = RedisStore(open_client(parsed), parsed)
     yield store
     store.close()
 

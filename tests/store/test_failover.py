@@ -20,7 +20,7 @@ from django_delayq.core.exceptions import (
     StoreUnavailable,
     TooFewReplicas,
 )
-from django_delayq.store.connection import connect
+from django_delayq.store.connection import open_client
 from django_delayq.store.keys import partition_keys
 from django_delayq.store.sentinel import Sentinels
 from django_delayq.store.store import RedisStore
@@ -42,7 +42,7 @@ def behind_sentinel() -> Iterator[Replicated]:
 
 def store_on(server: Any, prefix: str, **settings: Any) -> RedisStore:
     parsed = parse_settings({"REDIS": server.url, "PREFIX": prefix, **settings})
-    return RedisStore(connect(parsed), parsed)
+    return RedisStore(open_client(parsed), parsed)
 
 
 def accepted(store: RedisStore) -> bytes | None:

@@ -9,7 +9,7 @@ import pytest
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import keys
-from django_delayq.store.connection import connect
+from django_delayq.store.connection import open_client
 from django_delayq.store.hints import HintStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -76,7 +76,7 @@ def test_a_broken_subscription_is_an_error_and_can_be_made_anew(
 ) -> None:
     with Proxy(server.url) as proxy:
         settings = parse_settings({"REDIS": proxy.url, "PREFIX": prefix})
-        store = RedisStore(connect(settings), settings)
+        store = RedisStore(open_client(settings), settings)
         hints = HintStream(store)
         hints.connect()
         proxy.cut()
@@ -93,4 +93,4 @@ def test_a_broken_subscription_is_an_error_and_can_be_made_anew(
 def test_no_server_is_unavailable(prefix: str) -> None:
     settings = parse_settings({"REDIS": "unix:///nowhere/redis.sock", "PREFIX": prefix})
     with pytest.raises(StoreUnavailable):
-        HintStream(RedisStore(connect(settings), settings)).connect()
+        HintStream(RedisStore(open_client(settings), settings)).connect()

@@ -16,13 +16,13 @@ from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import StoreForbidden
 from django_delayq.store import client, keys, scripts
 from django_delayq.store.bulk_load import BulkLoader
-from django_delayq.store.connection import connect
+from django_delayq.store.connection import open_client
 from django_delayq.store.hints import HintStream
 from django_delayq.store.queries import Queries
 from django_delayq.store.repair import Repair
 from django_delayq.store.scripts import Script
 from django_delayq.store.store import RedisStore
-from django_delayq.store.topics import Topics
+from django_delayq.store.topic_catalog import Topics
 from tests.servers import Server
 from tests.store.factories import PARTITION, dump, enqueue, on_all_nodes
 from tests.store.life import whole_life
@@ -239,7 +239,7 @@ def limited(server: Server, prefix: str, *rules: str) -> Iterator[RedisStore]:
     parts = urlsplit(server.url)
     url = urlunsplit(parts._replace(netloc=f"{prefix}:secret@{parts.netloc}"))
     settings = parse_settings({"REDIS": url, "PREFIX": prefix})
-    store = RedisStore(connect(settings), settings)
+    store = RedisStore(open_client(settings), settings)
     try:
         yield store
     finally:

@@ -17,7 +17,7 @@ from django_delayq.core import signals
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import OutcomeUnknown, StoreError, StoreUnavailable
 from django_delayq.core.signals import Event
-from django_delayq.store.connection import connect
+from django_delayq.store.connection import open_client
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.worker.outcome import Outcome, Result
@@ -410,7 +410,7 @@ def far(mortal: Server, settings: Any) -> Shared:
         "SOCKET_TIMEOUT": 0.5,
     }
     parsed = parse_settings(settings.DELAYQ)
-    return Shared(RedisStore(connect(parsed), parsed), parsed, "host:1:test", ("default",))
+    return Shared(RedisStore(open_client(parsed), parsed), parsed, "host:1:test", ("default",))
 
 
 def test_results_wait_while_redis_is_away(far: Shared, mortal: Server) -> None:

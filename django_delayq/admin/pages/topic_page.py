@@ -13,7 +13,7 @@ from ...core.message import Page
 from ...operators import operations, recent_actions
 from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview
-from ...store.topic_stats import Pause
+from ...store.topic_state import Pause
 from ...tasks import registry
 from ...tasks.arguments import in_one_line
 from ..forms.message_forms import PauseForm

@@ -27,7 +27,7 @@ def unarchivable_view(request: HttpRequest) -> HttpResponse:
         request,
         "unarchivable.html",
         title,
-        rows=[(row, unarchivable.shown(row), _refusal(row)) for row in rows],
+        rows=[(row, unarchivable.entry_view(row), _refusal(row)) for row in rows],
         links=links,
         now=timezone.now(),
     )
@@ -44,7 +44,7 @@ def unarchivable_entry_view(request: HttpRequest, pk: int) -> HttpResponse:
         )
     context: dict[str, Any] = {
         "row": row,
-        "shown": unarchivable.shown(row),
+        "shown": unarchivable.entry_view(row),
         "refusal": _refusal(row),
     }
     title = _("Message %(id)s") % {"id": row.message_id}

@@ -15,7 +15,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db.models import QuerySet
 
-from ...archive.unarchivable import ArchivedAgain, archive_again, shown
+from ...archive.unarchivable import ArchivedAgain, archive_again, entry_view
 from ...core.present import on_one_line
 from ...models import UnarchivableEntry
 from ...worker.process.runner import ExitCode
@@ -62,7 +62,7 @@ class Command(Verb):
 
     def _list(self, rows: QuerySet[UnarchivableEntry]) -> None:
         for row in rows.order_by("pk").iterator(chunk_size=100):
-            entry = shown(row)
+            entry = entry_view(row)
             key = entry.body.key or "-"
             parts = (row.topic, row.state, row.message_id, entry.task, key, row.error)
             words = "  ".join(on_one_line(part) for part in parts)

@@ -19,7 +19,7 @@ from ...core.times import from_ms, in_words, stored
 from ...models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
 from ...stats import overview
 from ...store import get_store
-from ...store.topic_stats import pause_of
+from ...store.topic_state import pause_of
 from ...store.workers import SAMPLES
 from .. import schemas
 from ..params import ForecastOptions, Params, Report, Secret, Tell

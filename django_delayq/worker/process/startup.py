@@ -21,7 +21,7 @@ from ...core.times import in_words, now_ms
 from ...core.version import PACKAGE_VERSION
 from ...store.inspection import ServerReport, inspect_server
 from ...store.store import RedisStore
-from ...store.topic_stats import stats_of_topic
+from ...store.topic_state import stats_of_topic
 from ...tasks import registry
 from ..heartbeat import DEAD_AFTER
 

@@ -12,7 +12,7 @@ import pytest
 from django_delayq import pause_topic
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import ConfigurationError, StoreUnavailable
-from django_delayq.store.connection import connect
+from django_delayq.store.connection import open_client
 from django_delayq.store.inspection import ServerReport, inspect_server
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
@@ -84,7 +84,7 @@ def test_wrong_topics_are_refused(wanted: str, words: str) -> None:
 
 def unreachable(port: int = 1) -> RedisStore:
     settings = parse_settings({"REDIS": f"redis://:secret@127.0.0.1:{port}/0", "SOCKET_TIMEOUT": 1})
-    return RedisStore(connect(settings), settings)
+    return RedisStore(open_client(settings), settings)
 
 
 def test_redis_that_answers_is_reported(delayq: RedisStore, said: list[str]) -> None:

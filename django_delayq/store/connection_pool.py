@@ -19,7 +19,7 @@ MOST_CONNECTIONS = 2**31
 LISTENING: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Pool(redis.ConnectionPool):
+class ConnectionPool(redis.ConnectionPool):
     """Connections to one server, which may be another tomorrow: behind a name or a proxy."""
 
     def suspect(self, timed_out: bool) -> None:
