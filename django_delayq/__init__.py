@@ -28,8 +28,7 @@ from .core.exceptions import (
     StoreUnavailable,
     UnknownTopic,
 )
-from .core.message import Message, Priority, State
-from .core.page import Page
+from .core.message import Message, Page, Priority, State
 from .core.version import PACKAGE_VERSION
 from .store.topic_stats import TopicStats
 from .tasks.backoff import constant, exponential, ladder

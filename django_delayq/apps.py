@@ -20,5 +20,5 @@ class DelayQConfig(AppConfig):
         from . import checks  # noqa: F401 - registers the system checks
         from .core import log
 
-        log.connect()
+        log.connect_receivers()
         autodiscover_modules("tasks")

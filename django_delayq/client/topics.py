@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from ..core import signals
 from ..core.cursors import cursor_of, numbers_of
 from ..core.exceptions import InvalidDelay
-from ..core.message import Found, Message, Priority, State
-from ..core.page import Page
+from ..core.message import Found, Message, Page, Priority, State
 from ..core.times import instant_ms, now_ms, shown_instant
 from ..outbox.existing import check_existing
 from ..store import get_store

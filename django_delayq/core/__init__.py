@@ -9,5 +9,5 @@ from __future__ import annotations
 
 __all__ = [
     "conf", "exceptions", "signals", "message", "times", "service", "connections", "database",
-    "log", "page", "present", "text", "last_words", "version", "chunks", "cursors",
+    "log", "present", "version", "chunks", "cursors",
 ]  # fmt: skip

@@ -159,22 +159,20 @@ def parse_settings(raw: Any) -> Settings:
         raise ConfigurationError(
             'DELAYQ["TOPICS"] must be a dict of topic name -> dict of options.'
         )
-    values["topics"] = {name: _topic(name, options) for name, options in topics.items()}
+    values["topics"] = {}
+    for name, options in topics.items():
+        where = f'DELAYQ["TOPICS"]["{name}"]'
+        if not isinstance(options, Mapping):
+            raise ConfigurationError(
+                f"{where} must be a dict of options, not {type(options).__name__}."
+            )
+        check_name(name, "a topic", ConfigurationError)
+        values["topics"][name] = TopicSettings(**_checked(TopicSettings, dict(options), where, str))
     if "{" in str(values.get("prefix", "")) or not NAME.match(str(values.get("prefix", "delayq"))):
         raise ConfigurationError(
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
     return Settings(**values)
-
-
-def _topic(name: str, options: Any) -> TopicSettings:
-    where = f'DELAYQ["TOPICS"]["{name}"]'
-    if not isinstance(options, Mapping):
-        raise ConfigurationError(
-            f"{where} must be a dict of options, not {type(options).__name__}."
-        )
-    check_name(name, "a topic", ConfigurationError)
-    return TopicSettings(**_checked(TopicSettings, dict(options), where, str))
 
 
 def _checked(
@@ -189,9 +187,8 @@ def _checked(
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {spelling(near[0])}?" if near else ""
             raise ConfigurationError(f"{where} has no option {spelling(name)}.{hint}")
-        if (
-            value is not None or known[name].default is not None
-        ):  # None is a value only where it is the default
+        # None is a value only where it is the default.
+        if value is not None or known[name].default is not None:
             raw[name] = _checked_value(name, value, f'{where}["{spelling(name)}"]')
     return raw
 
@@ -201,10 +198,8 @@ def _checked_value(name: str, value: Any, where: str) -> Any:
         raise ConfigurationError(f"{where} must be a {_TYPES[name].__name__}, not {value!r}.")
     if name in _CHOICES and value not in _CHOICES[name]:
         raise ConfigurationError(f"{where} is {value!r}: use one of {', '.join(_CHOICES[name])}.")
-    return _in_range(name, value, where) if name in _RANGES else value
-
-
-def _in_range(name: str, value: Any, where: str) -> Any:
+    if name not in _RANGES:
+        return value
     low, high = _RANGES[name]
     if name in _DURATIONS:
         try:

@@ -154,6 +154,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the archived message that this one replays."""
 
 
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of list_messages()."""
+
+    messages: list[Message]
+    """The waiting messages, by due time."""
+    cursor: str | None
+    """Pass it to list_messages() to get the next page. None on the last page."""
+
+
 class Attempts(msgspec.Struct, frozen=True):
     """What the partition remembers of a message that has been claimed."""
 
@@ -237,12 +246,8 @@ class Record(msgspec.Struct, frozen=True):
         enqueued_at_us, expires_at = STAMP.unpack_from(raw)
         flags, ttr_ms, code = HEADER.unpack_from(raw, STAMP.size)
         version = cls.version_of(raw)
-        if version > VERSION:
-            raise NewerRecord(
-                f"The record has version {version}, django-delayq here reads version {VERSION}."
-            )
         if version != VERSION:
-            raise UndecodableMessage(
+            raise (NewerRecord if version > VERSION else UndecodableMessage)(
                 f"The record has version {version}, django-delayq here reads version {VERSION}."
             )
         return cls(
@@ -386,12 +391,8 @@ def decode_body(flags: int, raw: bytes) -> Body:
         raise UndecodableMessage(f"The body is not the JSON we write: {error}.") from None
 
 
-#: Values that can be shown. The repr of others may do anything: that of a QuerySet runs its query.
+#: Values whose repr may stand in an error. Others may do anything: a QuerySet runs its query.
 _SHOWN = (float, bytes, date, time, timedelta, Decimal, UUID)
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.80} " if isinstance(value, _SHOWN) else ""
 
 
 _SCALARS = frozenset({str, int, bool, type(None)})
@@ -413,8 +414,9 @@ def check_json(value: Any, depth: int = 0) -> None:
     if kind is dict and all(isinstance(name, str) for name in value):
         value = value.values()
     elif kind is not list and kind is not tuple:
+        shown = f"{value!r:.80} " if isinstance(value, _SHOWN) else ""
         raise UnserialisableArguments(
-            f"An argument is {_shown(value)}of type {kind.__name__}. "
+            f"An argument is {shown}of type {kind.__name__}. "
             f"{UnserialisableArguments.meaning()} "
             "Pass a primary key or an ISO string and load the rest in the task."
         )

@@ -1,7 +1,9 @@
-"""How people see messages, times, amounts and texts: on the pages, in tables and in errors."""
+"""How people see messages, times, amounts and texts: on the pages, in tables, in logs and in
+errors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -91,6 +93,30 @@ def amount(number: float | None) -> str:
 
 
 # Texts
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 message`, `2,000 messages`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def on_one_line(text: str, limit: int = 300) -> str:
+    """Without characters that a terminal obeys or that end a line.
+
+    The contents of a message and the words of an operator must not write log lines of their own.
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:limit])
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> Iterator[str]:
+    """The lines of a table, two blanks between its columns. `right`: which columns are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        )
+        yield "  ".join(cells).rstrip()
 
 
 def visible(text: Any) -> str:

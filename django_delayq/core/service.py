@@ -9,7 +9,7 @@ from typing import Any
 
 from .connections import close_all, close_broken
 from .exceptions import DelayQError
-from .last_words import say_failure
+from .log import log_failure
 
 logger = logging.getLogger("delayq.worker")
 
@@ -23,7 +23,7 @@ class Sleeper:
         self._lock.acquire()
 
     def wait(self, seconds: float) -> None:
-        """Sleep until wake(), at most so long. A wake() before it counts."""
+        """Sleep until wake(), at most so long. Returns at once if wake() was called before."""
         self._lock.acquire(timeout=max(0.0, min(seconds, 3600.0)))
 
     def wake(self) -> None:
@@ -42,7 +42,7 @@ class Service:
     interval = 1.0
     """Seconds of sleep after a run that found nothing more to do."""
     reports_outages = False
-    """Whether it says that Redis is away. One does, once: they all notice."""
+    """Whether it logs that Redis is away. One service does it, once, because all of them notice."""
 
     def __init__(self) -> None:
         self.sleeper = Sleeper()
@@ -90,29 +90,27 @@ class Service:
         return self.stopping
 
     def _work(self) -> None:
+        failures = 0
         try:
-            self._loop()
+            while not self.stopping:
+                try:
+                    pause, failures = self.run_once(), 0
+                except DelayQError as error:
+                    if self._told_to_stop():
+                        return
+                    failures += 1
+                    # Jitter: many workers come back to one server.
+                    pause = min(1.0, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
+                    is_news = failures == 1 and self.reports_outages
+                    level = logging.WARNING if is_news else logging.DEBUG
+                    logger.log(level, "%s: %s", self.name, error)
+                # Also what a receiver of signals raises to end the program.
+                except BaseException as error:
+                    failures += 1
+                    pause = min(5.0, 0.1 * 2 ** min(failures, 10))
+                    text = "%s failed; it tries again in %.1f s"
+                    log_failure(logger, error, text, self.name, pause)
+                close_broken()  # receivers of signals may use the database
+                self.sleeper.wait(pause)
         finally:
             close_all()
-
-    def _loop(self) -> None:
-        failures = 0
-        while not self.stopping:
-            try:
-                pause, failures = self.run_once(), 0
-            except DelayQError as error:
-                if self._told_to_stop():
-                    return
-                failures += 1
-                # Jitter: many workers come back to one server.
-                pause = min(1.0, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
-                level = logging.WARNING if failures == 1 and self.reports_outages else logging.DEBUG
-                logger.log(level, "%s: %s", self.name, error)
-            except (
-                BaseException
-            ) as error:  # also what a receiver of signals raises to end "the program"
-                failures += 1
-                pause = min(5.0, 0.1 * 2 ** min(failures, 10))
-                say_failure(logger, error, "%s failed; it tries again in %.1f s", self.name, pause)
-            close_broken()  # receivers of signals may use the database
-            self.sleeper.wait(pause)

@@ -6,4 +6,4 @@ commands/delayq.py and one file of verbs/ first.
 
 from __future__ import annotations
 
-__all__ = ["commands", "pipeline_arguments", "sql_services"]
+__all__ = ["commands", "sql_services"]

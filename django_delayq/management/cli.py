@@ -142,18 +142,18 @@ def in_time_zone(when: datetime) -> str:
 # Values of options
 
 
-def duration(text: str) -> timedelta:
+def parse_duration(text: str) -> timedelta:
     """From 90s, 15m, 2h, 30d or 4w."""
     if match := re.fullmatch(r"(\d{1,9})([smhdw])", text):
         return timedelta(**{_UNITS[match[2]]: int(match[1])})
     raise ArgumentTypeError(f"{text!r} is not a duration: use 90s, 15m, 2h, 30d or 4w")
 
 
-def instant(text: str) -> datetime:
+def parse_instant(text: str) -> datetime:
     """From a duration ago, a date or a datetime; by TIME_ZONE unless the text has an offset."""
     try:
         if re.fullmatch(r"\d+[smhdw]", text):
-            return timezone.now() - duration(text)
+            return timezone.now() - parse_duration(text)
         when = parse_datetime(text)
         if when is None and (day := parse_date(text)):
             when = datetime(day.year, day.month, day.day)

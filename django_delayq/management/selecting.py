@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandError
 from django.db.models import Q, QuerySet
 
-from ..core.text import counted, on_one_line
+from ..core.present import counted, on_one_line
 from ..models import ArchivedMessage, Final
 from ..operators.replay import Replayed, preview_replay
 from ..worker.process.runner import ExitCode
-from .cli import Verb, add_record, committed_count, in_time_zone, instant, whole
+from .cli import Verb, add_record, committed_count, in_time_zone, parse_instant, whole
 
 _FILTERS = {
     "topic": "topic",
@@ -40,11 +40,11 @@ class SelectingVerb(Verb):
         )
         parser.add_argument(
             "--since",
-            type=instant,
+            type=parse_instant,
             metavar="TIME",
             help="died then or later: 2h, 30d (ago), a date or a datetime",
         )
-        parser.add_argument("--until", type=instant, metavar="TIME", help="died before then")
+        parser.add_argument("--until", type=parse_instant, metavar="TIME", help="died before then")
         parser.add_argument("--all", action="store_true", help="every dead letter")
         parser.add_argument(
             "--limit",

@@ -274,7 +274,6 @@ class Migration(migrations.Migration):
                 ("counted_at", models.DateTimeField(null=True, verbose_name="counted at")),
                 ("pruned", models.BigIntegerField(default=0, verbose_name="rows pruned")),
                 ("problem", models.TextField(blank=True, verbose_name="problem")),
-                ("planned_at", models.DateTimeField(auto_now_add=True, verbose_name="planned at")),
                 ("changed_at", models.DateTimeField(auto_now=True, verbose_name="changed at")),
             ],
             options={

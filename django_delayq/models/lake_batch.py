@@ -46,7 +46,6 @@ class LakeBatch(models.Model):
     pruned = models.BigIntegerField(_("rows pruned"), default=0)
     problem = models.TextField(_("problem"), blank=True)
     """Why it does not go on."""
-    planned_at = models.DateTimeField(_("planned at"), auto_now_add=True)
     changed_at = models.DateTimeField(_("changed at"), auto_now=True)
 
     objects = DelayQManager["LakeBatch"]()

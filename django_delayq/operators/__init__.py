@@ -7,6 +7,6 @@ May import client and what client may import. Start with operations.py.
 from __future__ import annotations
 
 __all__ = [
-    "operations", "replay", "bulk", "bulk_runner", "lookup", "recent_actions", "bulk_run",
+    "operations", "replay", "bulk", "bulk_runner", "message_search", "recent_actions", "bulk_run",
     "replayer", "walk",
 ]  # fmt: skip

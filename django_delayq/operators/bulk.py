@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -72,7 +73,7 @@ def preview(kind: str, selection: Selection) -> BulkPreview:
         # All that wait in Redis, and of the outbox up to outbox.listing.CAP.
         count = stats.delayed + stats.backlog + count_outbox(selection.topic)
     else:
-        rows = dead_letters(selection)
+        rows = selected_dead_letters(selection)
         count = rows.order_by()[: MANY + 1].count()
         sample = list(rows.order_by("-finished_at").only(*_SHOWN)[:SAMPLE]) if count else []
     is_more = count > MANY
@@ -80,13 +81,15 @@ def preview(kind: str, selection: Selection) -> BulkPreview:
     return BulkPreview(count=min(count, MANY), is_more=is_more, sample=sample, word=word)
 
 
-def dead_letters(selection: Selection) -> Rows:
+def selected_dead_letters(selection: Selection) -> Rows:
     """The rows that replay and discard would change. Rows that are named one by one are shown as
     they are."""
     return (selection if selection.ids else selection.narrowed(open=True)).rows()
 
 
-def check(kind: str, selection: Selection, delay: float = 0, rate: float | None = None) -> None:
+def check_order(
+    kind: str, selection: Selection, delay: float = 0, rate: float | None = None
+) -> None:
     """Raise InvalidMessage for an order that makes no sense."""
     if kind not in BulkKind.values:
         raise InvalidMessage(
@@ -133,7 +136,7 @@ def start(  # noqa: PLR0913 - keyword-only, and an operator may give each of the
     """
     if kind in BulkKind.values:
         require(user, "bulk_operate", PERMISSIONS[BulkKind(kind)])
-    check(kind, selection, delay, rate)
+    check_order(kind, selection, delay, rate)
     if not dry_run:
         check_reason(reason)
     operation = BulkOperation(
@@ -244,6 +247,9 @@ def progress(operation: BulkOperation) -> Progress:
     rate = done / took if took and done and not operation.dry_run else None
     waits_since = max(operation.created_at, operation.alive_at or operation.created_at)
     runs = status is BulkStatus.RUNNING
+    words = operation.selection
+    with suppress(InvalidMessage):  # a newer version may have written what this one does not know
+        words = Selection.decode(words).in_words()
     return Progress(
         is_alive=runs or status is BulkStatus.WAITING,
         is_untaken=status is BulkStatus.WAITING and at - waits_since > UNTAKEN_AFTER,
@@ -262,14 +268,5 @@ def progress(operation: BulkOperation) -> Progress:
             for name, value in decoded(operation.options).items()
             if value and name in ("delay", "rate")
         },
-        words=in_words(operation),
+        words=words,
     )
-
-
-def in_words(operation: BulkOperation) -> str:
-    """What it is about, also when a newer version has written something that this one does not
-    know."""
-    try:
-        return Selection.decode(operation.selection).in_words()
-    except InvalidMessage:
-        return operation.selection

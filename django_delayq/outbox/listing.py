@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from ..core.cursors import cursor_of, numbers_of
 from ..core.exceptions import UndecodableMessage
-from ..core.message import Found, Message, State
-from ..core.page import Page
+from ..core.message import Found, Message, Page, State
 from ..core.present import bare, view
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store

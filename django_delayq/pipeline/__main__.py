@@ -11,49 +11,14 @@ from pathlib import Path
 
 from ..core.exceptions import DelayQError
 from . import params_from_django, rendering, session
-from .error_messages import code_of
-from .errors import Refused
-from .jobs import JOBS
-from .params import Params, Report, Tell, ignore
-from .runner import add_start_arguments, interruption, run_job, start_of
+from .job_errors import Refused, code_of
+from .jobs import JOBS, add_start_arguments, interruption, run_job, start_of
+from .params import Params, Report, ignore
 from .session import submitted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job and print its report. Returns the exit code: see errors.Code."""
-    options = _parser().parse_args(arguments)
-    # spark-submit puts standard error and output together: a program that reads JSON gets nothing
-    # else.
-    say = ignore if options.json and submitted() else _say
-    try:
-        report = _run(options, say)
-    except KeyboardInterrupt:
-        say(f"Interrupted: {interruption(options.job)}")
-        return 130
-    except DelayQError as error:
-        if options.traceback:
-            say("".join(traceback.format_exception(error)) + session.log())
-        say(str(error))
-        report = Report(job=options.job, code=code_of(error), problems=[str(error)])
-        if not options.json:
-            return int(report.code)
-    sys.stdout.write((rendering.as_json if options.json else rendering.as_text)(report) + "\n")
-    return int(report.code)
-
-
-def _run(options: argparse.Namespace, say: Tell) -> Report:
-    path = options.params
-    try:
-        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror}.") from error
-    params = Params.decode(raw)
-    start = start_of(vars(options))
-    params_from_django.set_up(params)
-    return run_job(options.job, params, start, say)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the job and print its report. Returns the exit code: see job_errors.Code."""
     parser = argparse.ArgumentParser(prog="python -m django_delayq.pipeline", description=__doc__)
     jobs = "; ".join(f"{job.name}: {job.help.rstrip('.')}" for job in JOBS.values())
     parser.add_argument("job", metavar="JOB", choices=JOBS, help=jobs)
@@ -66,10 +31,37 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="The report as one JSON document.")
     parser.add_argument("--traceback", action="store_true", help="Show all of an error.")
     add_start_arguments(parser)
-    return parser
+    options = parser.parse_args(arguments)
+    # spark-submit writes standard error and standard output to one place. A program that reads
+    # JSON there gets the JSON alone.
+    tell = ignore if options.json and submitted() else _write_to_stderr
+    try:
+        params = Params.decode(_read(options.params))
+        start = start_of(vars(options))
+        params_from_django.set_up(params)
+        report = run_job(options.job, params, start, tell)
+    except KeyboardInterrupt:
+        tell(f"Interrupted: {interruption(options.job)}")
+        return 130
+    except DelayQError as error:
+        if options.traceback:
+            tell("".join(traceback.format_exception(error)) + session.java_log())
+        tell(str(error))
+        report = Report(job=options.job, code=code_of(error), problems=[str(error)])
+        if not options.json:
+            return int(report.code)
+    sys.stdout.write((rendering.as_json if options.json else rendering.as_text)(report) + "\n")
+    return int(report.code)
 
 
-def _say(line: str) -> None:
+def _read(path: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _write_to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

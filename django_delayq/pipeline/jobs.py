@@ -1,24 +1,35 @@
-"""The jobs: the one list of them, from which the command line is made."""
+"""The jobs: the one list of them, from which the command line is made, and how a job is run in a
+session of its own."""
 
 from __future__ import annotations
 
+import re
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from . import options
-from .params import Params, Report, Tell, ignore
-from .session import check_session
+import msgspec
+
+from . import params as parameters
+from .job_errors import Refused, cause
+from .params import SECRET_NAME, Params, Report, Tell, ignore
+from .session import check_session, start_session
+
+#: scheme://user:password@host
+_CREDENTIALS = re.compile(r"://[^/\s]*:[^/\s]*@")
 
 
 class Job(NamedTuple):
     """A job, and where its code is."""
 
     name: str
-    options: type[options.Options]
+    options: type[parameters.JobOptions]
     """What it takes; the docstring is its help."""
     module: str
-    """Has run(spark, params, tell) -> Report. It is loaded when the job runs: it needs Spark, and
-    Django set up."""
+    """Has run(spark, params, tell) -> Report. It is loaded when the job runs, because it needs
+    Spark, and Django set up."""
 
     @property
     def help(self) -> str:
@@ -29,25 +40,118 @@ class Job(NamedTuple):
 JOBS = {
     job.name: job
     for job in (
-        Job("export", options.ExportOptions, ".export.export"),
-        Job("stats", options.StatsOptions, ".stats.stats"),
-        Job("forecast", options.ForecastOptions, ".forecast.forecast"),
-        Job("audit", options.AuditOptions, ".audit.audit"),
-        Job("schedule", options.ScheduleOptions, ".bulk_load.schedule"),
-        Job("replay", options.ReplayOptions, ".bulk_load.replay"),
+        Job("export", parameters.ExportOptions, ".export.export"),
+        Job("stats", parameters.StatsOptions, ".stats.stats"),
+        Job("forecast", parameters.ForecastOptions, ".forecast.forecast"),
+        Job("audit", parameters.AuditOptions, ".audit.audit"),
+        Job("schedule", parameters.ScheduleOptions, ".bulk_load.schedule"),
+        Job("replay", parameters.ReplayOptions, ".bulk_load.replay"),
     )
 }
 
 
-def check(name: str, params: Params) -> None:
-    """Raise Refused when the job cannot do what the parameters ask. Needs no Spark."""
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """How Spark is started. Under spark-submit the options of spark-submit count instead."""
+
+    master: str = "local[*]"
+    driver_memory: str = "1g"
+    configuration: Mapping[str, str] = {}
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether executors may be on other machines."""
+        return not self.master.startswith("local")
+
+
+def check_params(name: str, params: Params) -> None:
+    """Raise Refused when the job cannot run with these parameters. Needs no Spark."""
     params.options(JOBS[name].options).check(params)
 
 
 def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     """Run a job in this session. Raises Refused and other DelayQErrors: then nothing is half
     done."""
-    check(name, params)
+    check_params(name, params)
     check_session(spark)
     report: Report = import_module(JOBS[name].module, __package__).run(spark, params, tell)
     return report
+
+
+def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
+    """Run a job in the active session, or in a new one that ends with the job.
+
+    Raises only DelayQErrors. The __cause__ of one is the error that Spark raised.
+    """
+    check_params(name, params)  # before Java takes its seconds
+    active = spark = None
+    try:
+        with suppress(ImportError):  # start_session() says what is missing
+            from pyspark.sql import SparkSession
+
+            active = SparkSession.getActiveSession()
+        spark = start_session(start.master, start.driver_memory, start.configuration)
+        return run(name, spark, params, tell)
+    except Exception as error:
+        found = cause(error)
+        if found is error:
+            raise
+        raise found from error
+    finally:
+        if spark is not None and active is None:
+            with suppress(Exception):  # Java may be gone; the error that is raised says why
+                spark.stop()
+
+
+def interruption(name: str) -> str:
+    """What an interrupted job has left."""
+    if name in ("schedule", "replay"):
+        return "what was sent stays; the same job again sends the rest."
+    return "nothing is half done; run it again to go on."
+
+
+# The command line
+
+
+def add_start_arguments(parser: ArgumentParser) -> None:
+    """Add the options that become a Start."""
+    parser.add_argument(
+        "--master",
+        default="local[*]",
+        help="Where Spark runs. (default: %(default)s, all cores of this machine)",
+    )
+    parser.add_argument(
+        "--driver-memory", default="1g", help="Memory of Java here. (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Configuration of Spark, no secrets. May be repeated.",
+    )
+
+
+def start_of(given: Mapping[str, Any]) -> Start:
+    """The Start that the values of these options mean.
+
+    Raises Refused for a --conf that is not NAME=VALUE, and for one that holds a secret: every user
+    of the machine can see it.
+    """
+    configuration = {}
+    for pair in given["conf"]:
+        name, found, value = pair.partition("=")
+        if not found or not name.strip():
+            raise Refused(
+                f"--conf {name!r}: write NAME=VALUE, for example spark.executor.memory=4g."
+            )
+        if re.search(SECRET_NAME, name) or _CREDENTIALS.search(value):
+            raise Refused(
+                f"--conf {name} looks like a secret, which every user of this machine and Spark's "
+                f"event log would see. "
+                "Put it into spark-defaults.conf or a credentials provider; for the database and "
+                "Redis give references."
+            )
+        configuration[name.strip()] = value.strip()
+    return Start(
+        master=given["master"], driver_memory=given["driver_memory"], configuration=configuration
+    )

@@ -18,7 +18,7 @@ from django.db import connections
 
 from ..core.conf import get_settings
 from ..store.connection import url_of
-from .errors import Refused
+from .job_errors import Refused
 from .params import SECRET_NAME, Database, Params, Redis, Secret
 from .session import private_folder
 
@@ -27,22 +27,44 @@ from .session import private_folder
 def parameters(
     *, database_secret: str = "", redis_secret: str = "", elsewhere: bool = False, **rest: Any
 ) -> Iterator[Params]:
-    """The parameters that this project's settings mean; `rest` is for Params. Raises Refused,
+    """The parameters for this project's settings; `rest` is for Params. Raises Refused,
     ConfigurationError.
 
-    Without references the secrets are written to files that only this user can read and that go
-    with the context: right for a master on this machine. A cluster needs references (`env:NAME`,
-    `file:/path`) that its executors can resolve: `elsewhere` refuses to do without.
+    Without references the secrets are written to files that only this user can read and that are
+    removed with the context. That is right for a master on this machine. The executors of a cluster
+    need references (`env:NAME`, `file:/path`) that they can resolve: with `elsewhere`, parameters
+    without them are refused.
     """
     entry = connections[get_settings().database].settings_dict
     if elsewhere:
-        _check_references(entry, database_secret, redis_secret)
+        missing = ["--database-secret"] if entry.get("PASSWORD") and not database_secret else []
+        missing += [] if redis_secret else ["--redis-secret"]
+        if missing:
+            raise Refused(
+                f"Other machines cannot see the settings of this one: give "
+                f"{' and '.join(missing)}, each as env:NAME (set on the driver and on every "
+                f"executor) or file:/path. It refers to the password of the database, or to the "
+                f"URL of Redis."
+            )
     with private_folder() as folder:
         password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
         url = Secret(redis_secret) or _kept(folder, "redis", url_of(get_settings()))
-        yield Params(
-            database=_database(entry, password), redis=Redis(url, _plain_options()), **rest
-        )
+        # DELAYQ without its secret, as values that JSON can hold.
+        settings = get_settings()
+        options = {
+            name.upper(): getattr(settings, name)
+            for name in settings.__dataclass_fields__
+            if name not in ("redis", "topics", "database")
+        }
+        options["TOPICS"] = {
+            topic: {
+                name: value
+                for name in topic_options.__dataclass_fields__
+                if (value := getattr(topic_options, name)) is not None
+            }
+            for topic, topic_options in settings.topics.items()
+        }
+        yield Params(database=_database(entry, password), redis=Redis(url, options), **rest)
 
 
 def set_up(params: Params) -> None:
@@ -53,7 +75,7 @@ def set_up(params: Params) -> None:
     if not django_settings.configured:
         database = params.database
         if database.vendor == "mysql":
-            from .sources.connect import mysql_driver
+            from .sources.databases import mysql_driver
 
             mysql_driver()
         entry = {
@@ -91,42 +113,33 @@ def _kept(folder: Path, name: str, secret: str) -> Secret:
 def _database(entry: Mapping[str, Any], password: Secret) -> Database:
     from ..models import ArchivedMessage, OutboxMessage
 
+    name = str(entry["NAME"])
+    if entry["ENGINE"].endswith("sqlite3"):
+        if ":memory:" in name or "mode=memory" in name:
+            raise Refused(
+                "The archive is in the memory of this process, where Spark cannot read it: use a "
+                "database file."
+            )
+        name = str(Path(name).absolute())
+    options = entry.get("OPTIONS") or {}
+    if found := next((key for key in options if re.search(SECRET_NAME, str(key))), None):
+        raise Refused(
+            f"The database's OPTIONS[{found!r}] looks like a secret and would be seen: use "
+            f"PASSWORD for it."
+        )
+    # What JSON cannot hold, an isolation level or a class, is for writers.
     return Database(
         engine=entry["ENGINE"],
-        name=_name(entry),
+        name=name,
         table=ArchivedMessage._meta.db_table,
         outbox=OutboxMessage._meta.db_table,
         host=entry.get("HOST") or "",
         port=str(entry.get("PORT") or ""),
         user=entry.get("USER") or "",
         password=password,
-        options=_options(entry),
+        options={key: value for key, value in options.items() if _is_json(value)},
         zone=connections[get_settings().database].timezone_name,
     )
-
-
-def _name(entry: Mapping[str, Any]) -> str:
-    name = str(entry["NAME"])
-    if not entry["ENGINE"].endswith("sqlite3"):
-        return name
-    if ":memory:" in name or "mode=memory" in name:
-        raise Refused(
-            "The archive is in the memory of this process, where Spark cannot read it: use a "
-            "database file."
-        )
-    return str(Path(name).absolute())
-
-
-def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """OPTIONS that JSON has; what else there may be (an isolation level, a class) is for
-    writers."""
-    options = entry.get("OPTIONS") or {}
-    if found := next((name for name in options if re.search(SECRET_NAME, str(name))), None):
-        raise Refused(
-            f"The database's OPTIONS[{found!r}] looks like a secret and would be seen: use "
-            f"PASSWORD for it."
-        )
-    return {name: value for name, value in options.items() if _is_json(value)}
 
 
 def _is_json(value: Any) -> bool:
@@ -137,34 +150,3 @@ def _is_json(value: Any) -> bool:
         if isinstance(value, list)
         else isinstance(value, str | int | float | bool)
     )
-
-
-def _check_references(entry: Mapping[str, Any], database_secret: str, redis_secret: str) -> None:
-    missing = ["--database-secret"] if entry.get("PASSWORD") and not database_secret else []
-    missing += [] if redis_secret else ["--redis-secret"]
-    if missing:
-        raise Refused(
-            f"Other machines cannot see this one's settings: give {' and '.join(missing)}, each as "
-            f"env:NAME (set on "
-            "the driver and on every executor) or file:/path. It refers to the database's "
-            "password, or to Redis' URL."
-        )
-
-
-def _plain_options() -> dict[str, Any]:
-    """DELAYQ without its secret, in values that JSON has."""
-    settings = get_settings()
-    names = [
-        name
-        for name in settings.__dataclass_fields__
-        if name not in ("redis", "topics", "database")
-    ]
-    topics = {
-        topic: {
-            name: getattr(topic_options, name)
-            for name in topic_options.__dataclass_fields__
-            if getattr(topic_options, name) is not None
-        }
-        for topic, topic_options in settings.topics.items()
-    }
-    return {**{name.upper(): getattr(settings, name) for name in names}, "TOPICS": topics}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from ..core.text import table
+from ..core.present import table
 from .params import Report
 
 
@@ -17,8 +17,16 @@ def as_json(report: Report) -> str:
 
 
 def as_text(report: Report) -> str:
-    """The table if there is one, the figures in a line, and a line for each problem."""
-    lines = list(_table(report.rows)) if report.rows else []
+    """The table if there is one, a line with the figures, and a line for each problem."""
+    lines: list[str] = []
+    if rows := report.rows:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        head = [name.replace("_", " ") for name in names]
+        cells = [[_cell(row.get(name)) for name in names] for row in rows]
+        lines += table(
+            [head, *cells],
+            [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names],
+        )
     if report.figures:
         words = ", ".join(
             f"{name.replace('_', ' ')} {_cell(value)}" for name, value in report.figures.items()
@@ -29,30 +37,17 @@ def as_text(report: Report) -> str:
     return "\n".join([*lines, *(f"! {problem}" for problem in report.problems)])
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    head = [name.replace("_", " ") for name in names]
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names]
-    return table([head, *cells], numeric)
-
-
 def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
         value = [f"{_cell(name)} {_cell(part)}" for name, part in value.items()]
     if isinstance(value, list | tuple | set):
         return ", ".join(map(_cell, value)) or "-"
-    if isinstance(value, int | float | None):
-        return _number(value)
-    # Without control characters: what a message holds must not steer the terminal.
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
-
-
-def _number(value: float | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, int | float):
+        whole = isinstance(value, int) or abs(value) >= 1000
+        return f"{value:,.0f}" if whole else f"{value:.3f}".rstrip("0").rstrip(".")
+    # Without control characters: the text of a message must not steer the terminal.
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))

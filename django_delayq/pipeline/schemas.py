@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -46,12 +45,23 @@ ARCHIVE = pa.schema(
     ]
 )
 
-#: What stats and most questions need: a third of the bytes.
+#: The columns that the figures of stats are made of: a third of the bytes.
 FIGURES = pa.schema(
-    [ARCHIVE.field(name) for name in ("id", "topic", "task", "state", "attempts", "finished_at",
-    "lateness_ms",
-                                      "run_ms", "error_class", "reason")]
-)  # fmt: skip
+    [
+        ARCHIVE.field(name)
+        for name in (
+            "finished_at",
+            "topic",
+            "task",
+            "state",
+            "attempts",
+            "lateness_ms",
+            "run_ms",
+            "error_class",
+            "reason",
+        )
+    ]
+)
 
 #: What waits in SQL.
 OUTBOX = pa.schema(
@@ -74,10 +84,8 @@ QUEUE = pa.schema(
         ("message_id", pa.string()),  # 32 hexadecimal digits
         ("topic", pa.string()),
         ("partition", pa.int32()),
-        (
-            "place",
-            pa.string(),
-        ),  # high, normal, low, leased, follower, finished (an entry of the stream), done, none
+        # high, normal, low, leased, follower, finished (an entry of the stream), done, none
+        ("place", pa.string()),
         ("due_at", TIME),  # of a leased one: when its lease ends
         ("enqueued_at_us", pa.int64()),  # null without a record; with the id it names one life
         ("task_code", pa.string()),  # 8 hexadecimal digits
@@ -109,15 +117,8 @@ MESSAGES = pa.schema(
 SPLIT = ("topic", "partition", "split")
 
 
-def spark_schema(schema: pa.Schema) -> Any:
-    """The same for Spark."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema)
-
-
 def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Some of the columns, in this order. Raises ConfigurationError for one that there is not."""
+    """These columns, in this order. Raises ConfigurationError for an unknown column."""
     if missing := [name for name in names if name not in schema.names]:
         raise ConfigurationError(
             f"There is no column {missing[0]!r}, only {', '.join(schema.names)}."

@@ -17,9 +17,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from .errors import Refused, SparkMissing
+from .job_errors import Refused, SparkMissing
 from .params import SECRET_NAME
 
 #: Java that Spark 4 runs on.
@@ -41,14 +41,14 @@ _NEEDED = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.redaction.regex": REDACTED,
 }
-#: Modules whose data sources every session gets.
-_FORMATS = (
-    ".sources.archive",
-    ".sources.outbox",
-    ".sources.query",
-    ".sources.queue",
-    ".sinks.queue",
-)
+#: The modules of our formats, and the data source of each.
+_FORMATS = {
+    ".sources.archive_source": "ArchiveSource",
+    ".sources.outbox_source": "OutboxSource",
+    ".sources.query_source": "QuerySource",
+    ".sources.queue_source": "QueueSource",
+    ".sinks.queue_sink": "QueueSink",
+}
 _LOG = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.console.type = Console
@@ -69,24 +69,27 @@ def start_session(
     """A SparkSession for the jobs, which register the sources that they need. Raises SparkMissing,
     Refused.
 
-    Spark's session is global and starts a JVM: never in a web process. Under spark-submit, which
-    has started Java and chosen the master, both and the memory are as it says. `extra` is Spark's
-    configuration and goes before ours.
+    The session is global and starts a JVM: never call this in a web process. Under spark-submit,
+    which has started Java, `master` and `driver_memory` have no effect. `extra` is configuration
+    of Spark and overrides ours.
     """
     pyspark_sql = _pyspark()
     if (active := pyspark_sql.SparkSession.getActiveSession()) is not None:
         check_session(active)  # a builder would change its zone, and with it what its owner sees
-    theirs = submitted()
     configuration = dict(_NEEDED)
-    if not theirs:
+    if not submitted():
         check_java()
-        _prepare_environment(master)
+        # Otherwise Spark starts the first python3 of the PATH, which lacks our packages.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         configuration |= {"spark.master": master, **_defaults(master, driver_memory, java_options)}
     configuration |= {"spark.app.name": "delayq", **(extra or {})}
-    builder = pyspark_sql.SparkSession.builder
-    for name, value in configuration.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate() if theirs else _started(builder, configuration)
+    builder = pyspark_sql.SparkSession.builder.config(map=configuration)
+    if not submitted():
+        _start_java(configuration)
+    return builder.getOrCreate()
 
 
 def build_session(
@@ -96,26 +99,17 @@ def build_session(
     *,
     java_options: str = "",
 ) -> Any:
-    """A SparkSession for work of your own: as start_session(), with our formats."""
+    """A SparkSession for work of your own: start_session() with our formats registered."""
     return prepare(start_session(master, driver_memory, extra, java_options=java_options))
 
 
 def prepare(session: Any) -> Any:
-    """Check a session that somebody else has made, in a notebook say, and register our sources.
-    Raises Refused."""
+    """Check a session that exists already, for example in a notebook, and register our formats: the
+    sources for reading, `delayq` for writing. A second call does no harm. Raises Refused."""
     check_session(session)
-    register_formats(session)
+    for name, source in _FORMATS.items():
+        session.dataSource.register(getattr(import_module(name, __package__), source))
     return session
-
-
-def register_formats(session: Any) -> None:
-    """Make our formats known to this session: those of sources/ to read, `delayq` to write. Again
-    is no harm."""
-    for name in _FORMATS:
-        module = import_module(name, __package__)
-        for source in vars(module).values():
-            if _is_source(source) and source.__module__ == module.__name__:
-                session.dataSource.register(source)
 
 
 def check_session(session: Any) -> None:
@@ -164,19 +158,12 @@ def check_java() -> None:
         raise SparkMissing(f"{java} is Java {found[1]}. {FIX}")
 
 
-def log() -> str:
-    """What Java and Python's workers have written since the start of a session that this process
-    started."""
+def java_log() -> str:
+    """What Java and Python's workers have written, if this process started the session."""
     try:
         return Path(_scratch(), "log").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return ""
-
-
-def _is_source(value: Any) -> bool:
-    from pyspark.sql.datasource import DataSource
-
-    return isinstance(value, type) and issubclass(value, DataSource) and value is not DataSource
 
 
 def _pyspark() -> Any:
@@ -192,51 +179,34 @@ def _pyspark() -> Any:
     return sql
 
 
-def _prepare_environment(master: str) -> None:
-    # Else Spark starts whatever python3 the PATH has, which lacks what this environment has.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+def _start_java(configuration: Mapping[str, str]) -> None:
+    """Start Java, unless this process has started it before. Raises SparkMissing.
 
-
-def _started(builder: Any, configuration: Mapping[str, str]) -> Any:
-    from pyspark import SparkContext
-
-    if SparkContext._gateway is None:
-        try:
-            SparkContext._ensure_initialized(gateway=_java(configuration))
-        except Exception as error:
-            if "JAVA_GATEWAY" in str(error):
-                why = next(
-                    (line for line in reversed(log().splitlines()) if "rror" in line), ""
-                ).strip()
-                raise SparkMissing(
-                    f"Java did not start{f' ({why})' if why else ''}. {FIX}"
-                ) from error
-            raise
-    return builder.getOrCreate()
-
-
-def _java(configuration: Mapping[str, str]) -> Any:
-    """A running Java. What it and Python's workers write goes to log(), for Java greets, and
-    workers show pages.
-
-    It ends with this process, but not if that is interrupted while it starts: therefore that is in
-    a thread.
+    The output of Java and of Python's workers goes to java_log(), because both write much that
+    nobody needs. Java ends with this process, unless the process is interrupted while Java starts:
+    therefore a thread starts it, and an interruption kills it.
     """
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
+    if SparkContext._gateway is not None:
+        return
     conf = SparkConf(loadDefaults=False).setAll(list(configuration.items()))
     with Path(_scratch(), "log").open("ab") as file, ThreadPoolExecutor(1) as thread:
         starting = thread.submit(launch_gateway, conf, {"stdout": file, "stderr": file})
         try:
-            return starting.result()
+            gateway = starting.result()
         except (KeyboardInterrupt, SystemExit):
             with suppress(Exception):
                 starting.result().proc.kill()
             raise
+        except Exception as error:
+            if "JAVA_GATEWAY" not in str(error):
+                raise
+            lines = reversed(java_log().splitlines())
+            why = next((line for line in lines if "rror" in line), "").strip()
+            raise SparkMissing(f"Java did not start{f' ({why})' if why else ''}. {FIX}") from error
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, str]:
@@ -272,8 +242,8 @@ def _scratch() -> Path:
     return stack.enter_context(private_folder())
 
 
-# Folders that only this user can enter. A process removes its own at its end, and those of killed
-# processes when it makes one.
+# Folders that only this user can enter. A process removes its own folder at its end, and the
+# folders of killed processes when it makes a new one.
 
 PREFIX = "delayq-job-"
 _LOCK = ".lock"
@@ -283,39 +253,32 @@ _YOUNG = 60.0
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new one for this context. What it holds goes even after a kill: it may be a password."""
+    """A new folder for this context. Its content may be a password, so it is removed even when the
+    process is killed: the next process sweeps it."""
     sweep()
-    folder, lock = _locked()
-    with lock:
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # of mode 700
+        with (folder / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / _LOCK).exists():
+                continue  # another process swept before the lock was held
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            return
 
 
 def sweep() -> None:
-    """Remove what processes of this user left that have ended: nobody holds its lock any more."""
+    """Remove the folders of this user's processes that have ended: nobody holds their locks."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
-            if folder.stat().st_uid == os.getuid():
-                _remove_left(folder)
-
-
-def _locked() -> tuple[Path, TextIO]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # of mode 700
-        lock = (folder / _LOCK).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / _LOCK).exists():
-            return folder, lock
-        lock.close()  # another process swept before the lock was held
-
-
-def _remove_left(folder: Path) -> None:
-    if not (folder / _LOCK).exists():
-        if time.time() - folder.stat().st_mtime > _YOUNG:
-            shutil.rmtree(folder, ignore_errors=True)
-        return
-    with (folder / _LOCK).open("r") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError while it is held
-        shutil.rmtree(folder, ignore_errors=True)
+            status = folder.stat()
+            if status.st_uid != os.getuid():
+                continue
+            if (folder / _LOCK).exists():
+                with (folder / _LOCK).open("r") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError while it is held
+                    shutil.rmtree(folder, ignore_errors=True)
+            elif time.time() - status.st_mtime > _YOUNG:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -48,7 +48,7 @@ def middle(index: int) -> float:
     return (_low(index) + _low(index + 1)) / 2000
 
 
-def merged(histograms: Iterable[Histogram]) -> dict[int, int]:
+def merge_histograms(histograms: Iterable[Histogram]) -> dict[int, int]:
     """The sum of several. In whatever order, the result is the same."""
     counts: dict[int, int] = {}
     for counted in histograms:

@@ -15,7 +15,7 @@ from django.db.models import Sum
 from ..core.conf import NAME
 from ..core.times import stored, utc
 from ..models import Final, Forecast, ForecastCount, ForecastUnit, TaskDay, TopicHour
-from .histogram import Times, decode, merged
+from .histogram import Times, decode, merge_histograms
 from .hourly import DAY, HOUR, beginning_of, hour_of, most_frequent
 
 #: The periods that one can ask for: their length and their step.
@@ -120,7 +120,7 @@ def figures_of(rows: Iterable[TopicHour | TaskDay]) -> PeriodFigures:
     rows = list(rows)
     lateness, run = (
         Times.of(
-            merged(decode(getattr(row, metric)) for row in rows),
+            merge_histograms(decode(getattr(row, metric)) for row in rows),
             max(
                 (highest for row in rows if (highest := getattr(row, f"{metric}_max")) is not None),
                 default=None,

@@ -218,7 +218,7 @@ def overview() -> Overview:
     return reader.overview()
 
 
-def workers() -> Sequence[WorkerStatus]:
+def worker_statuses() -> Sequence[WorkerStatus]:
     """All heartbeats, the living first. Raises StoreUnavailable."""
     store = get_store()
     return _workers(store.queries.snapshot((), (), 1), store.clock_ms())
@@ -335,7 +335,7 @@ class _Reader:
         began, problem = time.monotonic(), ""
         topics = sorted({partition.topic for partition in seen.snapshot.stats})
         try:
-            self._sql = overview_sql.read(topics, int(seen.hours[-1]))
+            self._sql = overview_sql.read_database_figures(topics, int(seen.hours[-1]))
         except Error as error:
             problem = overview_sql.problem_of(error)
         took = time.monotonic() - began

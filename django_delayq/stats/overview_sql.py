@@ -68,7 +68,7 @@ class DatabaseFigures:
     """Whether there are messages that the archive refused."""
 
 
-def read(topics: Sequence[str], until_ms: int) -> DatabaseFigures:
+def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigures:
     """The figures of these topics; the outbox by minutes up to that instant. Raises
     django.db.Error."""
     connection = connections[get_settings().database]

@@ -71,7 +71,12 @@ class EmbeddedServer:
         config: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
-        self.run_dir = _private_dir()
+        # start() creates this directory. Its name is short enough for a socket in it: 107 bytes on
+        # Linux, 103 on macOS.
+        folder = tempfile.gettempdir()
+        if len(os.fsencode(folder)) > 70:
+            folder = "/tmp"
+        self.run_dir = Path(folder, f"delayq-{secrets.token_hex(6)}")
         self.persist = data_dir is not None
         self.data_dir = self.run_dir if data_dir is None else Path(data_dir).resolve()
         self.socket = self.run_dir / "redis.sock"
@@ -113,7 +118,15 @@ class EmbeddedServer:
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._child = self._spawn(binary)
-            self._wait_until_it_answers(self._child.process)
+            deadline = time.monotonic() + START_TIMEOUT_SECONDS
+            while not _answers(self.socket):
+                if self._child.process.poll() is not None or time.monotonic() > deadline:
+                    log = _tail(self._log)
+                    raise DelayQError(
+                        f"The embedded server did not start. Its log ends with:\n{log}"
+                    )
+                with suppress(subprocess.TimeoutExpired):
+                    self._child.process.wait(0.005)
         except BaseException:
             self.kill()
             self._forget()
@@ -139,17 +152,7 @@ class EmbeddedServer:
         self.start()
 
     def _spawn(self, binary: Path) -> _Child:
-        command = [str(binary), *self._arguments]
-        for name, value in self._options().items():
-            command += [f"--{name}", value]
-        lock = _lock(self.data_dir)
-        try:
-            return _spawn(command, self._log, lock)
-        finally:
-            os.close(lock)  # the server holds it now
-
-    def _options(self) -> dict[str, str]:
-        return {
+        options = {
             "bind": "127.0.0.1",
             "port": str(self.port),
             "unixsocket": str(self.socket),
@@ -160,20 +163,18 @@ class EmbeddedServer:
             "maxmemory-policy": "noeviction",
             **self._config,
         }
+        command = [str(binary), *self._arguments]
+        for name, value in options.items():
+            command += [f"--{name}", value]
+        lock = _lock(self.data_dir)
+        try:
+            return _spawn(command, self._log, lock)
+        finally:
+            os.close(lock)  # the server holds it now
 
     @property
     def _log(self) -> Path:
         return self.run_dir / "server.log"
-
-    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while not _answers(self.socket):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise DelayQError(
-                    f"The embedded server did not start. Its log ends with:\n{_tail(self._log)}"
-                )
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.005)
 
     def _end(self, how: signal.Signals) -> None:
         if self._child is None:
@@ -209,7 +210,16 @@ def _spawn(command: list[str], log: Path, lock: int) -> _Child:
 
     def fork_and_stay() -> None:
         try:
-            process = _popen(command, log, lock)
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(lock,),
+                    # Ctrl-C in a terminal must not end the server before the workers have drained.
+                    start_new_session=True,
+                )
         except BaseException as error:
             future.set_exception(error)
         else:
@@ -220,30 +230,8 @@ def _spawn(command: list[str], log: Path, lock: int) -> _Child:
     return _Child(future.result(), released)
 
 
-def _popen(command: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=(lock,),
-            # Ctrl-C in a terminal must not end the server before the workers have drained
-            start_new_session=True,
-        )
-
-
-def _private_dir() -> Path:
-    """A new name, created by start(), short enough for a socket in it: 107 bytes on Linux, 103 on
-    macOS."""
-    folder = tempfile.gettempdir()
-    if len(os.fsencode(folder)) > 70:
-        folder = "/tmp"
-    return Path(folder, f"delayq-{secrets.token_hex(6)}")
-
-
 def _lock(data_dir: Path) -> int:
-    """Lock the directory for as long as the server lives: two servers appending to one file would
+    """Lock the directory for as long as the server lives. Two servers that append to one file would
     destroy it."""
     lock = os.open(data_dir / "embedded.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -7,7 +7,7 @@ Worker are the diagram. process/ has what surrounds it: supervisor, signals, pro
 from __future__ import annotations
 
 __all__ = [
-    "agenda", "catch_up", "dispatcher", "event_loop", "executor", "heartbeat", "lease_keeper",
-    "listener", "outcome", "pool", "process", "quarantine", "reclaimer", "sampler", "settler",
-    "shared", "worker",
+    "agenda", "claim_hold", "dispatcher", "event_loop", "executor", "heartbeat", "lease_keeper",
+    "listener", "outcome", "process", "quarantine", "reclaimer", "sampler", "settler",
+    "shared", "thread_pool", "worker",
 ]  # fmt: skip

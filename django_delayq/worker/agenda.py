@@ -1,36 +1,34 @@
-"""Which partition to look at next: one heap of due times, and weighted turns among those that are
-due."""
+"""Which partition to claim from next: a heap of due times, and weights among those that are due."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from dataclasses import dataclass
 
 from ..store.keys import Partition
 
-#: The heap is made anew when it holds so many entries for each partition. Those that are planned
-#: anew stay in it until they come to its top: with something far-future waiting, that would be one
-#: for each claim until then.
+#: The heap is rebuilt when it holds so many entries for each partition. When a visit is planned
+#: anew, its old entry stays until it comes to the top. With a message that is due in the far
+#: future, the heap would grow by one entry for each claim.
 HEAP_PER_VISIT = 4
 
 
+@dataclass(slots=True, eq=False)
 class Visit:
-    """What the dispatcher knows of one partition."""
+    """The dispatcher's knowledge of one partition."""
 
-    __slots__ = ("due_ms", "finished", "partition", "wakeups")
-
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
-        self.due_ms: float | None = None
-        """When to claim there; None: nothing waits."""
-        self.wakeups = -1
-        """The counter as of the last visit; another value means that there is something new."""
-        self.finished = -1
-        """How many messages had ended as of the last sweep."""
+    partition: Partition
+    due_ms: float | None = None
+    """When to claim there; None: nothing waits."""
+    wakeups: int = -1
+    """The counter as of the last visit. Another value means that there is something new."""
+    finished: int = -1
+    """How many messages had ended as of the last sweep."""
 
 
 class Agenda:
-    """Turns by due time. A topic that has had more than its weight's share comes later (stride
+    """Visits by due time. A topic that has had more than its weight's share comes later (stride
     scheduling)."""
 
     def __init__(self, weights: dict[str, int]) -> None:
@@ -60,9 +58,11 @@ class Agenda:
         if due_ms is not None:
             heapq.heappush(self._heap, (due_ms, next(self._order), visit))
             if len(self._heap) > HEAP_PER_VISIT * len(self.visits):
-                visits = self.visits.values()
-                planned = [(each.due_ms, each) for each in visits if each.due_ms is not None]
-                self._heap = [(due_ms, next(self._order), each) for due_ms, each in planned]
+                self._heap = [
+                    (each.due_ms, next(self._order), each)
+                    for each in self.visits.values()
+                    if each.due_ms is not None
+                ]
                 heapq.heapify(self._heap)
 
     def next_due_ms(self) -> float | None:

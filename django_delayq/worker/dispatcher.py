@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -19,11 +20,11 @@ from ..store.keys import Partition
 from ..store.lease import Lease
 from ..tasks import registry
 from .agenda import Agenda, Visit
-from .catch_up import CatchUp
+from .claim_hold import ClaimHold
 from .event_loop import EventLoop
-from .pool import Pool
 from .quarantine import Quarantine
 from .shared import Shared
+from .thread_pool import ThreadPool
 
 logger = logging.getLogger("delayq.worker")
 
@@ -47,7 +48,7 @@ class Dispatcher(Service):
     reports_outages = True
 
     def __init__(
-        self, shared: Shared, pool: Pool, event_loop: EventLoop, release: Callable[..., None]
+        self, shared: Shared, pool: ThreadPool, event_loop: EventLoop, release: Callable[..., None]
     ) -> None:
         super().__init__()
         self._shared = shared
@@ -63,10 +64,7 @@ class Dispatcher(Service):
         self._partitions_at = 0.0
         self._unanswered: list[tuple[Partition, bytes]] = []
         self._down_since = 0.0
-        self._catch_up = CatchUp(shared.before_claims, self.sleeper.wake)
-        self._is_behind = True
-        """Others may have said something that Redis has not heard: at the start, and after an
-        outage."""
+        self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
         self._taken = 0
         self.returned: Callable[[], int] = lambda: 0
         """How many claimed messages have been given back unrun."""
@@ -81,7 +79,7 @@ class Dispatcher(Service):
         self._unarchived: set[Partition] = set()
 
     def hint(self, partition: Partition | None, due_ms: float) -> None:
-        """Somebody says that the partition (None: any) has a message due then. Thread-safe."""
+        """The partition (None: any) may have a message that is due then. Thread-safe."""
         self._hints.append((partition, due_ms))
         self.sleeper.wake()
 
@@ -99,7 +97,7 @@ class Dispatcher(Service):
         except DelayQError:
             self._down_since = self._down_since or time.monotonic()
             self._hints.append((None, 0))  # whatever happened meanwhile: look everywhere
-            self._is_behind, self._sweep_at = True, 0.0
+            self._claim_hold.needed, self._sweep_at = True, 0.0
             raise
         if self._down_since:
             logger.warning("Redis is back after %.1f s", time.monotonic() - self._down_since)
@@ -120,15 +118,15 @@ class Dispatcher(Service):
 
     def _round(self) -> float:
         self._recover()
-        self._take_hints()
+        while self._hints:
+            partition, due_ms = self._hints.popleft()
+            for each in [partition] if partition else list(self.agenda.visits):
+                self.agenda.expect(each, due_ms)
         self._sweep()
-        # What has waited for a thread for too long: another worker, or this one later, is quicker.
+        # These have waited too long for a thread: another worker, or this one later, is quicker.
         if old := self._pool.take_back(BUFFER_SECONDS):
             self._release(old)
-        if self._is_behind:  # and Redis has just answered the sweep
-            self._is_behind = False
-            self._catch_up.begin()
-        if self._catch_up.holds:
+        if self._claim_hold.must_wait():
             return 0.1
         waiting = self.quarantine.step() or self._serve()
         if self._pool.stuck:
@@ -139,7 +137,11 @@ class Dispatcher(Service):
         if waiting:
             # The pool wakes us when there is room. The bound is for the age of what is buffered.
             return 0.02
-        return self._until_next()
+        next_due = None if self.quiet else self.agenda.next_due_ms()
+        until_due = (
+            math.inf if next_due is None else (next_due - self._clock.now_ms()) / 1000 + WAKE_MARGIN
+        )
+        return max(0.0, min(self._sweep_at - time.monotonic(), until_due))
 
     def _serve(self) -> bool:
         """Make the visits that are due, as far as there is room. True when some had to wait."""
@@ -150,12 +152,15 @@ class Dispatcher(Service):
         visits = self.agenda.due(now_ms)
         waiting, before = False, self._taken
         for visit in visits:
-            if (
-                self.quiet or self.quarantine.keeps
-            ):  # told meanwhile, or an earlier visit has brought a suspect
+            # Told to be quiet meanwhile, or an earlier visit has brought a suspect.
+            if self.quiet or self.quarantine.keeps:
                 waiting = True
                 break
-            room = self._room(visit.partition.topic)
+            # Room for the kinds of tasks that the topic is known to hold.
+            kinds = self._kinds.get(visit.partition.topic, {False})
+            room = min(self._event_loop.room() if kind else self._pool.room() for kind in kinds)
+            if self.limit is not None:
+                room = min(room, self.limit - self.claimed)
             if room <= 0:
                 waiting = True
                 continue
@@ -189,61 +194,44 @@ class Dispatcher(Service):
         # was emptied by hand.
         again_ms = self._clock.now_ms() + UNARCHIVED_LOOK_MS if claimed.unarchived else None
         self.agenda.plan(visit, again_ms or claimed.next_due_ms)
-        self._hand_out(claimed.leases)
-        self._say_unarchived(visit.partition, claimed.unarchived)
+        if claimed.leases:
+            self._shared.held.update(claimed.leases)
+            self._taken += len(claimed.leases)
+            self._feed(self.quarantine.admit(claimed.leases))
+        if not claimed.unarchived:
+            self._unarchived.discard(visit.partition)
+        elif visit.partition not in self._unarchived:
+            self._unarchived.add(visit.partition)
+            logger.error(
+                "%s holds %d finished messages (FINISHED_LIMIT) and waits for the archiver. Check "
+                "that the database is up, and that a run_delayq archives.",
+                visit.partition,
+                self._shared.settings.finished_limit,
+            )
         if claimed.over:
             events = [Event(message_id.hex(), reason="expired") for message_id in claimed.over]
             signals.report(signals.expired, visit.partition.topic, events)
         self.agenda.charge(visit.partition.topic, max(1, len(claimed.leases)))
 
-    def _say_unarchived(self, partition: Partition, unarchived: bool) -> None:
-        if unarchived and partition not in self._unarchived:
-            self._unarchived.add(partition)
-            limit = self._shared.settings.finished_limit
-            logger.error(
-                "%s holds %d finished messages (FINISHED_LIMIT) and waits for the archiver: is the "
-                "database up, and "
-                "does some run_delayq archive?", partition, limit
-            )  # fmt: skip
-        elif not unarchived:
-            self._unarchived.discard(partition)
-
-    def _hand_out(self, leases: list[Lease]) -> None:
-        if not leases:
-            return
-        self._shared.held.update(leases)
-        self._taken += len(leases)
-        self._feed(self.quarantine.admit(leases))
-
     def _feed(self, leases: list[Lease]) -> None:
+        """Hand leases of one partition to the pool, and those of coroutines to the event loop."""
         if self._has_coroutines and leases:
-            leases = self._feed_coroutines(leases)
+            kinds = self._kinds.setdefault(leases[0].partition.topic, {False})
+            coroutines, functions = list[Lease](), list[Lease]()
+            for lease in leases:
+                task = registry.by_code.get(task_code_of(lease.record))
+                is_async = task is not None and task.definition.is_async
+                # using(topic=...) sends a message to a topic that declares other tasks. The next
+                # claim knows of it.
+                kinds.add(is_async)
+                (coroutines if is_async else functions).append(lease)
+            leases = functions
+            if coroutines:
+                room = self._event_loop.free
+                self._event_loop.feed(coroutines[:room])
+                self._release(coroutines[room:])
         if leases:
             self._pool.feed(leases)
-
-    def _feed_coroutines(self, leases: list[Lease]) -> list[Lease]:
-        """Hand those of one partition that are coroutines to the event loop; returns the others."""
-        coroutines = [lease for lease in leases if _is_async(lease)]
-        asynchronous = set(coroutines)
-        others = [lease for lease in leases if lease not in asynchronous]
-        # using(topic=...) sends a message to a topic that declares other tasks. The next claim
-        # knows of it.
-        kinds = self._kinds.setdefault(leases[0].partition.topic, {False})
-        kinds.update({True} if coroutines else (), {False} if others else ())
-        if coroutines:
-            room = self._event_loop.free
-            self._event_loop.feed(coroutines[:room])
-            self._release(coroutines[room:])
-        return others
-
-    def _room(self, topic: str) -> int:
-        """How many messages of the topic may be claimed now, by the kinds of tasks that it is known
-        to hold."""
-        kinds = self._kinds.get(topic, {False})
-        room = min(self._event_loop.room() if kind else self._pool.room() for kind in kinds)
-        if self.limit is not None:
-            room = min(room, self.limit - self.claimed)
-        return room
 
     @cached_property
     def _kinds(self) -> dict[str, set[bool]]:
@@ -258,27 +246,19 @@ class Dispatcher(Service):
     def _has_coroutines(self) -> bool:
         return any(task.definition.is_async for task in registry.by_name.values())
 
-    def _until_next(self) -> float:
-        next_due = self.agenda.next_due_ms()
-        until_sweep = self._sweep_at - time.monotonic()
-        if next_due is None or self.quiet:
-            return max(0.0, until_sweep)
-        return max(0.0, min(until_sweep, (next_due - self._clock.now_ms()) / 1000 + WAKE_MARGIN))
-
     # Finding out
 
-    def _take_hints(self) -> None:
-        while self._hints:
-            partition, due_ms = self._hints.popleft()
-            for each in [partition] if partition else list(self.agenda.visits):
-                self.agenda.expect(each, due_ms)
-
     def _sweep(self) -> None:
-        """Look at the wake-up counters: what makes every guarantee hold when hints are lost."""
+        """Compare the wake-up counters. The guarantees hold because of this, also when hints are
+        lost."""
         now = time.monotonic()
         if now < self._sweep_at:
             return
-        self._learn_partitions(now)
+        if now >= self._partitions_at:  # partitions may be added while we run
+            for topic in self._shared.topics:
+                for partition in self._store.partitions.all(topic):
+                    self.agenda.add(partition)
+            self._partitions_at = now + 10.0
         partitions = list(self.agenda.visits)
         for partition, (wakeups, finished) in zip(
             partitions, self._store.queries.counters(partitions), strict=True
@@ -291,18 +271,9 @@ class Dispatcher(Service):
                 self.on_finished()
         self._sweep_at = now + self._shared.settings.sweep_interval
 
-    def _learn_partitions(self, now: float) -> None:
-        """Partitions may be added while we run."""
-        if now < self._partitions_at:
-            return
-        for topic in self._shared.topics:
-            for partition in self._store.partitions.all(topic):
-                self.agenda.add(partition)
-        self._partitions_at = now + 10.0
-
     def _recover(self) -> None:
-        """Give back what a claim took whose answer never came: nobody knows of it, and its lease
-        would run out."""
+        """Give back the messages of a claim whose answer never came. Nobody knows of them, and
+        their leases would run out."""
         while self._unanswered:
             partition, token = self._unanswered[-1]
             ids = self._store.queries.leased_under(partition, token)
@@ -312,8 +283,3 @@ class Dispatcher(Service):
                 ]
                 self._store.release(partition, leases, repeated=True)
             self._unanswered.pop()
-
-
-def _is_async(lease: Lease) -> bool:
-    task = registry.by_code.get(task_code_of(lease.record))
-    return task is not None and task.definition.is_async

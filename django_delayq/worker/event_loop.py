@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from ..core.connections import close_all
-from ..core.last_words import say_failure
+from ..core.log import log_failure
 from ..store.lease import Lease
 
 logger = logging.getLogger("delayq.worker")
@@ -19,10 +19,10 @@ logger = logging.getLogger("delayq.worker")
 #: seconds.
 REFILL = 8
 PATIENCE = 0.02
-#: A loop that has not heard for so many seconds that it shall cancel something is blocked: a
-#: coroutine does not await.
+#: A loop that does not cancel a coroutine within so many seconds is blocked: another coroutine does
+#: not await.
 BLOCKED = 10.0
-#: Seconds for what is abandoned to run its finally blocks.
+#: Seconds for abandoned coroutines to run their finally blocks.
 LAST_SECONDS = 1.0
 
 
@@ -43,7 +43,7 @@ class EventLoop:
         """Awaited when the loop ends, after all coroutines."""
         self._stopping = False
         self._asked_at = 0.0
-        """When it was asked to cancel something, until it has heard."""
+        """When it was asked to cancel a coroutine; 0 when it has done so."""
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
@@ -53,7 +53,7 @@ class EventLoop:
         self._ended = 0
         self._fed_at = 0.0
         self._wanted = False
-        """The dispatcher wants to hear when there is room again."""
+        """Whether to call on_room when there is room again."""
 
     def start(self) -> None:
         """Begin the loop."""
@@ -100,13 +100,12 @@ class EventLoop:
             self._loop.call_soon_threadsafe(self._cancel, task)
 
     def stop(self) -> None:
-        """End the loop; what still runs is abandoned."""
+        """End the loop. Coroutines that still run are abandoned."""
         self._stopping = True
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(
-                2 * LAST_SECONDS
-            )  # a coroutine that blocks the loop keeps it: the process ends soon
+            # A coroutine that blocks the loop keeps the thread. The process ends soon anyway.
+            self._thread.join(2 * LAST_SECONDS)
 
     def _serve(self) -> None:
         try:
@@ -118,19 +117,16 @@ class EventLoop:
             close_all()
 
     def _guard(self, run: Callable[[], None]) -> None:
-        """The loop outlives what asyncio does not keep to one task: SystemExit and
-        KeyboardInterrupt."""
+        """Run the loop. It outlives SystemExit and KeyboardInterrupt, which asyncio raises out of
+        the task."""
         try:
             run()
         except BaseException as error:
-            say_failure(
-                logger,
-                error,
-                "something that a coroutine has started failed; the event loop goes on",
-            )
+            text = "something that a coroutine has started failed; the event loop goes on"
+            log_failure(logger, error, text)
 
     async def _end(self) -> None:
-        """What still runs is abandoned: end it here, so that its finally blocks run."""
+        """Cancel the abandoned coroutines, so that their finally blocks run."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
@@ -145,8 +141,7 @@ class EventLoop:
 
     def _begin(self, leases: list[Lease]) -> None:
         for lease in leases:
-            task = self._loop.create_task(self._guarded(lease))
-            self._tasks[lease] = task
+            self._tasks[lease] = self._loop.create_task(self._guarded(lease))
 
     async def _guarded(self, lease: Lease) -> None:
         try:

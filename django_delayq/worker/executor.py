@@ -26,7 +26,7 @@ from ..core.exceptions import (
     Snooze,
     UndecodableMessage,
 )
-from ..core.last_words import say_failure
+from ..core.log import log_failure
 from ..core.message import VERSION, Body, Record, decode_body, task_code_of
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
@@ -44,19 +44,17 @@ logger = logging.getLogger("delayq.worker")
 #: at most (seconds). Many tries fit into the grace, and a crowd of such messages keeps nobody busy.
 PUT_OFF_FIRST = 5.0
 PUT_OFF_MOST = 15.0
-#: What a log line says of this worker, beside what it says of the message.
+#: Names this worker in the reason why it put a message off.
 HERE = f"this worker: django-delayq {PACKAGE_VERSION}, records of version {VERSION}"
-#: Seconds for which an exactly_once task waits for its database, or for a worker that was started
-#: with one.
+#: Seconds for which an exactly_once task waits for a worker that was started with a database.
 NO_DATABASE_DELAY = 5.0
-#: How long a message waits that the worker itself failed at.
+#: How long a message waits when the worker itself has failed, and not its task.
 FAILURE_DELAY_MS = 5_000
 #: Most characters of an error's message and of its traceback that are kept.
 MAX_REASON = 2_000
 MAX_CLASS_NAME = 200
 MAX_TRACEBACK = 16_000
-#: Coroutines share one database connection per loop, whose age is looked at not more often than
-#: this (seconds).
+#: Coroutines share one database connection per loop. Seconds between two checks of its age.
 ASYNC_CONNECTION_CHECK = 1.0
 
 
@@ -71,7 +69,7 @@ _REASONS: dict[type[DelayQError], str] = {
     UndecodableMessage: "undecodable",
     NewerRecord: "undecodable",
 }
-#: What another version of the code may run.
+#: Another version of the code may be able to run these messages.
 _ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
 
 
@@ -98,12 +96,12 @@ class Executor:
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
         try:
-            resolved, outcome = self._begin(lease)
+            resolved, outcome = self._resolve(lease)
             if resolved is not None:
-                # In a context of its own: what a task activates (a language, a time zone) ends with
-                # it.
+                # A context of its own: a language or a time zone that a task activates ends with
+                # the task.
                 error = copy_context().run(self._perform, lease, resolved)
-                outcome = self._end(lease, resolved, error)
+                outcome = self._classify(lease, resolved, error)
         except BaseException as error:
             outcome = self._fail(lease, error)
         self._settle(outcome)
@@ -111,9 +109,11 @@ class Executor:
     async def run_async(self, lease: Lease) -> None:
         """Run an `async def` task on this loop. A cancelled one has failed."""
         try:
-            resolved, outcome = self._begin(lease)
+            resolved, outcome = self._resolve(lease)
             if resolved is not None:
-                outcome = self._end(lease, resolved, await self._perform_async(lease, resolved))
+                outcome = self._classify(
+                    lease, resolved, await self._perform_async(lease, resolved)
+                )
         except BaseException as error:
             outcome = self._fail(lease, error)
         self._settle(outcome)
@@ -126,28 +126,25 @@ class Executor:
 
     # Steps
 
-    def _begin(self, lease: Lease) -> tuple[Resolved | None, Any]:
+    def _resolve(self, lease: Lease) -> tuple[Resolved | None, Any]:
+        """The task and its arguments, or the outcome of a message that cannot run."""
         now = time.monotonic()
         if lease.ended:  # this process stood still, or Redis was away: another worker has it by now
             return None, Outcome(lease, None, Result.RELEASED, now)
         try:
-            resolved = self._resolve(lease)
+            record = Record.decode(lease.record)
+            task = registry.by_code.get(record.task_code)
+            if task is None:
+                raise UnknownTask
+            body = decode_body(record.flags, record.body)
+            task.definition.check_arguments(body.args, body.kwargs)
         except DelayQError as error:
             return None, self._unrunnable(lease, error)
         lease.started_at = now
         if signals.started.receivers:
-            event = Outcome(lease, resolved.task, Result.ACKED, lease.started_at).event(self._clock)
+            event = Outcome(lease, task, Result.ACKED, lease.started_at).event(self._clock)
             signals.report(signals.started, lease.partition.topic, [event])
-        return resolved, None
-
-    def _resolve(self, lease: Lease) -> Resolved:
-        record = Record.decode(lease.record)
-        task = registry.by_code.get(record.task_code)
-        if task is None:
-            raise UnknownTask
-        body = decode_body(record.flags, record.body)
-        task.definition.check_arguments(body.args, body.kwargs)
-        return Resolved(task, body)
+        return Resolved(task, body), None
 
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)
@@ -179,7 +176,14 @@ class Executor:
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)  # a coroutine task has a context of its own
         try:
-            self._check_connections()
+            # Now and then check the database connection, and do not wait for that: the one thread
+            # for all coroutines may be busy with somebody else's query.
+            now = time.monotonic()
+            if now - self._connections_checked_at > ASYNC_CONNECTION_CHECK and (
+                not self._connection_check or self._connection_check.done()
+            ):
+                self._connections_checked_at = now
+                self._connection_check = asyncio.ensure_future(sync_to_async(close_broken)())
             result = await resolved.task.definition.func(
                 *resolved.body.args, **resolved.body.kwargs
             )
@@ -189,24 +193,11 @@ class Executor:
             return error
         return None
 
-    def _check_connections(self) -> None:
-        """Now and then, and without waiting: the one thread for all may be busy for long with
-        somebody else's query."""
-        now = time.monotonic()
-        if now - self._connections_checked_at > ASYNC_CONNECTION_CHECK and (
-            not self._connection_check or self._connection_check.done()
-        ):
-            self._connections_checked_at = now
-            self._connection_check = asyncio.ensure_future(sync_to_async(close_broken)())
-
-    def _end(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
-        if error is None:
-            return Outcome(lease, resolved.task, Result.ACKED, time.monotonic())
-        return self._classify(lease, resolved, error)
-
-    def _classify(self, lease: Lease, resolved: Resolved, error: BaseException) -> Outcome:
-        """What the exception means for the message."""
+    def _classify(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
+        """What the end of the task means for the message."""
         task = resolved.task
+        if error is None:
+            return Outcome(lease, task, Result.ACKED, time.monotonic())
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         if isinstance(error, Reject):
             outcome.reason = _message(error)
@@ -231,9 +222,9 @@ class Executor:
         return outcome
 
     def _fail(self, lease: Lease, error: BaseException) -> Outcome:
-        """The worker itself failed at this message: one attempt, so that it is neither held nor
-        tried for ever."""
-        say_failure(logger, error, "the worker failed at a message of %s", lease.partition)
+        """The worker itself has failed, and not the task. This counts as an attempt, so that the
+        message is not tried for ever."""
+        log_failure(logger, error, "the worker failed at a message of %s", lease.partition)
         outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), "failed")
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         if lease.attempts.attempt - lease.attempts.crashes < self._settings.max_attempts:
@@ -241,11 +232,20 @@ class Executor:
         return outcome
 
     def _unrunnable(self, lease: Lease, error: DelayQError) -> Outcome:
-        """Dead at once if it is damaged. What only does not fit the code here may fit that of
-        another worker."""
+        """A damaged message is dead at once. One that does not fit the code of this worker waits
+        for another worker, whose code it may fit."""
         outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), _REASONS.get(type(error), ""))
         outcome.task_name = self._task_name(lease)
-        wait = self._wait_for_another(lease) if isinstance(error, _ANOTHER_MAY) else 0.0
+        wait = 0.0
+        if isinstance(error, _ANOTHER_MAY):
+            # The grace counts from the first worker that could not run it. When it is over, `wait`
+            # is not positive.
+            since_ms = lease.attempts.put_off_since_ms
+            waited = max(0.0, (self._clock.now_ms() - since_ms) / 1000) if since_ms else 0.0
+            wait = min(
+                self._settings.unknown_task_grace - waited,
+                max(PUT_OFF_FIRST, min(PUT_OFF_MOST, waited / 4)),
+            )
         if wait > 0:
             outcome.result, outcome.delay_ms = Result.PUT_OFF, math.ceil(wait * 1000)
             version = Record.version_of(lease.record)
@@ -256,18 +256,9 @@ class Executor:
             outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         return outcome
 
-    def _wait_for_another(self, lease: Lease) -> float:
-        """Seconds until the next worker may try; none are left when the grace since the first such
-        meeting is over."""
-        since_ms = lease.attempts.put_off_since_ms
-        waited = max(0.0, (self._clock.now_ms() - since_ms) / 1000) if since_ms else 0.0
-        return min(
-            self._settings.unknown_task_grace - waited,
-            max(PUT_OFF_FIRST, min(PUT_OFF_MOST, waited / 4)),
-        )
-
     def _task_name(self, lease: Lease) -> str:
-        """For a message that cannot run here: its producer told the partition the name."""
+        """The task's name, for a message that cannot run here. Its producer has stored the name in
+        the partition."""
         code = task_code_of(lease.record)
         if (task := registry.by_code.get(code)) is not None:
             return task.name
@@ -290,8 +281,8 @@ def _call(resolved: Resolved) -> None:
 
 
 def _refuse_unrun(name: str, result: object) -> None:
-    """A call that gives something that would still have to run has done nothing, and must not be
-    acked."""
+    """Raise TypeError when the task returned a coroutine or a generator: then nothing has run, and
+    the message must not be acked."""
     if isgenerator(result) or isasyncgen(result) or isawaitable(result):
         if isinstance(result, Generator | Coroutine):
             result.close()  # or Python warns of it later
@@ -302,7 +293,7 @@ def _refuse_unrun(name: str, result: object) -> None:
 
 
 def _storable(text: str) -> str:
-    """UTF-8 has no half characters (surrogates), which file names for example bring along."""
+    """The text in UTF-8, which has no half characters (surrogates). File names can have them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -37,30 +37,24 @@ class Heartbeat(Service):
         self._beats = 0
 
     def check_quiet(self) -> None:
-        """Somebody may have told workers to claim nothing, or to go on: look at once."""
+        """Ask at once whether this worker shall claim nothing, or claim again."""
         self._asked = True
         self.sleeper.wake()
 
     def run_once(self) -> float:
         """Write the heartbeat."""
         now_ms = self._store.clock_ms()
-        self._clock.sync(
-            int(now_ms * 1000)
-        )  # also notices when Redis' clock was set while nothing was claimed
+        # This also notices that Redis' clock was set while nothing was claimed.
+        self._clock.sync(int(now_ms * 1000))
         if self._asked or self._beats % 6 == 0:  # hints may be lost
-            self._asked = (
-                False  # before the question: who tells it meanwhile is heard the next time
-            )
+            self._asked = False  # before the question: a hint after it counts for the next time
             self._set_quiet(self._store.workers.is_quiet(self._worker))
         self._store.workers.beat(
             self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()})
         )
         if self._beats % 6 == 0:
-            old = [
-                n
-                for n, beat in self._store.workers.heartbeats().items()
-                if now_ms - beat["at_ms"] > DEAD_AFTER * 1000
-            ]
+            beats = self._store.workers.heartbeats()
+            old = [n for n in beats if now_ms - beats[n]["at_ms"] > DEAD_AFTER * 1000]
             if old:
                 self._store.workers.forget(*old, ended=False)
         self._beats += 1
@@ -68,7 +62,7 @@ class Heartbeat(Service):
 
 
 def rss_kb() -> int:
-    """Memory of this process in KiB; the peak where the system does not tell the present."""
+    """Memory of this process in KiB: the present use on Linux, the peak elsewhere."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize() // 1024

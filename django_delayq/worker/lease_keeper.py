@@ -42,19 +42,14 @@ class LeaseKeeper(Service):
     def run_once(self) -> float:
         """Extend what needs it."""
         due: dict[Partition, list[Lease]] = {}
+        failed: StoreError | None = None
         now = time.monotonic()
         held = list(self._held)  # one C call under the GIL: other threads add and remove
         self._given_up.intersection_update(held)
         for lease in held:
-            if self._runs_too_long(lease, now) or lease.lost:
-                continue
-            if now - lease.renewed_at >= lease.ttr_ms / 3000:
+            is_fresh = now - lease.renewed_at < lease.ttr_ms / 3000
+            if not (self._runs_too_long(lease, now) or lease.lost or is_fresh):
                 due.setdefault(lease.partition, []).append(lease)
-        self._extend_all(due, now)
-        return self.interval
-
-    def _extend_all(self, due: dict[Partition, list[Lease]], now: float) -> None:
-        failed: StoreError | None = None
         for partition, leases in due.items():
             for at in range(0, len(leases), BATCH):
                 try:
@@ -65,6 +60,7 @@ class LeaseKeeper(Service):
                     failed = error
         if failed is not None:
             raise failed
+        return self.interval
 
     @property
     def overrun(self) -> int:
@@ -109,12 +105,7 @@ class LeaseKeeper(Service):
                 now - lease.started_at,
             )
             self._on_overrun(lease)
-            if not task.definition.is_async:
-                _show_threads()
+            if not task.definition.is_async:  # show where it hangs
+                with contextlib.suppress(Exception):  # stderr may be something that is no file
+                    faulthandler.dump_traceback(all_threads=True)
         return True
-
-
-def _show_threads() -> None:
-    """What hangs, and where."""
-    with contextlib.suppress(Exception):  # stderr may be something that is no file
-        faulthandler.dump_traceback(all_threads=True)

@@ -7,26 +7,37 @@ from collections.abc import Callable
 
 from ..core.service import Service
 from ..store.hints import HintStream
-from ..store.keys import Partition
+from ..store.keys import QUIET_HINT, Partition
 from .shared import Shared
 
 
 class Listener(Service):
-    """Passes `topic:p:due_at_ms` on to the dispatcher."""
+    """Passes `topic:p:due_at_ms` on to the dispatcher, and `quiet` hints to the heartbeat."""
 
     name = "listener"
 
-    def __init__(self, shared: Shared, hint: Callable[[Partition | None, float], None]) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        hint: Callable[[Partition | None, float], None],
+        check_quiet: Callable[[], None],
+    ) -> None:
         super().__init__()
         self._stream = HintStream(shared.store)
         self._hint = hint
+        self._check_quiet = check_quiet
 
     def run_once(self) -> float:
-        """Wait for one hint. A new connection is a hint for everything: what was said meanwhile is
-        lost."""
+        """Wait for one hint. A new connection counts as a hint for every partition, because hints
+        were lost meanwhile."""
         if self._stream.connect():
             self._hint(None, 0)
         heard = self._stream.read(seconds=1.0)
-        if heard is not None:
-            self._hint(*heard)
+        if heard is None:
+            return 0.0
+        partition, due_ms = heard
+        if partition and partition.topic == QUIET_HINT:
+            self._check_quiet()
+        else:
+            self._hint(partition, due_ms)
         return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, overload
 
@@ -36,40 +37,28 @@ class Result(Enum):
     """It failed for the last time, or can never run."""
 
 
+@dataclass(slots=True, eq=False)
 class Outcome:
     """The end of one run, on its way to the settler."""
 
-    __slots__ = (
-        "delay_ms", "ended_at", "error", "error_class", "error_message", "lease", "reason",
-        "repeated", "result", "task", "task_name", "traceback",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        lease: Lease,
-        task: Task[..., object] | None,
-        result: Result,
-        ended_at: float,
-        reason: str = "",
-    ) -> None:
-        self.lease = lease
-        self.task = task
-        self.task_name = ""
-        """Of a task that is not declared here, if anybody has told its name."""
-        self.result = result
-        self.ended_at = ended_at
-        self.reason = reason
-        """One word for the archive, or what Reject said."""
-        self.error: BaseException | None = None
-        """What the task raised, until it has been told. It holds the frames of the task, and they
-        what it worked on."""
-        self.error_class = ""
-        """Full name of the exception's class."""
-        self.error_message = ""
-        self.traceback = ""
-        self.delay_ms: int | None = None
-        self.repeated = False
-        """An earlier try to settle it had an unknown outcome."""
+    lease: Lease
+    task: Task[..., object] | None
+    result: Result
+    ended_at: float
+    reason: str = ""
+    """One word for the archive, or the reason of Reject."""
+    task_name: str = ""
+    """Name of a task that is not declared here, if the partition knows it."""
+    error: BaseException | None = None
+    """What the task raised, until the signals are sent. It keeps the frames of the task alive, and
+    with them the objects that the task worked on."""
+    error_class: str = ""
+    """Full name of the exception's class."""
+    error_message: str = ""
+    traceback: str = ""
+    delay_ms: int | None = None
+    repeated: bool = False
+    """An earlier try to settle it had an unknown outcome."""
 
     @property
     def run_ms(self) -> float:
@@ -83,19 +72,11 @@ class Outcome:
             return self.reason
         return f"{self.error_class.rpartition('.')[2]}: {self.error_message}"
 
-    def _key(self) -> str | None:
-        try:
-            record = Record.decode(self.lease.record)
-            return decode_body(record.flags, record.body).key
-        except UndecodableMessage:
-            return None
-
     def detail(self, worker: str, clock: ServerClock) -> bytes:
-        """What the archive will know beside the record, as JSON on one line."""
+        """The archive's facts beside the record, as JSON on one line."""
         started_ms = clock.at_ms(self.lease.started_at) if self.lease.started_at else 0
-        if (
-            self.result is Result.ACKED
-        ):  # built by hand: a third of the encoder's time, once per message
+        # Built by hand: a third of the encoder's time, once per message.
+        if self.result is Result.ACKED:
             return b'{"worker":"%s","started_ms":%.3f,"run_ms":%.3f}' % (
                 worker.encode(),
                 started_ms,
@@ -106,24 +87,30 @@ class Outcome:
             fields |= {
                 "ended_ms": round(clock.at_ms(self.ended_at), 3),
                 "outcome": self.result.value,
+                "error": self.text[:MAX_HISTORY_ERROR],
             }
-            return msgspec.json.encode({**fields, "error": self.text[:MAX_HISTORY_ERROR]})
+            return msgspec.json.encode(fields)
         fields |= {
             "run_ms": round(self.run_ms, 3),
             "reason": self.reason,
             "error": self.error_class,
+            "message": self.error_message,
+            "traceback": self.traceback,
         }
-        return msgspec.json.encode(
-            {**fields, "message": self.error_message, "traceback": self.traceback}
-        )
+        return msgspec.json.encode(fields)
 
     def event(self, clock: ServerClock) -> Event:
         """For signals."""
         lease = self.lease
+        try:
+            record = Record.decode(lease.record)
+            key = decode_body(record.flags, record.body).key
+        except UndecodableMessage:
+            key = None
         return Event(
             id=lease.id.hex(),
             task=self.task.name if self.task else self.task_name,
-            key=self._key(),
+            key=key,
             attempt=lease.attempts.attempt,
             lateness_ms=clock.at_ms(lease.started_at or self.ended_at) - lease.attempts.due_at_ms,
             run_ms=self.run_ms,

@@ -13,11 +13,11 @@ from .shared import Shared
 #: How long everything else in the process gets to finish before a suspect runs beside it after all
 #: (seconds).
 PATIENCE = 5.0
-#: How long a suspect may keep the process to itself (seconds). What crashes mostly does so soon;
-#: what still runs then is long, or hangs, and other work goes on beside it.
+#: How long a suspect may keep the process to itself (seconds). Most crashes come soon. A task that
+#: still runs then is long, or hangs, and other work goes on beside it.
 ALONE = 5.0
-#: How long no other suspect runs beside it (seconds). Of two that run when the process dies, both
-#: would be dead.
+#: How long no other suspect runs beside it (seconds). If the process died while two of them run,
+#: both would be dead.
 UNMATCHED = 60.0
 #: For how long a suspect that is given back stays away (ms, any number between): many that were
 #: claimed together do not come together.
@@ -93,15 +93,25 @@ class Quarantine:
         if self._suspect is None:
             return False
         now = time.monotonic()
+        suspect, elapsed = self._suspect, now - self._since
         if self._runs:
-            self._watch(self._suspect, now)
-        elif self._suspect.ended:  # this process stood still: another one has it by now
-            self._give_back([self._suspect])
+            # When its lease has ended, the crash is counted already, and a dead letter crashes no
+            # more: the suspicion is over. A task that hangs keeps its thread, and nothing else.
+            if suspect not in self._held or suspect.ended or elapsed > UNMATCHED:
+                self._end(now)
+            elif elapsed > ALONE and not self._shares:
+                self._shares = True
+                self._rest(now)
+        elif suspect.ended:  # this process stood still: another one has it by now
+            self._give_back([suspect])
             self._end(now)
-        elif now - self._since > PATIENCE or not self._others_run(self._suspect):
+        # Would others suffer if the process died? A task that hangs has lost its lease already.
+        elif elapsed > PATIENCE or not any(
+            lease is not suspect and not lease.ended for lease in list(self._held)
+        ):
             self._runs, self._since = True, now
-            self._suspect.claimed_at = now  # it has not waited in the pool's buffer so far
-            self._feed([self._suspect])
+            suspect.claimed_at = now  # it has not waited in the pool's buffer so far
+            self._feed([suspect])
         return self.keeps
 
     def take_back(self) -> list[Lease]:
@@ -111,16 +121,6 @@ class Quarantine:
         suspect, self._suspect = self._suspect, None
         return [suspect]
 
-    def _watch(self, suspect: Lease, now: float) -> None:
-        ran = now - self._since
-        # A lease that has ended takes the suspicion along: the crash is counted already, and a dead
-        # letter crashes no more. What hangs keeps its thread, and nothing else.
-        if suspect not in self._held or suspect.ended or ran > UNMATCHED:
-            self._end(now)
-        elif ran > ALONE and not self._shares:
-            self._shares = True
-            self._rest(now)
-
     def _end(self, now: float) -> None:
         if not self._shares:
             self._rest(now)
@@ -128,8 +128,3 @@ class Quarantine:
 
     def _rest(self, now: float) -> None:
         self._rest_until = now + (now - self._claimed_at)
-
-    def _others_run(self, suspect: Lease) -> bool:
-        """Whether something would suffer if the process died. What hangs has lost its lease
-        already."""
-        return any(lease is not suspect and not lease.ended for lease in list(self._held))

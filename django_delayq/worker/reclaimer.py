@@ -6,11 +6,10 @@ import logging
 
 from ..core import signals
 from ..core.exceptions import StoreError
+from ..core.present import counted
 from ..core.service import Service
 from ..core.signals import Event
-from ..core.text import counted
 from ..store.client import BATCH
-from ..store.keys import Partition
 from .agenda import Agenda
 from .shared import Shared
 
@@ -18,11 +17,10 @@ logger = logging.getLogger("delayq.worker")
 
 
 class Reclaimer(Service):
-    """Looks at the lease that ends first in each partition, and reclaims when it has ended.
+    """Reads the end of the oldest lease in each partition, and reclaims when it has passed.
 
-    1.5 s between two looks: with the sweep it keeps an idle topic below two commands a second,
-    and a crash is noticed
-    within ttr + 1.5 s.
+    It does so every 1.5 s: an idle topic stays below two commands a second together with the sweep,
+    and a crash is noticed within ttr + 1.5 s.
     """
 
     name = "reclaimer"
@@ -40,8 +38,22 @@ class Reclaimer(Service):
         for partition in list(self._agenda.visits):
             try:
                 ends = self._store.queries.oldest_lease_ms(partition)
-                if ends is not None and ends <= self._clock.now_ms():
-                    more = self._reclaim(partition) or more
+                if ends is None or ends > self._clock.now_ms():
+                    continue
+                back, dead = self._store.reclaim(partition)
+                more = more or len(back) + len(dead) >= BATCH
+                if back:
+                    messages = counted(len(back), "message")
+                    logger.warning("%s of %s sent back: the worker vanished", messages, partition)
+                    events = [Event(i.hex(), reason="lease ended") for i in back]
+                    signals.report(signals.reclaimed, partition.topic, events)
+                if dead:
+                    messages = counted(len(dead), "message")
+                    logger.error(
+                        "%s of %s dead after too many crashed workers", messages, partition
+                    )
+                    events = [Event(i.hex(), reason="poison") for i in dead]
+                    signals.report(signals.dead, partition.topic, events)
             except StoreError as error:
                 if not error.is_bug:
                     raise
@@ -49,25 +61,3 @@ class Reclaimer(Service):
         if failed is not None:
             raise failed
         return 0.0 if more else self.interval
-
-    def _reclaim(self, partition: Partition) -> bool:
-        back, dead = self._store.reclaim(partition)
-        if back:
-            logger.warning(
-                "%s of %s sent back: the worker vanished", counted(len(back), "message"), partition
-            )
-            signals.report(
-                signals.reclaimed,
-                partition.topic,
-                [Event(i.hex(), reason="lease ended") for i in back],
-            )
-        if dead:
-            logger.error(
-                "%s of %s dead after too many crashed workers",
-                counted(len(dead), "message"),
-                partition,
-            )
-            signals.report(
-                signals.dead, partition.topic, [Event(i.hex(), reason="poison") for i in dead]
-            )
-        return len(back) + len(dead) >= BATCH

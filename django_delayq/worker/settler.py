@@ -11,8 +11,8 @@ from django.dispatch import Signal
 
 from ..core import signals
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
+from ..core.present import counted
 from ..core.service import Service, Sleeper
-from ..core.text import counted
 from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.lease import Lease
@@ -21,12 +21,15 @@ from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds from the start of one batch to the next, after a batch of so many: when outcomes come so
-#: quickly, each batch takes the interpreter from the tasks (a tenth of the rate of coroutines).
-#: Slower ones leave at once, so that a crash finds little that has run and is not settled.
+#: After a batch of GATHER_AFTER outcomes or more, the next batch starts GATHER seconds after it at
+#: the earliest. Each batch takes the interpreter from the tasks, which would cost a tenth of the
+#: rate of coroutines. A smaller batch leaves at once, so that few messages have run and are not
+#: settled when the process crashes.
 GATHER = 0.002
 GATHER_AFTER = 8
 
+#: Which method of the store settles a result; all others are nacks.
+_CALLS = {Result.ACKED: "ack", Result.RELEASED: "release", Result.PUT_OFF: "put_off"}
 _SIGNALS: dict[Result, Signal] = {
     Result.ACKED: signals.acked,
     Result.RETRIED: signals.retried,
@@ -81,8 +84,12 @@ class Settler(Service):
             while self._waiting:
                 batch.append(self._waiting.popleft())
             self._last_batch = len(batch)
+            groups: dict[tuple[Partition, str], list[Outcome]] = {}
+            for outcome in batch:
+                call = _CALLS.get(outcome.result, "nack")
+                groups.setdefault((outcome.lease.partition, call), []).append(outcome)
             try:
-                for (partition, call), outcomes in _groups(batch).items():
+                for (partition, call), outcomes in groups.items():
                     for at in range(0, len(outcomes), BATCH):
                         self._settle_chunk(call, partition, outcomes[at : at + BATCH])
             # A receiver of signals that means to end the program, for example.
@@ -96,7 +103,7 @@ class Settler(Service):
         return 0.0 if self._waiting else self.interval
 
     def _keep_the_rest(self, batch: list[Outcome]) -> None:
-        """What is not settled yet is not forgotten."""
+        """Keep the outcomes that are not settled yet for the next run."""
         kept = set(self._again)
         for outcome in batch:
             if outcome.lease in self._held and outcome not in kept:
@@ -104,9 +111,9 @@ class Settler(Service):
                 self._again.append(outcome)
 
     def _settle_chunk(self, call: str, partition: Partition, chunk: list[Outcome]) -> None:
-        """One script call. What Redis could not take is kept until the lease would have ended."""
+        """One script call. Outcomes that Redis could not take are kept until their lease ends."""
         try:
-            lost = getattr(self, call)(partition, chunk, any(outcome.repeated for outcome in chunk))
+            lost = self._write(call, partition, chunk)
         except DelayQError as error:
             if len(chunk) == 1 or not (isinstance(error, StoreError) and error.is_bug):
                 return self._keep(chunk, error)
@@ -126,33 +133,33 @@ class Settler(Service):
         return None
 
     def _settle_one_by_one(self, call: str, partition: Partition, chunk: list[Outcome]) -> None:
-        """One of them is the culprit, the others must not suffer."""
+        """One of the outcomes makes the call fail. The others must not suffer."""
         for outcome in chunk:
             outcome.repeated = True
             self._settle_chunk(call, partition, [outcome])
 
-    def _ack(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
-        return self._store.ack(
-            partition, [(o.lease, self._detail(o)) for o in chunk], repeated=repeated
-        )
-
-    def _nack(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
-        rows = [(o.lease, o.delay_ms, o.result is Result.RETRIED, self._detail(o)) for o in chunk]
-        return self._store.nack(partition, rows, repeated=repeated)
-
-    def _put_off(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
-        rows = [(o.lease, o.delay_ms or 0, self._detail(o)) for o in chunk]
-        return self._store.put_off(partition, rows, repeated=repeated)
-
-    def _release(self, partition: Partition, chunk: list[Outcome], repeated: bool) -> list[Lease]:
-        delays_ms = [o.delay_ms for o in chunk]
-        return self._store.release(
-            partition, [o.lease for o in chunk], delays_ms=delays_ms, repeated=repeated
-        )
+    def _write(self, call: str, partition: Partition, chunk: list[Outcome]) -> list[Lease]:
+        """Returns the leases that had ended: their results were refused."""
+        store, worker, clock = self._store, self._worker, self._clock
+        repeated = any(o.repeated for o in chunk)
+        if call == "ack":
+            acks = [(o.lease, o.detail(worker, clock)) for o in chunk]
+            return store.ack(partition, acks, repeated=repeated)
+        if call == "release":
+            leases, delays_ms = [o.lease for o in chunk], [o.delay_ms for o in chunk]
+            return store.release(partition, leases, delays_ms=delays_ms, repeated=repeated)
+        if call == "put_off":
+            waits = [(o.lease, o.delay_ms or 0, o.detail(worker, clock)) for o in chunk]
+            return store.put_off(partition, waits, repeated=repeated)
+        nacks = [
+            (o.lease, o.delay_ms, o.result is Result.RETRIED, o.detail(worker, clock))
+            for o in chunk
+        ]
+        return store.nack(partition, nacks, repeated=repeated)
 
     def _keep(self, chunk: list[Outcome], error: DelayQError) -> None:
-        """Try again until the lease has ended. The keeper extends it: Redis was away for a whole
-        lease then."""
+        """Try again until the lease has ended. The lease keeper extends it, so a lease that has
+        ended means that Redis was away for a whole lease."""
         now = time.monotonic()
         given_up: list[Outcome] = []
         for outcome in chunk:
@@ -180,18 +187,3 @@ class Settler(Service):
             outcome.error = None
         self._held.difference_update([outcome.lease for outcome in outcomes])
         self._on_settled(outcomes)
-
-    def _detail(self, outcome: Outcome) -> bytes:
-        return outcome.detail(self._worker, self._clock)
-
-
-_CALLS = {Result.ACKED: "_ack", Result.RELEASED: "_release", Result.PUT_OFF: "_put_off"}
-
-
-def _groups(outcomes: list[Outcome]) -> dict[tuple[Partition, str], list[Outcome]]:
-    """The outcomes that one method settles in one partition."""
-    groups: dict[tuple[Partition, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        call = _CALLS.get(outcome.result, "_nack")
-        groups.setdefault((outcome.lease.partition, call), []).append(outcome)
-    return groups

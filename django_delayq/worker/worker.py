@@ -9,13 +9,13 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.conf import Settings
 from ..core.service import Service, Sleeper
 from ..core.version import PACKAGE_VERSION
-from ..store.keys import QUIET_HINT, Partition
 from ..store.lease import Lease
 from ..store.store import RedisStore
 from .dispatcher import Dispatcher
@@ -25,12 +25,12 @@ from .heartbeat import Heartbeat
 from .lease_keeper import LeaseKeeper
 from .listener import Listener
 from .outcome import Outcome, Result
-from .pool import Pool
 from .quarantine import AWAY_MS
 from .reclaimer import Reclaimer
 from .sampler import Sampler
 from .settler import Settler
 from .shared import PerformOnce, Shared
+from .thread_pool import ThreadPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Worker:
         self.settled: Counter[Result] = Counter()
         self.settler = Settler(self.shared, self._on_settled)
         self.executor = Executor(self.shared, self.settler.put)
-        self.pool = Pool(options.concurrency, self.executor.run, self._on_room)
+        self.pool = ThreadPool(options.concurrency, self.executor.run, self._on_room)
         self.event_loop = EventLoop(
             options.async_concurrency,
             self.executor.run_async,
@@ -81,16 +81,16 @@ class Worker:
         self.dispatcher.returned = lambda: self.settled[Result.RELEASED]
         self.dispatcher.on_finished = self.on_finished
         self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel, self.runs)
-        self.listener = Listener(self.shared, self._on_hint)
         self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
         self.heartbeat = Heartbeat(self.shared, self.figures, self.dispatcher.set_quiet)
+        self.listener = Listener(self.shared, self.dispatcher.hint, self.heartbeat.check_quiet)
         self.sampler = Sampler(store)
         self.sql_services = tuple(sql_services(self))
         """Archiver, relay, reconciler: they know models, which this package does not."""
         self.progress = Sleeper()
-        """Something changed that the thread that waits for the end should look at. Signal handlers
-        say so too, in the middle of whatever that thread does: the lock inside a threading.Event
-        would wait for itself then."""
+        """Wakes the thread that waits for the worker's end. Signal handlers wake it too, in the
+        middle of whatever that thread does. With a threading.Event, that could wait for its own
+        lock for ever."""
         self.draining = False
         self._started_at = time.time()
 
@@ -114,8 +114,8 @@ class Worker:
         """
         self.draining = True
         deadline = time.monotonic() + self.options.shutdown_timeout
-        for service in (self.listener, self.reclaimer, self.dispatcher):
-            service.stop()
+        for claiming in (self.listener, self.reclaimer, self.dispatcher):
+            claiming.stop()
         self.dispatcher.join(self.shared.settings.socket_timeout)
         self.release([*self.pool.take_back(), *self.dispatcher.quarantine.take_back()])
         while not self.idle and time.monotonic() < deadline:
@@ -124,7 +124,17 @@ class Worker:
         # What has overrun its max_runtime counts as a crash when its lease ends: given back
         # unpunished it would hang the next worker, and the next, for ever.
         self.release([lease for lease in left if not self.lease_keeper.gave_up(lease)])
-        self._finish()
+        deadline = time.monotonic() + 2.0
+        while not self.settler.idle and time.monotonic() < deadline:
+            self.progress.wait(0.005)
+        for service in self.services:
+            service.stop()
+        for service in self.sql_services:  # a transaction that is open may end
+            service.join(deadline + 1.0 - time.monotonic())
+        self.pool.stop()
+        self.event_loop.stop()
+        with suppress(Exception):  # Redis is away: the heartbeat grows old by itself
+            self.shared.store.workers.forget(self.shared.name)
         return len(left)
 
     def release(self, leases: Sequence[Lease], later: bool = False) -> None:
@@ -161,15 +171,14 @@ class Worker:
     @property
     def finished(self) -> bool:
         """Whether --burst or --max-messages has come to its end."""
-        if (
-            self.options.max_messages is not None
-            and self.dispatcher.claimed >= self.options.max_messages
-        ):
+        limit = self.options.max_messages
+        if limit is not None and self.dispatcher.claimed >= limit:
             return self.idle
-        done = self.dispatcher.nothing_due and self.shared.clock.known and self.idle
         return (
             self.options.burst
-            and done
+            and self.dispatcher.nothing_due
+            and self.shared.clock.known
+            and self.idle
             and not any(service.has_work for service in self.sql_services)
         )
 
@@ -202,31 +211,10 @@ class Worker:
             **{service.name: service.figures for service in self.sql_services},
         }
 
-    def _finish(self) -> None:
-        deadline = time.monotonic() + 2.0
-        while not self.settler.idle and time.monotonic() < deadline:
-            self.progress.wait(0.005)
-        for service in self.services:
-            service.stop()
-        for service in self.sql_services:  # a transaction that is open may end
-            service.join(deadline + 1.0 - time.monotonic())
-        self.pool.stop()
-        self.event_loop.stop()
-        try:
-            self.shared.store.workers.forget(self.shared.name)
-        except Exception:  # Redis is away: the heartbeat grows old by itself
-            return
-
     def on_finished(self) -> None:
         """Messages have ended here or elsewhere: there is something to archive."""
         for service in self.sql_services:
             service.messages_ended()
-
-    def _on_hint(self, partition: Partition | None, due_ms: float) -> None:
-        if partition and partition.topic == QUIET_HINT:
-            self.heartbeat.check_quiet()
-        else:
-            self.dispatcher.hint(partition, due_ms)
 
     def _on_room(self) -> None:
         self.dispatcher.sleeper.wake()

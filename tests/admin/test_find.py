@@ -13,7 +13,7 @@ from django.test import Client
 
 from django_delayq.core.exceptions import UnknownTopic
 from django_delayq.models import ArchivedMessage
-from django_delayq.operators import lookup
+from django_delayq.operators import message_search
 from django_delayq.store.keys import partition_keys
 from tests.admin.browser import address
 from tests.app.tasks import close_order, crowd, noop
@@ -207,7 +207,7 @@ def test_all_topics_are_searched_in_one_round_trip_and_three_queries(
     for partition in (ORDERS, DEFAULT):
         hands.work(partition)
     hands.archive()
-    lookup.by_key("a")
+    message_search.by_key("a")
     asked: list[int] = []
     client = type(hands.store.client)
     read_all = client.read_all
@@ -220,7 +220,7 @@ def test_all_topics_are_searched_in_one_round_trip_and_three_queries(
     with django_assert_max_num_queries(
         3
     ):  # one of them for the topics of the outbox, of which there are none
-        hits = lookup.by_key("a")
+        hits = message_search.by_key("a")
     assert {(hit.topic, hit.state) for hit in hits} == {
         ("crowd", "ready"),
         ("default", "acked"),
@@ -232,11 +232,11 @@ def test_all_topics_are_searched_in_one_round_trip_and_three_queries(
 def test_nothing_is_searched(hands: Hands, django_assert_max_num_queries: Any) -> None:
     handle = close_order.using(delay=DAY).enqueue(1)
     with django_assert_max_num_queries(3):
-        assert lookup.by_id(handle.id)
+        assert message_search.by_id(handle.id)
     with django_assert_max_num_queries(2):
-        assert not lookup.by_key("nobody", "orders")
+        assert not message_search.by_key("nobody", "orders")
 
 
 def test_a_wrong_topic_is_an_error_of_the_call(hands: Hands) -> None:
     with pytest.raises(UnknownTopic):
-        lookup.by_key("a", "nobody")
+        message_search.by_key("a", "nobody")

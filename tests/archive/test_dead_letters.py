@@ -269,7 +269,7 @@ def test_no_query_reads_what_was_dealt_with(now: datetime) -> None:
         cursor.fetchall()
         cursor.execute("FLUSH STATUS")
     found = grouped(messages=True)
-    figures = overview_sql.read(["default"], 0)
+    figures = overview_sql.read_database_figures(["default"], 0)
     with connection.cursor() as cursor:
         cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
         read = sum(int(count) for _, count in cursor.fetchall())

@@ -50,7 +50,7 @@ def measure(options: common.Options) -> None:
         from django_delayq.pipeline import params_from_django
         from django_delayq.pipeline.forecast import forecast
         from django_delayq.pipeline.session import build_session
-        from django_delayq.pipeline.sources.queue import read_queue
+        from django_delayq.pipeline.sources.queue_source import read_queue
 
         call_command("migrate", verbosity=0)
         _fill(count)

@@ -103,8 +103,14 @@ def schedule(spark: Any, url: str, path: str, job: str) -> tuple[float, int]:
     import msgspec
 
     from django_delayq.pipeline.jobs import run
-    from django_delayq.pipeline.options import ParameterSpec, TaskSpec
-    from django_delayq.pipeline.params import Database, Params, Redis, Secret
+    from django_delayq.pipeline.params import (
+        Database,
+        ParameterSpec,
+        Params,
+        Redis,
+        Secret,
+        TaskSpec,
+    )
 
     kinds = {"order_id": "int", "email": "str", "amount": "float"}
     parameters = [

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from django_delayq.core import last_words
+from django_delayq.core import log
 from django_delayq.core import service as module
 from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.core.service import Service, Sleeper
@@ -103,7 +103,7 @@ def test_log_that_fails_does_not_end_the_thread(
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("the disk is full")
 
-    monkeypatch.setattr(last_words.logging.Logger, "error", fail)
+    monkeypatch.setattr(log.logging.Logger, "error", fail)
     assert Steps(ValueError("a bug"), 3.0).finish() == pytest.approx([0.2, 3.0])
     assert "steps failed; it tries again in 0.2 s: ValueError" in capfd.readouterr().err
 

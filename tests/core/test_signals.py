@@ -202,7 +202,7 @@ def logged(
     """The receivers that a project gets which shows debug lines."""
     monkeypatch.setattr(log, "_receivers", [])
     caplog.set_level(logging.DEBUG, "delayq")
-    log.connect()
+    log.connect_receivers()
     yield caplog
     for name in log._LEVELS:
         getattr(signals, name).disconnect(dispatch_uid=f"delayq.log.{name}")
@@ -231,7 +231,7 @@ def test_silent_log_costs_an_enqueue_nothing(
     before = len(signals.enqueued.receivers)
     caplog.set_level(logging.WARNING, "delayq")
     monkeypatch.setattr(log, "_receivers", [])
-    log.connect()
+    log.connect_receivers()
     assert len(signals.enqueued.receivers) == before
 
 

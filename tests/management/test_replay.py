@@ -14,7 +14,7 @@ from django.db import OperationalError
 from django.utils import timezone as django_timezone
 
 from django_delayq.management import cli, selecting
-from django_delayq.management.cli import Reporter, duration, instant
+from django_delayq.management.cli import Reporter, parse_duration, parse_instant
 from django_delayq.management.verbs import replay as verb
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from tests.app.tasks import record
@@ -274,24 +274,26 @@ def test_a_database_that_fails_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_durations() -> None:
-    assert [duration(text) for text in ("90s", "15m", "2h", "30d", "4w")] == [
+    assert [parse_duration(text) for text in ("90s", "15m", "2h", "30d", "4w")] == [
         timedelta(seconds=90), timedelta(minutes=15), timedelta(hours=2), timedelta(days=30), timedelta(weeks=4),
     ]  # fmt: skip
 
 
 def test_times_without_a_zone_are_those_of_the_project(settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
-    assert instant("2026-01-31") == datetime(2026, 1, 30, 23, tzinfo=timezone.utc)
-    assert instant("2026-01-31T12:30") == datetime(2026, 1, 31, 11, 30, tzinfo=timezone.utc)
-    assert instant("2026-01-31T12:30Z") == datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc)
-    assert abs(instant("2h") - django_timezone.now() + timedelta(hours=2)) < timedelta(minutes=1)
+    assert parse_instant("2026-01-31") == datetime(2026, 1, 30, 23, tzinfo=timezone.utc)
+    assert parse_instant("2026-01-31T12:30") == datetime(2026, 1, 31, 11, 30, tzinfo=timezone.utc)
+    assert parse_instant("2026-01-31T12:30Z") == datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc)
+    assert abs(parse_instant("2h") - django_timezone.now() + timedelta(hours=2)) < timedelta(
+        minutes=1
+    )
 
 
 def test_without_use_tz_times_are_naive(settings: Any) -> None:
     settings.USE_TZ = False
-    assert instant("2026-01-31T12:30+02:00") == datetime(2026, 1, 31, 10, 30)
-    assert instant("2026-01-31") == datetime(2026, 1, 31)
-    assert instant("2h").tzinfo is None
+    assert parse_instant("2026-01-31T12:30+02:00") == datetime(2026, 1, 31, 10, 30)
+    assert parse_instant("2026-01-31") == datetime(2026, 1, 31)
+    assert parse_instant("2h").tzinfo is None
 
 
 # Discard

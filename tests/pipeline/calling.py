@@ -7,9 +7,8 @@ from io import StringIO
 
 from django.core.management import CommandError, call_command
 
-from django_delayq.pipeline.jobs import check
+from django_delayq.pipeline.jobs import Start, check_params
 from django_delayq.pipeline.params import Params, Report
-from django_delayq.pipeline.runner import Start
 
 
 class Call:
@@ -42,7 +41,7 @@ class Call:
     def job(self, name: str, params: Params, start: Start, tell: Callable[[str], object]) -> Report:
         """In place of the job."""
         self.params, self.start = params, start
-        check(name, params)
+        check_params(name, params)
         if isinstance(self.report, BaseException):
             raise self.report
         return self.report

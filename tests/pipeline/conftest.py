@@ -12,7 +12,7 @@ import pytest
 
 from django_delayq.management.verbs import pipeline
 from django_delayq.pipeline import params_from_django
-from django_delayq.pipeline.errors import SparkMissing
+from django_delayq.pipeline.job_errors import SparkMissing
 from django_delayq.pipeline.params import Params
 from tests.pipeline.calling import Call
 from tests.pipeline.quick import JAVA, QUICK

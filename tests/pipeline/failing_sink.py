@@ -14,7 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from django_delayq.pipeline.params import Redis
-from django_delayq.pipeline.sinks.queue import Loader, LoadSpec, QueueSink, QueueWriter
+from django_delayq.pipeline.sinks.queue_sink import Loader, LoadSpec, QueueSink, QueueWriter
 
 
 class FailingSink(QueueSink):

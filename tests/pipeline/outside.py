@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from django_delayq.pipeline import params_from_django
-from django_delayq.pipeline.errors import SparkMissing
+from django_delayq.pipeline.job_errors import SparkMissing
 from django_delayq.pipeline.session import check_java
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def main(start, *jobs):
     spark = session.build_session(start["master"], "512m", start["conf"])
     for path in start["files"]:
         spark.sparkContext.addPyFile(path)
-    session.register_formats(spark)  # the formats, too, come from there
+    session.prepare(spark)  # the formats, too, come from there
     for name, params in every:
         try:
             report = run(name, spark, params, lambda line: print(line, file=sys.stderr))
@@ -47,7 +47,7 @@ def main(start, *jobs):
             print(json.dumps({"job": name, "error": traceback.format_exc()}), flush=True)
     exec(start["code"], globals() | {"spark": spark, "every": every})
     spark.stop()
-    print(session.log(), file=sys.stderr)
+    print(session.java_log(), file=sys.stderr)
 
 main(*sys.argv[1:])
 """

@@ -19,7 +19,7 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.lake import batches
-from django_delayq.pipeline.sources.archive import finished_between
+from django_delayq.pipeline.sources.archive_source import finished_between
 from django_delayq.pipeline.stats import aggregates
 from django_delayq.stats import histogram
 from django_delayq.stats import hourly as statistics_module
@@ -350,7 +350,8 @@ def test_the_session_s_time_zone_changes_no_hour(spark: Any) -> None:
 
 
 def test_a_period_begins_with_its_first_instant_and_ends_before_its_last(spark: Any) -> None:
-    rows = frame(spark, *(row(NINE + HOUR * n, id=n) for n in range(4)), row(None, id=9))
+    some = [*(row(NINE + HOUR * n, id=n) for n in range(4)), row(None, id=9)]
+    rows = frame(spark, *some, schema=schemas.ARCHIVE)
 
     def ids(*bounds: Any) -> list[int]:
         return sorted(one.id for one in finished_between(rows, *bounds).collect())

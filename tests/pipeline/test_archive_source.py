@@ -18,14 +18,20 @@ import pyarrow as pa
 import pytest
 from django.db import connection
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.core.exceptions import ConfigurationError, DatabaseUnavailable
 from django_delayq.models import ArchivedMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params, Secret
-from django_delayq.pipeline.sources import adbc, ranges, rows
-from django_delayq.pipeline.sources.archive import IdRange, RangeReader, encoded, read_archive
+from django_delayq.pipeline.sources import adbc, ranges, table_reader
+from django_delayq.pipeline.sources.archive_source import (
+    RangeReader,
+    encoded,
+    read_archive,
+)
 from tests.pipeline.rows import INSTANTS, ODD, make_odd_rows, make_rows
 
 pytestmark = pytest.mark.databases
@@ -60,7 +66,7 @@ def in_one(
 ) -> pa.Table:
     """The whole table, without Spark."""
     schema = schemas.chosen(schemas.ARCHIVE, names)
-    return pa.Table.from_batches(rows.read_rows(database, schema, ALL, **told), schema)
+    return pa.Table.from_batches(table_reader.read_rows(database, schema, ALL, **told), schema)
 
 
 def signature(frame: Any) -> tuple[Any, ...]:
@@ -72,11 +78,11 @@ def signature(frame: Any) -> tuple[Any, ...]:
 # Contents
 
 
-@pytest.mark.parametrize("reader", rows.READERS)
+@pytest.mark.parametrize("reader", table_reader.READERS)
 def test_every_odd_content_arrives_as_it_is(reader: str, spark: Any, database: Database) -> None:
     make_odd_rows()
     frame = load(spark, database, lo="0", hi=str(2**62), reader=reader)
-    assertSchemaEqual(frame.schema, schemas.spark_schema(schemas.ARCHIVE))
+    assertSchemaEqual(frame.schema, from_arrow_schema(schemas.ARCHIVE))
     assertDataFrameEqual(
         frame, spark.createDataFrame(as_django_reads(), frame.schema), rtol=0, atol=0
     )
@@ -88,7 +94,7 @@ def test_every_odd_content_arrives_as_it_is(reader: str, spark: Any, database: D
     )
 
 
-@pytest.mark.parametrize("reader", rows.READERS)
+@pytest.mark.parametrize("reader", table_reader.READERS)
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
 def test_without_use_tz_the_instants_are_the_same(
     reader: str, zone: str, database: Database, settings: Any
@@ -106,7 +112,7 @@ def test_without_use_tz_the_instants_are_the_same(
     assert [at.astimezone(timezone.utc) for at in found["finished_at"].to_pylist()] == when
 
 
-@pytest.mark.parametrize("reader", rows.READERS)
+@pytest.mark.parametrize("reader", table_reader.READERS)
 @pytest.mark.parametrize(
     "name", ["max_attempts", "started_at", "reason", "message_id", "lateness_ms"]
 )
@@ -205,7 +211,7 @@ def test_a_gap_of_a_billion_ids_leaves_the_parts_even(spark: Any, database: Data
     ids = make_rows(8_000)
     spread(ids[5_000:], by=1_000_000_000)
     end = ids[-1] + 1_000_000_000
-    parts = rows.edges(database, (0, end), 8)
+    parts = ranges.edges(database, (0, end), 8)
     assert unbroken(parts, 0, end)
     assert max(rows_in(parts)) < 1_250
     assert read_archive(spark, database, (0, end), ["id"]).count() == 8_000
@@ -218,16 +224,16 @@ def test_a_pruned_beginning_with_some_dead_letters_left_leaves_the_parts_even(
     spread(ids[200:], by=5_000_000)
     spread(ids[:200], times=10_000)
     end = ids[-1] + 5_000_000
-    parts = rows.edges(database, (0, end), 4)
+    parts = ranges.edges(database, (0, end), 4)
     assert unbroken(parts, 0, end)
     assert max(rows_in(parts)) < 9_000 / 4 * 1.2
 
 
 def test_few_rows_are_not_divided_and_no_range_is_empty_of_ids(database: Database) -> None:
     ids = make_rows(900)
-    assert rows.edges(database, (0, ids[-1]), 8) == [(0, ids[-1])]
-    assert rows.edges(database, (5, 5), 8) == []
-    assert rows.edges(database, (ids[-1], ids[-1] + 10), 8) == [(ids[-1], ids[-1] + 10)]
+    assert ranges.edges(database, (0, ids[-1]), 8) == [(0, ids[-1])]
+    assert ranges.edges(database, (5, 5), 8) == []
+    assert ranges.edges(database, (ids[-1], ids[-1] + 10), 8) == [(ids[-1], ids[-1] + 10)]
 
 
 # Connections
@@ -263,7 +269,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("reader", rows.READERS)
+@pytest.mark.parametrize("reader", table_reader.READERS)
 def test_the_projects_options_change_nothing_of_what_is_read(
     reader: str, database: Database
 ) -> None:
@@ -333,7 +339,7 @@ def test_a_reader_of_sqlite_keeps_no_writer_waiting(tmp_path: Path, mode: str) -
         writer.executemany("INSERT INTO archive (topic) VALUES (?)", [("orders",)] * 5_000)
         writer.commit()
     database = Database(engine="django.db.backends.sqlite3", name=str(path), table="archive")
-    reading = rows.read_rows(database, schemas.chosen(schemas.ARCHIVE, ["topic"]), ALL)
+    reading = table_reader.read_rows(database, schemas.chosen(schemas.ARCHIVE, ["topic"]), ALL)
     read = next(reading).num_rows
     with closing(sqlite3.connect(path, timeout=0.2)) as writer:
         writer.execute("INSERT INTO archive (topic) VALUES ('mail')")
@@ -343,9 +349,9 @@ def test_a_reader_of_sqlite_keeps_no_writer_waiting(tmp_path: Path, mode: str) -
 
 def test_big_rows_make_small_batches(database: Database) -> None:
     make_rows(600, body="x" * 100_000)
-    batches = list(rows.read_rows(database, schemas.ARCHIVE, ALL))
+    batches = list(table_reader.read_rows(database, schemas.ARCHIVE, ALL))
     assert sum(batch.num_rows for batch in batches) == 600
-    assert max(batch.nbytes for batch in batches) < 3 * rows.CHUNK
+    assert max(batch.nbytes for batch in batches) < 3 * table_reader.CHUNK
 
 
 # Refused
@@ -365,7 +371,7 @@ def test_options_that_mean_nothing_are_said(
 ) -> None:
     given = {"database": encoded(database), **options}
     with pytest.raises(ConfigurationError, match=said):
-        list(RangeReader(schemas.ARCHIVE, given).read(IdRange(0, 5)))
+        list(RangeReader(schemas.ARCHIVE, given).read(InputPartition((0, 5))))
 
 
 @pytest.mark.parametrize(

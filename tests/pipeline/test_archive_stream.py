@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 from django.db import connection, connections, transaction
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from django_delayq.core.exceptions import ConfigurationError, DatabaseUnavailable
 from django_delayq.models import ArchivedMessage
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.sources.archive_stream import ArchiveStreamReader
+from django_delayq.pipeline.sources.archive_source import ArchiveStreamReader
 from tests.pipeline.rows import make_rows
 
 
@@ -27,7 +28,7 @@ def reader(parameters: Any) -> Callable[..., ArchiveStreamReader]:
 
     def make(**options: str) -> ArchiveStreamReader:
         database = msgspec.json.encode(parameters().database).decode()
-        schema = schemas.spark_schema(schemas.chosen(schemas.ARCHIVE, ["id", "topic"]))
+        schema = from_arrow_schema(schemas.chosen(schemas.ARCHIVE, ["id", "topic"]))
         return ArchiveStreamReader(schema, {"database": database, "settle": "0", **options})
 
     return make
@@ -102,7 +103,7 @@ def test_a_wrong_path_makes_no_database(parameters: Any, tmp_path: Path) -> None
         options={},
     )
     options = {"database": msgspec.json.encode(database).decode(), "settle": "0"}
-    reader = ArchiveStreamReader(schemas.spark_schema(schemas.ARCHIVE), options)
+    reader = ArchiveStreamReader(from_arrow_schema(schemas.ARCHIVE), options)
     with pytest.raises(DatabaseUnavailable, match=r"no\.sqlite3"):
         reader.latestOffset({"id": 0}, ReadMaxRows(2))
     assert list(tmp_path.iterdir()) == []

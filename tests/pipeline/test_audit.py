@@ -18,8 +18,8 @@ from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.audit.confirm import confirmed as confirm
 from django_delayq.pipeline.audit.findings import Finding, FindingKind
-from django_delayq.pipeline.errors import Code
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import Code
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record

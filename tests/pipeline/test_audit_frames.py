@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual
 
 from django_delayq.core.message import HEADER, STAMP
@@ -104,7 +105,7 @@ def test_of_a_queue_only_what_is_compared_is_kept(spark: Any) -> None:
             row(place="leased"),
             row(place="done", enqueued_at_us=7),
         ],
-        schemas.spark_schema(schemas.QUEUE),
+        from_arrow_schema(schemas.QUEUE),
     )
     expected = [
         (ID, "orders", 3, "high", 5, True, "high"),

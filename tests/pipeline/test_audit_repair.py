@@ -14,13 +14,13 @@ from django_delayq.client.decorator import DelayedTask
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit, audit_lake
 from django_delayq.pipeline.audit.findings import Finding, FindingKind
-from django_delayq.pipeline.errors import Code, LakeError
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import Code, LakeError
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.ledger import Ledger
 from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Params, Report
-from django_delayq.pipeline.sources.archive import read_archive
+from django_delayq.pipeline.sources.archive_source import read_archive
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record

@@ -13,17 +13,16 @@ import msgspec
 import pytest
 from django.core.management import CommandError
 
-from django_delayq.management.pipeline_arguments import add_job_arguments
 from django_delayq.management.verbs import pipeline
-from django_delayq.pipeline.errors import Code, Refused
-from django_delayq.pipeline.jobs import JOBS
+from django_delayq.pipeline.job_errors import Code, Refused
+from django_delayq.pipeline.jobs import JOBS, Start, start_of
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.runner import Start, configuration_of
 from tests.pipeline.calling import Call
 
 pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+START = {"master": "local[*]", "driver_memory": "1g"}
 LOAD = (
     "--task",
     "tests.app.tasks.record",
@@ -44,7 +43,7 @@ LOAD = (
 @pytest.mark.parametrize("name", JOBS)
 def test_every_option_of_every_job_can_be_given_and_has_a_help_text(name: str) -> None:
     parser = ArgumentParser()
-    add_job_arguments(parser, JOBS[name])
+    pipeline.add_job_arguments(parser, JOBS[name])
     wanted = {*JOBS[name].options.__struct_fields__, *JOBS[name].options.takes} - {"tasks"}
     assert wanted == {action.dest for action in parser._actions} - {"help"}
     assert all(len(action.help or "") > 10 for action in parser._actions)
@@ -222,13 +221,13 @@ def test_spark_is_configured_by_options(command: Call) -> None:
 )
 def test_a_secret_in_the_configuration_is_refused_and_not_repeated(pair: str) -> None:
     with pytest.raises(Refused, match="looks like a secret") as refused:
-        configuration_of([pair])
+        start_of({**START, "conf": [pair]})
     assert "hunter2" not in str(refused.value)
 
 
 def test_configuration_without_a_value_is_refused() -> None:
     with pytest.raises(Refused, match="NAME=VALUE"):
-        configuration_of(["spark.executor.memory"])
+        start_of({**START, "conf": ["spark.executor.memory"]})
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_delayq.core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
-from django_delayq.pipeline import runner
+from django_delayq.pipeline import jobs
 from django_delayq.pipeline.__main__ import main
-from django_delayq.pipeline.errors import Code, LakeConflict, LakeError, Refused, SparkMissing
+from django_delayq.pipeline.job_errors import Code, LakeConflict, LakeError, Refused, SparkMissing
 from django_delayq.pipeline.params import Params, Report
 from tests.pipeline.calling import Call
 
@@ -84,7 +84,7 @@ def missing_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         ).save()
         return Report(job=name)
 
-    monkeypatch.setattr(runner, "run", job)
+    monkeypatch.setattr(jobs, "run", job)
 
 
 @pytest.mark.usefixtures("missing_secret")

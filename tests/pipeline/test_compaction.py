@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from django_delayq.pipeline.errors import LakeConflict, LakeError
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import LakeConflict, LakeError
 from django_delayq.pipeline.lake import batches, compaction
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.reader import read_lake

@@ -15,13 +15,13 @@ from pyspark.testing import assertDataFrameEqual
 
 from django_delayq.models import ArchivedMessage, LakeBatch
 from django_delayq.pipeline import jobs
-from django_delayq.pipeline.errors import Code, LakeConflict, LakeError, Refused
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import Code, LakeConflict, LakeError, Refused
 from django_delayq.pipeline.lake import batches
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.sources.archive import read_archive
+from django_delayq.pipeline.sources.archive_source import read_archive
 from tests.pipeline.rows import make_odd_rows, make_rows
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_delayq.pipeline.errors import LakeError
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import LakeError
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Report

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
-from django_delayq.pipeline.errors import Refused
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.params import Report

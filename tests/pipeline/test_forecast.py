@@ -17,8 +17,8 @@ from django.utils import timezone as django_timezone
 from django_delayq import pause_topic
 from django_delayq.core.times import from_ms
 from django_delayq.models import Forecast, ForecastCount, OutboxMessage
-from django_delayq.pipeline.errors import Code
 from django_delayq.pipeline.forecast import forecast as job
+from django_delayq.pipeline.job_errors import Code
 from django_delayq.pipeline.params import Params, Report
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, record

@@ -74,7 +74,7 @@ def test_what_runs_on_executors_knows_no_project(part: str) -> None:
     pipeline = "django_delayq.pipeline"
     more = [
         f"{pipeline}.{name}"
-        for name in ("params", "options", "schemas", "lake.reader", "stats.aggregates", "session")
+        for name in ("params", "schemas", "lake.reader", "stats.aggregates", "session")
     ]
     _, ours = imported([*modules(PACKAGE / "pipeline" / part), *more])
     assert not ours & {

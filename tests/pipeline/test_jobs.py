@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_delayq.pipeline import jobs
-from django_delayq.pipeline.errors import Refused
+from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.params import Database, Params
 
 TASK = {"name": "shop.tasks.remind", "topic": "mail", "ttr_ms": 60_000}
@@ -27,7 +27,7 @@ def check(name: str, **given: Any) -> None:
     """Checks a job with what it needs at least and what is given."""
     database = Database(engine="django.db.backends.sqlite3", name="n", table="t")
     options = {**LEAST[name].get("job", {}), **given.pop("job", {})}
-    jobs.check(name, Params(database=database, **{**LEAST[name], **given, "job": options}))
+    jobs.check_params(name, Params(database=database, **{**LEAST[name], **given, "job": options}))
 
 
 @pytest.mark.parametrize("name", jobs.JOBS)

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from django_delayq.pipeline.errors import LakeConflict, LakeError
+from django_delayq.pipeline.job_errors import LakeConflict, LakeError
 from django_delayq.pipeline.lake.lake import Commit, Lake
 from tests.hands import together
 
@@ -133,7 +133,7 @@ def test_replaced_files_do_not_count(path: Path, add: Add) -> None:
         ({"hi": 0}, "the one before ended at 0"),
         ({"kind": "drop"}, "cannot be read as a commit"),
         ({"rows": -3}, "cannot be read as a commit"),
-        ({"removes": ["data/x"]}, "removes what is not there"),
+        ({"removes": ["data/x"]}, "removes a file that is not there"),
         (
             {"files": [{"path": "../x.parquet", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]},
             "outside",

@@ -10,15 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.core.message import Record, decode_body, key_id, task_code
 from django_delayq.core.times import MAX_DELAY_MS
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import json_columns, messages, schedule_frames, task_specs
-from django_delayq.pipeline.errors import Refused
-from django_delayq.pipeline.options import ParameterSpec, ScheduleOptions, TaskSpec
-from django_delayq.pipeline.sinks.queue import Records
+from django_delayq.pipeline.job_errors import Refused
+from django_delayq.pipeline.params import ParameterSpec, ScheduleOptions, TaskSpec
+from django_delayq.pipeline.sinks.queue_sink import Records
 from django_delayq.store.keys import partition_of
 from tests.app import tasks as declared
 
@@ -115,14 +116,14 @@ def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
         messages.placed(schedule_frames.message_rows(frame, planned, NOW, LIMIT), {"mail": 4}, 3), 4
     )
     chosen = messages.message_columns(arranged)
-    assertSchemaEqual(chosen.schema, schemas.spark_schema(schemas.MESSAGES), ignoreNullable=True)
-    assertDataFrameEqual(chosen, spark.createDataFrame([], schemas.spark_schema(schemas.MESSAGES)))
+    assertSchemaEqual(chosen.schema, from_arrow_schema(schemas.MESSAGES), ignoreNullable=True)
+    assertDataFrameEqual(chosen, spark.createDataFrame([], from_arrow_schema(schemas.MESSAGES)))
     assert tuple(arranged.agg(*messages.summed(arranged)).first()) == (0, 0, "0")
 
 
 def test_the_sum_is_of_the_rows_and_not_of_their_order(spark: Any) -> None:
     def summed(rows: list[Any]) -> Any:
-        frame = spark.createDataFrame(rows, schemas.spark_schema(schemas.MESSAGES))
+        frame = spark.createDataFrame(rows, from_arrow_schema(schemas.MESSAGES))
         return tuple(frame.agg(*messages.summed(frame)).first())
 
     one = ("mail", 0, 0, b"a" * 16, 5, "", b"h", "[1]")

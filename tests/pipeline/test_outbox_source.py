@@ -13,15 +13,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.core.message import new_ids
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params
-from django_delayq.pipeline.sources import rows
-from django_delayq.pipeline.sources.archive import IdRange, encoded
-from django_delayq.pipeline.sources.outbox import OutboxReader, read_outbox
+from django_delayq.pipeline.sources import table_reader
+from django_delayq.pipeline.sources.archive_source import encoded
+from django_delayq.pipeline.sources.outbox_source import OutboxReader, read_outbox
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 from tests.pipeline.rows import ODD
@@ -77,15 +79,15 @@ def as_django_reads() -> list[tuple[Any, ...]]:
 def test_every_odd_content_arrives_as_it_is(spark: Any, database: Database) -> None:
     put(46)
     frame = read_outbox(spark, database)
-    assertSchemaEqual(frame.schema, schemas.spark_schema(schemas.OUTBOX))
+    assertSchemaEqual(frame.schema, from_arrow_schema(schemas.OUTBOX))
     assertDataFrameEqual(frame, spark.createDataFrame(as_django_reads(), frame.schema))
 
 
-@pytest.mark.parametrize("reader", rows.READERS)
+@pytest.mark.parametrize("reader", table_reader.READERS)
 def test_each_reader_gives_the_same(reader: str, database: Database) -> None:
     put(46)
     options = {"database": msgspec.json.encode(database).decode(), "reader": reader}
-    batches = OutboxReader(schemas.OUTBOX, options).read(IdRange(0, 2**62))
+    batches = OutboxReader(schemas.OUTBOX, options).read(InputPartition((0, 2**62)))
     found = pa.Table.from_batches(batches, schemas.OUTBOX)
     assert [tuple(row.values()) for row in found.to_pylist()] == as_django_reads()
 
@@ -108,7 +110,7 @@ def test_a_durable_message_is_there_as_redis_will_have_it(
 
 def test_chosen_columns_come_alone_and_rows_in_parts(spark: Any, database: Database) -> None:
     put(5_000)
-    schema = schemas.spark_schema(schemas.chosen(schemas.OUTBOX, ["due_at", "topic"]))
+    schema = from_arrow_schema(schemas.chosen(schemas.OUTBOX, ["due_at", "topic"]))
     reader = spark.read.format("delayq_outbox").schema(schema)
     frame = reader.options(database=encoded(database)).load()
     assert frame.columns == ["due_at", "topic"]
@@ -120,9 +122,11 @@ def test_chosen_columns_come_alone_and_rows_in_parts(spark: Any, database: Datab
 def test_big_records_make_small_batches(database: Database) -> None:
     put(300, record=b"x" * 200_000)
     schema = schemas.chosen(schemas.OUTBOX, ["topic", "record"])
-    batches = list(rows.read_rows(database, schema, (0, 2**62), table=database.outbox))
+    batches = list(table_reader.read_rows(database, schema, (0, 2**62), table=database.outbox))
     assert sum(batch.num_rows for batch in batches) == 300
-    assert max(batch.nbytes for batch in batches) <= max(3 * rows.CHUNK, rows.FIRST * 200_100)
+    assert max(batch.nbytes for batch in batches) <= max(
+        3 * table_reader.CHUNK, table_reader.FIRST * 200_100
+    )
 
 
 def test_a_database_without_its_outbox_named_is_refused(spark: Any, database: Database) -> None:

@@ -15,9 +15,8 @@ from django.db import connections
 
 from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.pipeline import params_from_django
-from django_delayq.pipeline.errors import Refused
-from django_delayq.pipeline.options import ExportOptions
-from django_delayq.pipeline.params import Database, Params, Redis, Secret
+from django_delayq.pipeline.job_errors import Refused
+from django_delayq.pipeline.params import Database, ExportOptions, Params, Redis, Secret
 from tests.pipeline.outside import plain_environment
 
 DATABASE = Database(engine="django.db.backends.postgresql", name="shop", table="t")

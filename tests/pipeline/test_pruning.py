@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
-from django_delayq.pipeline.errors import Code, LakeError, Refused
 from django_delayq.pipeline.export import export
+from django_delayq.pipeline.job_errors import Code, LakeError, Refused
 from django_delayq.pipeline.lake import pruning
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.ledger import Ledger

@@ -41,7 +41,7 @@ def keys_of(store: RedisStore, partition: Partition = ORDERS) -> dict[str, str]:
 
 def read(store: RedisStore, name: str, partition: Partition = ORDERS) -> list[dict[str, Any]]:
     """The rows of a structure; no batch is larger than a page."""
-    batches = list(queue_rows.read(store, Structure(partition, name)))
+    batches = list(queue_rows.read_structure(store, Structure(partition, name)))
     assert all(batch.schema == schemas.QUEUE for batch in batches)
     assert all(batch.num_rows <= 2 * queue_rows.RECORDS for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
@@ -147,7 +147,7 @@ def test_large_bodies_make_smaller_pages(store: RedisStore, monkeypatch: pytest.
     monkeypatch.setattr(queue_rows, "REPLY_BYTES", 40 * store.client.settings.body_limit)
     due = {an_id(number): 1 for number in range(1_000)}
     store.client.redis.zadd(keys_of(store)["high"], due)
-    batches = list(queue_rows.read(store, Structure(ORDERS, "high")))
+    batches = list(queue_rows.read_structure(store, Structure(ORDERS, "high")))
     assert sum(batch.num_rows for batch in batches) == 1_000
     assert max(batch.num_rows for batch in batches) < 200
 

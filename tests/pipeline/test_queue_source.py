@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Params, Redis, Secret
-from django_delayq.pipeline.sources.queue import SMALL, QueueReader, parted, read_queue
 from django_delayq.pipeline.sources.queue_rows import STRUCTURES, Structure
+from django_delayq.pipeline.sources.queue_source import SMALL, QueueReader, parted, read_queue
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, record
@@ -25,7 +26,7 @@ def test_what_waits_has_a_row_with_its_due_time(spark: Any, parameters: Callable
     handles = record.using(delay=3600).enqueue_many([(n,) for n in range(50)])
     close_order.using(delay=60, priority="high").enqueue(1)
     frame = read_queue(spark, parameters().redis)
-    assert frame.schema == schemas.spark_schema(schemas.QUEUE)
+    assert frame.schema == from_arrow_schema(schemas.QUEUE)
     rows = frame.collect()
     assert Counter((row.topic, row.place) for row in rows) == {
         ("default", "normal"): 50,
@@ -33,7 +34,7 @@ def test_what_waits_has_a_row_with_its_due_time(spark: Any, parameters: Callable
     }
     assert {row.message_id for row in rows} >= {handle.id for handle in handles}
     due = read_queue(spark, parameters().redis, due_only=True)
-    assert due.schema == schemas.spark_schema(schemas.DUE)
+    assert due.schema == from_arrow_schema(schemas.DUE)
     assert {(row.message_id, row.due_at) for row in due.collect()} == {
         (row.message_id, row.due_at) for row in rows
     }
@@ -71,7 +72,7 @@ def test_topics_may_be_chosen(spark: Any, parameters: Callable[..., Params]):
 def test_an_empty_queue_is_an_empty_frame(spark: Any, parameters: Callable[..., Params]):
     for due_only, schema in ((False, schemas.QUEUE), (True, schemas.DUE)):
         frame = read_queue(spark, parameters().redis, due_only=due_only)
-        assert (frame.count(), frame.schema) == (0, schemas.spark_schema(schema))
+        assert (frame.count(), frame.schema) == (0, from_arrow_schema(schema))
 
 
 def test_an_error_has_no_secret(spark: Any, tmp_path: Any):

@@ -15,11 +15,10 @@ from django.utils import timezone as django_timezone
 from django_delayq.core.message import Record, decode_body, key_id, new_id, task_code
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.pipeline.bulk_load import replay, replay_marks
-from django_delayq.pipeline.errors import Refused
+from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.lake.reader import read_lake
-from django_delayq.pipeline.options import ParameterSpec, TaskSpec
-from django_delayq.pipeline.params import Params
+from django_delayq.pipeline.params import ParameterSpec, Params, TaskSpec
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore

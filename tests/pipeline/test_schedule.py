@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from django_delayq import topic_stats
@@ -29,12 +30,11 @@ from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import loads, messages
 from django_delayq.pipeline.bulk_load.messages import FrameTotals
-from django_delayq.pipeline.errors import Refused
+from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.jobs import run
-from django_delayq.pipeline.options import ParameterSpec, TaskSpec
-from django_delayq.pipeline.params import Params
-from django_delayq.pipeline.sinks import queue
-from django_delayq.pipeline.sinks.queue import (
+from django_delayq.pipeline.params import ParameterSpec, Params, TaskSpec
+from django_delayq.pipeline.sinks import queue_sink
+from django_delayq.pipeline.sinks.queue_sink import (
     Loader,
     LoadSpec,
     Pace,
@@ -369,7 +369,7 @@ def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisSto
     "query", ["DELETE FROM auth_user", "SELECT 1; DELETE FROM auth_user", "", "VACUUM"]
 )
 def test_only_a_select_is_a_query(job: Job, query: str) -> None:
-    with pytest.raises(Refused, match=r"a single SELECT is wanted"):
+    with pytest.raises(Refused, match=r"not a single SELECT"):
         job(query, format="query")
 
 
@@ -439,7 +439,7 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     split(1)
     get_store().partitions.counts("crowd")
     store = split(PARTITIONS)
-    monkeypatch.setattr(queue, "WAIT", 0.0)
+    monkeypatch.setattr(queue_sink, "WAIT", 0.0)
     part, name = (store.bulk_load, "begin") if where == "bulk_load.begin" else (store, where)
     real, broken = getattr(part, name), []
 
@@ -481,7 +481,7 @@ def frame_of(spark: Any, count: int = 3) -> Any:
         ("crowd", 0, 0, bytes([number]) * 16, None, "", messages.header(TASK), f"[{number}]")
         for number in range(count)
     ]
-    return spark.createDataFrame(rows, schemas.spark_schema(schemas.MESSAGES)).coalesce(1)
+    return spark.createDataFrame(rows, from_arrow_schema(schemas.MESSAGES)).coalesce(1)
 
 
 def spec(**rest: Any) -> LoadSpec:
@@ -527,7 +527,7 @@ def test_what_is_no_frame_of_messages_is_refused(
     columns: list[str], mode: str, given: Any, words: str
 ) -> None:
     schema = StructType(
-        [field for field in schemas.spark_schema(schemas.MESSAGES) if field.name in columns]
+        [field for field in from_arrow_schema(schemas.MESSAGES) if field.name in columns]
     )
     with pytest.raises(Refused, match=words):
         QueueSink(given).writer(schema, mode == "overwrite")

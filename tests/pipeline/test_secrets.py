@@ -29,9 +29,9 @@ pytestmark = [
 _PLANS = """
 import msgspec
 from django_delayq.pipeline.params import Database, Secret
-from django_delayq.pipeline.sources.archive import read_archive
-from django_delayq.pipeline.sources.outbox import read_outbox
-from django_delayq.pipeline.sources.queue import read_queue
+from django_delayq.pipeline.sources.archive_source import read_archive
+from django_delayq.pipeline.sources.outbox_source import read_outbox
+from django_delayq.pipeline.sources.queue_source import read_queue
 
 params = every[0][1]
 for frame in (read_archive(spark, params.database, (0, 10)), read_outbox(spark, params.database),

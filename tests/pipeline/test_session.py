@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from django_delayq.pipeline import session
-from django_delayq.pipeline.errors import Refused, SparkMissing
+from django_delayq.pipeline.job_errors import Refused, SparkMissing
 from django_delayq.pipeline.session import PREFIX, private_folder
 from tests.databases.processes import ended
 from tests.pipeline.outside import plain_environment
@@ -53,7 +53,7 @@ def test_a_session_that_is_there_is_not_moved_to_another_zone(foreign: Any) -> N
 
 
 def test_every_session_has_our_formats_and_takes_them_again(spark: Any) -> None:
-    session.register_formats(spark)
+    session.prepare(spark)
     for name in ("delayq_archive", "delayq_outbox", "delayq_queue"):
         assert "message_id" in spark.read.format(name).load().columns
     with pytest.raises(Exception, match="This frame has no"):

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 from django_delayq.models import ArchivedMessage, UnarchivableEntry
 from django_delayq.models.functions import UtcNow
-from django_delayq.pipeline.errors import Refused
+from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.lake.watermark import last_settled_id
 from django_delayq.pipeline.sources import settling
 from tests.pipeline.rows import make_rows

@@ -16,13 +16,11 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq.archive.prune import prune
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
-from django_delayq.pipeline.error_messages import cause, code_of
-from django_delayq.pipeline.errors import Code, LakeError, Refused
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.lake import reader as lake_reader
+from django_delayq.pipeline.job_errors import Code, LakeError, Refused, cause, code_of
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.params import Report
-from django_delayq.pipeline.stats import stats, write_back
+from django_delayq.pipeline.stats import aggregates, stats
 from django_delayq.stats import history
 from django_delayq.stats.hourly import (
     DAY,
@@ -210,7 +208,7 @@ def test_batches_are_counted_with_the_last_figures_or_not_at_all(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as failing:
-        failing.setattr(stats, "_marking", lambda counted: interrupt)
+        failing.setattr(stats, "_mark_counted", interrupt)
         with pytest.raises(KeyboardInterrupt):
             stats_now()
     assert len(by_hour()) == 3
@@ -225,13 +223,13 @@ def test_a_batch_that_is_repaired_meanwhile_has_to_be_counted_again(
 ) -> None:
     make_rows(3, finished_at=NOON)
     export_now()
-    original = stats._marking
+    original = stats._mark_counted
 
-    def repaired(counted: Any) -> Any:
+    def repaired(counted: Any) -> None:
         LakeBatch.objects.update(seq=7)
-        return original(counted)
+        original(counted)
 
-    monkeypatch.setattr(stats, "_marking", repaired)
+    monkeypatch.setattr(stats, "_mark_counted", repaired)
     stats_now()
     assert LakeBatch.objects.get().counted_at is None
 
@@ -353,10 +351,10 @@ def test_a_file_that_an_executor_cannot_read_is_named_in_a_sentence(
 
 def test_files_are_read_in_parts_with_about_as_many_rows_each_in_their_order() -> None:
     files = [("a", 10), ("b", 20), ("c", 0), ("d", 30), ("e", 30), ("f", 30)]
-    assert lake_reader._parted(files, 4) == [["a", "b"], ["c", "d"], ["e"], ["f"]]
-    assert lake_reader._parted([("a", 1), ("b", 1_000)], 2) == [["a"], ["b"]]
-    assert lake_reader._parted([("a", 0), ("b", 0)], 2) == [["a", "b"], []]
-    assert lake_reader._parted([], 0) == []
+    assert aggregates._parted(files, 4) == [["a", "b"], ["c", "d"], ["e"], ["f"]]
+    assert aggregates._parted([("a", 1), ("b", 1_000)], 2) == [["a"], ["b"]]
+    assert aggregates._parted([("a", 0), ("b", 0)], 2) == [["a", "b"], []]
+    assert aggregates._parted([], 0) == []
 
 
 def test_figures_are_the_same_however_the_rows_lie_in_files(
@@ -369,7 +367,7 @@ def test_figures_are_the_same_however_the_rows_lie_in_files(
     export_now(batch=70)
     forget()
     for name, value in (("BATCH", 7), ("PARTS", 9)):
-        monkeypatch.setattr(lake_reader, name, value)
+        monkeypatch.setattr(aggregates, name, value)
     stats_now()
     assert all_stored() == wanted
 
@@ -547,7 +545,7 @@ def test_old_figures_are_shown_where_the_archive_is_empty(
 def test_hours_are_written_in_transactions_of_few_statements(
     counted: None, stats_now: Run, monkeypatch: pytest.MonkeyPatch, most: int, statements: int
 ) -> None:
-    monkeypatch.setattr(write_back, "ROWS", most)
+    monkeypatch.setattr(stats, "ROWS", most)
     TopicHour.objects.update(lateness="{}")
     with CaptureQueriesContext(connection) as queries:
         stats_now(everything=True)

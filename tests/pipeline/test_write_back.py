@@ -16,8 +16,8 @@ from django.db.models import QuerySet
 
 from django_delayq.core.conf import get_settings
 from django_delayq.models import TaskDay, TopicHour
-from django_delayq.pipeline.stats import write_back as write_back_module
-from django_delayq.pipeline.stats.write_back import Chunk, _transactions, write_back
+from django_delayq.pipeline.stats import stats
+from django_delayq.pipeline.stats.stats import Chunk, _transactions, write_back
 from django_delayq.stats.hourly import Replacement, compare_each, replace_each
 
 NOON, HOUR = datetime(2026, 11, 20, 12, tzinfo=timezone.utc), timedelta(hours=1)
@@ -119,7 +119,7 @@ def test_a_transaction_that_the_database_ended_is_repeated_with_what_ends_it(
     written = write_back(chunks, finish)
     assert (written.outcomes, stored()) == ({Replacement.REPLACED: 1}, {NOON: 3})
 
-    monkeypatch.setattr(write_back_module, "TRIES", 2)
+    monkeypatch.setattr(stats, "TRIES", 2)
     ends = iter([OperationalError("deadlock")] * 2)
     with pytest.raises(OperationalError):
         write_back([chunk._replace(rows=[figures(NOON, 4)])], finish)

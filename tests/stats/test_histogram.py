@@ -16,7 +16,7 @@ from django_delayq.stats.histogram import (
     bucket,
     decode,
     encode,
-    merged,
+    merge_histograms,
     middle,
     percentile,
 )
@@ -105,25 +105,29 @@ def test_halves_of_microseconds_are_rounded_up() -> None:
 
 @given(histograms, histograms, histograms)
 def test_the_order_of_a_sum_does_not_matter(a: Histogram, b: Histogram, c: Histogram) -> None:
-    assert merged([a, b]) == merged([b, a])
-    assert merged([merged([a, b]), c]) == merged([a, merged([b, c])]) == merged([c, b, a])
-    assert sum(merged([a, b, c]).values()) == sum(sum(one.values()) for one in (a, b, c))
+    assert merge_histograms([a, b]) == merge_histograms([b, a])
+    assert (
+        merge_histograms([merge_histograms([a, b]), c])
+        == merge_histograms([a, merge_histograms([b, c])])
+        == merge_histograms([c, b, a])
+    )
+    assert sum(merge_histograms([a, b, c]).values()) == sum(sum(one.values()) for one in (a, b, c))
 
 
 @given(histograms)
 def test_a_sum_is_a_new_histogram(a: dict[int, int]) -> None:
     before = dict(a)
-    assert merged([a]) == merged([a, {}]) == a
-    assert merged([a, a]) == {index: 2 * count for index, count in a.items()}
+    assert merge_histograms([a]) == merge_histograms([a, {}]) == a
+    assert merge_histograms([a, a]) == {index: 2 * count for index, count in a.items()}
     assert a == before
-    assert merged([]) == {}
+    assert merge_histograms([]) == {}
 
 
 @given(st.lists(milliseconds, max_size=50), st.lists(milliseconds, max_size=50))
 def test_the_sum_of_two_is_the_histogram_of_all_their_values(
     some: list[float], others: list[float]
 ) -> None:
-    assert merged([histogram(some), histogram(others)]) == histogram(some + others)
+    assert merge_histograms([histogram(some), histogram(others)]) == histogram(some + others)
 
 
 # Percentiles

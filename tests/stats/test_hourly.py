@@ -20,7 +20,7 @@ from django.utils import timezone as django_timezone
 from django_delayq.core.times import stored, utc
 from django_delayq.models import ArchivedMessage, TaskDay, TopicHour
 from django_delayq.stats import hourly as statistics
-from django_delayq.stats.histogram import decode, encode, merged, percentile
+from django_delayq.stats.histogram import decode, encode, merge_histograms, percentile
 from django_delayq.stats.hourly import (
     DAY,
     HOUR,
@@ -109,7 +109,7 @@ def _some_row(random: Random, finished_at: datetime) -> dict[str, Any]:
 
 def percentile_of(rows: Any, share: float, metric: str = "lateness") -> float | None:
     """Of several rows together, in milliseconds."""
-    return percentile(merged(decode(getattr(row, metric)) for row in rows), share)
+    return percentile(merge_histograms(decode(getattr(row, metric)) for row in rows), share)
 
 
 def expected(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def test_workers_say_what_they_do(hands: Hands) -> None:
     )  # fmt: skip
     beat(hands.store, "a")
     hands.store.workers.quiet("a")
-    listed = figures.workers()
+    listed = figures.worker_statuses()
     assert [(one.name, one.alive, one.quiet_requested) for one in listed] == [
         ("a", True, True), ("b", True, False), ("old", False, False),
     ]  # fmt: skip
@@ -133,7 +133,7 @@ def test_workers_say_what_they_do(hands: Hands) -> None:
 
 def test_workers_of_a_redis_that_is_away_are_an_error(hands: Hands) -> None:
     with unreachable(), pytest.raises(StoreUnavailable):
-        figures.workers()
+        figures.worker_statuses()
 
 
 # Rates
@@ -242,14 +242,14 @@ def test_the_database_is_asked_less_often(hands: Hands, clock: Clock) -> None:
 def test_a_slow_database_is_asked_even_less_often(
     hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, asked = overview_sql.read, []
+    real, asked = overview_sql.read_database_figures, []
 
     def read_slowly(*args: Any) -> Any:
         asked.append(clock.now)
         clock.pass_time(2)
         return real(*args)
 
-    monkeypatch.setattr(overview_sql, "read", read_slowly)
+    monkeypatch.setattr(overview_sql, "read_database_figures", read_slowly)
     for _ in range(110):
         figures.overview()
         clock.pass_time(1)
@@ -377,7 +377,7 @@ def test_instants_are_by_the_clock_of_redis(hands: Hands) -> None:
 @pytest.fixture
 def slow_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Begins a request in another thread, whose queries do not answer before the test ends."""
-    asked, answer, read = threading.Event(), threading.Event(), overview_sql.read
+    asked, answer, read = threading.Event(), threading.Event(), overview_sql.read_database_figures
 
     def wait(*args: Any) -> Any:
         asked.set()
@@ -393,7 +393,7 @@ def slow_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None
     thread = threading.Thread(target=ask)
 
     def begin() -> None:
-        monkeypatch.setattr(overview_sql, "read", wait)
+        monkeypatch.setattr(overview_sql, "read_database_figures", wait)
         thread.start()
         assert asked.wait(10)
 

@@ -21,7 +21,7 @@ from django_delayq import (
 )
 from django_delayq.client import changes
 from django_delayq.core.times import When
-from django_delayq.operators import lookup
+from django_delayq.operators import message_search
 from django_delayq.outbox.existing import every_topic
 from django_delayq.outbox.listing import list_outbox
 from django_delayq.stats import unserved
@@ -84,15 +84,15 @@ def test_nothing_is_enqueued_into_what_nobody_declares(hands: Hands) -> None:
 def test_its_messages_are_found_by_id_and_by_key(hands: Hands, delay: int) -> None:
     """The later ones are only in the outbox."""
     (handle,) = leave("jobs", 1, key="k", durable=True, delay=delay)
-    by_id, (by_key,) = lookup.by_id(handle.id), lookup.by_key("k")
+    by_id, (by_key,) = message_search.by_id(handle.id), message_search.by_key("k")
     assert by_id is not None and by_id == by_key
     assert (by_id.topic, by_id.message_id, by_id.state) == ("jobs", handle.id, "delayed")
-    assert lookup.live("jobs", handle.id) is not None
+    assert message_search.live("jobs", handle.id) is not None
     if delay > DAY:
         with unreachable():
             assert (
-                lookup.by_key("k", redis=False)
-                == lookup.by_key("k", "jobs", redis=False)
+                message_search.by_key("k", redis=False)
+                == message_search.by_key("k", "jobs", redis=False)
                 == [by_key]
             )
 

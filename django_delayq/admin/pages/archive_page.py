@@ -21,7 +21,7 @@ from .. import csv_export
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
 from ..runs import shown_runs
-from ..site import action, back, page, show, url
+from ..site import back, register_action, register_page, show, url
 
 #: Only with view_payload.
 _PAYLOAD = ("body", "headers", "traceback")
@@ -34,8 +34,8 @@ _LIVES = 20
 # The list
 
 
-@page("archive/", "archive")
-def archive(request: HttpRequest) -> HttpResponse:
+@register_page("archive/", "archive")
+def archive_view(request: HttpRequest) -> HttpResponse:
     """One page of the archive."""
     form, found = ArchiveForm(request.GET), None
     before, after = request.GET.get("before"), request.GET.get("after")
@@ -57,8 +57,8 @@ def archive(request: HttpRequest) -> HttpResponse:
     return show(request, "archive.html", _("Archive"), **context)
 
 
-@page("archive/csv/", "archive_csv")
-def archive_csv(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
+@register_page("archive/csv/", "archive_csv")
+def archive_csv_view(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     """All rows that match the filters."""
     form = ArchiveForm(request.GET)
     if _is_permitted(request, form):
@@ -111,15 +111,15 @@ def _matching(form: ArchiveForm) -> dict[str, Any]:
 # One row
 
 
-@page("archive/<int:pk>/", "archived")
-def archived(request: HttpRequest, pk: int) -> HttpResponse:
+@register_page("archive/<int:pk>/", "archived")
+def archived_view(request: HttpRequest, pk: int) -> HttpResponse:
     """All facts about a row."""
     row = _row(request, pk)
     return _page(request, row, _edit_form(request, row) if request.GET.get("edit") else None)
 
 
-@action("archive/<int:pk>/replay/", "archived_replay", "replay_message")
-def archived_replay(request: HttpRequest, pk: int) -> HttpResponse:
+@register_action("archive/<int:pk>/replay/", "archived_replay", "replay_message")
+def archived_replay_view(request: HttpRequest, pk: int) -> HttpResponse:
     """Send it again, with other arguments when the form has them."""
     form = None
     if "edited" in request.POST:
@@ -143,8 +143,8 @@ def archived_replay(request: HttpRequest, pk: int) -> HttpResponse:
     return back(request, "archived", pk=pk)
 
 
-@action("archive/<int:pk>/discard/", "archived_discard", "discard_message")
-def archived_discard(request: HttpRequest, pk: int) -> HttpResponse:
+@register_action("archive/<int:pk>/discard/", "archived_discard", "discard_message")
+def archived_discard_view(request: HttpRequest, pk: int) -> HttpResponse:
     """Discard it: it needs no replay."""
     operations.discard_one(request.user, pk, reason=request.POST.get("reason", ""))
     messages.success(request, _("The dead letter is discarded: it needs no replay."))

@@ -20,11 +20,11 @@ from ...stats import overview
 from ..forms.archive_form import query_of
 from ..forms.bulk_form import BulkForm, order_of
 from ..keyset import newest_first
-from ..site import action, back, page, show, url
+from ..site import back, register_action, register_page, show, url
 
 
-@page("bulk/", "bulk_list")
-def bulk_list(request: HttpRequest) -> HttpResponse:
+@register_page("bulk/", "bulk_list")
+def bulk_list_view(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
     rows, links = newest_first(request, BulkOperation.objects.all())
     lines = [(operation, service.progress(operation)) for operation in rows]
@@ -38,8 +38,8 @@ def bulk_list(request: HttpRequest) -> HttpResponse:
     )
 
 
-@page("bulk/<int:pk>/", "bulk")
-def bulk(request: HttpRequest, pk: int) -> HttpResponse:
+@register_page("bulk/<int:pk>/", "bulk")
+def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
     """The progress of an operation."""
     operation = _get(pk)
     title = _("Bulk operation %(pk)s: %(kind)s") % {"pk": pk, "kind": word(operation.kind)}
@@ -53,8 +53,8 @@ def bulk(request: HttpRequest, pk: int) -> HttpResponse:
     return show(request, "bulk.html", title, now=timezone.now(), **context)
 
 
-@page("bulk/new/", "bulk_new", "bulk_operate")
-def bulk_new(request: HttpRequest) -> HttpResponse:
+@register_page("bulk/new/", "bulk_new", "bulk_operate")
+def bulk_new_view(request: HttpRequest) -> HttpResponse:
     """A preview of the messages, and the form that starts the operation."""
     if "list" in request.GET and "id" not in request.GET:
         messages.warning(request, _("No message is selected. Tick messages in the list first."))
@@ -67,8 +67,8 @@ def bulk_new(request: HttpRequest) -> HttpResponse:
         return show(request, "bulk_new.html", _("Bulk operation"), problem=str(error))
 
 
-@action("bulk/start/", "bulk_start", "bulk_operate")
-def bulk_start(request: HttpRequest) -> HttpResponse:
+@register_action("bulk/start/", "bulk_start", "bulk_operate")
+def bulk_start_view(request: HttpRequest) -> HttpResponse:
     """Store the operation and go to its page. A form that is sent twice stores it once."""
     filters = QueryDict(request.POST.get("query", ""), mutable=True)
     filters["kind"] = request.POST.get("kind", "")
@@ -85,8 +85,8 @@ def bulk_start(request: HttpRequest) -> HttpResponse:
     return redirect(url(request, "bulk", pk=operation.pk))
 
 
-@action("bulk/<int:pk>/cancel/", "bulk_cancel", "bulk_operate")
-def bulk_cancel(request: HttpRequest, pk: int) -> HttpResponse:
+@register_action("bulk/<int:pk>/cancel/", "bulk_cancel", "bulk_operate")
+def bulk_cancel_view(request: HttpRequest, pk: int) -> HttpResponse:
     """Stop it. Messages that are already processed stay as they are."""
     service.cancel(request.user, pk)
     messages.success(
@@ -104,7 +104,7 @@ def _asked(request: HttpRequest, query: QueryDict) -> tuple[str, Selection]:
     """Kind and selection of an address or a form. Raises NotPermitted when this user may not do it,
     and InvalidMessage."""
     kind, selection = order_of(query)
-    service.check(kind, selection)
+    service.check_order(kind, selection)
     require(request.user, "bulk_operate", service.PERMISSIONS[BulkKind(kind)])
     return kind, selection
 
@@ -159,7 +159,7 @@ def _is_anybody_there() -> bool:
     try:
         return any(
             worker.alive and not worker.draining and "bulk" in worker.services
-            for worker in overview.workers()
+            for worker in overview.worker_statuses()
         )
     except StoreError:
         return True

@@ -15,7 +15,7 @@ from ...core.exceptions import InvalidName
 from ...models import Final, UnarchivableEntry
 from ...tasks import registry
 from ..forms.archive_form import query_of
-from ..site import page, show
+from ..site import register_page, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class GroupRow:
     """Of everything in the line, for bulk operations."""
 
 
-@page("dead-letters/", "dead_letters")
-def dead_letters(request: HttpRequest) -> HttpResponse:
+@register_page("dead-letters/", "dead_letters")
+def dead_letters_view(request: HttpRequest) -> HttpResponse:
     """Open dead letters by task and error, with how many died in the last hour, day and week."""
     found = _grouped(request)
     return show(

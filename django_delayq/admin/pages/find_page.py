@@ -10,18 +10,18 @@ from django.utils.translation import gettext as _
 
 from ...core.exceptions import InvalidMessage, OutcomeUnknown, StoreUnavailable
 from ...core.message import parse_id
-from ...operators import lookup
-from ...operators.lookup import SearchResult
+from ...operators import message_search
+from ...operators.message_search import SearchResult
 from ..forms.archive_form import search_parts
-from ..site import page, show, url
+from ..site import register_page, show, url
 
 _KEY = "key:"
 #: Arguments are searched in what ended within this time: each row of it is read.
 _PERIOD = "24h"
 
 
-@page("find/", "find")
-def find(request: HttpRequest) -> HttpResponse:
+@register_page("find/", "find")
+def find_view(request: HttpRequest) -> HttpResponse:
     """Redirects to the message; lists the messages when several topics have such a key.
 
     `args.name:value` goes on to the archive. While Redis is away SQL alone is searched, and the
@@ -58,9 +58,9 @@ def _hits(query: str, topic: str, redis: bool) -> list[SearchResult]:
     """By id when it looks like one, then by key: a key may look like an id. Raises
     InvalidMessage."""
     if query.startswith(_KEY):
-        return lookup.by_key(query.removeprefix(_KEY), topic, redis=redis)
-    hit = lookup.by_id(query, topic, redis=redis) if _is_id(query) else None
-    return [hit] if hit else lookup.by_key(query, topic, redis=redis)
+        return message_search.by_key(query.removeprefix(_KEY), topic, redis=redis)
+    hit = message_search.by_id(query, topic, redis=redis) if _is_id(query) else None
+    return [hit] if hit else message_search.by_key(query, topic, redis=redis)
 
 
 def _is_argument(query: str) -> bool:

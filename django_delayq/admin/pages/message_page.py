@@ -14,27 +14,27 @@ from django.utils.translation import gettext as _
 from ...core.exceptions import InvalidMessage, MessageNotFound
 from ...core.message import State
 from ...core.times import from_ms, in_words
-from ...operators import lookup, operations, recent_actions
-from ...operators.lookup import LiveMessage
+from ...operators import message_search, operations, recent_actions
+from ...operators.message_search import LiveMessage
 from ...stats.overview import obstacles
 from ...store import get_store
 from ...tasks import registry
 from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm
 from ..runs import shown_runs
-from ..site import action, back, page, show, url
+from ..site import back, register_action, register_page, show, url
 
 _WAITING = (State.DELAYED, State.READY)
 _ROUTE = "topics/<str:topic>/messages/<str:message_id>/"
 
 
-@page(_ROUTE, "message")
-def message(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+@register_page(_ROUTE, "message")
+def message_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     """Its page while it is live; later the page of its row in the archive."""
     return _page(request, topic, message_id)
 
 
-@action(f"{_ROUTE}cancel/", "message_cancel", "cancel_message")
-def cancel(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+@register_action(f"{_ROUTE}cancel/", "message_cancel", "cancel_message")
+def message_cancel_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     """Cancel it."""
     form = CancelForm(request.POST)
     if not form.is_valid():
@@ -44,16 +44,16 @@ def cancel(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     return redirect(url(request, "topic", topic=topic))
 
 
-@action(f"{_ROUTE}run-now/", "message_run_now", "cancel_message")
-def run_now(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+@register_action(f"{_ROUTE}run-now/", "message_run_now", "cancel_message")
+def message_run_now_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     """Make it due at once."""
     operations.run_now(request.user, topic, message_id, reason=_reason(request))
     _say_due(request, topic)
     return back(request, "message", topic=topic, message_id=message_id)
 
 
-@action(f"{_ROUTE}reschedule/", "message_reschedule", "cancel_message")
-def reschedule(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+@register_action(f"{_ROUTE}reschedule/", "message_reschedule", "cancel_message")
+def message_reschedule_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     """Give it another due time."""
     form = WhenForm(request.POST)
     if not form.is_valid():
@@ -65,10 +65,10 @@ def reschedule(request: HttpRequest, topic: str, message_id: str) -> HttpRespons
     return back(request, "message", topic=topic, message_id=message_id)
 
 
-@action(f"{_ROUTE}edit/", "message_edit", "edit_message", "view_payload")
-def edit(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+@register_action(f"{_ROUTE}edit/", "message_edit", "edit_message", "view_payload")
+def message_edit_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     """Give it other arguments."""
-    found = lookup.live(topic, message_id)
+    found = message_search.live(topic, message_id)
     if found is None:
         raise MessageNotFound(f"Message {message_id} is not live any more: it was not edited.")
     form = ArgumentsForm(
@@ -95,7 +95,7 @@ def _page(
     cancel_form: CancelForm | None = None,
 ) -> HttpResponse:
     try:
-        found = lookup.live(topic, message_id)
+        found = message_search.live(topic, message_id)
     except InvalidMessage as error:  # no topic of ours (any more), or no id
         return _ended(request, topic, message_id, str(error))
     if found is None:
@@ -180,7 +180,7 @@ def _facts(found: LiveMessage) -> dict[str, Any]:
 def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> HttpResponse:
     """The page of a message that is not live: its newest row, or an explanation."""
     try:
-        row = lookup.archived(message_id)
+        row = message_search.archived_row(message_id)
     except InvalidMessage as error:
         return show(request, "not_there.html", _("No such message"), status=404, words=str(error))
     if row is not None:

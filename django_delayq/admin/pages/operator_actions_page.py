@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from ...models import OperatorAction
 from ..keyset import newest_first
-from ..site import page, show
+from ..site import register_page, show
 
 #: What operations.py, bulk.py, replay.py and prune.py record.
 ACTIONS = (
@@ -18,8 +18,8 @@ ACTIONS = (
 )  # fmt: skip
 
 
-@page("actions/", "operator_actions")
-def operator_actions(request: HttpRequest) -> HttpResponse:
+@register_page("actions/", "operator_actions")
+def operator_actions_view(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first; of one operator or one kind of action when the address says
     so."""
     chosen = {name: request.GET.get(name, "").replace("\0", "") for name in ("operator", "action")}

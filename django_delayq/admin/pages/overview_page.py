@@ -23,7 +23,7 @@ from ...stats import overview_sql
 from ...stats.overview import Bucket, Overview, Sample, TopicOverview
 from ...store.queries import COUNTERS
 from .. import charts
-from ..site import page, show
+from ..site import register_page, show
 
 #: The table of the chart's numbers has one row for so many samples (minutes).
 MINUTES_IN_A_ROW = 10
@@ -52,14 +52,14 @@ class Totals:
     next_topic: str
 
 
-@page("", "changelist")
-def overview(request: HttpRequest) -> HttpResponse:
+@register_page("", "changelist")
+def changelist_view(request: HttpRequest) -> HttpResponse:
     """All topics."""
     return show(request, "overview.html", _("Delay queue"), **context_of(stats.overview()))
 
 
-@page("live/", "live")
-def live(request: HttpRequest) -> HttpResponseBase:
+@register_page("live/", "live")
+def live_view(request: HttpRequest) -> HttpResponseBase:
     """The changing part of the page, with an ETag: nothing is sent when it has not changed."""
     response = render(request, "django_delayq/_overview.html", context_of(stats.overview()))
     response["ETag"] = etag = quote_etag(

@@ -24,14 +24,14 @@ from ...core.exceptions import (
     StoreUnavailable,
 )
 from ...core.message import Priority, key_id, new_id, parse_id
-from ...operators import lookup, operations
+from ...operators import message_search, operations
 from ...store import get_store
 from ...tasks import registry
 from ...tasks.arguments import read_json
 from ...tasks.options import check_key
 from ...tasks.task import Task
 from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm
-from ..site import page, show, url
+from ..site import register_page, show, url
 
 #: A form that was sent is remembered for so long.
 FORM_KEPT_MS = 3_600_000
@@ -150,8 +150,10 @@ class ScheduleForm(WhenForm):
         }
 
 
-@page("schedule/", "schedule", "edit_message", "view_payload", methods=("GET", "HEAD", "POST"))
-def schedule(request: HttpRequest) -> HttpResponse:
+@register_page(
+    "schedule/", "schedule", "edit_message", "view_payload", methods=("GET", "HEAD", "POST")
+)
+def schedule_view(request: HttpRequest) -> HttpResponse:
     """Choose a task, fill in its form, enqueue."""
     name = request.GET.get("task", "")
     task = registry.by_name.get(name)
@@ -226,7 +228,7 @@ def _message_id(task: Task[Any, Any], form: ScheduleForm) -> str:
 def _acquire_lock(form: ScheduleForm) -> bool | None:
     """Whether this form is sent for the first time. None while Redis is away: then the message goes
     to SQL under its id, or nowhere. Raises OutcomeUnknown."""
-    if not form.cleaned_data["key"] and lookup.archived(form.cleaned_data["id"]):
+    if not form.cleaned_data["key"] and message_search.archived_row(form.cleaned_data["id"]):
         return False
     try:
         return get_store().workers.acquire_lock(_lock_name(form), FORM_KEPT_MS)
@@ -250,7 +252,7 @@ def _sent_before(
     """Redirect to its message, or explain that it was not found."""
     hit = None
     with suppress(StoreError):
-        hit = lookup.by_id(_message_id(task, form), task.options.topic)
+        hit = message_search.by_id(_message_id(task, form), task.options.topic)
     if hit is None:
         form.add_error(None, _("This form was already sent. Nothing was enqueued this time."))
         return _page(request, task, form, arguments, unknown=True)

@@ -13,7 +13,7 @@ from ...stats.history import PERIODS, History, history
 from ...stats.hourly import HOUR
 from ...stats.overview import Bucket
 from .. import charts
-from ..site import page, show
+from ..site import register_page, show
 
 WORDS = {
     "24h": gettext_lazy("24 hours"),
@@ -23,8 +23,8 @@ WORDS = {
 }
 
 
-@page("statistics/", "statistics")
-def statistics(request: HttpRequest) -> HttpResponse:
+@register_page("statistics/", "statistics")
+def statistics_view(request: HttpRequest) -> HttpResponse:
     """One period, of one topic or of all."""
     period = request.GET.get("period", "24h")
     topic = request.GET.get("topic", "")

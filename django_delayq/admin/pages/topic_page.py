@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 
 from ...client import topics
 from ...core.exceptions import InvalidMessage, UnknownTopic
-from ...core.page import Page
+from ...core.message import Page
 from ...operators import operations, recent_actions
 from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview
@@ -17,7 +17,7 @@ from ...store.topic_stats import Pause
 from ...tasks import registry
 from ...tasks.arguments import in_one_line
 from ..forms.message_forms import PauseForm
-from ..site import action, back, page, show, url
+from ..site import back, register_action, register_page, show, url
 
 #: Messages on a page.
 LIMIT = 50
@@ -25,14 +25,14 @@ LIMIT = 50
 MOST_RUNNING = 50
 
 
-@page("topics/<str:topic>/", "topic")
-def topic(request: HttpRequest, topic: str) -> HttpResponse:
+@register_page("topics/<str:topic>/", "topic")
+def topic_view(request: HttpRequest, topic: str) -> HttpResponse:
     """The page of a topic."""
     return _page(request, topic, None)
 
 
-@action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
-def pause(request: HttpRequest, topic: str) -> HttpResponse:
+@register_action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
+def topic_pause_view(request: HttpRequest, topic: str) -> HttpResponse:
     """Pause the topic, or change its pause."""
     form = PauseForm(request.POST)
     if not form.is_valid():
@@ -46,8 +46,8 @@ def pause(request: HttpRequest, topic: str) -> HttpResponse:
     return back(request, "topic", topic=topic)
 
 
-@action("topics/<str:topic>/resume/", "topic_resume", "pause_topic")
-def resume(request: HttpRequest, topic: str) -> HttpResponse:
+@register_action("topics/<str:topic>/resume/", "topic_resume", "pause_topic")
+def topic_resume_view(request: HttpRequest, topic: str) -> HttpResponse:
     """Resume the topic."""
     operations.resume(request.user, topic, reason=request.POST.get("reason", "")[:500])
     messages.success(request, _("The topic %(topic)s goes on.") % {"topic": topic})

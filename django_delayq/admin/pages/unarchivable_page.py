@@ -15,11 +15,11 @@ from ...core.present import amount
 from ...models import UnarchivableEntry
 from ...operators import operations
 from ..keyset import newest_first
-from ..site import action, back, page, show
+from ..site import back, register_action, register_page, show
 
 
-@page("unarchivable/", "unarchivable")
-def unarchivable_list(request: HttpRequest) -> HttpResponse:
+@register_page("unarchivable/", "unarchivable")
+def unarchivable_view(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
     rows, links = newest_first(request, UnarchivableEntry.objects.all())
     title = _("Unarchivable entries")
@@ -33,8 +33,8 @@ def unarchivable_list(request: HttpRequest) -> HttpResponse:
     )
 
 
-@page("unarchivable/<int:pk>/", "unarchivable_entry")
-def unarchivable_entry(request: HttpRequest, pk: int) -> HttpResponse:
+@register_page("unarchivable/<int:pk>/", "unarchivable_entry")
+def unarchivable_entry_view(request: HttpRequest, pk: int) -> HttpResponse:
     """All facts about an entry."""
     row = UnarchivableEntry.objects.filter(pk=pk).first()
     if row is None:
@@ -51,16 +51,18 @@ def unarchivable_entry(request: HttpRequest, pk: int) -> HttpResponse:
     return show(request, "unarchivable_entry.html", title, now=timezone.now(), **context)
 
 
-@action("unarchivable/<int:pk>/archive/", "unarchivable_archive", "replay_message")
-def archive_one(request: HttpRequest, pk: int) -> HttpResponse:
+@register_action("unarchivable/<int:pk>/archive/", "unarchivable_archive", "replay_message")
+def unarchivable_archive_view(request: HttpRequest, pk: int) -> HttpResponse:
     """Try again to make it a row of the archive."""
     return _report(
         request, operations.archive_again(request.user, pk, reason=request.POST.get("reason", ""))
     )
 
 
-@action("unarchivable/archive/", "unarchivable_archive_all", "replay_message", "bulk_operate")
-def archive_all(request: HttpRequest) -> HttpResponse:
+@register_action(
+    "unarchivable/archive/", "unarchivable_archive_all", "replay_message", "bulk_operate"
+)
+def unarchivable_archive_all_view(request: HttpRequest) -> HttpResponse:
     """The same with all of them."""
     return _report(
         request, operations.archive_again(request.user, reason=request.POST.get("reason", ""))

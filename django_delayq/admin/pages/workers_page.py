@@ -10,13 +10,13 @@ from django.utils.translation import gettext as _
 from ...core.present import visible
 from ...operators import operations
 from ...stats import overview
-from ..site import action, back, page, show
+from ..site import back, register_action, register_page, show
 
 
-@page("workers/", "workers")
-def workers(request: HttpRequest) -> HttpResponse:
+@register_page("workers/", "workers")
+def workers_view(request: HttpRequest) -> HttpResponse:
     """All heartbeats, and the topics that nobody serves."""
-    found = overview.workers()
+    found = overview.worker_statuses()
     served = {topic for worker in found if worker.serves for topic in worker.topics}
     return show(
         request,
@@ -34,8 +34,8 @@ def workers(request: HttpRequest) -> HttpResponse:
     )
 
 
-@action("workers/quiet/", "worker_quiet", "pause_topic")
-def worker_quiet(request: HttpRequest) -> HttpResponse:
+@register_action("workers/quiet/", "worker_quiet", "pause_topic")
+def worker_quiet_view(request: HttpRequest) -> HttpResponse:
     """A worker claims nothing more."""
     worker = request.POST.get("worker", "")
     operations.quiet(request.user, worker, reason=request.POST.get("reason", "").strip())
@@ -47,8 +47,8 @@ def worker_quiet(request: HttpRequest) -> HttpResponse:
     return back(request, "workers")
 
 
-@action("workers/unquiet/", "worker_unquiet", "pause_topic")
-def worker_unquiet(request: HttpRequest) -> HttpResponse:
+@register_action("workers/unquiet/", "worker_unquiet", "pause_topic")
+def worker_unquiet_view(request: HttpRequest) -> HttpResponse:
     """It claims again."""
     worker = request.POST.get("worker", "")
     operations.unquiet(request.user, worker, reason=request.POST.get("reason", "").strip())

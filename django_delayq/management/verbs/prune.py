@@ -13,9 +13,9 @@ from argparse import ArgumentParser
 from typing import Any
 
 from ...archive.prune import Pruned, prune
-from ...core.text import counted
+from ...core.present import counted
 from ...models import Final
-from ..cli import DURATIONS, Verb, add_by, committed_count, duration
+from ..cli import DURATIONS, Verb, add_by, committed_count, parse_duration
 
 
 class Command(Verb):
@@ -27,7 +27,7 @@ class Command(Verb):
         """How old, which, and for the record."""
         parser.add_argument(
             "--older-than",
-            type=duration,
+            type=parse_duration,
             required=True,
             metavar="DURATION",
             help=f"finished longer ago than this: {DURATIONS}; at least 1h",

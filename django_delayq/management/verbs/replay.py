@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 
 from ...models import ArchivedMessage
 from ...operators.replay import Replayed, replay
-from ..cli import DURATIONS, duration, positive
+from ..cli import DURATIONS, parse_duration, positive
 from ..selecting import SelectingVerb
 
 
@@ -32,7 +32,7 @@ class Command(SelectingVerb):
         super().add_arguments(parser)
         parser.add_argument(
             "--delay",
-            type=duration,
+            type=parse_duration,
             default=timedelta(),
             metavar="DURATION",
             help=f"they are due this long after now: {DURATIONS} (default: at once)",

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from ...core.text import table
+from ...core.present import table
 from ...core.times import in_words
 from ...stats.history import PERIODS, History, PeriodFigures, history
 from ...stats.overview import TopicOverview, overview

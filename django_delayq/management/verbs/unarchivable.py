@@ -16,7 +16,7 @@ from django.core.management.base import CommandError
 from django.db.models import QuerySet
 
 from ...archive.unarchivable import ArchivedAgain, archive_again, shown
-from ...core.text import on_one_line
+from ...core.present import on_one_line
 from ...models import UnarchivableEntry
 from ...worker.process.runner import ExitCode
 from ..cli import Verb, add_record, in_time_zone

@@ -16,20 +16,20 @@ from functools import reduce
 from django.db.models import Max
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ...core.conf import get_settings
 from ...models import ArchivedMessage
 from ...store import get_store
 from .. import schemas
-from ..errors import Code, LakeConflict, LakeError
+from ..job_errors import Code, LakeConflict, LakeError
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
 from ..lake.reader import read_lake
-from ..options import AuditOptions
-from ..params import Params, Report, Tell
-from ..sources.archive import read_archive
-from ..sources.outbox import read_outbox
-from ..sources.queue import read_queue
+from ..params import AuditOptions, Params, Report, Tell
+from ..sources.archive_source import read_archive
+from ..sources.outbox_source import read_outbox
+from ..sources.queue_source import read_queue
 from . import audit_frames as frames
 from . import audit_lake
 from .audit_repair import AuditRepair, recorded
@@ -90,7 +90,7 @@ class _Audit:
         queue = read_queue(self.spark, self.params.redis, topics)
         queue = self._keep("places in Redis", frames.places(queue))
         archive = self._keep("rows of the archive", self._of_archive([(0, _newest())]))
-        lake = self.spark.createDataFrame([], schemas.spark_schema(schemas.ARCHIVE))
+        lake = self.spark.createDataFrame([], from_arrow_schema(schemas.ARCHIVE))
         if self.ledger:
             lake = read_lake(self.spark, self.ledger.lake)
         self.lake = self._keep("rows of the lake", self._hashed(lake))

@@ -20,13 +20,13 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from ...core.chunks import chunked
 from ...core.times import aware
 from ...models import OperatorAction
-from ..errors import LakeError
+from ..job_errors import LakeError
 from ..lake import batches
 from ..lake.lake import Commit
 from ..lake.ledger import PRUNED, Ledger
 from ..lake.reader import read_files
 from ..params import Database
-from ..sources.archive import read_archive
+from ..sources.archive_source import read_archive
 from . import audit_frames as frames
 from .findings import Finding, FindingKind
 from .restore import SOME, PutBack, stored_ids

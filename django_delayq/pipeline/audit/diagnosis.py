@@ -8,6 +8,7 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ...store.keys import Partition
 from ...store.store import RedisStore
@@ -23,7 +24,7 @@ KINDS: dict[str | None, FindingKind] = {kind.damage: kind for kind in FindingKin
 def diagnosed(suspects: DataFrame, redis: Redis) -> DataFrame:
     """One row for each damage of each suspect. Both frames: see the schemas above."""
     function = partial(_diagnosed, redis=redis)
-    return suspects.select(*SUSPECTS.names).mapInArrow(function, schemas.spark_schema(DIAGNOSED))
+    return suspects.select(*SUSPECTS.names).mapInArrow(function, from_arrow_schema(DIAGNOSED))
 
 
 def _diagnosed(batches: Iterable[pa.RecordBatch], redis: Redis) -> Iterator[pa.RecordBatch]:

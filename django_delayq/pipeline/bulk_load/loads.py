@@ -14,10 +14,9 @@ from ...core.exceptions import DelayQError, StoreError
 from ...store.bulk_load import BulkLoad
 from ...store.keys import Partition
 from ...store.store import RedisStore
-from ..error_messages import cause, code_of
-from ..errors import Code, Refused
+from ..job_errors import Code, Refused, cause, code_of
 from ..params import Redis
-from ..sinks.queue import LoadSpec, QueueSink
+from ..sinks.queue_sink import LoadSpec, QueueSink
 from . import messages
 from .messages import FrameTotals
 

@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from .. import schemas
-from ..options import TaskSpec
+from ..params import TaskSpec
 
 
 class FrameTotals(NamedTuple):
@@ -119,7 +120,7 @@ def summed(frame: DataFrame) -> list[Column]:
 
 def message_columns(frame: DataFrame) -> DataFrame:
     """Only the columns of a frame of messages, in their order."""
-    fields = schemas.spark_schema(schemas.MESSAGES)
+    fields = from_arrow_schema(schemas.MESSAGES)
     return frame.select(
         *[F.col(field.name).cast(field.dataType).alias(field.name) for field in fields]
     )

@@ -17,14 +17,13 @@ from ...core.message import task_code
 from ...store.keys import Partition
 from ...store.store import RedisStore
 from .. import schemas
-from ..errors import Refused
+from ..job_errors import Refused
 from ..lake.lake import Lake
 from ..lake.reader import read_lake
 from ..lake.watermark import last_settled_id
-from ..options import ReplayOptions
-from ..params import Params, Report, Tell
-from ..sinks.queue import LoadSpec
-from ..sources.archive import finished_between, read_archive
+from ..params import Params, ReplayOptions, Report, Tell
+from ..sinks.queue_sink import LoadSpec
+from ..sources.archive_source import finished_between, read_archive
 from . import loads, messages, replay_frames, replay_marks
 from .messages import FrameTotals
 from .replay_frames import OPEN

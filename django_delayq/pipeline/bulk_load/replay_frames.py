@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
 
-from ..errors import Refused
-from ..options import ReplayOptions, TaskSpec
+from ..job_errors import Refused
+from ..params import ReplayOptions, TaskSpec
 from . import json_columns, messages
 
 #: States of a dead letter in SQL, as words of the report; an open one has no word.

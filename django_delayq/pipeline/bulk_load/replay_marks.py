@@ -15,7 +15,7 @@ from ...core.times import stored
 from ...models import ArchivedMessage, Final, OperatorAction
 from ...operators.replayer import mark_replayed
 from ...store.client import BATCH
-from ..options import ReplayOptions
+from ..params import ReplayOptions
 from .replay_frames import DISCARDED, OPEN, REPLAYED
 
 

@@ -15,10 +15,9 @@ from ...core.conf import check_name
 from ...core.message import task_code
 from ...store.keys import Partition
 from ...store.store import RedisStore
-from ..errors import Refused
-from ..options import ScheduleOptions
-from ..params import Params, Report, Tell
-from ..sinks.queue import LoadSpec
+from ..job_errors import Refused
+from ..params import Params, Report, ScheduleOptions, Tell
+from ..sinks.queue_sink import LoadSpec
 from . import loads, messages, schedule_frames
 from .messages import FrameTotals
 from .schedule_source import read_source

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
 
 from ...core.times import MAX_DELAY_MS
-from ..errors import Refused
-from ..options import ParameterSpec, ScheduleOptions
+from ..job_errors import Refused
+from ..params import ParameterSpec, ScheduleOptions
 from . import json_columns, messages
 
 #: Column in which a reader puts the text of a row that it cannot read.

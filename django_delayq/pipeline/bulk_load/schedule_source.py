@@ -13,10 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812 - the usual name
 
-from ..errors import Refused
-from ..options import ScheduleOptions
-from ..params import Database
-from ..sources.query import read_query, select_all
+from ..job_errors import Refused
+from ..params import Database, ScheduleOptions
+from ..sources.query_source import read_query, select_all
 from . import messages
 from .schedule_frames import CORRUPT
 

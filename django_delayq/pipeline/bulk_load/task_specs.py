@@ -7,8 +7,8 @@ import inspect
 from typing import Any
 
 from ...tasks import registry
-from ..errors import Refused
-from ..options import ParameterSpec, TaskSpec
+from ..job_errors import Refused
+from ..params import ParameterSpec, TaskSpec
 
 _KINDS: dict[Any, Any] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",

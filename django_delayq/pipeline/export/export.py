@@ -1,5 +1,5 @@
-"""archive -> lake: batch by batch planned, written, verified, committed, and pruned when that is
-wanted."""
+"""The job export, from the archive to the lake: it plans, writes, verifies and commits batch by
+batch, and can prune them in SQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from django.db import close_old_connections
@@ -20,43 +19,40 @@ from pyspark.sql import SparkSession
 
 from ...core.times import stored
 from ...models import ArchivedMessage, OperatorAction
-from ..errors import Code, LakeConflict, LakeError, Refused
+from ..job_errors import Code, LakeConflict, LakeError, Refused
 from ..lake import batches, compaction, pruning
-from ..lake.lake import Commit, Lake, WrittenFiles, last_id
+from ..lake.lake import Commit, Lake, last_id
 from ..lake.ledger import VERIFIED, WRITTEN, Ledger
 from ..lake.watermark import last_settled_id, unseen_writers
-from ..options import ExportOptions
-from ..params import Database, Params, Report, Tell
+from ..params import Database, ExportOptions, Params, Report, Tell
 from ..sinks import parquet_files
-from ..sources.archive import read_archive
-from ..sources.rows import Range
+from ..sources.archive_source import read_archive
+from ..sources.ranges import Range
 
-#: Rows after a batch among which the one that was archived first is looked for: those of several
-#: archivers at a time.
+#: Rows after a batch among which the one that was archived first is sought. Several archivers
+#: insert at a time, so it need not be the first row.
 NEXT_ROWS = 1_000
-#: A prune without an end that began longer before the last commit did not go on after it: it was
-#: interrupted.
+#: A prune without an end that began longer than this before the last commit was interrupted before
+#: it.
 LONGEST_PRUNE = timedelta(days=1)
-#: Batches that a report names: with an interval, there is no end of them.
+#: Most batches that a report names: with an interval there is no last batch.
 REPORTED_BATCHES = 1_000
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
-    """Export all that is settled, and compact and prune when the options say so. With an interval,
-    do it again and again until SIGTERM or Ctrl-C, which lets the batch that runs end.
+    """Export all settled rows, and compact and prune when the options say so. With an interval,
+    repeat it until SIGTERM or Ctrl-C; the batch that runs is finished first.
 
     Raises Refused, and LakeError when the lake is not as its commits say.
     """
-    options = params.options(ExportOptions)
-    lake = Lake(params.lake)
-    work = _Export(spark, params, options, lake, tell)
+    work = _Export(spark, params, tell)
     if params.dry_run:
         return work.foresee()
     try:
-        if options.interval is None:
+        if work.options.interval is None:
             work.export()
         else:
-            work.export_at_intervals(options.interval)
+            work.export_at_intervals(work.options.interval)
     except LakeConflict as error:
         work.report.code = Code.REFUSED
         work.report.problems.append(
@@ -76,16 +72,16 @@ def append(
 ) -> Commit:
     """Write the rows of the archive with lo < id <= hi to the lake; verify and commit them.
 
-    `lo` has to be the lake's last id. `settle`: as in ExportOptions, for Commit.settled_at. Raises
-    Refused, LakeConflict when another writer was quicker (then nothing of this one counts), and
-    LakeError when the files are not what SQL holds.
+    `lo` has to be the last id of the lake. `settle`: as in ExportOptions, for Commit.settled_at.
+    Raises Refused; LakeConflict when another writer was quicker (then nothing of this one counts);
+    and LakeError when the files do not hold the rows of SQL.
     """
     lo, hi = ids
     ledger = Ledger(lake)
-    there = last_id(ledger.catch_up())
-    if there != lo:
+    last = last_id(ledger.catch_up())
+    if last != lo:
         raise LakeConflict(
-            f"The lake has the rows up to id {there:,}, and this batch begins after {lo:,}."
+            f"The lake has the rows up to id {last:,}, and this batch begins after {lo:,}."
         )
     settled_at = _settled_at(hi, settle)
     tell(f"copying the rows up to id {hi:,}")
@@ -100,7 +96,24 @@ def append(
         ledger.enter(
             attempt, VERIFIED, rows=digest.rows, signature=str(digest.signature), problem=""
         )
-        commit = _commit(ledger, attempt, written, ids, settled_at)
+        if digest.rows and not lo < digest.lowest <= digest.highest <= hi:
+            raise LakeError(
+                f"{attempt} has the ids {digest.lowest} to {digest.highest}, outside of {ids}."
+            )
+        if written.files:
+            lake.persist(attempt)
+        commit = lake.add(
+            Commit.of(
+                "append",
+                written,
+                lo=lo,
+                hi=hi,
+                hours=written.hours,
+                settled_at=settled_at.isoformat().replace("+00:00", "Z"),
+                archive=ledger.archive,
+            )
+        )
+        ledger.committed(commit)
     except LakeConflict:
         lake.drop(attempt)
         ledger.catch_up()
@@ -112,69 +125,33 @@ def append(
     return commit
 
 
-def _commit(
-    ledger: Ledger, attempt: Path, written: WrittenFiles, ids: Range, settled_at: datetime
-) -> Commit:
-    digest = written.digest
-    if digest.rows and not ids[0] < digest.lowest <= digest.highest <= ids[1]:
-        raise LakeError(
-            f"{attempt} has the ids {digest.lowest} to {digest.highest}, outside of {ids}."
-        )
-    if written.files:
-        ledger.lake.persist(attempt)
-    commit = ledger.lake.add(
-        Commit.of(
-            "append",
-            written,
-            lo=ids[0],
-            hi=ids[1],
-            hours=written.hours,
-            settled_at=settled_at.isoformat().replace("+00:00", "Z"),
-            archive=ledger.archive,
-        )
-    )
-    ledger.committed(commit)
-    return commit
-
-
 def _settled_at(hi: int, settle: float) -> datetime:
-    """Whatever was archived before this has an id up to `hi`."""
-    following = (
-        ArchivedMessage.objects.filter(pk__gt=hi)
-        .order_by("pk")
-        .values_list("archived_at", flat=True)
-    )
-    now = datetime.now(tz=timezone.utc)
-    return min([_earliest(when) for when in following[:NEXT_ROWS]] + [now]) - timedelta(
-        seconds=settle
-    )
-
-
-def _earliest(when: datetime) -> datetime:
-    """Without USE_TZ the clock of one database is in the project's zone, that of another one in
-    UTC."""
-    return (
-        when
-        if when.tzinfo
-        else min(when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone()))
-    )
+    """All rows that were archived before this instant have an id up to `hi`."""
+    following = ArchivedMessage.objects.filter(pk__gt=hi).order_by("pk")
+    times = [datetime.now(tz=timezone.utc)]
+    for when in following.values_list("archived_at", flat=True)[:NEXT_ROWS]:
+        if when.tzinfo:
+            times.append(when)
+        else:
+            # Without USE_TZ, one database has the clock of the project's zone, another one UTC.
+            times += [when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone())]
+    return min(times) - timedelta(seconds=settle)
 
 
 class _Export:
     """A run of the job: one pass over what is settled, or a pass per interval."""
 
-    def __init__(
-        self, spark: SparkSession, params: Params, options: ExportOptions, lake: Lake, tell: Tell
-    ) -> None:
-        self.spark, self.params, self.options = spark, params, options
-        self.lake, self.tell = lake, tell
-        self.ledger = Ledger(lake)
+    def __init__(self, spark: SparkSession, params: Params, tell: Tell) -> None:
+        self.spark, self.params, self.tell = spark, params, tell
+        self.options = params.options(ExportOptions)
+        self.lake = Lake(params.lake)
+        self.ledger = Ledger(self.lake)
         self.report = Report(
             job="export",
             figures={"batches": 0, "rows": 0, "bytes": 0, "files": 0, "swept": 0, "seconds": 0.0},
         )
         self.ending = threading.Event()
-        """Set: no further batch is begun."""
+        """When it is set, no further batch is begun."""
 
     def export_at_intervals(self, interval: float) -> None:
         """Export again and again until a signal ends it."""
@@ -189,7 +166,7 @@ class _Export:
                 close_old_connections()
 
     def export(self) -> None:
-        """One pass. Whatever happens, the report has what was done until then."""
+        """Make one pass. After an error, the report has what was done until then."""
         begun = time.monotonic()
         refuse_restored(self.ledger.catch_up())
         self.report.code, self.report.problems = Code.DONE, unseen_writers()
@@ -197,7 +174,26 @@ class _Export:
         parquet_files.tidy(self.lake.data, self.options.grace)
         settled = last_settled_id(self.options.settle)
         while not self.ending.is_set() and (ids := self._next(settled)):
-            self._export_batch(ids)
+            commit = append(
+                self.spark,
+                self.lake,
+                self.params.database,
+                ids,
+                self.tell,
+                settle=self.options.settle,
+            )
+            row: dict[str, Any] = {
+                "commit": commit.seq,
+                "after_id": ids[0],
+                "up_to_id": ids[1],
+                "rows": commit.rows,
+                "files": len(commit.files),
+                "bytes": sum(file.bytes for file in commit.files),
+                "oldest": commit.oldest,
+                "newest": commit.newest,
+            }
+            self._add(batches=1, rows=row["rows"], files=row["files"], bytes=row["bytes"])
+            self.report.rows = [*self.report.rows, row][-REPORTED_BATCHES:]
         figures = self.report.figures
         figures["seconds"] = round(figures["seconds"] + time.monotonic() - begun, 3)
         figures |= {"last_id": self.lake.last_id, "settled_id": settled}
@@ -210,7 +206,7 @@ class _Export:
             self._prune(dry_run=False)
 
     def foresee(self) -> Report:
-        """What export() would do."""
+        """Report what export() would do."""
         commits = self.ledger.check()
         refuse_restored(commits)
         self.report.problems = unseen_writers()
@@ -233,8 +229,8 @@ class _Export:
         return self.report
 
     def _next(self, settled: int) -> Range | None:
-        """The ids of the next batch: those of one that was begun, or as many rows as the options
-        say."""
+        """The ids of the next batch: of one that was begun before, or else as many rows as the
+        options say."""
         lo = self.lake.last_id
         begun = self.ledger.pending(lo)
         rows = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=settled)
@@ -244,25 +240,6 @@ class _Export:
         full: Sequence[int] = pks[self.options.batch - 1 : self.options.batch]
         hi = full[0] if full else rows.aggregate(last=Max("pk"))["last"]
         return (lo, hi) if hi else None
-
-    def _export_batch(self, ids: Range) -> None:
-        commit = append(
-            self.spark, self.lake, self.params.database, ids, self.tell, settle=self.options.settle
-        )
-        sizes = {
-            "rows": commit.rows,
-            "files": len(commit.files),
-            "bytes": sum(file.bytes for file in commit.files),
-        }
-        self._add(batches=1, **sizes)
-        row: dict[str, Any] = {
-            "commit": commit.seq,
-            "after_id": ids[0],
-            "up_to_id": ids[1],
-            **sizes,
-        }
-        row |= {"oldest": commit.oldest, "newest": commit.newest}
-        self.report.rows = [*self.report.rows, row][-REPORTED_BATCHES:]
 
     def _prune(self, *, dry_run: bool) -> None:
         if self.options.prune is None:
@@ -285,8 +262,8 @@ class _Export:
 
 @contextmanager
 def _ended_by_signals(ending: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set the event, so that the batch that runs is finished. Only the main
-    thread can install a handler."""
+    """SIGTERM and Ctrl-C set the event, so that the current batch is finished. Only the main thread
+    can install a handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -300,8 +277,8 @@ def _ended_by_signals(ending: threading.Event) -> Iterator[None]:
 
 
 def refuse_restored(commits: Sequence[Commit]) -> None:
-    """Raise Refused when the archive ends below the lake and nobody pruned it: its ids would be
-    given again."""
+    """Raise Refused when the archive ends below the lake although nobody pruned it: the database
+    would give the ids of the lake to other messages."""
     appended = [commit for commit in commits if commit.kind == "append"]
     newest = ArchivedMessage.objects.aggregate(last=Max("pk"))["last"] or 0
     if not appended or newest >= appended[-1].hi:
@@ -312,8 +289,6 @@ def refuse_restored(commits: Sequence[Commit]) -> None:
     if not OperatorAction.objects.filter(later, action="prune").exists():
         raise Refused(
             f"The archive ends at id {newest:,}, the lake has rows up to {appended[-1].hi:,}, and "
-            f"no prune is on "
-            "record: the archive was restored from a backup, and may give these ids to other "
-            "messages. Begin a new "
-            "lake in an empty directory."
+            f"no prune is on record: the archive was restored from a backup, and may give these "
+            f"ids to other messages. Begin a new lake in an empty directory."
         )

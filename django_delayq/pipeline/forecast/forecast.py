@@ -22,9 +22,8 @@ from ...store import get_store
 from ...store.topic_stats import pause_of
 from ...store.workers import SAMPLES
 from .. import schemas
-from ..options import ForecastOptions
-from ..params import Params, Report, Secret, Tell
-from ..sources.queue import read_queue
+from ..params import ForecastOptions, Params, Report, Secret, Tell
+from ..sources.queue_source import read_queue
 from . import forecast_frames
 
 MINUTE_MS = 60_000

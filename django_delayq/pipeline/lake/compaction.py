@@ -4,20 +4,19 @@ commit."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from ..errors import LakeConflict, LakeError
+from ..job_errors import LakeConflict, LakeError
 from ..params import Tell
 from . import batches
-from .lake import Commit, Digest, Lake, LakeFile, WrittenFiles
+from .lake import Commit, Lake, LakeFile
 from .reader import read_files
 
-#: Bytes: bigger files stay as they are.
+#: Bytes. Bigger files stay as they are.
 SMALL = 64 * 1024 * 1024
 
 
@@ -31,8 +30,8 @@ def small_files(lake: Lake, now: datetime) -> list[LakeFile]:
 
 
 def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Tell) -> dict[str, Any]:
-    """Write small_files() again, one file per day, and commit them in their place; the old ones are
-    removed by sweep() after its grace. Returns figures. Killed at any point it has done nothing.
+    """Write small_files() again, one file per day, and commit these in their place; sweep() removes
+    the old files after its grace. Returns figures. When it is killed, nothing has changed.
 
     Raises LakeError when the files do not hold what their commits say; LakeConflict when another
     compaction was quicker.
@@ -48,36 +47,29 @@ def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Tell) -> dict[
     written = batches.verified(
         spark, lake, lambda: frame, attempt, batches.write_files(spark, spread, attempt)
     )
-    _check_kept(files, written.digest)
-    lake.persist(attempt)
-    try:
-        lake.add(_commit(lake, files, written))
-    except LakeConflict:
-        lake.drop(attempt)
-        raise
-    return {"compacted_files": len(files), "compacted_into": len(written.files)}
-
-
-def _check_kept(files: Sequence[LakeFile], digest: Digest) -> None:
-    """What is read now is what was committed."""
-    rows = sum(file.rows for file in files)
-    known = all(file.signature for file in files)
-    signature = sum(int(file.signature) for file in files) if known else digest.signature
+    # The rows that were read now have to be those that were committed.
+    digest = written.digest
+    rows, signature = sum(file.rows for file in files), digest.signature
+    if all(file.signature for file in files):
+        signature = sum(int(file.signature) for file in files)
     if (rows, signature) != (digest.rows, digest.signature):
         raise LakeError(
             f"The files of {files[0].dt} to {files[-1].dt} hold {digest.rows:,} rows with the "
-            f"signature "
-            f"{digest.signature}; their commits say {rows:,} and {signature}. Nothing is "
-            f"compacted."
+            f"signature {digest.signature}; their commits say {rows:,} and {signature}. Nothing "
+            f"is compacted."
         )
-
-
-def _commit(lake: Lake, files: Sequence[LakeFile], written: WrittenFiles) -> Commit:
+    lake.persist(attempt)
     appended = [commit for commit in lake.commits() if commit.kind == "append"][-1]
-    return Commit.of(
+    commit = Commit.of(
         "compact",
         written,
         settled_at=appended.settled_at,  # the last commit says how far the lake is settled
         removes=[file.path for file in files],
         archive=appended.archive,
     )
+    try:
+        lake.add(commit)
+    except LakeConflict:
+        lake.drop(attempt)
+        raise
+    return {"compacted_files": len(files), "compacted_into": len(written.files)}

@@ -6,8 +6,8 @@
         created exclusively: this is the commit
 
 A batch is the rows of the archive with lo < id <= hi. Readers go by the commits and never by a
-listing of data/: what a killed writer leaves there is not part of the lake. Pure Python, no Spark:
-whoever reads Parquet can read the lake.
+listing of data/: files that a killed writer leaves there are not part of the lake. This module is
+pure Python without Spark: any program that reads Parquet can read the lake.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import LakeConflict, LakeError
+from ..job_errors import LakeConflict, LakeError
 
 FORMAT = 1
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -41,15 +41,16 @@ class LakeFile(msgspec.Struct, frozen=True):
     dt: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
     """UTC date on which its messages finished."""
     lowest: int = 0
-    """Its smallest id ..."""
+    """Its smallest id; 0: not known."""
     highest: int = 0
-    """... and its biggest one; 0: not known."""
+    """Its biggest id; 0: not known."""
     signature: str = ""
-    """Of its rows: those of several files add up to that of the commit. Empty: not known."""
+    """Of its rows. The signatures of the files of a commit add up to that of the commit. Empty: not
+    known."""
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """What some rows hold: equal for equal rows, in whatever order and files they lie."""
+    """What rows hold: equal for equal rows, in any order and in any files."""
 
     rows: int = 0
     signature: int = 0
@@ -80,7 +81,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
     digest: Digest
     files: Sequence[LakeFile]
     hours: Sequence[str]
-    """In which rows finished."""
+    """The hours in which the rows finished."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +92,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """append: a new batch. compact: the same rows in other files. repair: a batch that is read from
     SQL anew."""
     lo: int
-    """append and repair: rows with ids above it ..."""
+    """append and repair: its rows have ids above this one."""
     hi: int
-    """... up to this one."""
+    """append and repair: its rows have ids up to this one."""
     rows: Count
     """Of its files."""
     signature: str
@@ -102,20 +103,20 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """When the first and the last of its rows finished (ISO 8601, UTC)."""
     newest: str = ""
     hours: Sequence[str] = ()
-    """The hours in which its rows finished, such as 2026-11-20T09:00:00Z. Of a repair also those of
-    what it removes."""
+    """The hours in which its rows finished, such as 2026-11-20T09:00:00Z. A repair also names the
+    hours of the rows that it removes."""
     settled_at: str = ""
-    """Whatever the archive took before this instant is in the lake (ISO 8601, UTC); empty: not
-    known."""
+    """All rows that the archive took before this instant are in the lake (ISO 8601, UTC); empty:
+    not known."""
     files: Sequence[LakeFile] = ()
     removes: Sequence[str] = ()
     """compact and repair: paths of files that these replace."""
     batch_rows: Count = 0
-    """repair: rows with lo < id <= hi; its files may hold others too."""
+    """repair: the rows with lo < id <= hi; its files may hold other rows too."""
     batch_signature: str = ""
-    """repair: of these rows."""
+    """repair: the signature of these rows."""
     archive: str = ""
-    """Which archive it is of: a random name that the ledger in its database knows."""
+    """The archive that it is of: a random name that the ledger in the database knows."""
     at: float = 0.0
     """Seconds since 1970."""
     format: int = FORMAT
@@ -124,7 +125,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, kind: Literal["append", "compact", "repair"], written: WrittenFiles, **fields: Any
     ) -> Commit:
-        """Of these files; lake.add() gives it its number."""
+        """The commit of these files; lake.add() gives it its number."""
         digest = written.digest
         known = {
             "lo": digest.lowest,
@@ -143,8 +144,8 @@ class _Format(msgspec.Struct):
 
 
 class Lake:
-    """A directory that all of the driver's and the executors' machines see: shared, and with the
-    rules of POSIX."""
+    """A directory on a shared file system with the rules of POSIX: the machines of the driver and
+    of all executors see it."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
@@ -160,7 +161,8 @@ class Lake:
         """All commits in order. Raises LakeError for one that cannot be read, is missing, or
         contradicts the others."""
         commits = []
-        for number, path in enumerate(self._commit_files(), start=1):
+        paths = sorted(path for path in self._commits.glob("*.json") if _NAME.match(path.name))
+        for number, path in enumerate(paths, start=1):
             if path.name not in self._known:
                 self._known[path.name] = self._read(path)
             commit = self._known[path.name]
@@ -184,12 +186,12 @@ class Lake:
         ]
 
     def paths(self, since: str = "", until: str = "") -> list[str]:
-        """The same as paths, for pandas, DuckDB, Polars or Spark. Raises LakeError when one is not
-        there as it was."""
+        """The paths of the same files, for pandas, DuckDB, Polars or Spark. Raises LakeError when a
+        file is not there as its commit says."""
         return [str(self.check(file)) for file in self.files(since, until)]
 
     def check(self, file: LakeFile) -> Path:
-        """The path of a file that is there with the size that its commit says. Raises LakeError."""
+        """The path of a file. Raises LakeError unless it has the size that its commit says."""
         path = self.root / file.path
         try:
             size = path.stat().st_size
@@ -201,19 +203,19 @@ class Lake:
 
     @property
     def last_id(self) -> int:
-        """Rows of the archive up to this id are in the lake."""
+        """The last id in the lake: it has the rows of the archive up to it."""
         return last_id(self.commits())
 
     # Writing
 
     def attempt(self, lo: int, hi: int, archive: str = "") -> Path:
-        """A directory for the files of one try to write (lo, hi]. Not made yet: who writes first
-        does that."""
+        """The path of a directory for the files of one attempt to write (lo, hi]. The first writer
+        makes it."""
         self.data.mkdir(parents=True, exist_ok=True)
         return self.data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
 
     def found_in(self, attempt: Path, rows_of: Iterable[tuple[Path, int]]) -> list[LakeFile]:
-        """The files of an attempt, of each of which the rows are known."""
+        """The files of an attempt, from their paths and numbers of rows."""
         return [
             LakeFile(
                 str(path.relative_to(self.root)),
@@ -225,10 +227,10 @@ class Lake:
         ]
 
     def add(self, commit: Commit) -> Commit:
-        """Make it the next commit, whatever its number is; others may commit at the same time.
+        """Make it the next commit, with any number, because others may commit at the same time.
 
-        Raises LakeConflict when what they did leaves no room for it: the batch is there, or the
-        files it replaces went. Raises LakeError when it contradicts the commits before it.
+        Raises LakeConflict when another commit has written the same batch, or has replaced the
+        files that this one replaces. Raises LakeError when it contradicts the commits before it.
         """
         while True:
             commits = self.commits()
@@ -248,7 +250,7 @@ class Lake:
                 return self.commit(following)
 
     def commit(self, commit: Commit) -> Commit:
-        """Make the files count, all at once. Raises LakeConflict when somebody else has this
+        """Make the files count, all at once. Raises LakeConflict when another commit has this
         number."""
         self._commits.mkdir(parents=True, exist_ok=True)
         commit = msgspec.structs.replace(commit, at=time.time())
@@ -261,7 +263,7 @@ class Lake:
         try:
             os.link(draft, path)  # fails when it is there, and is never seen half written
         except FileExistsError:
-            if not os.path.samefile(draft, path):  # NFS: its answer was lost, and the call repeated
+            if not os.path.samefile(draft, path):  # NFS may repeat a call whose answer was lost
                 raise LakeConflict(
                     f"{path} is there already: another writer has committed."
                 ) from None
@@ -271,43 +273,43 @@ class Lake:
         return commit
 
     def persist(self, attempt: Path) -> None:
-        """Have the disk keep the files of an attempt: a commit must not outlive in a power failure
-        what it names."""
+        """Sync the files of an attempt to the disk: after a power failure, a commit must not name
+        files that are lost."""
         for path in [*attempt.rglob("*"), attempt, self.data]:
-            with suppress(
-                FileNotFoundError
-            ):  # of a second try of a task: it removes its own when it ends
+            # A repeated task removes its own files when it ends.
+            with suppress(FileNotFoundError):
                 _sync(path)
 
     # Tidying up
 
     def abandoned(self, older_than: float) -> Iterator[Path]:
-        """Attempts that no commit names and that nothing was written to for so many seconds."""
+        """Attempts that no commit names, and to which nothing was written for this many seconds."""
         named = self._named()
-        for path in sorted(self.data.iterdir()) if self.data.exists() else ():
-            if (
-                path.name not in named
-                and _ATTEMPT.match(path.name)
-                and time.time() - _touched(path) > older_than
-            ):
+        for path in sorted(self.data.glob("*")):
+            if path.name in named or not _ATTEMPT.match(path.name):
+                continue
+            written = [path.stat().st_mtime]
+            with suppress(FileNotFoundError):
+                written += [found.stat().st_mtime for found in path.rglob("*")]
+            if time.time() - max(written) > older_than:
                 yield path
 
     def replaced(self, older_than: float) -> Iterator[Path]:
-        """Files that a commit replaced so many seconds ago or longer, and that are still there."""
+        """Files that still exist and that a commit replaced at least this many seconds ago."""
         for commit in self.commits():
             if time.time() - commit.at > older_than:
                 yield from (path for name in commit.removes if (path := self.root / name).exists())
 
     def drop(self, attempt: Path) -> bool:
-        """Remove an attempt, unless a commit names it by now. Returns whether it is gone."""
+        """Remove an attempt, unless a commit names it by now. Returns whether it was removed."""
         if attempt.name in self._named():
             return False
         shutil.rmtree(attempt, ignore_errors=True)
         return True
 
     def sweep(self, older_than: float) -> int:
-        """Remove abandoned attempts, replaced files, and drafts of commits. Returns how many of the
-        former two."""
+        """Remove abandoned attempts, replaced files, and drafts of commits. Returns the number of
+        attempts and files."""
         attempts, files = list(self.abandoned(older_than)), list(self.replaced(older_than))
         attempts = [path for path in attempts if self.drop(path)]
         for path in files:
@@ -319,15 +321,8 @@ class Lake:
         return len(attempts) + len(files)
 
     def _named(self) -> set[str]:
-        """Attempts of which there is a commit."""
+        """The names of the attempts that a commit names."""
         return {file.path.split("/")[1] for commit in self.commits() for file in commit.files}
-
-    def _commit_files(self) -> list[Path]:
-        return (
-            sorted(p for p in self._commits.iterdir() if _NAME.match(p.name))
-            if self._commits.exists()
-            else []
-        )
 
     def _read(self, path: Path) -> Commit:
         try:
@@ -349,7 +344,7 @@ class Lake:
 
 
 def last_id(commits: Sequence[Commit]) -> int:
-    """Rows of the archive up to this id are in a lake of these commits."""
+    """The last id in a lake of these commits: it has the rows of the archive up to it."""
     return max((commit.hi for commit in commits if commit.kind == "append"), default=0)
 
 
@@ -374,7 +369,7 @@ def _live(commits: Sequence[Commit]) -> dict[str, LakeFile]:
         again = [file.path for file in commit.files if file.path in live]
         if missing or again:
             raise LakeError(
-                f"Commit {commit.seq} removes what is not there, or adds what is: "
+                f"Commit {commit.seq} removes a file that is not there, or adds one that is: "
                 f"{(missing + again)[0]}."
             )
         removed = [live.pop(path).rows for path in commit.removes]
@@ -384,14 +379,6 @@ def _live(commits: Sequence[Commit]) -> dict[str, LakeFile]:
             )
         live |= {file.path: file for file in commit.files}
     return live
-
-
-def _touched(path: Path) -> float:
-    """When something was last written below it."""
-    times = [path.stat().st_mtime]
-    with suppress(FileNotFoundError):
-        times += [found.stat().st_mtime for found in path.rglob("*")]
-    return max(times)
 
 
 def _sync(path: Path) -> None:

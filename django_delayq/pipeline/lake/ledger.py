@@ -1,5 +1,5 @@
-"""The batches of a lake in SQL. The commits of the lake decide: after a crash the ledger is brought
-up to date from them."""
+"""The batches of a lake in SQL. The commits of the lake decide: after a crash, the ledger is
+updated from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from ...core.times import stored
 from ...models import ArchivedMessage, BatchState, LakeBatch
-from ..errors import Refused
+from ..job_errors import Refused
 from .lake import Commit, Lake
 
 #: Hexadecimal digits that name the archive, at the beginning of the random part of an attempt's
@@ -49,19 +49,36 @@ class Ledger:
         return archive_of(first.attempt) if first else ""
 
     def check(self) -> list[Commit]:
-        """The commits. Raises Refused when they are not of this database's archive as it stands,
-        LakeError when the lake is not as they say."""
+        """The commits. Raises Refused when they are not of the archive of this database, LakeError
+        when the lake is not as they say."""
         commits = self.lake.commits()
         known = {batch.lo: batch for batch in self.batches}
         if commits and not known:
-            known = self._moved(commits)
+            # The lake may have been at another path before.
+            archive = commits[0].archive or "-"
+            known = {
+                batch.lo: batch
+                for batch in LakeBatch.objects.filter(attempt__contains=f".{archive}")
+            }
+            for name in {batch.lake for batch in known.values()}:
+                if Path(name).exists():
+                    raise Refused(
+                        f"{self.name} is a copy of the lake {name}: use that one, or an empty "
+                        f"directory."
+                    )
         _refuse_another(self.name, commits, known)
-        _refuse_older_lake(self.name, commits, known)
+        newest = max((batch.seq or 0 for batch in known.values()), default=0)
+        if newest > len(commits):
+            raise Refused(
+                f"The lake {self.name} has {len(commits)} commits, but this database saw {newest}: "
+                f"it is not mounted, was emptied, or is an older copy. Bring it back, or begin a "
+                f"new lake in another directory."
+            )
         return commits
 
     def catch_up(self) -> list[Commit]:
-        """check(), and then the ledger says what the commits say, also where a run died before it
-        said so itself."""
+        """check(), and then update the ledger from the commits, also from those of runs that died
+        before they did it."""
         commits = self.check()
         if commits and not self.batches.exists():  # the lake was moved to another path
             moved = LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive}")
@@ -73,7 +90,7 @@ class Ledger:
         return commits
 
     def pending(self, lo: int) -> LakeBatch | None:
-        """The batch after this id that was begun and is not committed."""
+        """The batch after this id, if it was begun and is not committed."""
         batch: LakeBatch | None = self.batches.filter(lo=lo, seq=None).first()
         return batch
 
@@ -85,18 +102,17 @@ class Ledger:
             "attempt": f"{lo}-{hi}.{os.urandom(NAME_LENGTH // 2).hex()}",
         }
         LakeBatch.objects.get_or_create(lake=self.name, lo=lo, defaults=first)
-        # The name comes from the first batch of all: whoever makes that row, the others read it
-        # there.
+        # The name of the archive is that in the first batch: all processes read it there.
         attempt = self.lake.attempt(lo, hi, self.archive)
         self._set({"lo": lo, "seq": None}, hi=hi, state=PLANNED, attempt=attempt.name, problem="")
         return attempt
 
     def enter(self, attempt: Path, state: str, **fields: Any) -> None:
-        """How far this attempt is. Nothing when another one is at the same batch now."""
+        """Enter how far this attempt is, unless another attempt works on the same batch now."""
         self._set({"attempt": attempt.name, "seq": None}, state=state, **fields)
 
     def committed(self, commit: Commit) -> None:
-        """Enter a commit of kind append or repair: the hours of its rows are to be counted."""
+        """Enter a commit of kind append or repair: the hours of its rows have to be counted."""
         repair = commit.kind == "repair"
         fields: dict[str, Any] = {
             "seq": commit.seq,
@@ -121,27 +137,14 @@ class Ledger:
             changed_at=timezone.now(), **fields
         )
 
-    def _moved(self, commits: Sequence[Commit]) -> dict[int, LakeBatch]:
-        """The batches under the path at which the lake was before. Raises Refused when it is still
-        there."""
-        found = LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive or '-'}")
-        known = {batch.lo: batch for batch in found}
-        for name in {batch.lake for batch in known.values()}:
-            if Path(name).exists():
-                raise Refused(
-                    f"{self.name} is a copy of the lake {name}: use that one, or an empty "
-                    f"directory."
-                )
-        return known
-
 
 def archive_of(attempt: str) -> str:
-    """The name of the archive in that of an attempt."""
+    """The name of the archive, which is part of the name of an attempt."""
     return attempt.rpartition(".")[2][:NAME_LENGTH]
 
 
 def stored_instant(text: str) -> datetime | None:
-    """A commit's time as this project's models hold it."""
+    """The time in a commit, as the models of this project hold it."""
     return stored(datetime.fromisoformat(text.replace("Z", "+00:00"))) if text else None
 
 
@@ -153,43 +156,26 @@ def _refuse_another(name: str, commits: Sequence[Commit], known: Mapping[int, La
         if commit.archive != ours or not ours:
             raise Refused(
                 f"The lake {name} is of another archive: the ledger of this database does not know "
-                f"its commit "
-                f"{commit.seq}. Use another directory for this database."
+                f"its commit {commit.seq}. Use another directory for this database."
             )
-        if commit.lo not in known or _is_foreign(commit, known[commit.lo]):
-            raise Refused(
-                f"The lake {name} has the rows up to id {commit.hi} (commit {commit.seq}), of "
-                f"which the ledger of this "
-                "database knows nothing: the database was restored from a backup, and may give "
-                "these ids to other "
-                "messages. Begin a new lake in an empty directory."
+        if batch := known.get(commit.lo):
+            if batch.seq is not None or batch.hi == commit.hi:
+                continue
+            # The batch was begun when the database was backed up, and committed with other ids
+            # afterwards: then SQL does not have its rows. Two exports at once can also commit
+            # other ids than the ledger says, for a moment: then SQL has them.
+            held = ArchivedMessage.objects.filter(pk__gt=commit.lo, pk__lte=commit.hi).aggregate(
+                rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
             )
-
-
-def _is_foreign(commit: Commit, known: LakeBatch) -> bool:
-    """Whether a batch that was begun when the database was backed up was committed with other ids
-    afterwards: then SQL has not its rows. Of two exports at once, too, one commits other ids than
-    the ledger says for a moment."""
-    if known.seq is not None or known.hi == commit.hi:
-        return False
-    held = ArchivedMessage.objects.filter(pk__gt=commit.lo, pk__lte=commit.hi).aggregate(
-        rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
-    )
-    wanted = {
-        "rows": commit.rows,
-        "oldest": stored_instant(commit.oldest),
-        "newest": stored_instant(commit.newest),
-    }
-    return bool(held != wanted)
-
-
-def _refuse_older_lake(
-    name: str, commits: Sequence[Commit], known: Mapping[int, LakeBatch]
-) -> None:
-    newest = max((batch.seq or 0 for batch in known.values()), default=0)
-    if newest > len(commits):
+            if held == {
+                "rows": commit.rows,
+                "oldest": stored_instant(commit.oldest),
+                "newest": stored_instant(commit.newest),
+            }:
+                continue
         raise Refused(
-            f"The lake {name} has {len(commits)} commits, but this database saw {newest}: it is "
-            f"not mounted, was "
-            "emptied, or is an older copy. Bring it back, or begin a new lake in another directory."
+            f"The lake {name} has the rows up to id {commit.hi} (commit {commit.seq}), of "
+            f"which the ledger of this database knows nothing: the database was restored from "
+            f"a backup, and may give these ids to other messages. Begin a new lake in an empty "
+            f"directory."
         )

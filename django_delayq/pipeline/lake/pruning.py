@@ -1,9 +1,9 @@
-"""Deletes from SQL what a verified batch of the lake holds, in short transactions, and never an
-open dead letter."""
+"""Deletes from SQL the rows that a verified batch of the lake holds, in short transactions, and
+never an open dead letter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from datetime import timezone as zones
@@ -20,14 +20,14 @@ from ...core.conf import get_settings
 from ...core.times import stored
 from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
-from ..errors import LakeError, Refused
+from ..job_errors import LakeError, Refused
 from ..params import Tell
 from . import batches
 from .lake import LakeFile
 from .ledger import COMMITTED, PRUNED, Ledger
 from .reader import read_files
 
-#: Ids that one transaction looks at.
+#: Rows that one transaction looks at.
 CHUNK = 5_000
 #: Dead letters that nobody has replayed or discarded.
 OPEN = Q(state=Final.DEAD, replayed_at=None, discarded_at=None)
@@ -42,9 +42,9 @@ class PrunedBatches:
     action: OperatorAction | None = None
     """The record of it; None when there was nothing to do, and in a dry run."""
     count: int = 0
-    """Rows that are deleted; in a dry run, that would be."""
+    """Rows that were deleted, or would be in a dry run."""
     kept: int = 0
-    """Dead letters of these batches that stay: nobody has replayed or discarded them."""
+    """Dead letters of these batches that stay, because nobody has replayed or discarded them."""
     problems: list[str] = field(default_factory=list)
     """Batches that were left alone, and why."""
 
@@ -58,11 +58,11 @@ def prune_batches(
     dry_run: bool,
     tell: Tell,
 ) -> PrunedBatches:
-    """Delete the rows of every batch that is committed and finished as a whole longer ago than
-    `older_than` (1 hour or more), if they are those that the lake has. Not of a day (UTC) that goes
-    on, before its figures are computed. Interrupted, it goes on when it is called again. `by` is
-    for the OperatorAction. The ledger has to follow the lake. Raises Refused, and LakeError when a
-    file is not there as it was.
+    """Delete the rows of every committed batch whose messages all finished longer ago than
+    `older_than` (1 hour or more), if the lake has the same rows. A batch of today (UTC) stays until
+    its figures are computed. After an interruption, the next call goes on. `by` is for the
+    OperatorAction. The ledger has to be up to date. Raises Refused, and LakeError when a file is
+    not there as its commit says.
     """
     if older_than < MIN_AGE:
         raise Refused(
@@ -71,7 +71,16 @@ def prune_batches(
         )
     now = datetime.now(tz=zones.utc)
     done = PrunedBatches()
-    lake_batches = list(_old(ledger, now, older_than))
+    aged = Q(newest_at__lt=stored(now - older_than)) | Q(newest_at=None)
+    # The figures of a day are computed when it is over, from all of its rows.
+    today = (now - SETTLE).replace(hour=0, minute=0, second=0, microsecond=0)
+    final = Q(newest_at__lt=stored(today)) | Q(counted_at__isnull=False) | Q(newest_at=None)
+    # Pruned batches return when their last dead letters are replayed or discarded.
+    lake_batches = [
+        batch
+        for batch in ledger.batches.filter(aged, final, seq__isnull=False, pruned__lt=F("rows"))
+        if batch.state == COMMITTED or _rows(batch).exclude(OPEN).exists()
+    ]
     _check_files(ledger, lake_batches)
     lake_batches = [
         batch for batch in lake_batches if _is_whole(ledger, batch, archive, done, dry_run)
@@ -94,28 +103,19 @@ def prune_batches(
     return done
 
 
-def _old(ledger: Ledger, now: datetime, older_than: timedelta) -> Iterator[LakeBatch]:
-    """Committed batches that are old enough; of the pruned ones those whose dead letters are dealt
-    with by now."""
-    aged = Q(newest_at__lt=stored(now - older_than)) | Q(newest_at=None)
-    # The figures of a day are computed when it is over, from all of its rows.
-    today = (now - SETTLE).replace(hour=0, minute=0, second=0, microsecond=0)
-    final = Q(newest_at__lt=stored(today)) | Q(counted_at__isnull=False) | Q(newest_at=None)
-    for batch in ledger.batches.filter(aged, final, seq__isnull=False, pruned__lt=F("rows")):
-        if batch.state == COMMITTED or _rows(batch).exclude(OPEN).exists():
-            yield batch
-
-
 def _is_whole(
     ledger: Ledger, batch: LakeBatch, archive: Archive, done: PrunedBatches, dry_run: bool
 ) -> bool:
-    """Whether SQL has the rows that the lake has. What others pruned of a batch that we pruned
-    already is no problem."""
-    counted = _difference(batch)
-    problem = counted or _other_rows(ledger, batch, archive)
-    if not problem:
+    """Whether SQL has the rows that the lake has. It is no problem when others pruned rows of a
+    batch that was pruned here before."""
+    wrong_count = _difference(batch)
+    if not wrong_count and not _has_other_rows(ledger, batch, archive):
         return True
-    if batch.state == COMMITTED or not counted:
+    if batch.state == COMMITTED or not wrong_count:
+        problem = wrong_count or (
+            f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: rows of SQL are "
+            f"not as the lake has them. Run the audit: it names them."
+        )
         done.problems.append(problem)
         if not dry_run:
             LakeBatch.objects.filter(pk=batch.pk).update(problem=problem)
@@ -129,30 +129,22 @@ def _difference(batch: LakeBatch) -> str:
         return ""
     return (
         f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: SQL has {found:,} "
-        f"of its rows, but "
-        f"the lake has {expected:,}. Run the audit (`delayq prune` may have deleted some of them)."
+        f"of its rows, but the lake has {expected:,}. Run the audit (`delayq prune` may have "
+        f"deleted some of them)."
     )
 
 
-def _other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> str:
-    """Whether SQL has a row of these ids that the lake has not, or not so: what it has to have
-    before the first one goes is what its commit says, and afterwards some of it."""
-    ids = (batch.lo, batch.hi)
+def _has_other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> bool:
+    """Whether SQL has a row of these ids that the lake lacks or has with other content. Before the
+    first row is deleted, SQL has to have all rows of the commit, and afterwards some of them."""
+    rows = archive((batch.lo, batch.hi))
     if not batch.pruned:
-        digest = batches.digest_of(archive(ids))
-        same = (digest.rows, str(digest.signature)) == (batch.rows, batch.signature or "0")
-    else:
-        files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
-        ours = batches.hashed(archive(ids))
-        theirs = batches.hashed(read_files(ours.sparkSession, ledger.lake, files))
-        same = ours.join(theirs, ["id", "hash_high", "hash_low"], "left_anti").isEmpty()
-    if same:
-        return ""
-    return (
-        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: rows of SQL are not "
-        f"as the lake has "
-        "them. Run the audit: it names them."
-    )
+        digest = batches.digest_of(rows)
+        return (digest.rows, str(digest.signature)) != (batch.rows, batch.signature or "0")
+    files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
+    ours = batches.hashed(rows)
+    theirs = batches.hashed(read_files(ours.sparkSession, ledger.lake, files))
+    return not ours.join(theirs, ["id", "hash_high", "hash_low"], "left_anti").isEmpty()
 
 
 def _may_have_rows(file: LakeFile, batch: LakeBatch) -> bool:
@@ -161,7 +153,7 @@ def _may_have_rows(file: LakeFile, batch: LakeBatch) -> bool:
 
 def _check_files(ledger: Ledger, lake_batches: Sequence[LakeBatch]) -> None:
     """Raise LakeError unless every file that may have rows of these batches can be opened and has
-    its rows."""
+    the number of rows that its commit says."""
     for file in ledger.lake.files():
         if not any(_may_have_rows(file, batch) for batch in lake_batches):
             continue
@@ -181,7 +173,7 @@ def _rows(batch: LakeBatch) -> Any:
 
 
 def _prune(batch: LakeBatch, done: PrunedBatches, action: OperatorAction) -> None:
-    """One batch, in chunks."""
+    """Prune one batch, in chunks."""
     at, first = batch.lo, True
     while at < batch.hi:
         pks = _rows(batch).filter(pk__gt=at).order_by("pk").values_list("pk", flat=True)
@@ -199,13 +191,13 @@ def _prune(batch: LakeBatch, done: PrunedBatches, action: OperatorAction) -> Non
 def _delete(
     batch: LakeBatch, goes: Any, done: PrunedBatches, action: OperatorAction, *, check: bool
 ) -> bool:
-    """One chunk, and how many rows it had, in one transaction. False: SQL does not have the rows
+    """Delete one chunk and count its rows, in one transaction. False: SQL does not have the rows
     that the lake has."""
     alias = get_settings().database
     needed = still_needed(goes)
     with transaction.atomic(using=alias):
         ledger = LakeBatch.objects.filter(pk=batch.pk)
-        # A write comes first: it locks out another prune of this batch.
+        # The write comes first, because it locks out another prune of this batch.
         ledger.update(pruned=F("pruned"))
         if check:
             batch.refresh_from_db(using=alias, fields=["pruned", "rows"])

@@ -1,8 +1,8 @@
-"""Reads by ADBC's drivers, which make Arrow of what a database sends, and no Python object of a
-value.
+"""Reads by ADBC's drivers, which turn the answer of a database into Arrow and make no Python
+objects of values.
 
-PostgreSQL: binary COPY, for half the work, there and here, of COPY as text that is parsed. SQLite:
-a third of the work of Python's module.
+PostgreSQL: binary COPY, half the work of COPY as text on both sides. SQLite: a third of the work of
+Python's module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..params import Database
-from .connect import address_of, connection_to, patience_of, unavailable
+from .databases import address_of, connection_to, patience_of, unavailable
 from .ranges import Range
 
 #: Bytes that a batch should have.
@@ -25,10 +25,9 @@ _ROWS_OF_BATCH = "adbc.sqlite.query.batch_rows"
 
 
 def driver(vendor: str) -> Any:
-    """The module for PostgreSQL or SQLite; None for other databases, and where it is not
+    """The module for PostgreSQL or SQLite; None for another database, and where it is not
     installed."""
-    name = {"postgresql": "adbc_driver_postgresql", "sqlite": "adbc_driver_sqlite"}.get(vendor)
-    if name is None:
+    if vendor not in ("postgresql", "sqlite"):
         return None
     if vendor == "postgresql":
         # Psycopg 3 knows which options of a connection are for libpq.
@@ -37,7 +36,7 @@ def driver(vendor: str) -> Any:
         if not is_psycopg3:
             return None
     try:
-        return import_module(f"{name}.dbapi")
+        return import_module(f"adbc_driver_{vendor}.dbapi")
     except ImportError:
         return None
 
@@ -45,21 +44,29 @@ def driver(vendor: str) -> Any:
 def postgresql_batches(
     database: Database, table: str, schema: pa.Schema, ids: Range
 ) -> Iterator[pa.RecordBatch]:
-    """As rows.read_rows(). Raises DatabaseUnavailable, and ADBC's errors."""
+    """As table_reader.read_rows(). Raises DatabaseUnavailable, and ADBC's errors."""
+    from psycopg.conninfo import make_conninfo
+    from psycopg.pq import Conninfo
+
     django = connection_to(database)
+    # The parameters of Django's connection that libpq knows.
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    options = django.get_connection_params().items()
+    given = {name: value for name, value in options if name in known and value is not None}
+    if "options" in given:
+        # ADBC asks the server at the beginning: a short timeout of the project would end that.
+        given["options"] += " -c statement_timeout=0"
+    address = make_conninfo(**{**given, "client_encoding": "UTF8"})
     quote = django.ops.quote_name
-    columns = ", ".join(_expression(quote(field.name), field.name) for field in schema)
-    # Numbers of our own: COPY takes no parameters.
+    # Ids as 32 digits without dashes.
+    expressions = {"message_id": f"encode(uuid_send({quote('message_id')}), 'hex') AS "}
+    columns = ", ".join(expressions.get(field.name, "") + quote(field.name) for field in schema)
+    # The numbers are written into the statement, because COPY takes no parameters.
     where = f"WHERE id > {int(ids[0])} AND id <= {int(ids[1])} ORDER BY id"
-    with (
-        _open("postgresql", database, _conninfo(django)) as connection,
-        connection.cursor() as cursor,
-    ):
-        # In one transaction, so that a pool between here and the server keeps to one connection of
-        # its own.
-        cursor.execute(
-            "SET LOCAL statement_timeout = 0"
-        )  # the project's is for its pages; a range may take minutes
+    with _open("postgresql", database, address) as connection, connection.cursor() as cursor:
+        # All in one transaction, so that a connection pool in between uses one connection. The
+        # statement_timeout of the project is for its pages; a range may take minutes.
+        cursor.execute("SET LOCAL statement_timeout = 0")
         if role := database.options.get("assume_role"):
             cursor.execute(f"SET LOCAL ROLE {quote(role)}")
         cursor.adbc_statement.set_options(**{_BYTES_OF_BATCH: str(CHUNK)})
@@ -70,7 +77,8 @@ def postgresql_batches(
 
 @contextmanager
 def sqlite_columns(database: Database, most: int) -> Iterator[Callable[[str], Sequence[pa.Array]]]:
-    """A function: the columns of a statement without parameters that gives so many rows at most.
+    """A function that returns the columns of a statement, which has no parameters and returns at
+    most this many rows.
 
     Raises DatabaseUnavailable, and ADBC's errors.
     """
@@ -79,7 +87,7 @@ def sqlite_columns(database: Database, most: int) -> Iterator[Callable[[str], Se
         connection.cursor() as cursor,
     ):
         cursor.execute(f"PRAGMA busy_timeout = {int(patience_of(database) * 1000)}")
-        # A column has the type of what is in the first batch: so there is only one.
+        # The first batch decides the types of the columns: so there is only one batch.
         cursor.adbc_statement.set_options(**{_ROWS_OF_BATCH: str(most)})
 
         def columns(sql: str) -> Sequence[pa.Array]:
@@ -98,23 +106,3 @@ def _open(vendor: str, database: Database, address: str, **options: Any) -> Iter
         raise unavailable(database, error) from None
     with closing(connection):
         yield connection
-
-
-def _expression(quoted: str, name: str) -> str:
-    """Ids as 32 digits without dashes."""
-    return f"encode(uuid_send({quoted}), 'hex') AS {quoted}" if name == "message_id" else quoted
-
-
-def _conninfo(django: Any) -> str:
-    """What Django tells psycopg, as far as it is for libpq."""
-    from psycopg.conninfo import make_conninfo
-    from psycopg.pq import Conninfo
-
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    options = django.get_connection_params().items()
-    given = {name: value for name, value in options if name in known and value is not None}
-    if (
-        "options" in given
-    ):  # a short timeout among them would also be for what ADBC asks at the beginning
-        given["options"] += " -c statement_timeout=0"
-    return make_conninfo(**{**given, "client_encoding": "UTF8"})

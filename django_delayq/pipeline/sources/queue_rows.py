@@ -1,13 +1,12 @@
-"""Reads what lies in the structures of a partition as Arrow batches, a page at a time.
+"""Reads the structures of a partition in Redis as Arrow batches, a page at a time.
 
-Runs on executors: a store is made of the parameters. Nothing but plain commands that read, so a
-replica will do.
+It runs on executors, where a store is made from the parameters. It only sends plain commands that
+read, so a replica is enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,21 +18,21 @@ from ...store.keys import Partition, partition_keys
 from ...store.store import RedisStore
 from .. import schemas
 
-#: Elements that one reply holds when they are ids and numbers only, and when they are records.
+#: Most elements of one reply when they are ids and numbers only, and when they are records.
 IDS, RECORDS = 5_000, 1_000
-#: Bytes of records in one reply, however large they may be.
+#: Most bytes of records in one reply.
 REPLY_BYTES = 32 * 1024 * 1024
-#: 9999-12-31, the last day of Python's calendar: later due times, such as infinity, are that one.
+#: 9999-12-31, the last day of Python's calendar. Later due times, such as infinity, become this.
 LAST_MS = 253_402_214_400_000.0
 
 LANES = ("high", "normal", "low")
-#: What is read, with the number of its key in partition_keys(). Of `none` there are two: records,
-#: and attempts.
+#: The structures, with the numbers of their keys in partition_keys(). Two of them give rows of the
+#: place `none`: the records, and the attempts.
 STRUCTURES = {
     "high": 0, "normal": 1, "low": 2, "leased": 3, "none": 4, "attempts": 5, "finished": 6,
     "follower": 7, "done": 8,
 }  # fmt: skip
-#: Command that counts it.
+#: The command that counts each of them.
 SIZES = ("ZCARD", "ZCARD", "ZCARD", "ZCARD", "HLEN", "HLEN", "XLEN", "HLEN", "HLEN")
 
 
@@ -53,42 +52,66 @@ class Row(NamedTuple):
     record: bytes | None = None
     has_attempts: bool | None = None
     stamp: bytes | None = None
-    """In place of that of a record."""
+    """In place of the stamp of a record."""
+
+
+def all_of(partitions: Sequence[Partition], names: Sequence[str]) -> list[Structure]:
+    """These structures of each partition."""
+    return [Structure(partition, name) for partition in partitions for name in names]
 
 
 def sizes(store: RedisStore, structures: Sequence[Structure]) -> Sequence[int]:
-    """How many elements each has now."""
-    reads = [
-        Read(
-            SIZES[STRUCTURES[one.name]],
-            None,
-            (partition_keys(store.client.prefix, one.partition)[STRUCTURES[one.name]],),
-        )
-        for one in structures
-    ]
+    """How many elements each structure has now."""
+    reads = []
+    for partition, name in structures:
+        number = STRUCTURES[name]
+        key = partition_keys(store.client.prefix, partition)[number]
+        reads.append(Read(SIZES[number], None, (key,)))
     return [int(size) for size in store.client.read_all(reads)]
 
 
-def read(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
+def read_structure(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
     """Its rows as schemas.QUEUE."""
-    place = "none" if structure.name == "attempts" else structure.name
-    for rows in _Reader(store, structure).pages():
-        if rows:
-            yield _batch(structure.partition, place, rows)
+    partition, name = structure
+    place = "none" if name == "attempts" else name
+    for rows in _StructureReader(store, structure).pages():
+        if not rows:
+            continue
+        records = [row.record for row in rows]
+        codes = [
+            task_code_of(record).hex() if record and len(record) >= HEADER_END else None
+            for record in records
+        ]
+        # As the scripts see it: a record that is too short for the flag is not durable.
+        durable = [
+            bool(row.stamp) or (None if row.record is None else is_durable(row.record))
+            for row in rows
+        ]
+        stamps = [stamp_us_of(row.stamp or row.record or b"") for row in rows]
+        columns = [
+            *_place(partition, [row.id for row in rows]),
+            pa.repeat(place, len(rows)),
+            _times([row.due_ms for row in rows]),
+            pa.array(stamps, pa.int64()),
+            pa.array(codes, pa.string()),
+            pa.array(durable, pa.bool_()),
+            pa.array([row.has_attempts for row in rows], pa.bool_()),
+            pa.array(records, pa.binary()),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=schemas.QUEUE)
 
 
 def read_due(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
     """The ids of a lane and their due times as schemas.DUE."""
-    partition = structure.partition
-    key = partition_keys(store.client.prefix, partition)[STRUCTURES[structure.name]]
+    partition, name = structure
+    key = partition_keys(store.client.prefix, partition)[STRUCTURES[name]]
     for page, _ in _scan(store, "ZSCAN", key, ("COUNT", IDS), lambda ids: ()):
-        if page:
-            ids, scores = zip(*page, strict=True)
-            columns = [*_place(partition, ids), _times(scores)]
-            yield pa.RecordBatch.from_arrays(columns, schema=schemas.DUE)
+        ids, scores = zip(*page, strict=True)
+        columns = [*_place(partition, ids), _times(scores)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schemas.DUE)
 
 
-class _Reader:
+class _StructureReader:
     """The rows of one structure."""
 
     def __init__(self, store: RedisStore, structure: Structure) -> None:
@@ -99,14 +122,14 @@ class _Reader:
         self._count = max(1, min(RECORDS, REPLY_BYTES // store.client.settings.body_limit))
 
     def pages(self) -> Iterator[list[Row]]:
-        """Rows of each page; some are empty."""
+        """The rows of each page. A page may have none."""
         others: dict[str, Callable[[], Iterator[list[Row]]]] = {
-            "none": self._records, "attempts": self._attempts, "finished": self._finished,
-            "follower": self._followers, "done": self._done,
+            "none": self.records, "attempts": self.attempts, "finished": self.finished,
+            "follower": self.followers, "done": self.done,
         }  # fmt: skip
-        return others.get(self._name, self._places)()
+        return others.get(self._name, self.places)()
 
-    def _places(self) -> Iterator[list[Row]]:
+    def places(self) -> Iterator[list[Row]]:
         """A lane, or the leases."""
         for page, (records, attempts) in self._scan(
             "ZSCAN", lambda ids: [self._in(4, ids), self._in(5, ids)]
@@ -118,7 +141,7 @@ class _Reader:
                 )
             ]
 
-    def _records(self) -> Iterator[list[Row]]:
+    def records(self) -> Iterator[list[Row]]:
         """Records of ids that are in no lane and not leased."""
         for page, (*scores, attempts) in self._scan(
             "HSCAN", lambda ids: [*self._scores(ids), self._in(5, ids)]
@@ -131,7 +154,7 @@ class _Reader:
                 if not _anywhere(places)
             ]
 
-    def _attempts(self) -> Iterator[list[Row]]:
+    def attempts(self) -> Iterator[list[Row]]:
         """Attempts of ids that have neither a record nor a place."""
         for page, (*scores, records) in self._scan(
             "HSCAN", lambda ids: [*self._scores(ids), self._in(4, ids)]
@@ -142,7 +165,7 @@ class _Reader:
                 if record is None and not _anywhere(places)
             ]
 
-    def _followers(self) -> Iterator[list[Row]]:
+    def followers(self) -> Iterator[list[Row]]:
         for page, (attempts,) in self._scan("HSCAN", lambda ids: [self._in(5, ids)]):
             yield [
                 Row(
@@ -154,13 +177,13 @@ class _Reader:
                 for (message_id, value), attempt in zip(page.items(), attempts, strict=True)
             ]
 
-    def _done(self) -> Iterator[list[Row]]:
+    def done(self) -> Iterator[list[Row]]:
         for page, _ in _scan(
             self._store, "HSCAN", self._key, ("MATCH", "done:*", "COUNT", RECORDS), lambda ids: ()
         ):
             yield [Row(field[5:], stamp=stamp) for field, stamp in page.items()]
 
-    def _finished(self) -> Iterator[list[Row]]:
+    def finished(self) -> Iterator[list[Row]]:
         """By the ids of the entries: a stream has no cursor."""
         first = "-"
         while first:
@@ -197,16 +220,15 @@ def _scan(
     how: Sequence[Any],
     about: Callable[[list[bytes]], Sequence[Read]],
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """Pages of a structure, each with the answers to what is asked about its ids.
+    """Pages of a structure that have elements, each with the answers to `about` its ids.
 
-    One round trip a page: the next page is asked for together with what is asked about this one.
+    One round trip a page: the next page is asked for together with the questions about this page.
     """
     (answer,) = store.client.read_all([Read(command, None, (key, 0, *how))])
     while answer:
         cursor, page = answer
-        reads = (
-            list(about([one if isinstance(one, bytes) else one[0] for one in page])) if page else []
-        )
+        ids = [element if isinstance(element, bytes) else element[0] for element in page]
+        reads = list(about(ids)) if page else []
         following = [Read(command, None, (key, cursor, *how))] if cursor else []
         answers = store.client.read_all([*reads, *following]) if reads or following else []
         if page:
@@ -221,30 +243,11 @@ def _anywhere(scores: Sequence[float | None]) -> bool:
 # From rows to Arrow
 
 
-def _batch(partition: Partition, place: str, rows: Sequence[Row]) -> pa.RecordBatch:
-    records = [row.record for row in rows]
-    stamps = [row.stamp or row.record or b"" for row in rows]
-    columns = [
-        *_place(partition, [row.id for row in rows]),
-        pa.repeat(place, len(rows)),
-        _times([row.due_ms for row in rows]),
-        pa.array(
-            [stamp_us_of(stamp) for stamp in stamps],
-            pa.int64(),
-        ),
-        pa.array([_task_code(one) for one in records], pa.string()),
-        pa.array([True if row.stamp else _durable(row.record) for row in rows], pa.bool_()),
-        pa.array([row.has_attempts for row in rows], pa.bool_()),
-        pa.array(records, pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schemas.QUEUE)
-
-
 def _place(partition: Partition, ids: Sequence[bytes]) -> list[pa.Array]:
     """The columns that all rows begin with."""
     count = len(ids)
     return [
-        pa.array([one.hex() for one in ids], pa.string()),
+        pa.array([message_id.hex() for message_id in ids], pa.string()),
         pa.repeat(partition.topic, count),
         pa.repeat(pa.scalar(partition.number, pa.int32()), count),
     ]
@@ -257,17 +260,3 @@ def _times(milliseconds: Sequence[float | None]) -> pa.Array:
         np.int64
     )
     return pa.array(microseconds, mask=missing).cast(schemas.TIME)
-
-
-def _task_code(record: bytes | None) -> str | None:
-    return task_code_of(record).hex() if record and len(record) >= HEADER_END else None
-
-
-def _durable(record: bytes | None) -> bool | None:
-    """As the scripts see it: a record that is too short for the flag is not."""
-    return None if record is None else is_durable(record)
-
-
-def all_of(partitions: Sequence[Partition], names: Sequence[str]) -> list[Structure]:
-    """These structures of each partition."""
-    return list(chain.from_iterable([Structure(one, name) for name in names] for one in partitions))

@@ -1,31 +1,31 @@
-"""Divides the ids of a table into ranges of about as many rows each, by a few questions to its
-index.
+"""Divides the ids of a table into ranges with about as many rows each, by a few queries that the
+index answers.
 
-Ids are seldom dense: rows are pruned, all but some open dead letters, and a sequence may jump by a
+Ids are seldom dense: rows are pruned, except open dead letters, and a sequence may jump by a
 billion.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from ..params import Database
-from .connect import Connected, connected
+from .databases import Connected, connected
 
 Range = tuple[int, int]
 """lo < id <= hi."""
 
-#: Ids that are looked at on each side of a span to learn how dense they are there.
+#: Ids that are read at each end of a span to learn how dense they are there.
 SAMPLE = 64
-#: Rows for which no further part is made.
+#: A range with fewer rows is not divided.
 LEAST = 1_000
-#: Ranges that are read side by side at most, unless it is told.
+#: Most ranges that are read side by side, by default.
 PARTS = 8
-#: Ids for which parts_of() makes no further part: each becomes a file per date, and small ones are
-#: a nuisance.
+#: Ids of a part that parts_of() makes: each part becomes a file per date, and many small files are
+#: slow to read.
 IDS_OF_PART = 50_000
 
 
@@ -33,27 +33,24 @@ class IdSpan(NamedTuple):
     """Ids from the first to the last, both of which exist."""
 
     rows: float
-    """Of which there are about so many."""
+    """About how many rows there are."""
     first: int
     last: int
 
     @property
     def width(self) -> int:
-        """Ids that it could have."""
+        """How many ids it could have."""
         return self.last - self.first + 1
 
 
-FindSpan = Callable[[int, int], IdSpan | None]
-"""The span of the rows with lo < id <= hi; None when there are none."""
-
-
 def parts_of(ids: Range, most: int = PARTS) -> int:
-    """In how many parts a batch of rows is read that are to be written."""
+    """In how many parts a batch of rows is read that will be written to files."""
     return min(most, max(1, (ids[1] - ids[0]) // IDS_OF_PART))
 
 
 def edges(database: Database, ids: Range, parts: int, *, table: str = "") -> list[Range]:
-    """The range in so many parts or fewer, without a gap between them. None for an empty range.
+    """The range in at most this number of parts, without a gap between them; an empty range has
+    none.
 
     Fewer than 1,000 rows are not divided. Raises DatabaseUnavailable, ConfigurationError.
     """
@@ -61,39 +58,36 @@ def edges(database: Database, ids: Range, parts: int, *, table: str = "") -> lis
     if hi <= lo:
         return []
     with connected(database) as connection:
-        spans = _spans(_span_finder(connection, table or database.table), ids, max(1, parts))
+        spans = _spans(connection, table or database.table, ids, max(1, parts))
     return list(pairwise([lo, *_cuts(spans, parts), hi]))
 
 
 def range_of_all(database: Database, *, table: str = "") -> Range:
-    """The range of all rows that are there now; (0, 0) of an empty table."""
+    """The range of all rows that exist now; (0, 0) for an empty table."""
     with connected(database) as connection:
         query = f"SELECT min(id), max(id) FROM {connection.quote(table or database.table)}"
         first, last = connection.fetch(query)[0]
     return (0, 0) if first is None else (first - 1, last)
 
 
-def _span_finder(connection: Connected, table: str) -> FindSpan:
+def _spans(connection: Connected, table: str, ids: Range, parts: int) -> list[IdSpan]:
+    """Spans in the order of ids, none with many rows: the one with the most rows is halved again
+    and again."""
     select, limit = f"SELECT id FROM {connection.quote(table)}", connection.limit(SAMPLE)
 
     def find_span(lo: int, hi: int) -> IdSpan | None:
+        """The span of the rows with lo < id <= hi; None when there are none."""
         where = f"WHERE id > {lo} AND id <= {hi}"
         lowest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id {limit}")]
         if len(lowest) < SAMPLE:
             return IdSpan(len(lowest), lowest[0], lowest[-1]) if lowest else None
         highest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id DESC {limit}")]
         first, last = lowest[0], highest[0]
-        # The denser side counts: what is overrated is looked at more closely, what is underrated
-        # would be missed.
+        # The denser end counts. A span with too high an estimate is divided further; one with too
+        # low an estimate would stay as it is.
         for_sample = min(lowest[-1] - first, last - highest[-1]) + 1
         return IdSpan(max(SAMPLE, (last - first + 1) * SAMPLE / for_sample), first, last)
 
-    return find_span
-
-
-def _spans(find_span: FindSpan, ids: Range, parts: int) -> list[IdSpan]:
-    """Spans in the order of ids, none of which matters much: the fullest one is halved again and
-    again."""
     whole = find_span(*ids)
     heap = [(-whole.rows, whole)] if whole else []
     for _ in range(50 * parts):

@@ -1,4 +1,4 @@
-"""Which ids of an archive are settled, asked of its database and by its clock. Needs no Django
+"""Which ids of an archive are settled, by its database and the clock of that. Needs no Django
 project."""
 
 from __future__ import annotations
@@ -8,27 +8,29 @@ import time
 from datetime import datetime
 from typing import Any
 
-from ..errors import Refused
+from django.db import DatabaseError
+
+from ..job_errors import Refused
 
 logger = logging.getLogger("delayq")
 
-#: Seconds after which InnoDB makes its list of transactions anew: until then it may lack who has
-#: just begun.
+#: Seconds after which InnoDB renews its list of transactions: until then the list may lack a
+#: transaction that has just begun.
 STALE = 0.15
 
-#: Of a role that MariaDB or MySQL does not show the transactions of others.
+#: For a role to which MariaDB or MySQL does not show the transactions of others.
 UNSEEN = (
     "Open transactions cannot be seen here, so a row of one that takes longer than the settle time "
     "may be missed: "
     "GRANT PROCESS ON *.* to the role of the pipeline."
 )
 
-#: Times that PostgreSQL is asked since when somebody writes, and seconds between them: locks and
-#: sessions are two lists, and who ends just then is in the first one only.
+#: How often PostgreSQL is asked when the open transactions began, and seconds in between: locks and
+#: sessions are two lists, and a transaction that ends just then is in the first list only.
 TRIES, PAUSE = 20, 0.05
 
-#: Who may have ids that nobody else sees yet: whoever has a lock for writing on the table, until
-#: the transaction ends.
+#: Transactions that may have ids which nobody else sees yet: those that hold a lock for writing on
+#: the table.
 _WRITERS = """
 SELECT pid,
 (SELECT min(xact_start) FROM pg_stat_activity AS session WHERE session.pid = held.pid) AS since
@@ -55,51 +57,58 @@ _MYSQL_CLOCK = "SELECT utc_timestamp(6) - INTERVAL %s MICROSECOND"
 
 
 def last_settled(connection: Any, table: str, seconds: float) -> int:
-    """The biggest id of the archive below which no other one can appear any more; 0 when there is
+    """The biggest id of the archive below which no other id can appear any more; 0 when there is
     none.
 
-    An id is taken when a row is inserted, and seen when its transaction commits: a smaller one may
-    come later. So a row counts when the database took it more than `seconds` ago and, on
-    PostgreSQL, MariaDB and MySQL, so long before the oldest transaction that may still hold ids
-    began. `seconds` has to be more than what one INSERT takes. `connection` is Django's. Raises
-    Refused, when the database does not say since when somebody writes, and what it raises itself.
+    An id is taken when a row is inserted, and seen when its transaction commits: a smaller id may
+    be seen later. So a row is settled when the database took it more than `seconds` ago and, on
+    PostgreSQL, MariaDB and MySQL, also more than `seconds` before the oldest transaction began that
+    may still hold ids. `seconds` has to be more than one INSERT takes. `connection` is Django's.
+    Raises Refused when the database does not say when a writing transaction began, and the errors
+    of the database.
     """
-    if connection.vendor == "sqlite":  # one writer at a time: what is seen is settled
-        return _one(connection, f"SELECT max(id) FROM {connection.ops.quote_name(table)}") or 0
-    horizon = _horizon(connection, table, seconds)
-    return _last_before(connection, connection.ops.quote_name(table), horizon)
+    table = connection.ops.quote_name(table)
+    if connection.vendor == "sqlite":  # one writer at a time: a row that is seen is settled
+        return _value(connection, f"SELECT max(id) FROM {table}") or 0
+    if connection.vendor == "postgresql":
+        horizon = _postgresql_horizon(connection, table, seconds)
+    elif connection.vendor == "mysql":
+        horizon = _mysql_horizon(connection, seconds)
+    else:
+        raise Refused(
+            f"It is not known which ids are settled on {connection.vendor}: use PostgreSQL, "
+            f"MariaDB or SQLite."
+        )
+    last = _value(connection, f"SELECT max(id) FROM {table}")
+    if last is None:
+        return 0
+    # The first row that the database took at the horizon or later.
+    below = _surely_before(connection, table, horizon, last)
+    query = f"SELECT min(id) FROM {table} WHERE id > %s AND archived_at >= %s"
+    first = _value(connection, query, below, horizon)
+    if first is None:
+        return int(last)
+    # A row that came at the horizon or later may be committed since, while another transaction with
+    # a smaller id is still open.
+    query = f"SELECT max(id) FROM {table} WHERE id < %s AND archived_at < %s"
+    return _value(connection, query, first, horizon) or 0
 
 
 def unseen(connection: Any) -> str:
-    """What whoever relies on last_settled() should know; empty when the database says all that it
-    needs."""
-    from django.db import DatabaseError
-
+    """Why last_settled() may be wrong here; empty when the database shows all that it needs."""
     if connection.vendor != "mysql":
         return ""
     try:
-        _one(connection, _MYSQL_SEES)
+        _value(connection, _MYSQL_SEES)
     except DatabaseError:
         return UNSEEN
     return ""
 
 
-def _horizon(connection: Any, table: str, seconds: float) -> datetime:
-    """What the database took before this instant is settled."""
-    if connection.vendor == "postgresql":
-        return _postgresql_horizon(connection, table, seconds)
-    if connection.vendor == "mysql":
-        return _mysql_horizon(connection, seconds)
-    raise Refused(
-        f"It is not known which ids are settled on {connection.vendor}: use PostgreSQL, MariaDB or "
-        f"SQLite."
-    )
-
-
 def _postgresql_horizon(connection: Any, table: str, seconds: float) -> datetime:
     for _ in range(TRIES):
         with connection.cursor() as cursor:
-            cursor.execute(_POSTGRESQL, [seconds, connection.ops.quote_name(table)])
+            cursor.execute(_POSTGRESQL, [seconds, table])
             horizon, unknown, standby = cursor.fetchone()
         if standby:
             raise Refused(
@@ -110,50 +119,28 @@ def _postgresql_horizon(connection: Any, table: str, seconds: float) -> datetime
             return horizon  # type: ignore[no-any-return]
         time.sleep(PAUSE)
     raise Refused(
-        f"{unknown} other transactions write to the archive, and the database does not tell since "
-        f"when: they are "
-        "prepared ones, or of another role (GRANT pg_read_all_stats to the role of the pipeline)."
+        f"{unknown} other transactions write to the archive, and the database does not say since "
+        f"when: they are prepared transactions, or of another role. End the prepared ones, or "
+        f"GRANT pg_read_all_stats to the role of the pipeline."
     )
 
 
 def _mysql_horizon(connection: Any, seconds: float) -> datetime:
-    from django.db import DatabaseError
-
     microseconds = round(seconds * 1_000_000)
     if seconds < 1:
         time.sleep(STALE)
     try:
-        horizon: datetime = _one(connection, _MYSQL, microseconds)
+        horizon: datetime = _value(connection, _MYSQL, microseconds)
     except DatabaseError as error:
         logger.warning("%s (%s)", UNSEEN, error)
-        horizon = _one(connection, _MYSQL_CLOCK, microseconds)
+        horizon = _value(connection, _MYSQL_CLOCK, microseconds)
     return horizon
 
 
-def _last_before(connection: Any, table: str, horizon: datetime) -> int:
-    """The biggest id below the first one that the database took at the horizon or later."""
-    top = _one(connection, f"SELECT max(id) FROM {table}")
-    if top is None:
-        return 0
-    below = _surely_before(connection, table, horizon, top)
-    first = _one(
-        connection,
-        f"SELECT min(id) FROM {table} WHERE id > %s AND archived_at >= %s",
-        below,
-        horizon,
-    )
-    if first is None:
-        return int(top)
-    # What came at the horizon or later may have been committed since, with another one below it
-    # still open.
-    last = f"SELECT max(id) FROM {table} WHERE id < %s AND archived_at < %s"
-    return _one(connection, last, first, horizon) or 0
-
-
 def _surely_before(connection: Any, table: str, horizon: datetime, top: int) -> int:
-    """An id below all that came at the horizon or later: ids grow nearly as time does, so it is
-    looked for from the newest ones backwards, in steps twice as wide each. archived_at has no index
-    and needs none."""
+    """An id below all rows that came at the horizon or later. Ids grow nearly as time does: the
+    search goes backwards from the newest row, in steps that double. archived_at has no index and
+    needs none."""
     nearest = f"SELECT id, archived_at < %s FROM {table} WHERE id <= %s ORDER BY id DESC LIMIT 1"
     step = 1_000
     while step < 2 * top:
@@ -168,7 +155,7 @@ def _surely_before(connection: Any, table: str, horizon: datetime, top: int) -> 
     return 0
 
 
-def _one(connection: Any, query: str, *parameters: Any) -> Any:
+def _value(connection: Any, query: str, *parameters: Any) -> Any:
     with connection.cursor() as cursor:
         cursor.execute(query, parameters)
         return cursor.fetchone()[0]

@@ -1,8 +1,8 @@
 """The job stats: lake or archive -> figures of hours and days in SQL.
 
-Stands on lake/. Start with stats.py; aggregates.py counts on the executors, write_back.py writes.
+Stands on lake/. Start with stats.py; aggregates.py counts on the executors.
 """
 
 from __future__ import annotations
 
-__all__ = ["aggregates", "stats", "write_back"]
+__all__ = ["aggregates", "stats"]

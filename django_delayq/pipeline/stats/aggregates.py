@@ -1,36 +1,42 @@
-"""Counts rows of the archive into aggregates, and has Spark add these up to
-figures of hours and days.
+"""Counts rows of the archive into aggregates, and lets Spark add these up to figures of hours and
+days.
 
-The executors count with Arrow and numpy: over ten million rows that takes a tenth of the time of
-expressions of Spark.
+The executors count with Arrow and numpy: for ten million rows that takes a tenth of the time of
+Spark's own expressions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Window
+from pyarrow import parquet
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from ...core.message import Final
 from ...stats import histogram
 from ...stats.histogram import LARGEST
 from .. import schemas
+from ..job_errors import LakeError
+from ..lake.lake import Lake, LakeFile
 
 Numbers = np.ndarray[Any, Any]
+Batches = Iterator[pa.RecordBatch]
 
 #: Of an hour and a day, in microseconds.
 HOUR, DAY = 3_600_000_000, 86_400_000_000
 
 
 class Unit(NamedTuple):
-    """Spans of time, and what is told apart in each."""
+    """A kind of span, and the columns by which its rows are grouped."""
 
     name: str
     length: int
@@ -42,12 +48,16 @@ class Unit(NamedTuple):
 
 HOURS_AND_DAYS = (Unit("hour", HOUR, ("topic",), False), Unit("day", DAY, ("topic", "task"), True))
 
+#: Parts of the files for each core, so that a core which is done early takes another part.
+PARTS = 4
+#: Rows that are read from a file at a time.
+BATCH = 100_000
 #: Rows that are counted at a time: some 50 MB.
 ROWS = 400_000
 STATES = tuple(Final.values)
 METRICS = ("lateness", "run")
 
-#: The sums of times are those of two halves of 32 bits: exact, whatever the times and however many.
+#: Times are summed in two halves of 32 bits: exact for all times, and for any number of them.
 SUMS = (
     "messages",
     *STATES,
@@ -60,9 +70,9 @@ SUMS = (
 )
 KEYS = ("unit", "at", "topic", "task")
 
-#: One row per key with the figures, whose `error` is null, and one per key and error of dead
-#: letters with their number `n`. `at` is the beginning of the hour or day in microseconds since
-#: 1970; `task` is empty for an hour; histograms are texts of histogram.encode().
+#: One row per key with the figures, with a null `error`; and one row per key and error with `n`,
+#: the number of dead letters. `at` is the beginning of the hour or day in microseconds since 1970;
+#: `task` is empty for an hour; histograms are texts of histogram.encode().
 AGGREGATES = pa.schema(
     [
         ("unit", pa.string()),  # hour or day
@@ -78,18 +88,6 @@ AGGREGATES = pa.schema(
         ("run", pa.string()),
     ]
 )
-#: What is read of the archive.
-READ = (
-    "finished_at",
-    "topic",
-    "task",
-    "state",
-    "attempts",
-    "lateness_ms",
-    "run_ms",
-    "error_class",
-    "reason",
-)
 #: A power of two above all buckets.
 _BUCKETS = 1024
 _UPPER_OF_16 = int(np.float64(16).view(np.int64)) >> 48
@@ -104,22 +102,21 @@ class Coded(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What is counted of some rows."""
+    """What is counted of a table of rows."""
 
     finished_us: Numbers
     texts: Mapping[str, Coded]
     """Topic, task and state."""
     added: Mapping[str, Any]
-    """What is added up, and the times of which the highest is sought."""
+    """Columns that are added up, and times whose maximum is sought."""
     buckets: Mapping[str, Numbers]
-    """Per metric; -1 of what has no time."""
+    """Per metric; -1 for a row without a time."""
     errors: pa.Table
-    """Of each dead letter `row`, its number, and `error`: the class, or the reason where there is
-    none."""
+    """For each dead letter `row`, its number, and `error`: the class, or else the reason."""
 
 
 class Groups(NamedTuple):
-    """Rows of an hour, or a day, that are added up."""
+    """Which rows are added up together: those of an hour or a day with equal texts."""
 
     of_rows: Numbers
     """The number of each row's group."""
@@ -127,24 +124,27 @@ class Groups(NamedTuple):
     """Per group."""
 
 
-def aggregated(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows with the columns READ -> AGGREGATES, to be added up. Rows without finished_at are in no
-    hour; times that are no finite number count as those of what never ran. Texts may be
-    dictionaries, which are quicker."""
-    for table in _gathered(batches):
+def aggregated(
+    batches: Batches, since: datetime | None = None, until: datetime | None = None
+) -> Batches:
+    """Rows with the columns of schemas.FIGURES that finished in [since, until) -> AGGREGATES, to be
+    added up. None: without a bound.
+
+    Rows without finished_at are in no hour. A time that is no finite number counts as that of a
+    message that never ran. Texts may be dictionaries, which are quicker.
+    """
+    for table in _gathered(batches, since, until):
         rows = _prepared(table)
         for unit in HOURS_AND_DAYS:
             groups = _groups(rows, unit)
             yield from _as_aggregates(unit, groups.keys, _figures(rows, groups))
             if unit.errors:
-                yield from _as_aggregates(unit, *_errors(rows, groups))
-
-
-def of_span(
-    batches: Iterator[pa.RecordBatch], since: datetime | None, until: datetime | None
-) -> Iterator[pa.RecordBatch]:
-    """aggregated() of the rows that finished in [since, until); None: without a bound."""
-    return aggregated(_within(batch, since, until) for batch in batches)
+                # How many dead letters of each group have each error.
+                group = groups.of_rows[rows.errors.column("row").to_numpy()]
+                dead = {"group": group, "error": rows.errors.column("error")}
+                found = _grouped(dead, ["group", "error"], [([], "count_all")])
+                counts = {"error": found.column("error"), "n": found.column("count_all")}
+                yield from _as_aggregates(unit, groups.keys.take(found.column("group")), counts)
 
 
 def microseconds_of(milliseconds: Numbers) -> Numbers:
@@ -165,38 +165,36 @@ def buckets(n: Numbers) -> Numbers:
 
 
 def merged_histograms(histograms: pa.Array) -> pa.Array:
-    """Of lists of histograms, each as text, the sum of each list as text."""
+    """The sum of each list of histograms. A histogram is a text."""
     return pa.array([_sum(texts) for texts in histograms.to_pylist()], pa.string())
 
 
 def _sum(texts: Sequence[str]) -> str | None:
     if len(texts) > 1:
-        return histogram.encode(histogram.merged(map(histogram.decode, texts)))
+        return histogram.encode(histogram.merge_histograms(map(histogram.decode, texts)))
     return texts[0] if texts else None
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _gathered(
+    batches: Batches, since: datetime | None, until: datetime | None
+) -> Iterator[pa.Table]:
+    """The rows of [since, until), about ROWS at a time."""
     kept: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        kept.append(batch)
-        rows += batch.num_rows
+        part = batch
+        for is_inside, bound in ((pc.greater_equal, since), (pc.less, until)):
+            if bound is not None:
+                at = part.column("finished_at")
+                inside = is_inside(at, pa.scalar(bound, at.type))
+                part = part if inside.true_count == len(inside) else part.filter(inside)
+        kept.append(part)
+        rows += part.num_rows
         if rows >= ROWS:
             yield pa.Table.from_batches(kept)
             kept, rows = [], 0
     if rows:
         yield pa.Table.from_batches(kept)
-
-
-def _within(
-    batch: pa.RecordBatch, since: datetime | None, until: datetime | None
-) -> pa.RecordBatch:
-    for is_inside, bound in ((pc.greater_equal, since), (pc.less, until)):
-        if bound is not None:
-            at = batch.column("finished_at")
-            inside = is_inside(at, pa.scalar(bound, at.type))
-            batch = batch if inside.true_count == batch.num_rows else batch.filter(inside)
-    return batch
 
 
 def _prepared(table: pa.Table) -> Prepared:
@@ -213,9 +211,22 @@ def _prepared(table: pa.Table) -> Prepared:
     }
     in_buckets = {}
     for metric in METRICS:
-        times, in_buckets[metric] = _times(metric, table.column(f"{metric}_ms"))
-        added |= times
-    return Prepared(finished_us, texts, added, in_buckets, _dead(table, texts["state"]))
+        values = table.column(f"{metric}_ms").to_numpy()  # null is NaN here
+        absent = ~np.isfinite(values)
+        exact = microseconds_of(np.where(absent, 0.0, values))
+        added |= {
+            f"{metric}_high": pa.array(exact >> 32, mask=absent),
+            f"{metric}_low": pa.array(exact & (2**32 - 1), mask=absent),
+            f"{metric}_max": pa.array(values, mask=absent),
+        }
+        in_buckets[metric] = np.where(absent, -1, buckets(exact))
+    state = texts["state"]
+    is_dead = pc.fill_null(pc.equal(state.values, "dead"), False).to_numpy(zero_copy_only=False)
+    row = np.flatnonzero(is_dead[state.codes])
+    causes = table.select(["error_class", "reason"]).take(row)
+    error_class, reason = (pc.fill_null(column.cast(pa.string()), "") for column in causes.columns)
+    errors = pc.if_else(pc.not_equal(error_class, ""), error_class, reason)
+    return Prepared(finished_us, texts, added, in_buckets, pa.table({"row": row, "error": errors}))
 
 
 def _coded(column: pa.ChunkedArray) -> Coded:
@@ -226,32 +237,8 @@ def _coded(column: pa.ChunkedArray) -> Coded:
     return Coded(codes, pa.concat_arrays([whole.dictionary, pa.nulls(1, whole.dictionary.type)]))
 
 
-def _times(metric: str, column: pa.ChunkedArray) -> tuple[dict[str, Any], Numbers]:
-    """Both halves of its microseconds, and as it is, null of what is not finite; and the
-    buckets."""
-    values = column.to_numpy()  # null is NaN here
-    absent = ~np.isfinite(values)
-    exact = microseconds_of(np.where(absent, 0.0, values))
-    added = {
-        f"{metric}_high": pa.array(exact >> 32, mask=absent),
-        f"{metric}_low": pa.array(exact & (2**32 - 1), mask=absent),
-        f"{metric}_max": pa.array(values, mask=absent),
-    }
-    return added, np.where(absent, -1, buckets(exact))
-
-
-def _dead(table: pa.Table, state: Coded) -> pa.Table:
-    is_dead = pc.fill_null(pc.equal(state.values, "dead"), False).to_numpy(zero_copy_only=False)
-    row = np.flatnonzero(is_dead[state.codes])
-    causes = table.select(["error_class", "reason"]).take(row)
-    error_class, reason = (pc.fill_null(column.cast(pa.string()), "") for column in causes.columns)
-    return pa.table(
-        {"row": row, "error": pc.if_else(pc.not_equal(error_class, ""), error_class, reason)}
-    )
-
-
 def _groups(rows: Prepared, unit: Unit) -> Groups:
-    """By one number, which is made of the hour, or day, and the codes of the texts."""
+    """Group by one number, which is made of the hour, or day, and the codes of the texts."""
     number = rows.finished_us // unit.length
     for name in unit.keys:
         codes, values = rows.texts[name]
@@ -269,26 +256,21 @@ def _groups(rows: Prepared, unit: Unit) -> Groups:
 
 def _figures(rows: Prepared, groups: Groups) -> dict[str, Any]:
     """Sums, maxima and histograms per group."""
-    wanted = [(name, "max" if name.endswith("_max") else "sum") for name in rows.added]
-    found = _grouped({"group": groups.of_rows, **rows.added}, ["group"], wanted).sort_by("group")
-    figures = {name: found.column(f"{name}_{how}") for name, how in wanted}
+    sums = [(name, "max" if name.endswith("_max") else "sum") for name in rows.added]
+    found = _grouped({"group": groups.of_rows, **rows.added}, ["group"], sums).sort_by("group")
+    # How many messages are in each state, and in all of them.
+    state, height = rows.texts["state"], groups.keys.num_rows
+    width = len(state.values)
+    table = np.bincount(groups.of_rows * width + state.codes, minlength=width * height)
+    counts = dict(zip(state.values.to_pylist(), table.reshape(height, width).T, strict=True))
+    nothing = np.zeros(height, np.int64)
+    states = {name: counts.get(name, nothing) for name in STATES}
     return {
-        **_states(rows.texts["state"], groups),
-        **figures,
+        "messages": sum(states.values(), nothing),
+        **states,
+        **{name: found.column(f"{name}_{how}") for name, how in sums},
         **{metric: _histograms(rows.buckets[metric], groups) for metric in METRICS},
     }
-
-
-def _states(state: Coded, groups: Groups) -> dict[str, Numbers]:
-    """How many messages are in each, and how many there are."""
-    width, height = len(state.values), groups.keys.num_rows
-    table = np.bincount(groups.of_rows * width + state.codes, minlength=width * height).reshape(
-        height, width
-    )
-    counts = dict(zip(state.values.to_pylist(), table.T, strict=True))
-    nothing = np.zeros(height, np.int64)
-    known = {name: counts.get(name, nothing) for name in STATES}
-    return {"messages": sum(known.values(), nothing), **known}
 
 
 def _histograms(in_buckets: Numbers, groups: Groups) -> pa.Array:
@@ -309,36 +291,19 @@ def _joined(*texts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*texts, "")
 
 
-def _errors(rows: Prepared, groups: Groups) -> tuple[pa.Table, dict[str, Any]]:
-    """Keys, and how many dead letters have them and this error."""
-    group = groups.of_rows[rows.errors.column("row").to_numpy()]
-    found = _grouped(
-        {"group": group, "error": rows.errors.column("error")},
-        ["group", "error"],
-        [([], "count_all")],
-    )
-    return groups.keys.take(found.column("group")), {
-        "error": found.column("error"),
-        "n": found.column("count_all"),
-    }
-
-
 def _grouped(
     columns: Mapping[str, Any], keys: Sequence[str], aggregations: Sequence[Any]
 ) -> pa.Table:
     return pa.TableGroupBy(pa.table(columns), list(keys), use_threads=False).aggregate(aggregations)
 
 
-def _as_aggregates(
-    unit: Unit, keys: pa.Table, figures: Mapping[str, Any]
-) -> Iterator[pa.RecordBatch]:
+def _as_aggregates(unit: Unit, keys: pa.Table, figures: Mapping[str, Any]) -> Batches:
     """With all columns of AGGREGATES."""
-    nothing = {field.name: pa.nulls(keys.num_rows, field.type) for field in AGGREGATES}
-    given = {
-        name: pa.repeat(text, keys.num_rows) for name, text in (("unit", unit.name), ("task", ""))
-    }
-    of_keys = dict(zip(keys.column_names, keys.columns, strict=True))
-    yield from pa.table({**nothing, **given, **of_keys, **figures}).cast(AGGREGATES).to_batches()
+    columns = {field.name: pa.nulls(keys.num_rows, field.type) for field in AGGREGATES}
+    columns["unit"] = pa.repeat(unit.name, keys.num_rows)
+    columns["task"] = pa.repeat("", keys.num_rows)
+    columns |= zip(keys.column_names, keys.columns, strict=True)
+    yield from pa.table({**columns, **figures}).cast(AGGREGATES).to_batches()
 
 
 # By Spark
@@ -347,55 +312,116 @@ def _as_aggregates(
 def aggregate_frame(frame: DataFrame) -> DataFrame:
     """Rows of the archive -> what topic_hours() and task_days() are made of, in one pass over the
     rows."""
-    return added_up(frame.select(*READ).mapInArrow(aggregated, schemas.spark_schema(AGGREGATES)))
+    rows = frame.select(*schemas.FIGURES.names)
+    return added_up(rows.mapInArrow(aggregated, from_arrow_schema(AGGREGATES)))
+
+
+def aggregate_files(
+    spark: SparkSession,
+    lake: Lake,
+    files: Sequence[LakeFile],
+    since: datetime | None,
+    until: datetime | None,
+) -> DataFrame:
+    """The same of the rows in these files that finished in [since, until); None: without a bound.
+    Raises LakeError when a file is not there as its commit says; an action does when a file cannot
+    be read."""
+    count = partial(aggregated, since=since, until=until)
+    return added_up(mapped_files(spark, lake, files, count))
+
+
+def mapped_files(
+    spark: SparkSession, lake: Lake, files: Sequence[LakeFile], count: Callable[[Batches], Batches]
+) -> DataFrame:
+    """AGGREGATES of files, which the Python of the executors reads itself: through Java, the rows
+    would take four times as long. `count` is like aggregated(), and gets texts as dictionaries."""
+    number = min(len(files), PARTS * spark.sparkContext.defaultParallelism)
+    parts = _parted([(str(lake.check(file)), file.rows) for file in files], number)
+    read = partial(_counted, parts=parts, count=count, size=BATCH)
+    return spark.range(0, len(parts), numPartitions=max(1, len(parts))).mapInArrow(
+        read, from_arrow_schema(AGGREGATES)
+    )
+
+
+def _parted(files: Sequence[tuple[str, int]], number: int) -> list[list[str]]:
+    """The paths in this number of parts with about as many rows each. They keep their order,
+    because neighbours have rows of one hour."""
+    parts: list[list[str]] = [[] for _ in range(number)]
+    rows, seen = max(1, sum(count for _, count in files)), 0
+    for path, count in files:
+        parts[min(number - 1, number * (2 * seen + count) // (2 * rows))].append(path)
+        seen += count
+    return parts
+
+
+def _counted(
+    numbers: Batches,
+    parts: Sequence[Sequence[str]],
+    count: Callable[[Batches], Batches],
+    size: int,
+) -> Batches:
+    """On an executor: the parts with these numbers, counted."""
+    texts = [field.name for field in schemas.FIGURES if pa.types.is_string(field.type)]
+
+    def rows() -> Batches:
+        paths = (
+            path
+            for batch in numbers
+            for number in batch.column(0).to_pylist()
+            for path in parts[number]
+        )
+        for path in paths:
+            try:
+                with parquet.ParquetFile(path, read_dictionary=texts) as file:
+                    yield from file.iter_batches(
+                        size, columns=schemas.FIGURES.names, use_threads=False
+                    )
+            except (OSError, pa.ArrowException) as error:
+                raise LakeError(f"{path} cannot be read: {error}") from None
+
+    return count(rows())
 
 
 def added_up(found: DataFrame) -> DataFrame:
-    """Cells of parts of the rows -> those of all rows: one for each of their keys and errors."""
+    """Aggregates of parts of the rows -> aggregates of all rows: one for each key and error."""
     sums = [F.sum(name).alias(name) for name in ("n", *SUMS)]
     highest = [F.max(f"{metric}_max").alias(f"{metric}_max") for metric in METRICS]
-    merge = arrow_udf(merged_histograms, "string")  # type: ignore[call-overload]  # told the kind, it warns
+    merge = arrow_udf(merged_histograms, "string")  # type: ignore[call-overload]  # with the kind, it warns
     histograms = [merge(F.collect_list(metric)).alias(metric) for metric in METRICS]
     return found.groupBy(*KEYS, "error").agg(*sums, *highest, *histograms)
 
 
 def topic_hours(found: DataFrame) -> DataFrame:
-    """Of aggregate_frame(): one row per hour (UTC, its beginning in microseconds since 1970) and
-    topic, with the columns of TopicHour; histograms are the JSON of histogram.encode(). Rows
+    """aggregate_frame() -> one row per hour (UTC, its beginning in microseconds since 1970) and
+    topic, with the columns of TopicHour. Histograms are the JSON of histogram.encode(). Rows
     without finished_at are in no hour."""
     return span_figures(found, "hour").withColumnRenamed("at", "hour").drop("task")
 
 
 def task_days(found: DataFrame, most_errors: int) -> DataFrame:
-    """Of aggregate_frame(): one row per day (UTC, as the hour above), topic and task, with the
-    columns of TaskDay; `errors` is an array of (error, n), the most frequent ones, null when
+    """aggregate_frame() -> one row per day (UTC, like the hour above), topic and task, with the
+    columns of TaskDay. `errors` is an array of (error, n) with the most frequent errors, null when
     nothing died."""
+    keys = ["at", "topic", "task"]
     dead = found.where((F.col("unit") == "day") & F.col("error").isNotNull())
-    errors = _frequent_errors(dead, most_errors)
-    whole = span_figures(found, "day").join(errors, ["at", "topic", "task"], "left")
-    return whole.withColumnRenamed("at", "day")
+    # There may be as many reasons as messages: they are cut on the executors.
+    order = Window.partitionBy(*keys).orderBy(F.desc("n"), F.asc("error"))
+    numbered = dead.withColumn("place", F.row_number().over(order))
+    frequent = numbered.where(F.col("place") <= most_errors).groupBy(*keys)
+    errors = frequent.agg(F.collect_list(F.struct("error", "n")).alias("errors"))
+    return span_figures(found, "day").join(errors, keys, "left").withColumnRenamed("at", "day")
 
 
 def span_figures(found: DataFrame, unit: str) -> DataFrame:
-    """Of aggregate_frame(): counts, sums and histograms per group."""
+    """aggregate_frame() -> counts, sums and histograms per group."""
     exact = [name for name in SUMS if not name.startswith(METRICS)]
-    sums = [_milliseconds(metric).alias(f"{metric}_sum") for metric in METRICS]
+    sums = []
+    for metric in METRICS:
+        # Milliseconds from sums of whole numbers: exact, in any order.
+        high, low = (F.col(f"{metric}_{half}").cast("decimal(20,0)") for half in ("high", "low"))
+        total = high * F.lit(2**32).cast("decimal(10,0)") + low
+        milliseconds = F.coalesce((total / F.lit(1000)).cast("double"), F.lit(0.0))
+        sums.append(milliseconds.alias(f"{metric}_sum"))
     highest = [f"{metric}_max" for metric in METRICS]
     of_unit = found.where((F.col("unit") == unit) & F.col("error").isNull())
     return of_unit.select("at", "topic", "task", *exact, *sums, *highest, *METRICS)
-
-
-def _milliseconds(metric: str) -> Column:
-    """The sum was made in integers: exact, in whatever order."""
-    high, low = (F.col(f"{metric}_{half}").cast("decimal(20,0)") for half in ("high", "low"))
-    total = high * F.lit(2**32).cast("decimal(10,0)") + low
-    return F.coalesce((total / F.lit(1000)).cast("double"), F.lit(0.0))
-
-
-def _frequent_errors(dead: DataFrame, most: int) -> DataFrame:
-    """Reasons may be as many as messages: they are cut here, not where all figures come
-    together."""
-    keys = ("at", "topic", "task")
-    order = Window.partitionBy(*keys).orderBy(F.desc("n"), F.asc("error"))
-    frequent = dead.withColumn("place", F.row_number().over(order)).where(F.col("place") <= most)
-    return frequent.groupBy(*keys).agg(F.collect_list(F.struct("error", "n")).alias("errors"))

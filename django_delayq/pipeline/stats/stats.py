@@ -1,48 +1,62 @@
-"""Counts and histograms of past hours and days: from the lake, or the archive, into SQL."""
+"""The job stats: counts and histograms of past hours and days, from the lake or the archive, into
+SQL.
+
+aggregates.py computes them on executors. The driver writes them, several hours or days in one
+transaction, each of them as a whole.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
+from django.db import OperationalError, transaction
 from django.utils import timezone as django_timezone
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from ...core.times import epoch_us
+from ...core.conf import get_settings
+from ...core.times import epoch_us, from_ms, stored, stored_ms, utc
 from ...models import BatchState, LakeBatch, TaskDay, TopicHour
-from ...stats.hourly import DAY, HOUR, MOST_ERRORS, Replacement
+from ...stats.histogram import Times, decode
+from ...stats.hourly import (
+    DAY,
+    HOUR,
+    MOST_ERRORS,
+    Replacement,
+    compare_each,
+    encode_errors,
+    replace_each,
+    stored_as,
+)
 from ...stats.stats_service import SETTLE
 from .. import schemas
-from ..errors import Refused
-from ..lake.lake import Commit, Lake
+from ..job_errors import Refused
+from ..lake.lake import Lake
 from ..lake.ledger import Ledger, stored_instant
-from ..lake.reader import mapped_files
 from ..lake.watermark import last_settled_id
-from ..options import StatsOptions
-from ..params import Params, Report, Tell
+from ..params import Params, Report, StatsOptions, Tell
 from ..session import configured
-from ..sources.archive import finished_between, read_archive
+from ..sources.archive_source import finished_between, read_archive
 from . import aggregates
-from .write_back import (
-    WriteBackResult,
-    day_chunks,
-    hour_chunks,
-    with_empty_days,
-    with_empty_hours,
-    write_back,
-)
 
-#: Rows of TopicHour and TaskDay that one run writes.
+#: Most rows of TopicHour and TaskDay that one run writes.
 MOST_GROUPS = 1_000_000
-#: How rows of the archive go to Python: their columns are short. To measure each batch by its
-#: bytes, row by row, takes Spark 2 us a row, as much as everything else.
+#: How rows of the archive go to Python: their columns are short. Spark would take 2 us a row to
+#: measure each batch by its bytes, as much as for everything else.
 _BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 #: Hours and days that a report names.
 NAMED = 5
+#: How often a transaction is tried that the database ended.
+TRIES = 5
+#: Rows that one transaction writes. An hour or a day with more rows has its own transaction.
+ROWS = 250
 
 
 class Period(NamedTuple):
@@ -53,15 +67,13 @@ class Period(NamedTuple):
 
     def whole(self, length: timedelta) -> Period:
         """The hours, or days, that lie in it as a whole."""
-        begin = (
-            None
-            if self.since is None
-            else _floor(self.since + length - timedelta(microseconds=1), length)
-        )
-        return Period(begin, _floor(self.until, length))
+        since = self.since
+        if since is not None:
+            since = _floor(since + length - timedelta(microseconds=1), length)
+        return Period(since, _floor(self.until, length))
 
     def has(self, at: datetime, length: timedelta) -> bool:
-        """Whether the hour, or day, that begins then lies in it as a whole."""
+        """Whether the hour, or day, that begins at this instant lies in it as a whole."""
         return at + length <= self.until and (self.since is None or at >= self.since)
 
 
@@ -72,37 +84,130 @@ class Input(NamedTuple):
     """As aggregates.aggregate_frame()."""
     span: Period
     counted: Mapping[int, int | None] = {}
-    """Batches of the lake of which every hour and day is computed: id -> commit."""
+    """Batches of the lake whose hours and days are all computed: id -> commit."""
     hours: Collection[datetime] = ()
-    """Of the span, in which rows of the lake finished, also such that are not there any more."""
+    """Hours of the span in which rows of the lake finished, also rows that are gone."""
+
+
+class Chunk(NamedTuple):
+    """The new figures of one hour or day."""
+
+    model: type[Any]
+    at: datetime | date
+    """As the model has it."""
+    span: datetime | date
+    """In UTC."""
+    rows: Sequence[Any]
+    """Empty: no known message finished in it."""
+
+
+@dataclass
+class TopicTotals:
+    """The figures of a topic in all hours that were computed."""
+
+    messages: int = 0
+    dead: int = 0
+    lateness: Counter[int] = field(default_factory=Counter)
+    lateness_max: float = float("-inf")
+    run: Counter[int] = field(default_factory=Counter)
+    run_max: float = float("-inf")
+
+    def add(self, row: TopicHour) -> None:
+        """Add one hour."""
+        self.messages += row.messages
+        self.dead += row.dead
+        self.lateness.update(decode(row.lateness))
+        self.run.update(decode(row.run))
+        if row.lateness_max is not None:
+            self.lateness_max = max(self.lateness_max, row.lateness_max)
+        if row.run_max is not None:
+            self.run_max = max(self.run_max, row.run_max)
+
+    def line(self) -> Mapping[str, Any]:
+        """For a table: times in milliseconds, None when nothing ran."""
+        late, ran = Times.of(self.lateness, self.lateness_max), Times.of(self.run, self.run_max)
+        return {
+            "messages": self.messages,
+            "dead": self.dead,
+            "late_p50_ms": late.p50,
+            "late_p99_ms": late.p99,
+            "run_p50_ms": ran.p50,
+            "run_p99_ms": ran.p99,
+        }
+
+
+@dataclass
+class WriteBackResult:
+    """What became of the figures."""
+
+    spans: Counter[type] = field(default_factory=Counter)
+    """TopicHour -> hours that were computed, TaskDay -> days."""
+    outcomes: Counter[Replacement] = field(default_factory=Counter)
+    """Of hours and days together."""
+    kept: list[datetime | date] = field(default_factory=list)
+    """Hours and days for which SQL has more messages than were computed."""
+    topics: dict[str, TopicTotals] = field(default_factory=dict)
+
+    def note(self, chunk: Chunk, outcome: Replacement) -> None:
+        """Add one hour or day."""
+        self.spans[chunk.model] += 1
+        self.outcomes[outcome] += 1
+        if outcome is Replacement.KEPT:
+            self.kept.append(chunk.span)
+        for row in chunk.rows:
+            if isinstance(row, TopicHour):
+                self.topics.setdefault(row.topic, TopicTotals()).add(row)
+
+    def problems(self) -> list[str]:
+        """What a person should know about the hours and days that were kept."""
+        if not self.kept:
+            return []
+        named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in self.kept[:NAMED])
+        more = ", ..." if len(self.kept) > NAMED else ""
+        # The beginning and the end of each.
+        hours = [(span, span + HOUR) for span in self.kept if isinstance(span, datetime)]
+        days = [_begin(str(span)) for span in self.kept if not isinstance(span, datetime)]
+        begins, ends = zip(*hours, *((day, day + DAY) for day in days), strict=True)
+        return [
+            f"{len(self.kept):,} hours and days stay as they are ({named}{more}): SQL has figures "
+            f"of messages that are not here, because they were pruned before, or have come since. "
+            f"To replace them all the same: --fewer --since {min(begins):%Y-%m-%dT%H:%M:%SZ} "
+            f"--until {max(ends):%Y-%m-%dT%H:%M:%SZ}"
+        ]
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     """Compute the hours and days with new rows, or those of `since` and `until`, or all, and
-    replace what SQL says of them. Only hours and days that are over and settled. Raises Refused and
-    LakeError."""
+    replace the figures of them in SQL. Only hours and days that are over and settled are computed.
+    Raises Refused and LakeError."""
     begun = time.monotonic()
     options = params.options(StatsOptions)
-    given = (
-        _of_lake(spark, params, options, tell)
-        if options.source == "lake"
-        else _of_archive(spark, params, tell)
-    )
+    if options.source == "lake":
+        given = _of_lake(spark, params, options, tell)
+    else:
+        highest = last_settled_id(0)
+        tell(f"reading the archive up to id {highest:,}")
+        frame = read_archive(spark, params.database, (0, highest), schemas.FIGURES.names)
+        span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
+        given = Input(aggregates.aggregate_frame(finished_between(frame, *span)), span)
     if given is None:
         return Report(job="stats", problems=["The lake is empty: run the export first."])
     written = _compute(given, params, options, tell)
-    figures = {
-        **_figures(written),
-        "batches_counted": len(given.counted),
-        "until": given.span.until.isoformat(),
-    }
     return Report(
         job="stats",
-        figures={**figures, "seconds": round(time.monotonic() - begun, 1)},
+        figures={
+            "hours": written.spans[TopicHour],
+            "days": written.spans[TaskDay],
+            "rows": sum(totals.messages for totals in written.topics.values()),
+            **{outcome.value: written.outcomes[outcome] for outcome in Replacement},
+            "batches_counted": len(given.counted),
+            "until": given.span.until.isoformat(),
+            "seconds": round(time.monotonic() - begun, 1),
+        },
         rows=[
             {"topic": topic, **totals.line()} for topic, totals in sorted(written.topics.items())
         ],
-        problems=_problems(written),
+        problems=written.problems(),
     )
 
 
@@ -121,54 +226,45 @@ def _of_lake(
     if settled_at is None:
         return None
     span = _span(params, settled_at)
-    dirty = _dirty(ledger, commits)
+    # The UTC dates, YYYY-MM-DD, on which the rows of each commit finished.
+    dates_of = {
+        commit.seq: {hour[:10] for hour in commit.hours} | {file.dt for file in commit.files}
+        for commit in commits
+    }
+    # The batches with rows that have not been counted, and the dates on which these finished.
+    uncounted = {
+        batch: dates_of[batch.seq]
+        for batch in ledger.batches.filter(
+            counted_at=None,
+            seq__isnull=False,
+            state__in=(BatchState.COMMITTED, BatchState.PRUNED),
+        )
+        if batch.seq in dates_of
+    }
     files = lake.files()
-    if options.everything or params.since or params.until:
-        known = {dt for commit in commits for dt in _dates(commit)}
-    else:
-        known = {dt for of_batch in dirty.values() for dt in of_batch}
+    chosen = options.everything or params.since or params.until
     dates = {
         dt
-        for dt in known
+        for of_batch in (dates_of if chosen else uncounted).values()
+        for dt in of_batch
         if _begin(dt) < span.until and (span.since is None or _begin(dt) + DAY > span.since)
     }
-    wanted = [file for file in files if file.dt in dates]
-    tell(f"reading {sum(file.rows for file in wanted):,} rows of {len(dates):,} days")
+    files = [file for file in files if file.dt in dates]
+    tell(f"reading {sum(file.rows for file in files):,} rows of {len(dates):,} days")
     counted = {
         batch.pk: batch.seq
-        for batch, of_batch in dirty.items()
+        for batch, of_batch in uncounted.items()
         if all(dt in dates and span.has(_begin(dt), DAY) for dt in of_batch)
     }
-    part = partial(aggregates.of_span, since=span.since, until=span.until)
-    found = mapped_files(spark, lake, wanted, aggregates.READ, part, aggregates.AGGREGATES)
-    return Input(aggregates.added_up(found), span, counted, _hours(commits, dates))
-
-
-def _of_archive(spark: SparkSession, params: Params, tell: Tell) -> Input:
-    highest = last_settled_id(0)
-    tell(f"reading the archive up to id {highest:,}")
-    frame = read_archive(spark, params.database, (0, highest), schemas.FIGURES.names)
-    span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
-    return Input(aggregates.aggregate_frame(finished_between(frame, *span)), span)
-
-
-def _dirty(ledger: Ledger, commits: Sequence[Commit]) -> dict[LakeBatch, set[str]]:
-    """Batches with rows that have not been counted, and the dates on which these finished."""
-    by_seq = {commit.seq: commit for commit in commits}
-    states = (BatchState.COMMITTED, BatchState.PRUNED)
-    batches = ledger.batches.filter(counted_at=None, seq__isnull=False, state__in=states)
-    return {batch: _dates(by_seq[batch.seq]) for batch in batches if batch.seq in by_seq}
-
-
-def _dates(commit: Commit) -> set[str]:
-    """UTC dates, YYYY-MM-DD."""
-    return {hour[:10] for hour in commit.hours} | {file.dt for file in commit.files}
-
-
-def _hours(commits: Sequence[Commit], dates: Collection[str]) -> set[datetime]:
-    """Of these dates, in which rows of any commit finished."""
-    texts = {hour for commit in commits for hour in commit.hours if hour[:10] in dates}
-    return {datetime.fromisoformat(text.replace("Z", "+00:00")) for text in texts}
+    hours = {
+        datetime.fromisoformat(hour.replace("Z", "+00:00"))
+        for commit in commits
+        for hour in commit.hours
+        if hour[:10] in dates
+    }
+    return Input(
+        aggregates.aggregate_files(spark, lake, files, span.since, span.until), span, counted, hours
+    )
 
 
 def _span(params: Params, settled_at: datetime) -> Period:
@@ -190,43 +286,37 @@ def _floor(when: datetime, length: timedelta) -> datetime:
 
 
 def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> WriteBackResult:
-    # Kept, so that the rows are read once: the cells are few.
-    found = _whole(given.aggregates, given.span.whole(DAY)).persist()
+    days = given.span.whole(DAY)
+    is_whole = F.col("at") < F.lit(epoch_us(days.until))
+    if days.since is not None:
+        is_whole &= F.col("at") >= F.lit(epoch_us(days.since))
+    # Kept, so that the rows are read once: the aggregates are few.
+    found = given.aggregates.where((F.col("unit") == "hour") | is_whole).persist()
     try:
         with configured(found.sparkSession, _BATCHES):
             number = found.where(F.col("error").isNull()).count()
         if number > MOST_GROUPS:
             raise Refused(
                 f"There are {number:,} hours of topics and days of tasks to write, more than "
-                f"{MOST_GROUPS:,}: do it in "
-                "parts, with since and until."
+                f"{MOST_GROUPS:,}: do it in parts, with since and until."
             )
         tell(f"writing {number:,} rows")
 
-        def chunks() -> Iterator[Any]:
-            of_hours = hour_chunks(_ordered(aggregates.topic_hours(found), "hour", "topic"))
-            yield from with_empty_hours(
-                of_hours, [at for at in given.hours if given.span.has(at, HOUR)]
+        def chunks() -> Iterator[Chunk]:
+            yield from hour_chunks(
+                _ordered(aggregates.topic_hours(found), "hour", "topic"),
+                [at for at in given.hours if given.span.has(at, HOUR)],
             )
-            days = aggregates.task_days(found, MOST_ERRORS)
-            of_days = day_chunks(_ordered(days, "day", "topic", "task"))
             begins = {_floor(at, DAY) for at in given.hours}
-            yield from with_empty_days(
-                of_days, [at.date() for at in begins if given.span.has(at, DAY)]
+            yield from day_chunks(
+                _ordered(aggregates.task_days(found, MOST_ERRORS), "day", "topic", "task"),
+                [at.date() for at in begins if given.span.has(at, DAY)],
             )
 
-        finish = _marking(given.counted)
+        finish = partial(_mark_counted, given.counted)
         return write_back(chunks(), finish, fewer=options.fewer, dry_run=params.dry_run)
     finally:
         found.unpersist()
-
-
-def _whole(found: DataFrame, span: Period) -> DataFrame:
-    """Of the days those that lie in the span as a whole."""
-    is_inside = F.col("at") < F.lit(epoch_us(span.until))
-    if span.since is not None:
-        is_inside &= F.col("at") >= F.lit(epoch_us(span.since))
-    return found.where((F.col("unit") == "hour") | is_inside)
 
 
 def _ordered(frame: DataFrame, *names: str) -> Iterator[dict[str, Any]]:
@@ -235,54 +325,109 @@ def _ordered(frame: DataFrame, *names: str) -> Iterator[dict[str, Any]]:
         yield row.asDict(recursive=True)
 
 
-def _marking(counted: Mapping[int, int | None]) -> Any:
-    """Enters that the batches are counted: those that were not repaired meanwhile."""
-
-    def mark() -> None:
-        now = django_timezone.now()
-        for pk, seq in counted.items():
-            LakeBatch.objects.filter(pk=pk, seq=seq, counted_at=None).update(counted_at=now)
-
-    return mark
+def _mark_counted(counted: Mapping[int, int | None]) -> None:
+    """Enter that the batches are counted, except batches that were repaired meanwhile."""
+    now = django_timezone.now()
+    for pk, seq in counted.items():
+        LakeBatch.objects.filter(pk=pk, seq=seq, counted_at=None).update(counted_at=now)
 
 
-# What is said
+def hour_chunks(
+    rows: Iterable[Mapping[str, Any]], hours: Iterable[datetime] = ()
+) -> Iterator[Chunk]:
+    """The rows of aggregates.topic_hours(), in the order of their hours; and then those of `hours`
+    (UTC) that have no rows any more."""
+    without = set(hours)
+    for at, group in groupby(rows, key=lambda row: row["hour"]):
+        hour = stored_ms(at / 1000)
+        span = utc(hour)
+        without.discard(span)
+        found = [TopicHour(**{**row, "hour": hour}) for row in group]
+        yield Chunk(TopicHour, stored(span), span, found)
+    yield from (Chunk(TopicHour, stored(hour), hour, []) for hour in sorted(without))
 
 
-def _figures(written: WriteBackResult) -> dict[str, Any]:
-    return {
-        "hours": written.spans[TopicHour],
-        "days": written.spans[TaskDay],
-        "rows": sum(totals.messages for totals in written.topics.values()),
-        **{outcome.value: written.outcomes[outcome] for outcome in Replacement},
-    }
+def day_chunks(rows: Iterable[Mapping[str, Any]], days: Iterable[date] = ()) -> Iterator[Chunk]:
+    """The rows of aggregates.task_days(), in the order of their days; and then those of `days` that
+    have no rows any more."""
+    without = set(days)
+    for at, group in groupby(rows, key=lambda row: row["day"]):
+        day = from_ms(at / 1000).date()
+        without.discard(day)
+        found = []
+        for row in group:
+            errors = {cell["error"]: cell["n"] for cell in row["errors"] or ()}
+            found.append(TaskDay(**{**row, "day": day, "errors": encode_errors(errors)}))
+        yield Chunk(TaskDay, day, day, found)
+    yield from (Chunk(TaskDay, day, day, []) for day in sorted(without))
 
 
-def _problems(written: WriteBackResult) -> list[str]:
-    if not written.kept:
-        return []
-    named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in written.kept[:NAMED])
-    more = ", ..." if len(written.kept) > NAMED else ""
-    begins = [_begin_of(span) for span in written.kept]
-    ends = [
-        _begin_of(span) + (HOUR if isinstance(span, datetime) else DAY) for span in written.kept
-    ]
-    return [
-        f"{len(written.kept):,} hours and days stay as they are ({named}{more}): SQL has figures "
-        f"of messages that are "
-        "not here, because they were pruned before, or have come since. To replace them all the "
-        "same: "
-        f"--fewer --since {_text(min(begins))} --until {_text(max(ends))}"
-    ]
+def write_back(
+    chunks: Iterable[Chunk],
+    finish: Callable[[], object],
+    *,
+    fewer: bool = False,
+    dry_run: bool = False,
+) -> WriteBackResult:
+    """Replace the stored figures by these where they differ, several in one transaction: see
+    hourly.replace_each(). `finish()` is called in the last transaction. `dry_run`: only report what
+    would be done."""
+    written = WriteBackResult()
+
+    def write(together: Sequence[Chunk], end: Callable[[], object] | None = None) -> None:
+        outcomes: Mapping[Any, Replacement] = {}
+        if not dry_run:
+            outcomes = _replace(together, fewer, end)
+        elif together:
+            outcomes = compare_each(together[0].model, _spans(together), fewer=fewer)
+        for chunk in together:
+            written.note(chunk, outcomes[chunk.at])
+
+    last: Sequence[Chunk] = ()
+    for together in _transactions(chunks):
+        if last:
+            write(last)
+        last = together
+    write(last, finish)
+    return written
 
 
-def _begin_of(span: datetime | date) -> datetime:
-    return (
-        span
-        if isinstance(span, datetime)
-        else datetime(span.year, span.month, span.day, tzinfo=timezone.utc)
-    )
+def _replace(
+    together: Sequence[Chunk], fewer: bool, end: Callable[[], object] | None
+) -> Mapping[Any, Replacement]:
+    """In one transaction that ends with `end()`. MariaDB locks rows that it only passes, and may
+    roll this transaction back when another one waits for it: then it is tried again."""
+    outcomes: Mapping[Any, Replacement] = {}
+    for attempt in range(1, TRIES + 1):
+        try:
+            with transaction.atomic(using=get_settings().database):
+                if together:
+                    outcomes = replace_each(together[0].model, _spans(together), fewer=fewer)
+                if end is not None:
+                    end()
+                break
+        except OperationalError:
+            if attempt == TRIES:
+                raise
+    return outcomes
 
 
-def _text(when: datetime) -> str:
-    return f"{when:%Y-%m-%dT%H:%M:%SZ}"
+def _spans(together: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
+    return {chunk.at: chunk.rows for chunk in together}
+
+
+def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """The chunks of one table whose rows are written together. They keep their order, so that two
+    processes can wait for one another in one direction only."""
+    together: list[Chunk] = []
+    rows, places = 0, set[Any]()
+    for chunk in chunks:
+        place = stored_as(chunk.at)
+        if together and (rows >= ROWS or chunk.model is not together[0].model or place in places):
+            yield together
+            together, rows, places = [], 0, set()
+        together.append(chunk)
+        places.add(place)
+        rows += max(1, len(chunk.rows))
+    if together:
+        yield together

@@ -16,10 +16,10 @@ from ...core.service import Service
 
 logger = logging.getLogger("delayq.worker")
 
-#: What a new worker does first: import the settings, the models and the tasks.
+#: The first thing that a new worker does: import the settings, the models and the tasks.
 _IMPORTS = "import django; django.setup()"
-#: The project that could not be imported is tried again after so many seconds: what was missing may
-#: be a new file.
+#: A project that could not be imported is tried again after so many seconds. A missing file may
+#: have been added.
 TRY_AGAIN = 5.0
 
 
@@ -40,8 +40,21 @@ class Reloader(Service):
     def run_once(self) -> float:
         """Call back once when modules have changed and the project can be imported with them."""
         changed = self._changed()
-        if changed or (self._broken_since and time.monotonic() - self._broken_since > TRY_AGAIN):
-            self._try(changed)
+        tries_again = self._broken_since and time.monotonic() - self._broken_since > TRY_AGAIN
+        if not changed and not tries_again:
+            return self.interval
+        names = ", ".join(map(str, changed)) or "code"
+        error = _compile_error(changed) or import_error()
+        if not error:
+            self._broken_since, self._error = 0.0, ""
+            logger.info("%s has changed: starting anew", names)
+            self._on_change()
+            return self.interval
+        if changed or error != self._error:
+            logger.error(
+                "%s has changed and cannot be imported; the old code goes on: %s", names, error
+            )
+        self._broken_since, self._error = time.monotonic(), error
         return self.interval
 
     def _changed(self) -> list[Path]:
@@ -57,20 +70,6 @@ class Reloader(Service):
                 changed.append(path)
         return changed
 
-    def _try(self, changed: list[Path]) -> None:
-        names = ", ".join(map(str, changed)) or "code"
-        error = _compile_error(changed) or import_error()
-        if error:
-            if changed or error != self._error:
-                logger.error(
-                    "%s has changed and cannot be imported; the old code goes on: %s", names, error
-                )
-            self._broken_since, self._error = time.monotonic(), error
-            return
-        self._broken_since, self._error = 0.0, ""
-        logger.info("%s has changed: starting anew", names)
-        self._on_change()
-
 
 def _compile_error(paths: list[Path]) -> str:
     for path in paths:
@@ -82,23 +81,24 @@ def _compile_error(paths: list[Path]) -> str:
 
 
 def import_error() -> str:
-    """Why a new process of this project would end at once; empty: it would not.
+    """Why a new process of this project would end at once; empty if it would not.
 
     Tried in a process of its own, as this one has the old modules.
     """
     if "DJANGO_SETTINGS_MODULE" not in os.environ:
         return ""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-    }
-    command = [sys.executable, "-c", _IMPORTS]
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", _IMPORTS],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return "the import takes longer than a minute"
-    return (
-        (done.stderr.strip() or f"it ends with code {done.returncode}") if done.returncode else ""
-    )
+    if done.returncode == 0:
+        return ""
+    return done.stderr.strip() or f"it ends with code {done.returncode}"

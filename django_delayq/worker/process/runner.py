@@ -29,8 +29,8 @@ logger = logging.getLogger("delayq.worker")
 #: atexit handlers.
 JOIN_SECONDS = 1.0
 ATEXIT_SECONDS = 10.0
-#: Seconds within which two signals are one: a terminal, or systemd, tells the supervisor's children
-#: too.
+#: Seconds within which two signals are one. A terminal, or systemd, signals the supervisor and its
+#: children alike.
 SAME_SIGNAL = 0.5
 
 
@@ -75,8 +75,24 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
         while not (stop_requested or restart or worker.finished or worker.stuck):
             worker.progress.wait(0.2 if not worker.options.burst else 0.005)
             console.summarise()
-        code = _drain(worker, console)
-    return ExitCode.START_ANEW if restart and not stop_requested else code
+        stuck, begun = worker.stuck, time.monotonic()
+        running = len(worker.pool.running) + len(worker.event_loop.running)
+        waiting = worker.pool.buffered
+        if running or waiting:
+            logger.info(
+                "draining: %d running, %d handed back (at most %.0f s)",
+                running,
+                waiting,
+                worker.options.shutdown_timeout,
+            )
+        left, totals = worker.stop(), console.totals()
+        took = time.monotonic() - begun
+        logger.info("stopped in %.1f s · %s · %d abandoned", took, totals, left)
+    if restart and not stop_requested:
+        return ExitCode.START_ANEW
+    if stuck:
+        return ExitCode.STUCK
+    return ExitCode.ABANDONED if left else ExitCode.OK
 
 
 def run_services(services: Sequence[Service], burst: bool, health_port: int | None = None) -> int:
@@ -84,9 +100,6 @@ def run_services(services: Sequence[Service], burst: bool, health_port: int | No
     Returns the exit code."""
     stop_requested: list[float] = []
     progress = Sleeper()
-
-    def has_work() -> bool:
-        return any(service.has_work for service in services)
 
     def ready() -> bool:
         return not stop_requested and all(service.alive for service in services)
@@ -102,7 +115,7 @@ def run_services(services: Sequence[Service], burst: bool, health_port: int | No
     ):
         for service in services:
             service.start()
-        while not stop_requested and (has_work() or not burst):
+        while not stop_requested and (not burst or any(service.has_work for service in services)):
             progress.wait(0.2 if not burst else 0.01)
         for service in services:
             service.stop()
@@ -114,38 +127,16 @@ def run_services(services: Sequence[Service], burst: bool, health_port: int | No
 def _request(requested: list[float], number: int, progress: Sleeper) -> None:
     now = time.monotonic()
     if requested and now - requested[0] > SAME_SIGNAL:
-        # The second signal means it: no drain, no atexit handlers that could wait.
+        # A second signal ends the process at once: no drain, no atexit handlers that could wait.
         os.write(2, b"stopped at once; what was running runs again when its lease ends\n")
         os._exit(128 + number)
     requested.append(now)
     progress.wake()
 
 
-def _drain(worker: Worker, console: Console) -> int:
-    stuck, begun = worker.stuck, time.monotonic()
-    running, waiting = (
-        len(worker.pool.running) + len(worker.event_loop.running),
-        worker.pool.buffered,
-    )
-    if running or waiting:
-        logger.info(
-            "draining: %d running, %d handed back (at most %.0f s)",
-            running,
-            waiting,
-            worker.options.shutdown_timeout,
-        )
-    left = worker.stop()
-    logger.info(
-        "stopped in %.1f s · %s · %d abandoned", time.monotonic() - begun, console.totals(), left
-    )
-    if stuck:
-        return ExitCode.STUCK
-    return ExitCode.ABANDONED if left else ExitCode.OK
-
-
 @contextlib.contextmanager
 def _signals(request: Callable[[int], None]) -> Iterator[None]:
-    """TERM and INT ask to stop; USR2 shows what every thread does."""
+    """TERM and INT ask to stop; USR2 prints the stack of every thread."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         request(number)
@@ -183,30 +174,28 @@ def make_sure_to_end(code: int) -> None:
     """From now on the process ends soon, whatever still runs in it.
 
     Python joins every thread that is no daemon: those of sync_to_async and of a task's own
-    ThreadPoolExecutor, busy with what has outlived the shutdown timeout. A call that hangs would
-    keep the process for ever.
+    ThreadPoolExecutor, which may still run when the shutdown timeout is over. A call that hangs
+    would keep the process for ever.
     """
     joined = threading.Event()
-    atexit.register(
-        joined.set
-    )  # the last one that is registered is called first, when all threads are joined
-    threading.Thread(target=_end_late, args=(code, joined), name="delayq-end", daemon=True).start()
+    # The handler that is registered last is called first, when all threads are joined.
+    atexit.register(joined.set)
 
+    def flush() -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
 
-def _end_late(code: int, joined: threading.Event) -> None:
-    if joined.wait(JOIN_SECONDS):
-        Sleeper().wait(ATEXIT_SECONDS)
-    flush = threading.Thread(target=_flush, daemon=True)  # what hangs may hold a lock of the log
-    flush.start()
-    flush.join(JOIN_SECONDS)
-    os._exit(code)
+    def end() -> None:
+        if joined.wait(JOIN_SECONDS):
+            Sleeper().wait(ATEXIT_SECONDS)
+        flushing = threading.Thread(target=flush, daemon=True)  # a lock of the log may be held
+        flushing.start()
+        flushing.join(JOIN_SECONDS)
+        os._exit(code)
 
-
-def _flush() -> None:
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    threading.Thread(target=end, name="delayq-end", daemon=True).start()
 
 
 def start_anew() -> NoReturn:

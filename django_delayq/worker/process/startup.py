@@ -15,8 +15,8 @@ from django.conf import settings as django_settings
 
 from ...core.conf import get_settings
 from ...core.exceptions import ConfigurationError, OutcomeUnknown, StoreUnavailable
+from ...core.present import on_one_line
 from ...core.service import Sleeper
-from ...core.text import on_one_line
 from ...core.times import in_words, now_ms
 from ...core.version import PACKAGE_VERSION
 from ...store.inspection import ServerReport, inspect_server
@@ -36,12 +36,17 @@ def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
     """
     known = sorted(registry.known_topics())
     names = [part.strip() for part in wanted.split(",") if part.strip()]
-    weights = {name.partition(":")[0]: _weight(name) for name in names if ":" in name}
-    for name in weights:
-        if name == "all" or name.startswith("-"):
+    weights: dict[str, int] = {}
+    for topic, weight in (name.split(":", 1) for name in names if ":" in name):
+        if not weight.isdecimal() or not 1 <= int(weight) <= 100:
             raise ConfigurationError(
-                f"--topics: {name!r} takes no weight: name the topics that are to have one."
+                f"--topics: '{topic}:{weight}': a weight is a whole number from 1 to 100."
             )
+        if topic == "all" or topic.startswith("-"):
+            raise ConfigurationError(
+                f"--topics: {topic!r} takes no weight: name the topics that are to have one."
+            )
+        weights[topic] = int(weight)
     plain = [name.partition(":")[0] for name in names]
     for name in plain:
         if name != "all" and name.lstrip("-") not in known:
@@ -59,34 +64,25 @@ def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
     return topics, weights
 
 
-def _weight(name: str) -> int:
-    weight = name.partition(":")[2]
-    if not weight.isdecimal() or not 1 <= int(weight) <= 100:
-        raise ConfigurationError(f"--topics: {name!r}: a weight is a whole number from 1 to 100.")
-    return int(weight)
-
-
 def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerReport]:
     """Look at the servers; when they cannot be reached, say so at once and try again for `seconds`.
 
     Raises StoreUnavailable when the time is over.
     """
-    until, told, sleeper = time.monotonic() + seconds, False, Sleeper()
+    until, is_reported, sleeper = time.monotonic() + seconds, False, Sleeper()
     while True:
         try:
             return inspect_server(store)
-        except (
-            StoreUnavailable,
-            OutcomeUnknown,
-        ) as error:  # the second: a proxy in front of a Redis that is down
+        # OutcomeUnknown comes from a proxy in front of a Redis that is down.
+        except (StoreUnavailable, OutcomeUnknown) as error:
             if time.monotonic() >= until:
                 raise StoreUnavailable(str(error)) from error
-            if not told:
+            if not is_reported:
                 say(
                     f"{error}\nStart one, set DELAYQ['REDIS'], or try the embedded one: "
                     f"python manage.py run_delayq --embedded. Trying again for {seconds:.0f} s ..."
                 )
-                told = True
+                is_reported = True
             sleeper.wait(min(0.5, until - time.monotonic()))
 
 

@@ -55,9 +55,8 @@ class Supervisor:
     def run(self) -> int:
         """Until all workers have ended. Returns the highest exit code."""
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        for number in STOP_SIGNALS:
+        for number in (*STOP_SIGNALS, signal.SIGUSR2):
             signal.signal(number, self._pass_on)
-        signal.signal(signal.SIGUSR2, self._ask)
         # A signal, also that of a child that has ended, leaves a byte: one that comes a moment
         # before we sleep in the kernel ends that sleep too. (In waitpid() it would be unheard until
         # the next worker ends.)
@@ -67,22 +66,15 @@ class Supervisor:
         self._start_due()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         while self._children or self._due:
-            self._wait()
-            self._reap()
+            # Sleep until there is a signal, or until the next replacement is due.
+            pause = max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+            if select.select([self._heard], [], [], pause)[0]:
+                self._heard.recv(4096)
+            with contextlib.suppress(ChildProcessError):  # there are no children at all
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    self._ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
             self._start_due()
         return max(self._codes, default=0)
-
-    def _wait(self) -> None:
-        """Until there is a signal, or the time of the next replacement has come."""
-        pause = max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
-        if select.select([self._heard], [], [], pause)[0]:
-            self._heard.recv(4096)
-
-    def _reap(self) -> None:
-        """All children that have ended."""
-        with contextlib.suppress(ChildProcessError):  # there are none at all
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
 
     def _start_due(self) -> None:
         """Start the workers whose time has come; none after a signal to stop."""
@@ -101,14 +93,10 @@ class Supervisor:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except (
-            OSError
-        ) as error:  # no memory, or too many processes: those that work must not end for it
-            logger.error(
-                "no worker process can be started: %s; again in %.1f s",
-                error,
-                self._plan(index, 0.0),
-            )
+        # No memory, or too many processes: the workers that run must not end because of that.
+        except OSError as error:
+            pause = self._plan(index, 0.0)
+            logger.error("no worker process can be started: %s; again in %.1f s", error, pause)
             return
         if pid == 0:
             code = 1
@@ -116,7 +104,10 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the worker has its own answer
-                _die_with(parent)
+                if sys.platform == "linux":  # end when the supervisor is killed
+                    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+                    if os.getppid() != parent:  # it ended before the line above
+                        os._exit(1)
                 code = self._run_worker(index)
             except DelayQError as error:
                 logger.error("worker process %d cannot start: %s", os.getpid(), error)
@@ -139,51 +130,25 @@ class Supervisor:
             return
         lived = time.monotonic() - self._begun[index]
         pause = self._plan(index, lived)
-        how = f"was killed by {_name(-code)}" if code < 0 else f"ended with code {code}"
-        if code == 0:
-            how = "has stopped (by a signal to it alone?)"
         level = logging.ERROR if code else logging.WARNING
-        logger.log(
-            level,
-            "worker process %d %s after %.1f s; a new one starts in %.1f s",
-            pid,
-            how,
-            lived,
-            pause,
-        )
+        how = f"ended with code {code}" if code else "has stopped (by a signal to it alone?)"
+        if code < 0:
+            names = {int(each): each.name for each in signal.Signals}  # no realtime signals
+            how = f"was killed by {names.get(-code, f'signal {-code}')}"
+        text = "worker process %d %s after %.1f s; a new one starts in %.1f s"
+        logger.log(level, text, pid, how, lived, pause)
 
     def _plan(self, index: int, lived: float) -> float:
         """Start the worker after a pause, which is returned."""
-        pause = (
-            FIRST_PAUSE
-            if lived > QUICK_DEATH
-            else min(LONGEST_PAUSE, 2 * self._pauses.get(index, FIRST_PAUSE / 2))
-        )
+        pause = FIRST_PAUSE
+        if lived <= QUICK_DEATH:
+            pause = min(LONGEST_PAUSE, 2 * self._pauses.get(index, FIRST_PAUSE / 2))
         self._pauses[index] = pause
         self._due[index] = time.monotonic() + pause
         return pause
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        self._ask(number, frame)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._signals += number in STOP_SIGNALS
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a realtime signal
-        return f"signal {number}"
-
-
-def _die_with(parent: int) -> None:
-    """Linux: end when the supervisor is killed, so that nobody works unseen."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from django_delayq.pipeline.lake.lake import Lake
-from django_delayq.pipeline.lake.reader import mapped_files
 from django_delayq.pipeline.session import build_session
 from django_delayq.pipeline.stats import aggregates
-from django_delayq.pipeline.stats.aggregates import HOUR, READ, Unit
+from django_delayq.pipeline.stats.aggregates import HOUR, Unit
 from django_delayq.stats.histogram import decode, percentile
 from tests.benchmarks.versus.answer import SHARES, give
 
@@ -29,9 +28,7 @@ def main(path: str, memory: str) -> None:
 
     spark = build_session("local[2]", memory)
     lake = Lake(path)
-    found = aggregates.added_up(
-        mapped_files(spark, lake, lake.files(), READ, count, aggregates.AGGREGATES)
-    )
+    found = aggregates.added_up(aggregates.mapped_files(spark, lake, lake.files(), count))
     rows = (
         aggregates.span_figures(found, "hour")
         .select("messages", "attempts", "lateness", "run")

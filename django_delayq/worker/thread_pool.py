@@ -8,10 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from ..core.connections import close_all, make_caches
-from ..core.last_words import say_failure
+from ..core.log import log_failure
 from ..store.lease import Lease
 
 logger = logging.getLogger("delayq.worker")
@@ -30,19 +31,17 @@ WORTH_A_THREAD = 0.001
 HELD_UP = 0.25
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
-    """What one thread does now."""
+    """One thread and its present work."""
 
-    __slots__ = ("begun", "idle", "lease", "thread")
-
-    def __init__(self) -> None:
-        self.idle = True
-        self.begun = 0.0
-        self.lease: Lease | None = None
-        self.thread: threading.Thread | None = None
+    idle: bool = True
+    begun: float = 0.0
+    lease: Lease | None = None
+    thread: threading.Thread | None = None
 
 
-class Pool:
+class ThreadPool:
     """`size` threads. The dispatcher feeds it and asks for its room; the threads take from the
     buffer themselves."""
 
@@ -58,7 +57,7 @@ class Pool:
         self._mean_s = 0.0
         """Running mean of the time a message takes on a thread; 0 until the first."""
         self._low_water = -1
-        """The dispatcher wants to hear when the buffer has sunk to this; -1: it does not."""
+        """on_room is called when the buffer has sunk to this; -1: it is not called."""
 
     def start(self) -> None:
         """Begin the threads."""
@@ -72,11 +71,12 @@ class Pool:
         """How many more messages it takes: the idle threads, and a little work in advance when
         tasks are short."""
         buffered = len(self._buffer)
-        ahead = (
-            min(MAX_BUFFERED, int(BUFFERED_WORK * self.size / self._mean_s)) if self._mean_s else 0
-        )
-        if ahead and self._held_up:
-            ahead = 0
+        ahead = 0
+        if self._mean_s:
+            ahead = min(MAX_BUFFERED, int(BUFFERED_WORK * self.size / self._mean_s))
+            since = time.monotonic() - HELD_UP
+            if all(slot.lease is not None and slot.begun < since for slot in self.slots):
+                ahead = 0
         idle = sum(slot.idle for slot in self.slots)
         room = idle + ahead - buffered
         if room <= 0:
@@ -99,8 +99,8 @@ class Pool:
         )
 
     def kick(self) -> None:
-        """Wake every idle thread that the buffer has work for: what was thought to be short is
-        not."""
+        """Wake every idle thread that the buffer has work for: the tasks take longer than they
+        did."""
         if self._buffer:
             self._wake_threads(len(self._buffer))
 
@@ -138,12 +138,6 @@ class Pool:
         for _ in self.slots:
             self._wake.put(False)
 
-    @property
-    def _held_up(self) -> bool:
-        """Whether every thread has been at one message for long, whatever messages took before."""
-        since = time.monotonic() - HELD_UP
-        return all(slot.lease is not None and slot.begun < since for slot in self.slots)
-
     def _wake_threads(self, count: int) -> None:
         idle = sum(slot.idle for slot in self.slots)
         for _ in range(min(max(1, count), idle)):
@@ -157,7 +151,7 @@ class Pool:
                 try:
                     going_on = self._wake.get() and self._empty_buffer(slot)
                 except BaseException as error:  # no message may cost the others a thread
-                    say_failure(logger, error, "a thread of the pool failed; it goes on")
+                    log_failure(logger, error, "a thread of the pool failed; it goes on")
                 slot.lease = None
                 slot.idle = True
                 self._on_room()

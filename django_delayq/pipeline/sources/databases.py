@@ -1,24 +1,30 @@
-"""Connections to the database of the parameters, where no Django project is: on executors and in
-Spark's planner."""
+"""Connections to the database of the parameters where there is no Django project: on executors and
+in the planner of Spark."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DjangoError
+from django.db.utils import ConnectionHandler, load_backend
 
 from ...core.exceptions import ConfigurationError, DatabaseUnavailable
 from ..params import Database
 
 #: Seconds that a reader of SQLite waits for a writer, unless OPTIONS say more.
 PATIENCE = 60.0
-#: OPTIONS that are not for readers: a pool opens connections that nobody uses, and SERIALIZABLE
-#: reads lock rows.
+#: OPTIONS that are left out for readers: a pool would open connections that nobody uses, and
+#: SERIALIZABLE reads would lock rows.
 _FOR_WRITERS = frozenset({"pool", "isolation_level", "transaction_mode"})
-#: What engines are made of that need more than a driver: GDAL, say, which an executor may lack.
+#: Engines that need more than a driver, for example GDAL, and the engines under them: an executor
+#: may lack GDAL.
 _MADE_OF = {"postgis": "postgresql", "spatialite": "sqlite3"}
 
 
@@ -26,32 +32,40 @@ class Connected(NamedTuple):
     """An open connection, and how its SQL is written."""
 
     vendor: str
-    """Of Django's backend: postgresql, mysql, sqlite, oracle or another one's."""
+    """Of Django's backend: postgresql, mysql, sqlite, oracle or another name."""
     fetch: Callable[[str], Sequence[tuple[Any, ...]]]
     """All rows of a statement without parameters."""
     quote: Callable[[str], str]
     limit: Callable[[int], str]
-    """The clause that ends a SELECT after so many rows."""
+    """The clause that ends a SELECT after this number of rows."""
     django: Any = None
-    """Django's connection; None: sqlite3's own is used."""
+    """Django's connection; None: a connection of sqlite3."""
 
 
 @contextmanager
 def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]:
-    """A connection for reading, closed at the end. SQLite's is read-only, and is Django's only with
-    `plain`.
+    """A connection for reading, closed at the end. For SQLite it is read-only, and a connection of
+    Django's only with `plain`.
 
-    Raises DatabaseUnavailable and ConfigurationError, neither of which names a password.
+    Raises DatabaseUnavailable and ConfigurationError. Neither names a password.
     """
-    if backend_of(database).vendor == "sqlite" and not plain:
-        with _sqlite(database) as connection:
-            yield Connected(
-                "sqlite", lambda sql: connection.execute(sql).fetchall(), _quoted, "LIMIT {}".format
-            )
+    is_sqlite = backend_of(database).vendor == "sqlite"
+    if is_sqlite and not plain:
+        with _sqlite(database) as connected_to_sqlite:
+            yield connected_to_sqlite
         return
-    connection = connection_to(_read_only(database))
-    try:
-        _connect(connection, database)
+    # Django takes an address of SQLite as a name.
+    name = address_of(database.name) if is_sqlite else database.name
+    connection = connection_to(msgspec.structs.replace(database, name=name))
+    with closing(connection):
+        try:
+            connection.ensure_connection()
+            if connection.vendor == "postgresql":
+                # The statement_timeout of the project is for its pages; a range may take minutes.
+                with connection.cursor() as cursor:
+                    cursor.execute("SET statement_timeout = 0")
+        except DjangoError as error:
+            raise unavailable(database, error) from None
         with connection.cursor() as cursor:
 
             def fetch(sql: str) -> Sequence[tuple[Any, ...]]:
@@ -67,18 +81,14 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
                 lambda n: ops.limit_offset_sql(0, n),
                 connection,
             )
-    finally:
-        connection.close()
 
 
 def connection_to(database: Database) -> Any:
-    """A connection of Django's, not opened yet. Python workers serve one job after another, so
-    settings would not do.
+    """A connection of Django's, not opened yet. It is not made from settings, because a Python
+    worker of Spark serves one job after another.
 
     Raises ConfigurationError when there is no such engine here, or a secret cannot be resolved.
     """
-    from django.db.utils import ConnectionHandler
-
     options = {name: value for name, value in database.options.items() if name not in _FOR_WRITERS}
     entry = {
         "ENGINE": backend_of(database).__module__.removesuffix(".base"),
@@ -93,7 +103,7 @@ def connection_to(database: Database) -> Any:
 
 
 def mysql_driver() -> None:
-    """PyMySQL where mysqlclient is not."""
+    """Let PyMySQL stand in for mysqlclient where that is not installed."""
     try:
         import MySQLdb  # noqa: F401
     except ImportError:
@@ -103,12 +113,8 @@ def mysql_driver() -> None:
 
 
 def backend_of(database: Database) -> Any:
-    """The class of Django's that connects: the engine's own, or what it is made of where that
-    cannot be loaded."""
-    from django.conf import settings
-    from django.core.exceptions import ImproperlyConfigured
-    from django.db.utils import load_backend
-
+    """The class of Django's that connects: that of the engine, or of the engine under it where the
+    first cannot be loaded."""
     if not settings.configured:
         settings.configure(USE_TZ=True)
     last = database.engine.rpartition(".")[2]
@@ -123,19 +129,6 @@ def backend_of(database: Database) -> Any:
         return load_backend(simple).DatabaseWrapper
     except ImproperlyConfigured:
         raise ConfigurationError(problem) from None
-
-
-def _connect(connection: Any, database: Database) -> None:
-    from django.db import Error
-
-    try:
-        connection.ensure_connection()
-        if connection.vendor == "postgresql":
-            # The project's is for its pages; a range may take minutes.
-            with connection.cursor() as cursor:
-                cursor.execute("SET statement_timeout = 0")
-    except Error as error:
-        raise unavailable(database, error) from None
 
 
 def unavailable(database: Database, error: Exception) -> DatabaseUnavailable:
@@ -154,10 +147,8 @@ def unavailable(database: Database, error: Exception) -> DatabaseUnavailable:
 
 
 @contextmanager
-def _sqlite(database: Database) -> Iterator[Any]:
-    """Read-only: a wrong path is an error, and never a new, empty database."""
-    import sqlite3
-
+def _sqlite(database: Database) -> Iterator[Connected]:
+    """Read-only: a wrong path is an error, and never makes a new, empty database."""
     try:
         connection = sqlite3.connect(
             address_of(database.name), uri=True, timeout=patience_of(database)
@@ -165,7 +156,14 @@ def _sqlite(database: Database) -> Iterator[Any]:
     except sqlite3.Error as error:
         raise unavailable(database, error) from None
     with closing(connection):
-        yield connection
+
+        def fetch(sql: str) -> Sequence[tuple[Any, ...]]:
+            return connection.execute(sql).fetchall()
+
+        def quote(name: str) -> str:
+            return '"' + name.replace('"', '""') + '"'
+
+        yield Connected("sqlite", fetch, quote, "LIMIT {}".format)
 
 
 def patience_of(database: Database) -> float:
@@ -174,20 +172,10 @@ def patience_of(database: Database) -> float:
 
 
 def address_of(name: str) -> str:
-    """SQLite's, read-only. Raises ConfigurationError for a database in memory."""
+    """The read-only address of a file of SQLite. Raises ConfigurationError for a database in
+    memory."""
     if ":memory:" in name or "mode=memory" in name:
         raise ConfigurationError(
             "The archive is in the memory of one process, where Spark cannot read it."
         )
     return name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=ro"
-
-
-def _read_only(database: Database) -> Database:
-    """Django takes an address of SQLite's as a name."""
-    if backend_of(database).vendor != "sqlite":
-        return database
-    return msgspec.structs.replace(database, name=address_of(database.name))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -1,19 +1,19 @@
-"""df.write.format("delayq"): a frame of messages (pipeline/messages.py) into the queue, each
+"""df.write.format("delayq"): a frame of messages (bulk_load/messages.py) into the queue, each
 message once.
 
-Runs on executors. The fence of the load (store/lua/load.lua) is what makes it safe to repeat a task
-of Spark, or the whole load: a split is written in the order of its ids, and what the fence has
-passed is skipped.
+It runs on executors. The fence of the load (store/lua/load.lua) makes it safe to repeat a task of
+Spark, or the whole load: a split is written in the order of its ids, and messages that the fence
+has passed are skipped.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -21,21 +21,20 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ...core.exceptions import DelayQError
-from ...core.message import task_code_sent
+from ...core.exceptions import DelayQError, OutcomeUnknown, StoreFull, StoreUnavailable
+from ...core.message import HEADER, compress, task_code_sent
+from ...store.bulk_load import BulkLoad, LoadProgress
 from ...store.client import BATCH
-from ..errors import Refused
+from ...store.keys import Partition
+from ...store.store import RedisStore
+from ..job_errors import Refused
 from ..params import Redis
 from ..schemas import MESSAGES, SPLIT
 
-if TYPE_CHECKING:
-    from ...store.bulk_load import LoadProgress
-    from ...store.store import RedisStore
-
 T = TypeVar("T")
 
-#: How often a call is sent whose outcome is not known, or that Redis could not take at the moment,
-#: and the wait (s).
+#: How often a call is sent if its outcome is unknown, or if Redis is unavailable, and the seconds
+#: in between.
 TRIES, WAIT = 3, 1.0
 
 
@@ -47,18 +46,18 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Mapping[str, str]
     """Code of a task (8 hexadecimal digits) -> its name."""
     due_ms: int
-    """When messages are due that have no time of their own."""
+    """When messages without a due time of their own are due."""
     record_conflicts: bool = False
     """See store.bulk_load.BulkLoad."""
     per_second: float | None = None
-    """Most messages a second of one task of Spark."""
+    """Most messages that one task of Spark sends per second."""
     rows: int | None = None
-    """How many messages there are; None: not known, so not checked."""
+    """How many messages there are; None: not known, and not checked."""
 
 
 @dataclass
 class WrittenMessages(WriterCommitMessage):
-    """What one task of Spark has done."""
+    """What one task of Spark has written."""
 
     splits: Sequence[tuple[Any, ...]] = ()
     new: int = 0
@@ -68,7 +67,7 @@ class WrittenMessages(WriterCommitMessage):
 
     @property
     def rows(self) -> int:
-        """All that it was given."""
+        """All messages that the task got."""
         return self.new + self.skipped + self.same + self.kept
 
 
@@ -81,7 +80,7 @@ class QueueSink(DataSource):
         return "delayq"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Raises Refused for a frame that is none of messages."""
+        """Raises Refused for a frame that does not hold messages."""
         missing = [name for name in MESSAGES.names if name not in schema.names]
         if missing:
             raise Refused(
@@ -91,7 +90,7 @@ class QueueSink(DataSource):
             )
         if overwrite:
             raise Refused(
-                "A queue is not overwritten: use mode('append'). To empty a topic there is purge()."
+                "A queue cannot be overwritten: use mode('append'). To empty a topic, call purge()."
             )
         absent = [name for name in ("redis", "load") if name not in self.options]
         if absent:
@@ -100,25 +99,20 @@ class QueueSink(DataSource):
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """Picklable: no connection before write()."""
+    """It can be pickled: only write() opens a connection."""
 
     def __init__(self, redis: str, load: str) -> None:
         self._redis, self._load = redis, load
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One task of Spark."""
-        from ...store.store import RedisStore
-
         settings = msgspec.json.decode(self._redis, type=Redis).settings()
-        store = RedisStore(None, settings)
-        try:
+        with closing(RedisStore(None, settings)) as store:
             return Loader(store, msgspec.json.decode(self._load, type=LoadSpec)).run(iterator)
-        finally:
-            store.close()
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Check what the tasks say: each message went through one of them, and each split through
-        one alone."""
+        """Check what the tasks report: each message went through one task, and each split through
+        one task alone."""
         load = msgspec.json.decode(self._load, type=LoadSpec)
         done = [result for result in messages if isinstance(result, WrittenMessages)]
         splits = [split for result in done for split in result.splits]
@@ -135,15 +129,14 @@ class QueueWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing: what is applied stays, the fence knows it, and the load is to be repeated."""
+        """Do nothing. Messages that were written stay, the fence knows them, and the load can be
+        repeated."""
 
 
 class Loader:
-    """Writes batches of Arrow. While Redis works on one call the next is prepared."""
+    """Writes batches of Arrow. While Redis works on one call, the next one is prepared."""
 
     def __init__(self, store: RedisStore, spec: LoadSpec) -> None:
-        from ...store.bulk_load import BulkLoad
-
         self._store = store
         self._load = BulkLoad(spec.job, spec.fingerprint, spec.record_conflicts)
         self._names = {bytes.fromhex(code): name for code, name in spec.tasks.items()}
@@ -154,28 +147,31 @@ class Loader:
         self._done = WrittenMessages()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> WrittenMessages:
-        """Write all. Raises DelayQErrors: what was applied stays."""
+        """Write all messages. Raises DelayQErrors; messages that were written before stay."""
         try:
             for batch in batches:
-                for split, rows in _pieces(batch):
+                columns = [batch.column(name).to_pylist() for name in SPLIT]
+                at = 0
+                for split, group in groupby(zip(*columns, strict=True)):
                     self._splits[split] = None
-                    for at in range(0, rows.num_rows, self._pace.batch):
-                        self._send(split, self._records.of(rows.slice(at, self._pace.batch)))
+                    end = at + sum(1 for _ in group)
+                    while at < end:
+                        size = min(self._pace.batch, end - at)
+                        self._send(split, self._records.of(batch.slice(at, size)))
+                        at += size
             self._settle()
         finally:
             if self._pending is not None:
-                with suppress(Exception):  # the error that brought us here says more
+                with suppress(Exception):  # the error on its way up says more
                     self._pending()
         self._done.splits = list(self._splits)
         return self._done
 
     def _send(self, split: tuple[Any, ...], messages: list[Any]) -> None:
-        from ...store.keys import Partition
-
         topic, number, part = split
         partition = Partition(topic, number)
-        rest = _repeated(lambda: lambda: self._without_those_elsewhere(partition, messages))()
-        # A name is short, and Redis may forget what it was told.
+        rest = _repeated(lambda: lambda: self._without_elsewhere(partition, messages))()
+        # The names go with each call: they are short, and Redis may have lost them.
         codes = {task_code_sent(message[3]) for message in rest}
         tasks = {code: self._names[code] for code in codes if code in self._names}
         self._settle()
@@ -183,9 +179,9 @@ class Loader:
         begin = self._store.bulk_load.begin
         self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, rest))
 
-    def _without_those_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
-        """A topic that once had fewer partitions may have a key live in another one than that of
-        today."""
+    def _without_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
+        """The messages; one that lives in another partition has no record. A topic that once had
+        fewer partitions may hold a key in another partition than today."""
         counts = self._store.partitions.counts(partition.topic)
         if partition.number >= max(counts):
             raise DelayQError(
@@ -198,7 +194,7 @@ class Loader:
         return [(*message[:3], b"") if message[0] in elsewhere else message for message in messages]
 
     def _settle(self) -> None:
-        """Read the answer of the call that is on its way."""
+        """Read the answer of the call that was sent last."""
         if (pending := self._pending) is None:
             return
         self._pending = None
@@ -211,31 +207,23 @@ class Loader:
 
 
 class Records:
-    """Makes what load.lua takes of a batch of Arrow, by columns."""
+    """Turns a batch of Arrow into the arguments of load.lua, column by column."""
 
     def __init__(self, compress_above: int, due_ms: int) -> None:
         self._compress_above, self._due_ms = compress_above, due_ms
 
     def of(self, rows: pa.RecordBatch) -> list[tuple[bytes, str, str, bytes]]:
-        """Id, when, expires, record of each row."""
+        """Id, due time, expires and record of each row."""
         due = pc.fill_null(rows.column("due_ms"), self._due_ms).cast(pa.string())
         header, body = rows.column("header"), rows.column("body").cast(pa.binary())
-        columns = (rows.column("id"), due, rows.column("expires"), self._records(header, body))
-        return list(zip(*(column.to_pylist() for column in columns), strict=True))
+        if (pc.max(pc.binary_length(body)).as_py() or 0) <= self._compress_above:
+            records = pc.binary_join_element_wise(header, body, b"").to_pylist()
+        else:
+            records = list(map(self._record, header.to_pylist(), body.to_pylist()))
+        columns = (rows.column("id"), due, rows.column("expires"))
+        return list(zip(*(column.to_pylist() for column in columns), records, strict=True))
 
-    def _records(self, header: pa.Array, body: pa.Array) -> pa.Array:
-        plain = pc.binary_join_element_wise(header, body, b"")
-        longest = pc.max(pc.binary_length(body)).as_py() or 0
-        if longest <= self._compress_above:
-            return plain
-        packed = [
-            self._packed(*pair) for pair in zip(header.to_pylist(), body.to_pylist(), strict=True)
-        ]
-        return pa.array(packed, pa.binary())
-
-    def _packed(self, header: bytes, body: bytes) -> bytes:
-        from ...core.message import HEADER, compress
-
+    def _record(self, header: bytes, body: bytes) -> bytes:
         if len(body) <= self._compress_above:
             return header + body
         flags, ttr_ms, code = HEADER.unpack(header)
@@ -243,42 +231,30 @@ class Records:
 
 
 class Pace:
-    """Holds a task of Spark to so many messages a second."""
+    """Limits the messages per second of one task of Spark."""
 
     def __init__(self, per_second: float | None) -> None:
         self._per_second = per_second
         self._began = self._next = time.monotonic()
         self.batch = BATCH if per_second is None else max(1, min(BATCH, int(per_second)))
-        """Messages of a call: those of a second at most."""
+        """Messages of a call: at most those of one second."""
 
     def wait(self) -> None:
-        """Until the next ones may be sent."""
+        """Wait until the next messages may be sent."""
         if self._per_second is not None:
             time.sleep(max(0.0, self._next - time.monotonic()))
             self._began = time.monotonic()
 
     def count(self, new: int) -> None:
-        """So many of those that were sent last are new: what the fence skips costs no worker
-        anything."""
+        """Count the new messages of the last call. Those that the fence skipped are no work for the
+        workers."""
         if self._per_second is not None:
             self._next = max(self._next, self._began) + new / self._per_second
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
-    """The rows of each split, in their order."""
-    columns = [batch.column(name).to_pylist() for name in SPLIT]
-    at = 0
-    for split, group in groupby(zip(*columns, strict=True)):
-        length = sum(1 for _ in group)
-        yield split, batch.slice(at, length)
-        at += length
-
-
 def _repeated(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-    """Send a call; it is sent again when that fails, or no answer comes. The fence makes that
+    """Send a call, and send it again when that fails or no answer comes. The fence makes that
     safe."""
-    from ...core.exceptions import OutcomeUnknown, StoreFull, StoreUnavailable
-
     first = _sent(begin)
 
     def read() -> T:
@@ -297,7 +273,7 @@ def _repeated(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
 
 
 def _sent(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-    """The same; what goes wrong with sending is raised where the answer is read."""
+    """Send a call. An error in sending is raised where the answer is read."""
     try:
         return begin()
     except DelayQError as error:

@@ -12,8 +12,8 @@ from django.core.cache import caches
 
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
-from django_delayq.worker import pool as module
-from django_delayq.worker.pool import Pool
+from django_delayq.worker import thread_pool as module
+from django_delayq.worker.thread_pool import ThreadPool
 from tests.worker.moving import eventually, unformattable
 
 
@@ -45,11 +45,11 @@ def work() -> Work:
 
 
 @pytest.fixture
-def make(work: Work) -> Iterator[Callable[[int], Pool]]:
-    pools: list[Pool] = []
+def make(work: Work) -> Iterator[Callable[[int], ThreadPool]]:
+    pools: list[ThreadPool] = []
 
-    def start(size: int) -> Pool:
-        pool = Pool(size, work.run, work.room.set)
+    def start(size: int) -> ThreadPool:
+        pool = ThreadPool(size, work.run, work.room.set)
         pools.append(pool)
         pool.start()
         return pool
@@ -62,7 +62,7 @@ def make(work: Work) -> Iterator[Callable[[int], Pool]]:
             slot.thread.join(5)  # type: ignore[union-attr]
 
 
-def test_everything_that_is_fed_is_run_once(make: Callable[[int], Pool], work: Work) -> None:
+def test_everything_that_is_fed_is_run_once(make: Callable[[int], ThreadPool], work: Work) -> None:
     pool = make(4)
     leases = [lease(n) for n in range(500)]
     for at in range(0, 500, 50):
@@ -72,11 +72,13 @@ def test_everything_that_is_fed_is_run_once(make: Callable[[int], Pool], work: W
     assert (pool.buffered, pool.running) == (0, [])
 
 
-def test_new_pool_has_room_for_its_threads(make: Callable[[int], Pool]) -> None:
+def test_new_pool_has_room_for_its_threads(make: Callable[[int], ThreadPool]) -> None:
     assert make(3).room() == 3
 
 
-def test_one_thread_runs_in_the_order_of_feeding(make: Callable[[int], Pool], work: Work) -> None:
+def test_one_thread_runs_in_the_order_of_feeding(
+    make: Callable[[int], ThreadPool], work: Work
+) -> None:
     pool = make(1)
     leases = [lease(n) for n in range(20)]
     pool.feed(leases)
@@ -85,7 +87,7 @@ def test_one_thread_runs_in_the_order_of_feeding(make: Callable[[int], Pool], wo
 
 
 def test_long_tasks_run_beside_each_other_on_all_threads(
-    make: Callable[[int], Pool], work: Work
+    make: Callable[[int], ThreadPool], work: Work
 ) -> None:
     pool = make(3)
     work.free.clear()
@@ -98,7 +100,7 @@ def test_long_tasks_run_beside_each_other_on_all_threads(
 
 
 def test_short_tasks_let_it_take_work_in_advance_but_not_much(
-    make: Callable[[int], Pool], work: Work
+    make: Callable[[int], ThreadPool], work: Work
 ) -> None:
     pool = make(2)
     pool._mean_s = 0.001
@@ -112,7 +114,7 @@ def test_short_tasks_let_it_take_work_in_advance_but_not_much(
 def test_room_is_told_when_half_of_the_buffer_is_free(work: Work) -> None:
     """And not only when it is empty: the next batch is on its way while the last messages run."""
     told: list[int] = []
-    pool = Pool(1, work.run, lambda: told.append(pool.buffered))
+    pool = ThreadPool(1, work.run, lambda: told.append(pool.buffered))
     pool._mean_s = 0.0001
     work.free.clear()
     pool.feed([lease(n) for n in range(pool.room())])
@@ -126,7 +128,7 @@ def test_room_is_told_when_half_of_the_buffer_is_free(work: Work) -> None:
 
 
 def test_nothing_is_taken_in_advance_while_every_thread_is_held_up(
-    make: Callable[[int], Pool], work: Work
+    make: Callable[[int], ThreadPool], work: Work
 ) -> None:
     """Tasks were short, so that much is buffered; now long ones came, and what waits behind them
     helps nobody."""
@@ -146,7 +148,7 @@ def test_nothing_is_taken_in_advance_while_every_thread_is_held_up(
 
 def test_room_is_told_as_soon_as_one_of_the_threads_is_free_again(work: Work) -> None:
     told = threading.Event()
-    pool = Pool(1, work.run, told.set)
+    pool = ThreadPool(1, work.run, told.set)
     pool._mean_s = 0.001
     work.free.clear()
     pool.feed([lease()])
@@ -162,7 +164,7 @@ def test_room_is_told_as_soon_as_one_of_the_threads_is_free_again(work: Work) ->
     pool.stop()
 
 
-def test_mean_follows_how_long_tasks_take(make: Callable[[int], Pool], work: Work) -> None:
+def test_mean_follows_how_long_tasks_take(make: Callable[[int], ThreadPool], work: Work) -> None:
     pool = make(1)
     pool.feed([lease(n) for n in range(50)])
     eventually(lambda: len(work.ran) == 50)
@@ -171,7 +173,7 @@ def test_mean_follows_how_long_tasks_take(make: Callable[[int], Pool], work: Wor
 
 
 def test_work_beside_idle_threads_is_stuck_until_a_kick(
-    make: Callable[[int], Pool], work: Work
+    make: Callable[[int], ThreadPool], work: Work
 ) -> None:
     """What was thought to be short turns out to be long: the others must not wait behind it."""
     pool = make(2)
@@ -185,14 +187,14 @@ def test_work_beside_idle_threads_is_stuck_until_a_kick(
     assert not pool.stuck
 
 
-def test_kick_of_an_empty_pool_is_nothing(make: Callable[[int], Pool]) -> None:
+def test_kick_of_an_empty_pool_is_nothing(make: Callable[[int], ThreadPool]) -> None:
     pool = make(1)
     pool.kick()
     assert pool._wake.empty()
 
 
 def test_what_waits_too_long_is_taken_back(work: Work) -> None:
-    pool = Pool(1, work.run, work.room.set)
+    pool = ThreadPool(1, work.run, work.room.set)
     old, young = lease(1), lease(2)
     old.claimed_at -= 10
     pool.feed([old, young])
@@ -202,7 +204,7 @@ def test_what_waits_too_long_is_taken_back(work: Work) -> None:
     assert pool.buffered == 0
 
 
-def test_stop_lets_the_threads_finish(make: Callable[[int], Pool], work: Work) -> None:
+def test_stop_lets_the_threads_finish(make: Callable[[int], ThreadPool], work: Work) -> None:
     pool = make(2)
     work.free.clear()
     pool.feed([lease(1)])
@@ -226,7 +228,7 @@ def test_thread_outlives_whatever_a_run_raises(
             raise errors.pop()
         work.run(item)
 
-    pool = Pool(1, run, work.room.set)
+    pool = ThreadPool(1, run, work.room.set)
     pool.start()
     for number in range(5):
         pool.feed([lease(number)])
@@ -239,7 +241,7 @@ def test_thread_outlives_whatever_a_run_raises(
 
 
 def test_threads_close_their_database_connections_when_they_end(
-    make: Callable[[int], Pool], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[int], ThreadPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
     monkeypatch.setattr(module, "close_all", lambda: closed.append(threading.current_thread().name))
@@ -254,7 +256,7 @@ def test_tasks_of_a_thread_share_its_caches(work: Work) -> None:
     """Each task has a context of its own, in which Django would make them anew, with new
     connections."""
     found: list[object] = []
-    pool = Pool(
+    pool = ThreadPool(
         1, lambda item: copy_context().run(lambda: found.append(caches["default"])), work.room.set
     )
     pool.start()

@@ -10,8 +10,7 @@ from django_delayq.core.exceptions import (
     DuplicateMessage,
     StoreUnavailable,
 )
-from django_delayq.pipeline.error_messages import cause, code_of
-from django_delayq.pipeline.errors import Code, LakeError
+from django_delayq.pipeline.job_errors import Code, LakeError, cause, code_of
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -33,7 +32,9 @@ def test_an_error_of_ours_keeps_its_class_and_its_words() -> None:
     )
     assert type(found) is StoreUnavailable
     assert str(found) == "Redis at r:6379 does not answer: try later."
-    assert type(of_worker("django_delayq.pipeline.errors.LakeError: x is missing.")) is LakeError
+    assert (
+        type(of_worker("django_delayq.pipeline.job_errors.LakeError: x is missing.")) is LakeError
+    )
     assert (
         type(of_worker("django_delayq.core.exceptions.DuplicateMessage: a key")) is DuplicateMessage
     )

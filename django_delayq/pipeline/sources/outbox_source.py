@@ -1,4 +1,4 @@
-"""spark.read.format("delayq_outbox"): what waits in the outbox, as a data source of Spark."""
+"""spark.read.format("delayq_outbox"): the rows of the outbox, as a data source of Spark."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
-from .archive import RangeReader, checked_columns, encoded
+from .archive_source import RangeReader, checked_columns, encoded
 
 
 def read_outbox(spark: SparkSession, database: Database) -> DataFrame:
     """All rows of the outbox.
 
-    No snapshot: a row that is inserted, changed or removed while it is read, by ranges side by
-    side, is as it was then or missing.
-    """
+    This is no snapshot: ranges are read side by side, and a row that is inserted, changed or
+    removed meanwhile may be missing, old or new."""
     spark.dataSource.register(OutboxSource)
     return spark.read.format(OutboxSource.name()).options(database=encoded(database)).load()
 
 
-#: How the table has `due_at`.
+#: `due_at` as the table stores it.
 STORED = pa.field("due_at_ms", pa.int64())
 MILLISECONDS = pa.timestamp("ms", tz="UTC")
 
@@ -42,7 +42,7 @@ class OutboxSource(DataSource):
 
     def schema(self) -> Any:
         """All columns."""
-        return schemas.spark_schema(schemas.OUTBOX)
+        return from_arrow_schema(schemas.OUTBOX)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For the columns of this schema."""
@@ -50,21 +50,17 @@ class OutboxSource(DataSource):
 
 
 class OutboxReader(RangeReader):
-    """The table has due times in milliseconds."""
+    """A RangeReader of the outbox, which stores due times in milliseconds."""
 
     def __init__(self, schema: pa.Schema, options: Any) -> None:
         super().__init__(
             pa.schema([STORED if field.name == "due_at" else field for field in schema]), options
         )
-        self._shown = schema
-        if not self._database.outbox:
+        self._shown, self._table = schema, self._database.outbox
+        if not self._table:
             raise ConfigurationError(
                 "The option `database` does not say which table its `outbox` is."
             )
-
-    @property
-    def _table(self) -> str:
-        return self._database.outbox
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""

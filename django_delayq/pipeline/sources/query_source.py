@@ -1,11 +1,11 @@
 """spark.read.format("delayq_query"): the rows of one SELECT on the database of the archive, which
-it cannot change."""
+the statement cannot change."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -19,12 +19,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ..errors import Refused
+from ..job_errors import Refused
 from ..params import Database
 from ..schemas import TIME
-from .connect import connection_to
+from .databases import connection_to
 
-#: Rows of a batch; from the first one the types of the columns are learned.
+#: Rows of a batch. The first batch shows the types of the columns.
 BATCH = 10_000
 _DECIMAL = pa.decimal128(38, 18)
 _READ_ONLY = {
@@ -47,15 +47,15 @@ def checked_select(query: str) -> str:
     bare = query.strip().removesuffix(";").strip()
     outside = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"", "", bare)
     if not re.match(r"(?i)(select|with)\b", bare) or ";" in outside:
-        raise Refused(f"The source is {query!r:.80}: a single SELECT is wanted.")
+        raise Refused(f"The source {query!r:.80} is not a single SELECT: give one SELECT.")
     return bare
 
 
 def select_all(database: Database, table: str) -> str:
-    """The SELECT for a table. Raises Refused for what cannot name one."""
+    """The SELECT for a table. Raises Refused for a text that cannot be the name of a table."""
     if not re.fullmatch(r"[\w$]+(\.[\w$]+)?", table):
         raise Refused(
-            f"{table!r:.80} cannot name a table: letters, digits and _ are wanted. For more use a "
+            f"{table!r:.80} cannot name a table: use letters, digits and _ only. For more use a "
             f"query."
         )
     quote = "`" if database.vendor == "mysql" else '"'
@@ -71,7 +71,7 @@ class QuerySource(DataSource):
         return "delayq_query"
 
     def schema(self) -> StructType:
-        """Of the first rows."""
+        """The types of the first rows."""
         pages = self._reader(None).pages()
         names, rows = next(pages)
         pages.close()
@@ -86,7 +86,7 @@ class QuerySource(DataSource):
 
 
 class QueryReader(DataSourceReader):
-    """Picklable: no connection before read()."""
+    """It can be pickled: only read() and pages() open a connection."""
 
     def __init__(self, database: str, query: str, schema: pa.Schema | None) -> None:
         self._database, self._query, self._schema = database, checked_select(query), schema
@@ -96,53 +96,47 @@ class QueryReader(DataSourceReader):
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """All rows."""
+        """All rows. Raises Refused for a value that is not of the type of its column."""
         assert self._schema is not None
-        for _, rows in self.pages():
-            if rows:
-                yield _batch(rows, self._schema)
+        for _, columns in self.pages():
+            if not columns:
+                continue
+            arrays = []
+            for field, values in zip(self._schema, columns, strict=True):
+                try:
+                    arrays.append(pa.array(values, field.type))
+                except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                    raise Refused(
+                        f"The column {field.name!r} of the query is of type {field.type} in its "
+                        f"first rows, and of another one later. Cast it in the query. {error}"
+                    ) from None
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def pages(self) -> Generator[tuple[list[str], list[list[Any]]]]:
         """The names of the columns, and their values, page by page; at least one page."""
         database = msgspec.json.decode(self._database, type=Database)
         zone = ZoneInfo(database.zone) if database.zone != "UTC" else timezone.utc
-        with _reading(database) as cursor:
-            cursor.execute(self._query)
-            rows = cursor.fetchmany(
-                BATCH
-            )  # first: a cursor on the server knows its columns only then
-            names = [str(column[0]) for column in cursor.description]
-            while True:
-                yield (
-                    names,
-                    [
-                        [_plain(value, zone) for value in column]
-                        for column in zip(*rows, strict=True)
-                    ],
-                )
-                if len(rows) < BATCH or not (rows := cursor.fetchmany(BATCH)):
-                    return
-
-
-@contextmanager
-def _reading(database: Database) -> Iterator[Any]:
-    """A cursor that cannot write, in one transaction; on PostgreSQL one whose rows stay on the
-    server."""
-    connection = connection_to(database)
-    try:
-        with connection.cursor() as cursor:
-            for statement in _READ_ONLY.get(database.vendor, ()):
-                cursor.execute(statement)
-        connection.set_autocommit(False)
-        with connection.chunked_cursor() as cursor:
-            yield cursor
-        connection.rollback()
-    finally:
-        connection.close()
+        with closing(connection_to(database)) as connection:
+            # One transaction that cannot write. On PostgreSQL its rows stay on the server.
+            with connection.cursor() as cursor:
+                for statement in _READ_ONLY.get(database.vendor, ()):
+                    cursor.execute(statement)
+            connection.set_autocommit(False)
+            with connection.chunked_cursor() as cursor:
+                cursor.execute(self._query)
+                # A cursor on the server knows its columns only after the first rows.
+                rows = cursor.fetchmany(BATCH)
+                names = [str(column[0]) for column in cursor.description]
+                full = True
+                while full:
+                    columns = zip(*rows, strict=True)
+                    yield names, [[_plain(value, zone) for value in column] for column in columns]
+                    full = len(rows) == BATCH and bool(rows := cursor.fetchmany(BATCH))
+            connection.rollback()
 
 
 def _plain(value: Any, zone: Any) -> Any:
-    """What Arrow takes. A time without a zone is in that of the database, as Django has it."""
+    """A value that Arrow takes. A time without a zone is in the zone of Django's connection."""
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=zone)).astimezone(timezone.utc)
     if isinstance(value, UUID):
@@ -154,40 +148,25 @@ def _schema(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> pa.Schema
     if len(set(names)) < len(names):
         raise Refused(
             f"Two columns of the query have the same name: {', '.join(names)}. Give one of them "
-            f"another."
+            f"another name."
         )
-    kinds = [
-        _kind(name, values)
-        for name, values in zip(names, columns or [[]] * len(names), strict=True)
-    ]
-    return pa.schema(list(zip(names, kinds, strict=True)))
-
-
-def _kind(name: str, values: Sequence[Any]) -> pa.DataType:
-    present = [value for value in values if value is not None]
-    if any(isinstance(value, Decimal) for value in present):
-        return _DECIMAL
-    if present and all(isinstance(value, datetime) for value in present):
-        return TIME
-    try:
-        kind = pa.array(present).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise Refused(
-            f"The column {name!r} of the query has values of several types. Cast it: {error}"
-        ) from None
-    # Of a column without values in all these rows nothing is known, unless these are all rows.
-    return pa.string() if pa.types.is_null(kind) and len(values) == BATCH else kind
-
-
-def _batch(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = []
-    for field, values in zip(schema, columns, strict=True):
-        try:
-            arrays.append(pa.array(values, field.type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise Refused(
-                f"The column {field.name!r} of the query is of type {field.type} in its first "
-                f"rows, and of another "
-                f"one later. Cast it in the query. {error}"
-            ) from None
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    kinds = []
+    for name, values in zip(names, columns or [[]] * len(names), strict=True):
+        present = [value for value in values if value is not None]
+        if any(isinstance(value, Decimal) for value in present):
+            kind = _DECIMAL
+        elif present and all(isinstance(value, datetime) for value in present):
+            kind = TIME
+        else:
+            try:
+                kind = pa.array(present).type
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise Refused(
+                    f"The column {name!r} of the query has values of several types. Cast it: "
+                    f"{error}"
+                ) from None
+            # A column without values in a full batch may get values of any type later.
+            if pa.types.is_null(kind) and len(values) == BATCH:
+                kind = pa.string()
+        kinds.append((name, kind))
+    return pa.schema(kinds)

@@ -59,7 +59,7 @@ def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> SearchResu
     """
     identity = parse_id(message_id)
     lives = _lives(dict.fromkeys(_topics(topic, redis), identity), redis)
-    row = None if lives else archived(message_id)
+    row = None if lives else archived_row(message_id)
     return next(iter(lives.values())) if lives else _archived_hit(row) if row else None
 
 
@@ -91,7 +91,7 @@ def live(topic: str, message_id: str) -> LiveMessage | None:
     )
 
 
-def archived(message_id: str) -> ArchivedMessage | None:
+def archived_row(message_id: str) -> ArchivedMessage | None:
     """The row of the newest life with this id. Raises InvalidMessage."""
     return next(iter(_newest_rows([parse_id(message_id)])), None)
 

@@ -1,0 +1,149 @@
+"""spark.read.format("delayq_queue"): the content of Redis, as a data source of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from ...core.exceptions import ConfigurationError
+from ...store.keys import Partition
+from ...store.store import RedisStore
+from .. import schemas
+from ..params import Redis
+from . import queue_rows
+from .queue_rows import LANES, STRUCTURES, Structure
+
+#: Most elements that one Spark task reads of several structures. A larger structure has a task of
+#: its own.
+SMALL = 50_000
+
+
+def read_queue(
+    spark: SparkSession, redis: Redis, topics: Sequence[str] = (), *, due_only: bool = False
+) -> DataFrame:
+    """The content of Redis now, of these topics or of all: one row per id and place, as
+    schemas.QUEUE; with `due_only` only the lanes, as schemas.DUE, three times as quickly.
+
+    | place             | a row for each                            | record  | due_at          |
+    |-------------------|-------------------------------------------|---------|-----------------|
+    | high, normal, low | id in this lane                           | or null | when it is due  |
+    | leased            | id in a lease                             | or null | end of lease    |
+    | follower          | id that is enqueued after its run         | its own | due time of it  |
+    | finished          | entry of the finished stream, perhaps two | or null | when it ended   |
+    | done              | durable life that ended, not yet archived | null    | null            |
+    | none              | id with a record, or else with attempts,  | or null | null            |
+    |                   | in no lane and not leased                 |         |                 |
+
+    So a healthy waiting message has one row. A damaged one: an id in two lanes, or in a lane and
+    leased, has a row for each; a place without a record has a null record, enqueued_at_us,
+    task_code and durable; a record without a place is `none` with a record; attempts without both
+    are `none` without a record. An id with a place has no `none`. A record that is too short has no
+    task_code, and below 8 bytes no enqueued_at_us. `has_attempts` says whether the partition has
+    attempts of the id; it is null for finished and done. `enqueued_at_us` of done is the stamp that
+    Redis remembers.
+
+    This is not one instant: scans may return an element twice, and an element that moves meanwhile
+    twice or not at all. Count after dropDuplicates(["message_id"]), and check an id again before
+    you call it damaged. No reply holds more than a page, and nothing is changed, so `redis` may be
+    a replica. An error of Redis ends the task; its text holds no secret.
+    """
+    spark.dataSource.register(QueueSource)
+    options = {
+        "redis": msgspec.json.encode(redis).decode(),
+        "topics": ",".join(topics),
+        "due_only": str(due_only).lower(),
+    }
+    return spark.read.format(QueueSource.name()).options(**options).load()
+
+
+class QueueSource(DataSource):
+    """Options: `redis` (JSON of params.Redis), `topics` (names with commas; none: all) and
+    `due_only` (true, false). For the rows see read_queue()."""
+
+    @classmethod
+    def name(cls) -> str:
+        """For format()."""
+        return "delayq_queue"
+
+    def schema(self) -> Any:
+        """schemas.QUEUE or schemas.DUE."""
+        return from_arrow_schema(schemas.DUE if _due_only(self.options) else schemas.QUEUE)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For all columns."""
+        return QueueReader(self.options)
+
+
+class QueueReader(DataSourceReader):
+    """It can be pickled: only partitions() and read() open a connection."""
+
+    def __init__(self, options: Any) -> None:
+        if "redis" not in options:
+            raise ConfigurationError("delayq_queue needs the option redis.")
+        self._redis = str(options["redis"])
+        self._topics = {name for name in str(options.get("topics", "")).split(",") if name}
+        self._due_only = _due_only(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The largest structures first, alone; small ones together. Empty ones too: they may fill
+        meanwhile."""
+        with closing(self._store()) as store:
+            # The partitions that a topic has had, and those of the settings, in case Redis has
+            # lost its list.
+            partitions = {
+                *store.topics.used_partitions(),
+                *(
+                    Partition(topic, number)
+                    for topic, options in store.client.settings.topics.items()
+                    for number in range(options.partitions)
+                ),
+            }
+            structures = queue_rows.all_of(
+                sorted(
+                    partition
+                    for partition in partitions
+                    if not self._topics or partition.topic in self._topics
+                ),
+                LANES if self._due_only else tuple(STRUCTURES),
+            )
+            sizes = dict(zip(structures, queue_rows.sizes(store, structures), strict=True))
+        # Plain values, which an executor can unpickle: topic, partition and name of each structure.
+        return [
+            InputPartition([(*partition, name) for partition, name in part])
+            for part in parted(sizes) or [[]]
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of the structures of a part, one after the other."""
+        read = queue_rows.read_due if self._due_only else queue_rows.read_structure
+        with closing(self._store()) as store:
+            for topic, number, name in partition.value:
+                yield from read(store, Structure(Partition(topic, number), name))
+
+    def _store(self) -> RedisStore:
+        return RedisStore(None, msgspec.json.decode(self._redis, type=Redis).settings())
+
+
+def parted(sizes: dict[Structure, int]) -> list[list[Structure]]:
+    """Parts with about as much work each, those with the most elements first."""
+    parts: list[list[Structure]] = []
+    room = 0
+    for structure, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        if size > room or not parts:
+            parts.append([])
+            room = SMALL
+        parts[-1].append(structure)
+        room -= size
+    return parts
+
+
+def _due_only(options: Any) -> bool:
+    return str(options.get("due_only", "false")).lower() == "true"
