@@ -134,15 +134,16 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     try:
         found += check_reports(inspect_server(get_store()), get_settings().wait_replicas)
         for unserved in unserved_topics(get_store()):
-            check = "delayq.W022"
-            hint = f"Start a worker for it: manage.py run_delayq --topics {unserved.topic}."
-            if not unserved.declared:
-                check = "delayq.W021"
+            message = f"Topic {unserved}."
+            if unserved.declared:
+                hint = f"Start a worker for it: manage.py run_delayq --topics {unserved.topic}."
+                found.append(checks.Warning(message, hint=hint, id="delayq.W022"))
+            else:
                 hint = (
                     "Import the module of its tasks where every process does (AppConfig.ready), or "
                     f"move its messages: manage.py delayq move {unserved.topic} --to another-topic."
                 )
-            found.append(checks.Warning(f"Topic {unserved}.", hint=hint, id=check))
+                found.append(checks.Warning(message, hint=hint, id="delayq.W021"))
     except DelayQError as error:
         found.append(Error(str(error), id="delayq.E010"))
     return found

@@ -1,4 +1,4 @@
-"""Cuts what is many into batches."""
+"""Cuts many items into batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 def chunked(items: Iterable[T], size: int) -> Iterator[Sequence[T]]:
-    """Lists of `size` items each; the last one may be shorter. Reads no further than it gives."""
+    """Lists of `size` items each; the last one may be shorter. Reads `items` only as far as the
+    lists that it has returned."""
     rest = iter(items)
     while chunk := list(islice(rest, size)):
         yield chunk

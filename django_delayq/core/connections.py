@@ -1,5 +1,4 @@
-"""The connections of the worker's threads: Django looks after those of requests, and knows none of
-ours."""
+"""The connections of the worker's threads. Django closes those of requests, but not these."""
 
 from __future__ import annotations
 
@@ -12,23 +11,23 @@ logger = logging.getLogger("delayq.worker")
 
 
 def make_caches() -> None:
-    """At the start of a thread that runs tasks.
+    """Make the caches at the start of a thread that runs tasks.
 
-    Django keeps a thread's caches in its context, and each task has a context of its own: what is
-    made in there would end with the task, connections and all.
+    Django keeps a thread's caches in its context, and each task has a context of its own. A cache
+    that is made there ends with the task, and its connections too.
     """
     for alias in caches:
         try:
             caches[alias]
-        except Exception:  # whoever uses it will hear
+        except Exception:  # the task that uses it gets the error
             logger.debug("cache %r cannot be made", alias, exc_info=True)
 
 
 def close_broken() -> None:
-    """Between two pieces of work: drop what the server has closed meanwhile, or what is too old
-    (CONN_MAX_AGE).
+    """Between two pieces of work, close the connections that the server has closed or that are too
+    old (CONN_MAX_AGE).
 
-    A connection that cannot even be closed says nothing about the work that has been done.
+    If a connection cannot be closed, that is logged: the work before it is done all the same.
     """
     try:
         close_old_connections()
@@ -37,7 +36,7 @@ def close_broken() -> None:
 
 
 def close_all() -> None:
-    """At the end of a thread. A connection that is only dropped stays open until the garbage is
+    """Close all connections at the end of a thread. Otherwise they stay open until the garbage is
     collected."""
     try:
         connections.close_all()

@@ -1,4 +1,4 @@
-"""Where a page of a list begins, as text that an address can carry."""
+"""Cursors: the place where a page of a list begins, as text for a URL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .exceptions import InvalidMessage
 
 
 def cursor_of(*numbers: int) -> str:
-    """From the numbers that name a place in the list."""
+    """The cursor of the place that the numbers name."""
     return ".".join(map(str, numbers))
 
 

@@ -18,10 +18,10 @@ M = TypeVar("M", bound=Model)
 
 @contextmanager
 def reached() -> Iterator[None]:
-    """Around one turn of a service: a connection that does not work any more is made anew, now or
-    the next time.
+    """Around one run of a service: a connection that does not work any more is made anew, now or in
+    the next run.
 
-    Raises DatabaseUnavailable in place of what the database raises.
+    Raises DatabaseUnavailable in place of the database's own errors.
     """
     connection = connections[get_settings().database]
     connection.close_if_unusable_or_obsolete()
@@ -33,10 +33,12 @@ def reached() -> Iterator[None]:
 
 
 def write_first(connection: BaseDatabaseWrapper, model: type[Model]) -> None:
-    """Lock out other writers where rows cannot be locked; changes nothing. At the beginning of a
-    transaction that reads rows, acts on them, and then changes them: SQLite's own (Django's
-    default, not with transaction_mode IMMEDIATE) locks nothing until its first write, and refuses
-    that when somebody else has written since."""
+    """Lock out other writers where rows cannot be locked; changes nothing.
+
+    Call it at the beginning of a transaction that reads rows, acts on them, and then changes them.
+    A transaction of SQLite (except with transaction_mode IMMEDIATE) locks nothing until its first
+    write, and refuses that write when somebody else has written since.
+    """
     if not connection.features.has_select_for_update:
         model._default_manager.using(connection.alias).filter(pk=0).update(
             **{model._meta.pk.attname: 0}
@@ -44,8 +46,9 @@ def write_first(connection: BaseDatabaseWrapper, model: type[Model]) -> None:
 
 
 def locked(rows: QuerySet[M]) -> QuerySet[M]:
-    """The rows, locked until the transaction ends. What another transaction holds is left out where
-    the database can do that, and waited for elsewhere; SQLite locks no rows (see write_first)."""
+    """The rows, locked until the transaction ends. Rows that another transaction has locked are
+    left out if the database can do that; else this waits for them. SQLite locks no rows (see
+    write_first)."""
     features = connections[rows.db].features
     held: QuerySet[M] = rows.select_for_update(
         skip_locked=features.has_select_for_update_skip_locked
@@ -62,7 +65,7 @@ _PASSING_NUMBERS = frozenset({
     1015, 1020, 1021, 1040, 1053, 1114, 1158, 1159, 1160, 1161, 1180, 1203, 1205, 1206, 1213, 1226,
     1290, 1317, 1637, 1792, 1836, 1927, 1969, 3024, 3572,
 })  # fmt: skip
-#: What SQLite says of locks, of its disk, and of a file that it cannot open or write.
+#: Words in SQLite's errors about locks, its disk, and a file that it cannot open or write.
 _PASSING_WORDS = (
     "locked",
     "busy",

@@ -65,11 +65,11 @@ class Service:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What it has done, for heartbeats and the health port."""
+        """Figures about its work, for heartbeats and the health port."""
         return {}
 
     def messages_ended(self) -> None:
-        """There may be something to do: for services that want to hear it."""
+        """Called when messages have ended: there may be something to do."""
 
     def start(self) -> None:
         """Begin the loop in a thread."""

@@ -50,8 +50,7 @@ def _sender(sender: object) -> Topic | None:
     if sender is None or isinstance(sender, str):
         return None if sender is None else Topic(sender)
     raise TypeError(
-        f"sender is {sender!r:.80}: give the name of a topic. Of which task an event is, "
-        f"event.task says."
+        f"sender is {sender!r:.80}: give the name of a topic. event.task names the task."
     )
 
 

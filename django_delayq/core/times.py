@@ -68,7 +68,8 @@ class When(str):
 
     @classmethod
     def given(cls, delay: Duration | None, due_at: datetime | None) -> When:
-        """What a caller gave. Raises InvalidMessage unless it is exactly one of the two."""
+        """The delay or the instant that a caller gave. Raises InvalidMessage unless it is exactly
+        one of the two."""
         if (delay is None) == (due_at is None):
             raise InvalidMessage("Give either delay or due_at.")
         return cls.after(duration_ms(delay)) if due_at is None else cls.at(instant_ms(due_at))
@@ -157,14 +158,14 @@ def stored_ms(milliseconds: float) -> datetime:
 
 
 def shown_instant(milliseconds: float) -> datetime:
-    """from_ms() for people: what lies beyond the calendar (a foreign producer's microseconds) is
-    its last day."""
+    """from_ms() for people. An instant beyond the calendar (a foreign producer's microseconds)
+    becomes its last day."""
     return from_ms(max(0.0, min(milliseconds, 253_402_214_400_000.0)))
 
 
 def in_words(seconds: float, digits: int = 3) -> str:
-    """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`; so many digits, more only
-    of whole ones."""
+    """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`. It has at most so many
+    digits, unless the whole number has more."""
     if abs(seconds) < 1:
         return f"{seconds * 1000:.0f} ms"
     for unit, size in (("d", 86400 * 2), ("h", 7200), ("min", 120)):

@@ -28,16 +28,16 @@ from .thread_pool import ThreadPool
 
 logger = logging.getLogger("delayq.worker")
 
-#: How often to look again while claimed messages wait beside idle threads (seconds).
+#: Seconds until the next round while claimed messages wait beside idle threads.
 KICK = 0.002
-#: A message that has waited in the buffer for so many seconds is given back: well within the
+#: A message that has waited in the buffer for so many seconds is released. That is well within the
 #: shortest lease (1 s).
 BUFFER_SECONDS = 0.5
-#: Seconds until the next look at a partition that answers with an error.
+#: Seconds until the next claim from a partition that answers with an error.
 DAMAGED_S = 5
-#: A quick loop must not wake at 0.99 ms before the due time and turn round once more for nothing.
+#: Seconds after the due time. A wake-up a moment before it would cost another round for nothing.
 WAKE_MARGIN = 0.0001
-#: How often to look whether a partition that waits for the archiver may go on.
+#: Milliseconds until the next claim from a partition that waits for the archiver.
 UNARCHIVED_LOOK_MS = 1_000
 
 
@@ -71,7 +71,7 @@ class Dispatcher(Service):
         self.limit: int | None = None
         """Claim no more than so many in all (--max-messages)."""
         self.quiet = False
-        """Told to claim nothing: what was claimed goes on."""
+        """Claim nothing more. Messages that are already claimed go on."""
         self.nothing_due = False
         """Whether the last round found nothing due anywhere."""
         self.on_finished: Callable[[], None] = lambda: None
@@ -96,7 +96,7 @@ class Dispatcher(Service):
             pause = self._round()
         except DelayQError:
             self._down_since = self._down_since or time.monotonic()
-            self._hints.append((None, 0))  # whatever happened meanwhile: look everywhere
+            self._hints.append((None, 0))  # visit every partition: anything may have happened
             self._claim_hold.needed, self._sweep_at = True, 0.0
             raise
         if self._down_since:
@@ -132,10 +132,10 @@ class Dispatcher(Service):
         if self._pool.stuck:
             self._pool.kick()
             return KICK
-        if self.quarantine.keeps:  # nobody tells when the last neighbour is settled
+        if self.quarantine.keeps:  # nothing wakes us when the last neighbour is settled
             return 0.005
         if waiting:
-            # The pool wakes us when there is room. The bound is for the age of what is buffered.
+            # The pool wakes us when there is room. The bound limits the age of buffered messages.
             return 0.02
         next_due = None if self.quiet else self.agenda.next_due_ms()
         until_due = (
@@ -164,8 +164,7 @@ class Dispatcher(Service):
             if room <= 0:
                 waiting = True
                 continue
-            # Several topics are due: each gets a part, the rest of its backlog comes in the next
-            # round.
+            # If several topics are due, each gets a part. The rest comes in the next round.
             self._claim(visit, max(1, room // len(visits)))
         head = self.agenda.next_due_ms()
         found = waiting or self._taken != before or self.quarantine.owes
@@ -190,8 +189,8 @@ class Dispatcher(Service):
             return
         self._clock.sync(claimed.now_us)
         visit.wakeups = claimed.wakeups
-        # Nobody says that there is room again when the archiver knows another limit, or the stream
-        # was emptied by hand.
+        # No hint says that there is room again if the archiver has another limit, or if somebody
+        # emptied the stream by hand.
         again_ms = self._clock.now_ms() + UNARCHIVED_LOOK_MS if claimed.unarchived else None
         self.agenda.plan(visit, again_ms or claimed.next_due_ms)
         if claimed.leases:

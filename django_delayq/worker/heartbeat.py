@@ -25,12 +25,10 @@ class Heartbeat(Service):
         self,
         shared: Shared,
         figures: Callable[[], dict[str, Any]],
-        set_quiet: Callable[[bool], object] = bool,
+        set_quiet: Callable[[bool], None],
     ) -> None:
         super().__init__()
-        self._store = shared.store
-        self._clock = shared.clock
-        self._worker = shared.name
+        self._shared = shared
         self._figures = figures
         self._set_quiet = set_quiet
         self._asked = False
@@ -43,20 +41,21 @@ class Heartbeat(Service):
 
     def run_once(self) -> float:
         """Write the heartbeat."""
-        now_ms = self._store.clock_ms()
+        store, worker = self._shared.store, self._shared.name
+        now_ms = store.clock_ms()
         # This also notices that Redis' clock was set while nothing was claimed.
-        self._clock.sync(int(now_ms * 1000))
+        self._shared.clock.sync(int(now_ms * 1000))
         if self._asked or self._beats % 6 == 0:  # hints may be lost
             self._asked = False  # before the question: a hint after it counts for the next time
-            self._set_quiet(self._store.workers.is_quiet(self._worker))
-        self._store.workers.beat(
-            self._worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()})
+            self._set_quiet(store.workers.is_quiet(worker))
+        store.workers.beat(
+            worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()})
         )
         if self._beats % 6 == 0:
-            beats = self._store.workers.heartbeats()
+            beats = store.workers.heartbeats()
             old = [n for n in beats if now_ms - beats[n]["at_ms"] > DEAD_AFTER * 1000]
             if old:
-                self._store.workers.forget(*old, ended=False)
+                store.workers.forget(*old, ended=False)
         self._beats += 1
         return self.interval
 

@@ -19,8 +19,8 @@ ALONE = 5.0
 #: How long no other suspect runs beside it (seconds). If the process died while two of them run,
 #: both would be dead.
 UNMATCHED = 60.0
-#: For how long a suspect that is given back stays away (ms, any number between): many that were
-#: claimed together do not come together.
+#: How long a suspect that is given back waits: a random number of ms between these, so that
+#: suspects that were claimed together do not come back together.
 AWAY_MS = (500, 1500)
 
 
@@ -48,7 +48,7 @@ class Quarantine:
         self._give_back = give_back
         self._suspect: Lease | None = None
         self._since = 0.0
-        """When it was claimed, and later when it began to run."""
+        """When the suspect was claimed, and later when it began to run."""
         self._claimed_at = 0.0
         self._runs = False
         self._shares = False
@@ -88,8 +88,8 @@ class Quarantine:
         return time.monotonic() < self._owed_until
 
     def step(self) -> bool:
-        """Let the suspect go on: from waiting to running, from alone to beside others, to its end.
-        Returns `keeps`."""
+        """Take the suspect one step on: from waiting to running, then from alone to beside others,
+        then to its end. Returns `keeps`."""
         if self._suspect is None:
             return False
         now = time.monotonic()

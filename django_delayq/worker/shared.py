@@ -10,7 +10,8 @@ from ..store.clock import ServerClock
 from ..store.lease import Lease
 from ..store.store import RedisStore
 
-#: lease, what runs the task, what gives the time of its end (ms) and the archive's detail (JSON).
+#: Arguments: the lease, a function that runs the task, and a function that returns the time of its
+#: end (ms) and the detail for the archive (JSON).
 PerformOnce = Callable[[Lease, Callable[[], object], Callable[[], tuple[int, bytes]]], None]
 
 
@@ -24,10 +25,11 @@ class Shared:
     """This worker, for heartbeats and the archive: host:pid:random."""
     topics: tuple[str, ...]
     perform_once: PerformOnce | None = None
-    """Runs a task in the transaction that archives it. Whoever knows SQL brings it along."""
+    """Runs a task in the transaction that archives it. The command passes it, because this package
+    knows no SQL."""
     before_claims: Callable[[float], None] | None = None
-    """Tells Redis, in so many seconds at the most, what it has yet to hear. Whoever knows SQL
-    brings it along."""
+    """Sends the changes that the outbox kept to Redis, in at most so many seconds. The command
+    passes it, because this package knows no SQL."""
     clock: ServerClock = field(default_factory=ServerClock)
     held: set[Lease] = field(default_factory=set)
     """Every lease that is claimed and not settled. Added to by the dispatcher, removed from by the

@@ -35,7 +35,7 @@ from .thread_pool import ThreadPool
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     topics: tuple[str, ...]
     concurrency: int = 8
@@ -121,8 +121,8 @@ class Worker:
         while not self.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
         left = [lease for lease in list(self.shared.held) if not lease.lost]
-        # What has overrun its max_runtime counts as a crash when its lease ends: given back
-        # unpunished it would hang the next worker, and the next, for ever.
+        # A task that has overrun its max_runtime counts as a crash when its lease ends. If we gave
+        # it back with its attempt, it would hang the next worker, and the next, for ever.
         self.release([lease for lease in left if not self.lease_keeper.gave_up(lease)])
         deadline = time.monotonic() + 2.0
         while not self.settler.idle and time.monotonic() < deadline:
@@ -146,14 +146,14 @@ class Worker:
             self.settler.put(outcome)
 
     def runs(self, lease: Lease) -> bool:
-        """Whether its task runs now: it is neither buffered nor does its result wait to be
+        """Whether its task runs now: not while it is buffered, nor while its result waits to be
         settled."""
         return lease in self.pool.running or lease in self.event_loop.running
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is claimed and everything is settled. What hangs and has lost its lease
-        is not waited for."""
+        """Whether nothing is claimed and everything is settled. Tasks that hang and have lost their
+        leases do not count."""
         hang = self.lease_keeper.gave_up
         return (
             all(hang(lease) and lease.ended for lease in list(self.shared.held))
@@ -212,7 +212,8 @@ class Worker:
         }
 
     def on_finished(self) -> None:
-        """Messages have ended here or elsewhere: there is something to archive."""
+        """Tell the services that messages have ended, here or elsewhere: there is something to
+        archive."""
         for service in self.sql_services:
             service.messages_ended()
 

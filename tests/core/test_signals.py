@@ -159,7 +159,7 @@ def test_a_sender_that_can_never_be_one_is_refused(sender: Any) -> None:
     for call in (signals.acked.connect, signals.acked.disconnect):
         with pytest.raises(
             TypeError,
-            match=r"give the name of a topic\. Of which task an event is, event\.task says",
+            match=r"give the name of a topic\. event\.task names the task",
         ):
             call(lambda **kwargs: None, sender=sender)
 

@@ -272,8 +272,6 @@ MUTATIONS = [
     Mutation("mend", "mode == 'mend' and 1 or 32", "32"),
     Mutation("mend", "if damaged and mode == 'mend' then", "if damaged then"),
     Mutation("mend", "if damaged and mode == 'mend' then", "if mode == 'mend' then"),
-    Mutation("mend", "and bytes < 1048576 do", "do"),
-    Mutation("mend", "string.sub(s.record or '', 1, 8)", "s.record or ''"),
     Mutation("mend", "answer[1] = answer[1] + 1", "answer[1] = #ARGV - 3"),
     Mutation("mend", "'wrong_lane', 'lane_and_lease'", "'lane_and_lease'"),
     Mutation("shared/states", "leased = leases[i], ", ""),

@@ -177,6 +177,21 @@ def test_a_message_may_be_damaged_in_two_ways(store: RedisStore) -> None:
     assert diagnose(store, message_id) == ["two_lanes", "stray_follower"]
 
 
+@pytest.mark.parametrize("lanes", [["low"], ["high", "normal"]])
+def test_a_leased_message_in_any_lanes_has_one_damage(store: RedisStore, lanes: list[str]) -> None:
+    lease = claim(store)
+    for lane in lanes:
+        put_into(store, lane, lease.id)
+    assert diagnose(store, lease.id) == ["lane_and_lease"]
+
+
+def test_only_the_life_that_is_meant_is_put_back(store: RedisStore) -> None:
+    message_id = unplaced(store)
+    stamp = dump(store)["messages"][message_id][:8]
+    assert not mend(store, "no_place", message_id, RAW_STAMP, FAR.encode())
+    assert mend(store, "no_place", message_id, stamp, FAR.encode())
+
+
 @pytest.mark.parametrize("raw", [b"", b"1234567", b"12345678", bytes(14) + b"\x13"])
 def test_a_damaged_record_is_diagnosed(store: RedisStore, raw: bytes) -> None:
     message_id = unplaced(store)

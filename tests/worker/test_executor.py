@@ -161,7 +161,7 @@ def test_failure_has_its_traceback(claim: Claim, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "may_be_in_redis"),
+    ("mode", "told"),
     [("fail", ValueError), ("retry", Retry), ("reject", None), ("snooze", None)],
 )
 def test_what_a_failed_attempt_raised_is_told_from_the_first_time_on(

@@ -20,7 +20,7 @@ def figures() -> dict[str, Any]:
 
 @pytest.fixture
 def heartbeat(shared: Shared, figures: dict[str, Any]) -> Heartbeat:
-    return Heartbeat(shared, lambda: figures)
+    return Heartbeat(shared, lambda: figures, lambda quiet: None)
 
 
 def test_beat_tells_what_the_worker_does(heartbeat: Heartbeat, delayq: RedisStore) -> None:

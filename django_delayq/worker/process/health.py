@@ -44,7 +44,6 @@ class Health:
             raise ConfigurationError(
                 f"--health-port {port} cannot be used: {error.strerror}."
             ) from error
-        self._server.daemon_threads = True
         self.port = self._server.server_address[1]
 
     def start(self) -> None:

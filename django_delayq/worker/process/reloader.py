@@ -44,7 +44,13 @@ class Reloader(Service):
         if not changed and not tries_again:
             return self.interval
         names = ", ".join(map(str, changed)) or "code"
-        error = _compile_error(changed) or import_error()
+        try:
+            for path in changed:
+                compile(path.read_bytes(), str(path), "exec")
+        except (SyntaxError, ValueError, OSError) as broken:
+            error = str(broken)
+        else:
+            error = import_error()
         if not error:
             self._broken_since, self._error = 0.0, ""
             logger.info("%s has changed: starting anew", names)
@@ -69,15 +75,6 @@ class Reloader(Service):
                 self._seen[path] = changed_at
                 changed.append(path)
         return changed
-
-
-def _compile_error(paths: list[Path]) -> str:
-    for path in paths:
-        try:
-            compile(path.read_bytes(), str(path), "exec")
-        except (SyntaxError, ValueError, OSError) as error:
-            return str(error)
-    return ""
 
 
 def import_error() -> str:

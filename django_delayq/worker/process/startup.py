@@ -1,4 +1,4 @@
-"""What a worker makes sure of before it starts, and the first lines it prints."""
+"""Checks before a worker starts, and the first lines that it prints."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ..heartbeat import DEAD_AFTER
 Say = Callable[[str], None]
 
 
-def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
+def choose_topics(option: str) -> tuple[tuple[str, ...], dict[str, int]]:
     """Topics and weights of `--topics`: `all`, `orders,mail`, `orders:3,mail:1`, or `-mail` for all
     but mail.
 
     Raises ConfigurationError for a topic that nobody declares.
     """
     known = sorted(registry.known_topics())
-    names = [part.strip() for part in wanted.split(",") if part.strip()]
+    names = [part.strip() for part in option.split(",") if part.strip()]
     weights: dict[str, int] = {}
     for topic, weight in (name.split(":", 1) for name in names if ":" in name):
         if not weight.isdecimal() or not 1 <= int(weight) <= 100:
@@ -59,13 +59,13 @@ def choose_topics(wanted: str) -> tuple[tuple[str, ...], dict[str, int]]:
     topics = tuple(name for name in dict.fromkeys(chosen) if name not in excluded)
     if not topics:
         raise ConfigurationError(
-            f"--topics: {wanted!r} leaves nothing to serve. Known: {', '.join(known)}."
+            f"--topics: {option!r} leaves nothing to serve. Known: {', '.join(known)}."
         )
     return topics, weights
 
 
 def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerReport]:
-    """Look at the servers; when they cannot be reached, say so at once and try again for `seconds`.
+    """Inspect the servers. If they cannot be reached, say so at once and try again for `seconds`.
 
     Raises StoreUnavailable when the time is over.
     """
@@ -106,8 +106,7 @@ def port_here(where: str) -> int | None:
         except OSError:
             raise ConfigurationError(
                 f"--embedded: somebody listens on port {port} already, where DELAYQ['REDIS'] "
-                f"points. Is it a Redis? "
-                "Then leave --embedded out."
+                f"points. Is it a Redis? Then leave --embedded out."
             ) from None
     return port
 
@@ -115,7 +114,7 @@ def port_here(where: str) -> int | None:
 def banner(
     store: RedisStore, reports: list[ServerReport], topics: tuple[str, ...], say: Say
 ) -> None:
-    """Who works where on what, and what waits."""
+    """Print the process, the servers, the topics, and how many messages wait."""
     where = f"{socket.gethostname()}:{os.getpid()}"
     python = platform.python_version()
     say(

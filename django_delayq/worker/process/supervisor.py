@@ -18,13 +18,14 @@ from ...core.exceptions import DelayQError
 
 logger = logging.getLogger("delayq.worker")
 
-#: Wait before a process that died is replaced; doubles while it dies quickly, so that a bad deploy
-#: is no hot loop.
+#: Seconds before a process that died is replaced. The wait doubles while it dies quickly, so that a
+#: bad deploy is no hot loop.
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 QUICK_DEATH = 10.0
 PR_SET_PDEATHSIG = 1
-#: What asks to stop. Blocked around a fork, and from the line "Ready" until somebody handles it.
+#: Signals to stop. They are blocked around a fork, and from the line "Ready" until the handlers are
+#: installed.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -32,9 +33,9 @@ class Supervisor:
     """Forks `count` workers, replaces those that end, passes signals on. Must start before any
     thread.
 
-    Workers that come to an end of their own (`finite`: --burst, --max-messages) are done with code
-    0. All others are replaced whatever their code is: one that somebody has told to stop ends with
-    0 too.
+    `finite` workers (--burst, --max-messages) end by themselves with code 0, and are not replaced
+    then. All others are replaced whatever their code is: a signal to one worker alone also ends it
+    with code 0.
     """
 
     def __init__(self, count: int, run_worker: Callable[[int], int], finite: bool = False) -> None:
@@ -47,29 +48,28 @@ class Supervisor:
         """Workers to start, and when."""
         self._pauses: dict[int, float] = {}
         self._codes: list[int] = []
-        self._signals = 0
-        self._heard, self._told = socket.socketpair()
-        for end in (self._heard, self._told):
+        self._stopping = False
+        self._wakeups, self._waker = socket.socketpair()
+        for end in (self._wakeups, self._waker):
             end.setblocking(False)
 
     def run(self) -> int:
-        """Until all workers have ended. Returns the highest exit code."""
+        """Run until all workers have ended. Returns the highest exit code."""
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for number in (*STOP_SIGNALS, signal.SIGUSR2):
             signal.signal(number, self._pass_on)
-        # A signal, also that of a child that has ended, leaves a byte: one that comes a moment
-        # before we sleep in the kernel ends that sleep too. (In waitpid() it would be unheard until
-        # the next worker ends.)
+        # Each signal, also SIGCHLD, writes a byte. So a signal that comes a moment before select()
+        # ends that sleep too. With waitpid() it would be lost until the next worker ends.
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         self._due = dict.fromkeys(range(self._count), 0.0)
         self._start_due()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         while self._children or self._due:
             # Sleep until there is a signal, or until the next replacement is due.
             pause = max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
-            if select.select([self._heard], [], [], pause)[0]:
-                self._heard.recv(4096)
+            if select.select([self._wakeups], [], [], pause)[0]:
+                self._wakeups.recv(4096)
             with contextlib.suppress(ChildProcessError):  # there are no children at all
                 while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                     self._ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
@@ -81,7 +81,7 @@ class Supervisor:
         # A signal must not find a child that is not yet in the list, nor reach it before it has
         # handlers of its own: the worker unblocks them once it has (runner.py).
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        if self._signals:
+        if self._stopping:
             self._due.clear()
         for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
             del self._due[index]
@@ -122,10 +122,10 @@ class Supervisor:
     def _ended(self, pid: int, code: int) -> None:
         index = self._children.pop(pid, None)
         if index is None:
-            # As process 1 of a container we inherit orphans: what a task had started, when its
-            # worker was killed. They have to be waited for, and are none of our workers.
+            # As process 1 of a container we inherit orphans: processes that a task had started when
+            # its worker was killed. We have to wait for them, but they are not our workers.
             return
-        if (code == 0 and self._finite) or self._signals:
+        if (code == 0 and self._finite) or self._stopping:
             self._codes.append(code if code >= 0 else 128 - code)
             return
         lived = time.monotonic() - self._begun[index]
@@ -148,7 +148,7 @@ class Supervisor:
         return pause
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._signals += number in STOP_SIGNALS
+        self._stopping = self._stopping or number in STOP_SIGNALS
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
