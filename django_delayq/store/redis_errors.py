@@ -68,11 +68,12 @@ _NOT_SENT = (
 def translate(error: Exception, where: str) -> DelayQError:
     """Our exception for redis-py's, with what happened and where."""
     if isinstance(error, RedisClusterException) and isinstance(error.__context__, redis.RedisError):
-        error = (
-            error.__context__
-        )  # a call broke, then the search for the nodes: what counts is whether it was sent
+        # A call broke, then the search for the nodes. It counts whether the call was sent.
+        error = error.__context__
     text = str(error).rstrip(".")
-    if refusal := _refusal(error, text):
+    by_class = (kind for refused, kind in _REFUSED if isinstance(error, refused))
+    by_word = (kind for word, kind in _NOT_EXECUTED if word in text)
+    if refusal := next(chain(by_class, by_word), None):
         return refusal(f"{refusal.meaning()} Redis at {where} said: {text or type(error).__name__}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         if any(word in text for word in _NOT_SENT):
@@ -84,9 +85,3 @@ def translate(error: Exception, where: str) -> DelayQError:
             f"The connection to Redis at {where} broke before the answer came: {text}"
         )
     return StoreError(f"Redis at {where} answered with an error that is not expected: {text}")
-
-
-def _refusal(error: Exception, text: str) -> type[StoreUnavailable] | None:
-    by_class = (kind for refused, kind in _REFUSED if isinstance(error, refused))
-    by_word = (kind for word, kind in _NOT_EXECUTED if word in text)
-    return next(chain(by_class, by_word), None)

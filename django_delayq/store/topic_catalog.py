@@ -68,19 +68,15 @@ class Topics:
         if count not in known:
             with suppress(StoreFull):  # a full Redis must drain; partitions.py registers again soon
                 client.command("SADD", key, f"{topic}:{count}")
-                self._pause_new(topic, range(max(known, default=count), count))
+                added = range(max(known, default=count), count)
+                if added:  # new partitions of a paused topic are paused, too
+                    first = keys.meta_key(client.prefix, Partition(topic, 0))
+                    pause = zip(_PAUSE, client.command("HMGET", first, *_PAUSE), strict=True)
+                    fields = [part for pair in pause if pair[1] is not None for part in pair]
+                    for number in added if fields else ():
+                        meta = keys.meta_key(client.prefix, Partition(topic, number))
+                        client.command("HSET", meta, *fields)
         return known | {count}
-
-    def _pause_new(self, topic: str, numbers: range) -> None:
-        """Partitions that are added while their topic is paused are paused too."""
-        if not numbers:
-            return
-        client = self._client
-        first = keys.meta_key(client.prefix, Partition(topic, 0))
-        pause = zip(_PAUSE, client.command("HMGET", first, *_PAUSE), strict=True)
-        fields = [part for name, value in pause if value is not None for part in (name, value)]
-        for number in numbers if fields else ():
-            client.command("HSET", keys.meta_key(client.prefix, Partition(topic, number)), *fields)
 
     def names(self) -> Sequence[str]:
         """Every topic that has ever been used with this prefix."""
