@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.exceptions import FenceChanged
 from . import keys
@@ -33,7 +32,7 @@ class BulkLoad(NamedTuple):
 
 
 class LoadProgress(NamedTuple):
-    """What a call has done."""
+    """The results of a call."""
 
     began_ms: int
     """When the load began in this partition, by Redis' clock: repeated ones keep it."""
@@ -77,9 +76,11 @@ class BulkLoader:
         messages: Sequence[Loadable],
     ) -> Callable[[], LoadProgress]:
         """Send a load; the function that is returned reads its answer and must be called, once."""
-        names = ((code.hex(), name) for code, name in tasks.items())
-        head = (split, load.fingerprint, int(load.record_conflicts), len(tasks))
-        args = (*head, *chain.from_iterable(names), *chain.from_iterable(messages))
+        args: list[Any] = [split, load.fingerprint, int(load.record_conflicts), len(tasks)]
+        for code, name in tasks.items():
+            args += (code.hex(), name)
+        for message in messages:
+            args += message
         fence = keys.fence_key(self._client.prefix, partition, load.job)
         answer = self._client.begin(
             "load", (*keys.partition_keys(self._client.prefix, partition), fence), args
@@ -100,8 +101,8 @@ class BulkLoader:
         return read
 
     def fence(self, partition: Partition, job: str) -> dict[str, str]:
-        """What the fence says: fingerprint, began (ms), new, same, kept; empty when there is
-        none."""
+        """The fields of the fence: fingerprint, began (ms), new, same, kept. Empty without a
+        fence."""
         names = ("fingerprint", "began", "new", "same", "kept")
         values = self._client.command(
             "HMGET", keys.fence_key(self._client.prefix, partition, job), *names

@@ -14,12 +14,12 @@ from .client import BATCH, Read, RedisClient
 from .keys import Partition
 from .redis_errors import ERRORS
 
-#: What partitions count since their first message.
+#: The counters of a partition since its first message.
 COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
-#: What stats.lua reads of `meta`, in this order.
+#: The fields of `meta` that stats.lua reads, in this order.
 _META = ("paused", "wakeups", *COUNTERS)
 
-#: What a sweep reads of `meta`.
+#: The fields of `meta` that a sweep reads.
 _SWEPT = ("wakeups", *Final.values)
 
 
@@ -40,7 +40,7 @@ class HeldLease(NamedTuple):
 
 
 class SweepCounters(NamedTuple):
-    """What a sweep compares with its last reading of a partition."""
+    """The counters that a sweep compares with its last reading of a partition."""
 
     wakeups: int
     ended: int
@@ -60,7 +60,7 @@ class PartitionStats(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What the overview reads."""
+    """The figures of the overview."""
 
     stats: dict[Partition, PartitionStats]
     forecast: dict[Partition, Sequence[int]]
@@ -72,7 +72,7 @@ class Snapshot(NamedTuple):
 
 
 class Queries:
-    """What reads the partitions."""
+    """Reads the partitions."""
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
@@ -172,7 +172,7 @@ class Queries:
         return name.decode() if name else f"code:{code.hex()}"
 
     def counters(self, partitions: Sequence[Partition]) -> Sequence[SweepCounters]:
-        """What a sweep compares, of each partition: one cheap command each, in one round trip."""
+        """The counters of each partition for a sweep: one cheap command each, in one round trip."""
         try:
             pipeline = self._client.redis.pipeline(transaction=False)
             for partition in partitions:

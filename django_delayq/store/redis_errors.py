@@ -18,12 +18,11 @@ from ..core.exceptions import (
     StoreUnavailable,
 )
 
-#: What redis-py raises: the cluster client has an exception beside the tree.
+#: The exceptions of redis-py: one of the cluster client is no RedisError.
 ERRORS = (redis.RedisError, RedisClusterException)
 
-#: Redis wraps the errors of commands inside scripts differently from version to version, so words
-#: are looked for, not classes. In this order: the first that matches counts. None of these has
-#: changed anything.
+#: Versions of Redis wrap the errors of commands inside scripts differently, so we look for words,
+#: not for classes. The first match counts. A command that ends with one of them changed nothing.
 _NOT_EXECUTED: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("OOM", StoreFull),
     ("command not allowed when used memory", StoreFull),
@@ -42,7 +41,7 @@ _NOT_EXECUTED: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("BUSY", StoreUnavailable),
     ("max number of clients", StoreUnavailable),
 )
-#: Where redis-py has a class, it takes the word that says so off the text.
+#: Where redis-py has a class for an error, it removes the word from the text.
 _REFUSED: tuple[tuple[type[Exception], type[StoreUnavailable]], ...] = (
     (redis.AuthenticationError, StoreForbidden),
     (redis.exceptions.NoPermissionError, StoreForbidden),

@@ -265,8 +265,11 @@ class RedisStore:
         self, partition: Partition, unsent: Mapping[bytes, str], messages: Sequence[Outgoing]
     ) -> Callable[[], tuple[int, dict[int, str]]]:
         """Send an enqueue that answers with a word for each message that is not simply new."""
-        names = chain.from_iterable((code.hex(), name) for code, name in unsent.items())
-        args = (len(unsent), *names, *chain.from_iterable(messages))
+        args: list[Any] = [len(unsent)]
+        for code, name in unsent.items():
+            args += (code.hex(), name)
+        for message in messages:  # not chain(): it takes longer for a lone message
+            args += message
         client = self.client
         # SQL keeps the messages that it has accepted: these need not wait for replicas.
         waits = client.settings.wait_replicas and not all(
@@ -318,8 +321,9 @@ class RedisStore:
     ) -> Leases:
         """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as
         lost."""
-        fields = [part for lease, detail in settled for part in (lease.id, lease.token, detail)]
-        args = (self._archive(partition), *fields)
+        args: list[Any] = [self._archive(partition)]
+        for lease, detail in settled:
+            args += (lease.id, lease.token, detail)
         return self._fenced("ack", partition, args, [lease for lease, _ in settled], repeated)
 
     def nack(
@@ -334,11 +338,10 @@ class RedisStore:
         Each lease has its delay, whether the attempt counts, and its detail (JSON). Returns the
         leases that were refused as lost.
         """
-        fields = (
-            (lease.id, lease.token, "" if delay_ms is None else delay_ms, int(counts), detail)
-            for lease, delay_ms, counts, detail in settled
-        )
-        args = (self._archive(partition), *chain.from_iterable(fields))
+        args: list[Any] = [self._archive(partition)]
+        for lease, delay_ms, counts, detail in settled:
+            delay = "" if delay_ms is None else delay_ms
+            args += (lease.id, lease.token, delay, int(counts), detail)
         return self._fenced("nack", partition, args, [item[0] for item in settled], repeated)
 
     def release(

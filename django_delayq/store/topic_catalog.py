@@ -1,4 +1,4 @@
-"""Topics: pause and resume them, and know which partitions they have ever had."""
+"""Pauses and resumes topics, and records which partitions they have ever had."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Topics:
         self._client = client
 
     def pause(self, topic: str, note: str, until_ms: int | None = None) -> None:
-        """Nothing of the topic is claimed from now on, until `until_ms` at most. `note` (JSON) says
-        who paused it, when and why."""
+        """Let no worker claim from the topic, until `until_ms` at most. `note` (JSON) says who
+        paused it, when and why."""
         client = self._client
         fields = ("paused", note, "paused_until", "" if until_ms is None else until_ms)
 
