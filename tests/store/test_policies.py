@@ -102,7 +102,7 @@ def test_the_end_of_a_durable_message_is_always_told_and_remembered(
     assert (record.enqueued_at_us, bool(record.flags & DURABLE)) == (STAMP, True)
 
 
-@pytest.mark.parametrize(("topic", "may_be_in_redis"), [("none", 0), ("all", 1)])
+@pytest.mark.parametrize(("topic", "told"), [("none", 0), ("all", 1)])
 def test_the_policy_of_the_topic_counts_before_the_general_one(
     store: RedisStore, topic: str, told: int
 ) -> None:
