@@ -44,7 +44,7 @@ logger = logging.getLogger("delayq")
 T = TypeVar("T")
 _AWAY = (StoreUnavailable, OutcomeUnknown)
 DEFAULT = ChangeOptions()
-#: In place of a stamp: SQL had no row of the message that is meant.
+#: Stands for a stamp when SQL had no row of the message.
 NO_ROW = 0
 
 
@@ -124,15 +124,16 @@ def edit(
             "This message is sent when the open transaction commits: edit it after that."
         )
 
-    def change(record: bytes) -> bytes:
-        return edited(record, args, kwargs)
-
+    change = partial(edited, args=args, kwargs=kwargs)
     row = _row(target)
     try:
         if row is not None and lookup.is_unsettled(row):
             get_store().clock_ms()  # raises while Redis is away
             raise MessageChanged  # until the relay has brought both together
-        found = _edit_in_redis(target, change) or lookup.edit(*target.address, change)
+        after = get_store().edit(*target.address, change)
+        if after is not None:
+            _update_outbox(partial(lookup.follow_edit, *target.address, after))
+        found = after is not None or lookup.edit(*target.address, change)
     except _AWAY:
         if not lookup.edit(*target.address, change, only_waiting=True):
             raise
@@ -147,11 +148,11 @@ def edit(
 
 
 def _cancel_now(target: Target, how: ChangeOptions, stamp_us: int | None = None) -> bool:
-    """Whether there was something to take back. Raises MessageRunning, and StoreUnavailable when it
-    may not be kept.
+    """Cancel at once. Returns whether there was something to take back. Raises MessageRunning, and
+    StoreUnavailable when the outbox may not keep the cancel.
 
-    `stamp_us` names the life of the row that is meant, NO_ROW none: another one has been enqueued
-    since.
+    `stamp_us` names the life of the row that is meant, and NO_ROW that no row is meant: another one
+    may have been enqueued since.
     """
     try:
         _refuse_to_wait(how)
@@ -178,7 +179,8 @@ def _cancel_now(target: Target, how: ChangeOptions, stamp_us: int | None = None)
 def _reschedule_now(
     target: Target, when: When, how: ChangeOptions, stamp_us: int | None = None
 ) -> int | None:
-    """The new due time in ms, None when there is nothing to move. Raises as _cancel_now() does."""
+    """Move at once. Returns the new due time in ms, None when there is nothing to move. Raises the
+    same errors as _cancel_now()."""
     try:
         _refuse_to_wait(how)
         row = _unless_cancelled(_row(target, stamp_us))
@@ -203,8 +205,8 @@ def _reschedule_now(
 
 
 def _unless_cancelled(row: OutboxMessage | None) -> OutboxMessage | None:
-    """None for a cancelled row, whose cancel is applied first: Redis may not have it yet. Then the
-    caller can only mean what was enqueued since."""
+    """The row, or None for a cancelled one. Redis may not have that cancel yet, so it is applied
+    here. Then the caller can only mean a message that was enqueued since."""
     if row is None or row.status != OutboxStatus.CANCELLED:
         return row
     postponed.cancel(row.topic, row.message_id.bytes, row.enqueued_at_us)
@@ -212,23 +214,25 @@ def _unless_cancelled(row: OutboxMessage | None) -> OutboxMessage | None:
 
 
 def _refuse_to_wait(how: ChangeOptions) -> None:
-    """While Redis is known to be away nobody waits for a timeout, if the outbox may keep it."""
+    """Raise StoreUnavailable at once, and wait for no timeout, while Redis is known to be away and
+    the outbox may keep the change."""
     if get_store().breaker.open and _may_keep(how):
         raise StoreUnavailable("Redis is away.")
 
 
 def _may_keep(how: ChangeOptions) -> bool:
-    """Whether the outbox may keep what cannot reach Redis. Inside a transaction a rollback would
-    take it away."""
+    """Whether the outbox may keep a change that cannot reach Redis. Inside a transaction a rollback
+    would take it away."""
     settings = get_settings()
-    wanted = how.on_redis_error or settings.on_redis_error
-    return wanted == "spill" and not connections[settings.database].in_atomic_block
+    policy = how.on_redis_error or settings.on_redis_error
+    return policy == "spill" and not connections[settings.database].in_atomic_block
 
 
 def _keep(error: DelayQError, target: Target, how: ChangeOptions, keep: Callable[[], T]) -> T:
-    """Let the outbox keep what could not reach Redis. Raises `error` when it may not, or cannot."""
+    """Let the outbox keep a change that could not reach Redis. Raises `error` when it may not, or
+    cannot."""
     if not _may_keep(how):
-        # What only the outbox has needs no Redis.
+        # A message that only the outbox has needs no Redis.
         if not _is_only_here(_row(target)):
             raise error
         return keep()
@@ -248,33 +252,40 @@ def _keep(error: DelayQError, target: Target, how: ChangeOptions, keep: Callable
 
 
 def _cancel_later(alias: str, target: Target, how: ChangeOptions, withdrawn: bool) -> bool:
-    """Cancel at the commit. Raises what can be known now."""
-    # What is live now may be cancelled by this transaction already; what it has enqueued since may
-    # be a row only.
+    """Cancel at the commit. Raises the errors that can be known now."""
+    # This transaction may have cancelled the live message already. A message that it has enqueued
+    # since may be a row only.
     seen = "" if on_commit.cancels(*target.address) else _state_in_redis(target, how, withdrawn)
     if seen in ("runs", "follows") and not how.missing_ok:
         raise target.running("cancelled")
     in_row, stamp_us = _change_row(alias, target, seen)
     if in_row == "marked":
-        marked = partial(_cancel_marked, target, stamp_us)
-        act = partial(_in_redis_or_row, cancelled, target, marked)
-        step = partial(_at_commit, "cancel", target, act, how.missing_ok)
-        on_commit.add_change(alias, target.address, step, cancels=True)
+
+        def cancel_marked() -> str:
+            # `stamp_us` names the life that is meant: the same transaction may have enqueued
+            # another one since.
+            word = get_store().cancel(*target.address)
+            if word != "OK":
+                return postponed.cancel(*target.address, stamp_us)
+            _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
+            return word
+
+        act = partial(_in_redis_or_row, cancelled, target, cancel_marked)
+        _at_commit(alias, "cancel", target, act, how.missing_ok)
     elif in_row == "elsewhere" or (seen and in_row != "done"):
 
         def now() -> str:
             return "OK" if _cancel_now(target, how, stamp_us) else "NOT_FOUND"
 
-        step = partial(_at_commit, "cancel", target, now, how.missing_ok or withdrawn)
-        on_commit.add_change(alias, target.address, step, cancels=True)
+        _at_commit(alias, "cancel", target, now, how.missing_ok or withdrawn)
     return withdrawn or seen in ("waits", "unknown") or in_row != ""
 
 
 def _reschedule_later(
     alias: str, target: Target, when: When, how: ChangeOptions, due_ms: int | None
 ) -> int | None:
-    """Move at the commit. Returns the new due time in ms as far as it is known. Raises what can be
-    known now."""
+    """Move at the commit. Returns the new due time in ms as far as it is known. Raises the errors
+    that can be known now."""
     is_pending = due_ms is not None
     seen = "" if on_commit.cancels(*target.address) else _state_in_redis(target, how, is_pending)
     if seen == "runs" and not is_pending:
@@ -282,40 +293,55 @@ def _reschedule_later(
     then = lookup.due_ms_of(when)
     in_row, stamp_us = ("", None) if is_pending else _change_row(alias, target, seen, then)
     if in_row == "marked":
-        # What SQL holds has an instant; what only Redis has counts a delay from the commit, as an
-        # enqueue does.
-        marked = partial(_move_marked, target, stamp_us, When.at(then))
-        act = partial(_in_redis_or_row, rescheduled, target, marked)
-        step = partial(_at_commit, "reschedule", target, act, False)
-        on_commit.add_change(alias, target.address, step, cancels=False)
+        # A row of SQL has an instant. For a message that only Redis has, a delay counts from the
+        # commit, as for an enqueue.
+        at_then = When.at(then)
+
+        def move_marked() -> str:
+            moved = None
+            with suppress(MessageRunning):
+                moved = _reschedule_in_redis(target, at_then)
+            if moved is None:
+                return postponed.reschedule(*target.address, at_then, stamp_us)[0]
+            _update_outbox(partial(postponed.moved_in_redis, *target.address, moved))
+            return "OK"
+
+        act = partial(_in_redis_or_row, rescheduled, target, move_marked)
+        _at_commit(alias, "reschedule", target, act, False)
     elif in_row == "elsewhere" or (seen not in ("", "runs") and in_row != "done"):
 
         def now() -> str:
             moved = _reschedule_now(target, when, how, stamp_us)
             return "NOT_FOUND" if moved is None else "OK"
 
-        step = partial(_at_commit, "reschedule", target, now, is_pending)
-        on_commit.add_change(alias, target.address, step, cancels=False)
+        _at_commit(alias, "reschedule", target, now, is_pending)
     elif not in_row:
         return due_ms
     return due_ms or then
 
 
-def _at_commit(action: str, target: Target, act: Callable[[], str], quiet: bool) -> None:
-    """Do what was put off until the commit. Raises nothing that a caller could expect: nobody could
-    catch it. `act` returns a word."""
-    try:
-        word = act()
-    except MessageRunning:
-        word = "RUNNING"
-    except _AWAY as error:
-        word, quiet = f"{type(error).__name__}: {error}", False
-    if word != "OK" and not quiet:
-        postponed.report_refused(action, target.topic, target.event(), word)
+def _at_commit(
+    alias: str, action: str, target: Target, act: Callable[[], str], quiet: bool
+) -> None:
+    """Call `act`, which returns a word, when the transaction commits. Nobody could catch an error
+    then: every word but OK is reported. `quiet`: only when Redis is away."""
+
+    def step() -> None:
+        away = False
+        try:
+            word = act()
+        except MessageRunning:
+            word = "RUNNING"
+        except _AWAY as error:
+            word, away = f"{type(error).__name__}: {error}", True
+        if word != "OK" and (away or not quiet):
+            postponed.report_refused(action, target.topic, target.event(), word)
+
+    on_commit.add_change(alias, target.address, step, cancels=action == "cancel")
 
 
 def _in_redis_or_row(signal: Signal, target: Target, act: Callable[[], str]) -> str:
-    """Do in Redis what the row says since the commit. If Redis is away, the relay does it later."""
+    """Do in Redis what the committed row says. If Redis is away, the relay does it later."""
     try:
         if get_store().breaker.open:
             raise StoreUnavailable
@@ -329,31 +355,9 @@ def _in_redis_or_row(signal: Signal, target: Target, act: Callable[[], str]) -> 
     return word
 
 
-def _cancel_marked(target: Target, stamp_us: int) -> str:
-    """Cancel in Redis what the row says is cancelled. `stamp_us` names the life that was meant: the
-    same transaction may have enqueued another one since."""
-    word = get_store().cancel(*target.address)
-    if word != "OK":
-        return postponed.cancel(*target.address, stamp_us)
-    _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
-    return word
-
-
-def _move_marked(target: Target, stamp_us: int | None, when: When) -> str:
-    """The same for a new due time."""
-    try:
-        moved = _reschedule_in_redis(target, when)
-    except MessageRunning:
-        moved = None
-    if moved is None:
-        return postponed.reschedule(*target.address, when, stamp_us)[0]
-    _update_outbox(partial(postponed.moved_in_redis, *target.address, moved))
-    return "OK"
-
-
 def _state_in_redis(target: Target, how: ChangeOptions, found: bool) -> str:
-    """What Redis has now: waits, runs, "" (nothing) or unknown. Raises StoreUnavailable where that
-    is to be raised."""
+    """The state in Redis now: waits, runs, follows (one runs, another waits for its end), unknown
+    or "" (nothing). Raises StoreUnavailable unless the caller can go on without Redis."""
     store = get_store()
     spills = (how.on_redis_error or get_settings().on_redis_error) == "spill"
     try:
@@ -380,10 +384,16 @@ def _change_row(
     Returns done (it was only there), marked (Redis may have it), elsewhere (the row is not of that
     transaction) or "", and the stamp of the row.
     """
-    row = _row_for(alias, target)
+    row: OutboxMessage | None = None
+    is_ours = alias == get_settings().database
+    if is_ours:
+        with _savepoint(alias):
+            row = lookup.lock(*target.address)
+    else:
+        row = _row(target)
     stamp_us = NO_ROW if row is None else row.enqueued_at_us
     is_live = _is_live_row(row, seen)
-    if alias != get_settings().database:
+    if not is_ours:
         return "elsewhere" if is_live else "", stamp_us
     # A cancelled row beside a live message: the row was to replace it and was taken back, or
     # somebody has enqueued again.
@@ -403,15 +413,6 @@ def _change_row(
         row.relay_at_ms = max(outbox.redis_now_ms(), outbox.relay_at_ms(due_ms))
         row.save(using=row._state.db)
     return "done", stamp_us
-
-
-def _row_for(alias: str, target: Target) -> OutboxMessage | None:
-    """The row of the message; locked, if it is of that transaction."""
-    if alias != get_settings().database:
-        return _row(target)
-    with _savepoint(alias):
-        return lookup.lock(*target.address)
-    return None  # type: ignore[unreachable]  # the database did not answer: the error ends in the savepoint
 
 
 def _is_only_here(row: OutboxMessage | None) -> bool:
@@ -475,18 +476,10 @@ def _reschedule_in_redis(target: Target, when: When) -> int | None:
         return None
 
 
-def _edit_in_redis(target: Target, change: Callable[[bytes], bytes]) -> bool:
-    after = get_store().edit(*target.address, change)
-    if after is None:
-        return False
-    _update_outbox(partial(lookup.follow_edit, *target.address, after))
-    return True
-
-
 def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:
     """The row of the message, with `stamp_us` only of that life.
 
-    None too when the outbox cannot be asked: then what Redis says has to do.
+    None also when the database does not answer: then only Redis' answer counts.
     """
     alias, row = get_settings().database, None
     try:
@@ -502,15 +495,15 @@ def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:
 
 @contextmanager
 def _savepoint(alias: str) -> Iterator[None]:
-    """Around statements in somebody's transaction: a project that has no table for the outbox has
-    no row either, and its transaction goes on."""
+    """For statements in the caller's transaction. A project without the outbox's table has no row
+    either, and its transaction goes on."""
     with suppress(ConfigurationError), outbox.migrated(), transaction.atomic(using=alias):
         yield
 
 
 def _update_outbox(change: Callable[[], object]) -> None:
-    """Do the same in the outbox. Redis has done it already, so nothing that goes wrong here is an
-    error."""
+    """Make the same change in the outbox. Redis has made it already, so a failure here is only
+    logged."""
     try:
         change()
     except (Error, SynchronousOnlyOperation) as error:

@@ -80,11 +80,11 @@ def _send(sender: Sender, items: list[Item], options: Options) -> None:
 
 
 def awaited(database: str | None, after_commit: bool | None) -> str | None:
-    """Alias of the open transaction to wait for, whatever its alias; None: act at once.
+    """Alias of the open transaction to wait for. None: act at once.
 
-    If several are open, it is that of DELAYQ["DATABASE"]; a `database` that is named decides alone.
-    Raises InvalidMessage when nobody can say which, or when one is open that Django does not
-    manage.
+    If several are open, it is that of DELAYQ["DATABASE"]. If a `database` is named, only its
+    transaction counts. Raises InvalidMessage when the choice is not clear, or when a transaction is
+    open that Django does not manage.
     """
     settings = get_settings()
     if not (settings.after_commit if after_commit is None else after_commit):
@@ -113,8 +113,8 @@ def awaited_by_durable(database: str | None) -> str | None:
 
 
 def _of_several(home: BaseDatabaseWrapper) -> str | None:
-    """The alias among all of the project. What a TestCase opens counts only if nothing else is
-    open."""
+    """The alias among all databases of the project. A transaction of a TestCase counts only if no
+    other is open."""
     if home.in_atomic_block and not _of_a_test(home):
         return home.alias
     known = connections.all(initialized_only=True)
@@ -174,9 +174,9 @@ def _split_live(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
         address, record = item.address, item.message.record
         other = None
         if _is_checked(item):
-            standing = on_commit.find(*address)
-            other = standing[1].message.record if standing else taken.get(address)
-        # But for the flags, as in enqueue.lua: one of them tells whether SQL has it.
+            pending = on_commit.find(*address)
+            other = pending[1].message.record if pending else taken.get(address)
+        # The flags do not count, as in enqueue.lua: one of them tells whether SQL has the message.
         if other is not None and not (item.template.may_exist and is_same_content(other, record)):
             refused.append(item.receipt)
             continue
@@ -193,13 +193,14 @@ def _is_checked(item: Item) -> bool:
 def _live_records(items: Sequence[Item]) -> dict[Address, bytes]:
     """The live records, without their stamps, under the ids of these items."""
     store = get_store()
-    live: dict[Address, bytes] = {}
     if not items or store.breaker.open:
-        return live
+        return {}
     try:
-        for partition, found in store.find_many(item.address for item in items):
-            live[partition.topic, found.id] = without_stamp(found.record)
+        return {
+            (partition.topic, found.id): without_stamp(found.record)
+            for partition, found in store.find_many(item.address for item in items)
+        }
     except (StoreUnavailable, OutcomeUnknown):
         if items[0].template.spills:
-            store.breaker.trip()  # the commit does not wait for a timeout once more
-    return live
+            store.breaker.trip()  # so that the commit does not wait for another timeout
+        return {}

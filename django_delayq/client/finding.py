@@ -1,4 +1,4 @@
-"""Which message a key or an id names, and what it is now, in Redis or in the outbox."""
+"""Finds the message that a key or an id names, in Redis or in the outbox."""
 
 from __future__ import annotations
 

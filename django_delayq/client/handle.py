@@ -1,4 +1,4 @@
-"""What an enqueue returns: it names the message, finds, cancels and reschedules it."""
+"""The handle that an enqueue returns: it finds, cancels and reschedules its message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..tasks.task import Receipt
 
 
 class Handle(Receipt):
-    """What enqueue returns: names the message, already before the transaction commits."""
+    """The result of an enqueue. It names the message already before the transaction commits."""
 
     __slots__ = ()
 

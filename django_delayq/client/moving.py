@@ -1,14 +1,14 @@
-"""Moves waiting messages: from one partition to another, and from one topic to another. None is
-lost on the way.
+"""Moves waiting messages from one partition to another, and from one topic to another. No message
+is lost on the way.
 
-First there, due in a minute at the earliest, then away from here, then due: it does not run in
-both, and a crash in between leaves it in one of them at least. Whoever does it again finds it there
-and goes on.
+A message is first put into the target, due in a minute at the earliest. Then it is removed from the
+source, and then it gets its due time back. So it does not run in both, and after a crash in between
+it is in one of them at least. The next move finds it there and goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -51,13 +51,13 @@ from ..store.store import Outgoing, RedisStore
 from ..tasks.naming import kept_task_name
 from ..tasks.registry import check_topic
 
-#: Milliseconds for which a message that is moved waits where it goes to, so that it is in one place
-#: before it runs.
+#: A moved message waits in its new place for so many milliseconds at least, so that it is in one
+#: place before it runs.
 MOVE_MS = 60_000
 #: Messages with a row in the outbox that move in one transaction: each of its own would cost a
 #: write to the disk.
 TOGETHER = 50
-#: And for which nobody else moves messages of its topic.
+#: Milliseconds for which nobody else moves messages of the topic.
 LOCK_MS = 60_000
 
 
@@ -82,10 +82,11 @@ def carry(
     stamp: bytes | None = None,
     alone: bool = False,
 ) -> Carried:
-    """Move a message to a partition, as it is, perhaps under another id. Of a given stamp only.
+    """Move a message unchanged to a partition, perhaps under another id. With `stamp`, only that
+    life of it.
 
-    `alone`: nobody else moves it at the same time. Then what has been claimed or cancelled here
-    meanwhile is surely taken back there.
+    `alone`: nobody else moves it at the same time. Then, if it was claimed or cancelled here
+    meanwhile, its copy there is always removed.
     """
     (here, message_id), (there, as_id) = source, target
     (found,) = store.queries.find(here, [message_id])
@@ -103,7 +104,7 @@ def carry(
     word, parked_ms = _park(store, target, found, record, kept_task_name(here, record.task_code))
     if word not in ("", "SAME", "DONE"):  # another life of the key is there
         return Carried("TAKEN")
-    # Whoever died in between has left it there, as it was put there first.
+    # A move that died halfway has left it there.
     halfway = word == "SAME" and before and before.state != State.LEASED and not before.attempts
     due_ms = found.due_at_ms if not word or halfway else None  # else it has run there
     entry = store.client.command(
@@ -119,7 +120,7 @@ def carry(
 
 
 def arrive(store: RedisStore, target: Place, carried: Carried) -> None:
-    """What has been carried is due when it was."""
+    """Give a message that has been carried its due time back."""
     if carried.word == "MOVED" and carried.due_ms is not None:
         with suppress(MessageNotFound, MessageRunning):
             store.reschedule_in(*target, When.at(carried.due_ms))
@@ -128,8 +129,8 @@ def arrive(store: RedisStore, target: Place, carried: Carried) -> None:
 def _park(
     store: RedisStore, target: Place, found: Found, record: Record, name: str
 ) -> tuple[str, int]:
-    """Put it there, under its stamp, due in a minute at the earliest. Returns the word of the
-    enqueue, and that due time in ms."""
+    """Put the message into the target under its stamp, due in a minute at the earliest. Returns the
+    word of the enqueue, and that due time in ms."""
     parked_ms = max(found.due_at_ms, store.now_us() // 1000 + MOVE_MS)
     expires_ms = record.expires_at_ms
     if expires_ms and record.flags & EXPIRES_WITH_DUE:  # moves back with the due time
@@ -161,12 +162,13 @@ def _leave(  # noqa: PLR0913 - one step, cut out so that tests can die before it
 
 
 def _has_room(store: RedisStore, target: Place, live: Found | None, stamp_us: int) -> bool:
-    """Whether the message can go there: nothing is there under its id, or it is."""
+    """Whether the message can go there: its id is free there, or the message itself has it."""
     if live is not None:
         return stamp_us_of(live.record) == stamp_us
     there, as_id = target
     found = store.repair.diagnose(there, [as_id])
-    return not any({"no_record", "stray_follower"}.intersection(one.damages) for one in found)
+    blocking = {"no_record", "stray_follower"}
+    return not any(blocking.intersection(diagnosis.damages) for diagnosis in found)
 
 
 # Whole topics
@@ -200,48 +202,37 @@ def move_topic(
 ) -> Moved:
     """Move all that waits in a topic, in Redis and in the outbox, to another one that is declared.
 
-    What is moved keeps its id (but see below), its place in time, its attempts and its enqueued_at.
-    With a key it keeps the key, and so has another id: that is a hash of topic and key. `progress`
-    hears every 500 messages how far it is. Raises UnknownTopic and InvalidMessage; called again it
-    goes on.
+    A message keeps its id, due time, attempts and enqueued_at. A message with a key keeps the key
+    and gets another id, which is a hash of topic and key. `progress` is called every 500 messages.
+    Raises UnknownTopic and InvalidMessage. Called again, it goes on where it stopped.
     """
     store = get_store()
     check_topic(to)
     if check_existing(topic) == to:
         raise InvalidMessage("A topic is moved to another one.")
-    _refuse_transaction()
+    try:
+        with transaction.atomic(using=get_settings().database, durable=True):
+            pass  # Django itself knows which transactions are those of a TestCase
+    except RuntimeError:
+        # After a rollback the messages would be moved in Redis, and their rows not.
+        raise InvalidMessage(
+            "Redis moves at once, whatever becomes of a transaction: move a topic outside."
+        ) from None
     mover, partitions = _Mover(store, topic, to, progress), store.partitions.all(topic)
     mover.hold()
     try:
         for partition in partitions:
             store.reclaim(partition)  # where no worker serves the topic nobody else does it
             for lane in Priority:
-                for page in _waiting(store, partition, lane):
+                after: tuple[int, bytes] | None = None
+                while page := store.queries.list(partition, lane, after, BATCH):
                     mover.move(partition, page)
+                    after = page[-1].due_at_ms, page[-1].id
         mover.move_rows()
     finally:
         store.workers.release_lock(mover.lock)
     mover.done.running = sum(part.leased for part in store.queries.all_stats(partitions))
     return mover.done
-
-
-def _refuse_transaction() -> None:
-    """Redis would have moved what a rollback then leaves in the outbox as it was."""
-    try:
-        with transaction.atomic(using=get_settings().database, durable=True):
-            pass  # Django knows which transactions are those of a TestCase
-    except RuntimeError:
-        raise InvalidMessage(
-            "Redis moves at once, whatever becomes of a transaction: move a topic outside."
-        ) from None
-
-
-def _waiting(store: RedisStore, partition: Partition, lane: Priority) -> Iterator[Sequence[Found]]:
-    """All that waits in a lane, page by page: what leaves it meanwhile is in nobody's way."""
-    after: tuple[int, bytes] | None = None
-    while page := store.queries.list(partition, lane, after, BATCH):
-        yield page
-        after = page[-1].due_at_ms, page[-1].id
 
 
 class _Journey(NamedTuple):
@@ -279,12 +270,11 @@ class _Mover:
         self._extend_lock()
         journeys = [journey for found in page if (journey := self._journey(here, found))]
         for at in range(0, len(journeys), TOGETHER):
-            some = journeys[at : at + TOGETHER]
-            carried, error = self._carry_all(some)
-            for journey, how in zip(some, carried, strict=False):
-                arrive(
-                    self._store, journey.target, how
-                )  # not before the row says so: it may run at once
+            together = journeys[at : at + TOGETHER]
+            carried, error = self._carry_all(together)
+            for journey, how in zip(together, carried, strict=False):
+                # Not before the row has changed: the message may run at once.
+                arrive(self._store, journey.target, how)
                 self.done.moved += how.word == "MOVED"
                 if how.word == "TAKEN":
                     self.done.taken.append(journey.name)
@@ -308,8 +298,8 @@ class _Mover:
     def _carry_all(
         self, journeys: Sequence[_Journey]
     ) -> tuple[Sequence[Carried], BaseException | None]:
-        """Those with rows in one transaction. What goes wrong with one of them is no reason to undo
-        the others."""
+        """Carry messages, those with rows in one transaction. An error stops, but does not undo the
+        moves before it: it is returned."""
         carried: list[Carried] = []
         durable = any(journey.durable for journey in journeys)
         with transaction.atomic(using=get_settings().database) if durable else nullcontext():
@@ -326,8 +316,8 @@ class _Mover:
         return carry(self._store, journey.source, journey.target, stamp=journey.stamp, alone=True)
 
     def _with_row(self, journey: _Journey) -> Carried:
-        """The row of the outbox changes when the message has been carried, and not when it
-        stays."""
+        """Carry a message and change its row in the outbox. When the message stays, so does the
+        row."""
         alias = get_settings().database
         with transaction.atomic(using=alias):
             row = self._lock(journey.source[1], int.from_bytes(journey.stamp, "big"))
@@ -339,18 +329,11 @@ class _Mover:
             return carried
 
     def move_rows(self) -> None:
-        """What waits in the outbox only, and what Redis has lost."""
-        newest = (
-            OutboxMessage.objects.filter(topic=self._topic)
-            .order_by("-pk")
-            .values_list("pk", flat=True)
-            .first()
-        )
-        after = 0
+        """Move the messages that only the outbox has, and those that Redis has lost."""
+        of_topic = OutboxMessage.objects.filter(topic=self._topic)
+        newest, after = of_topic.order_by("-pk").values_list("pk", flat=True).first(), 0
         while newest and after < newest:
-            rows = OutboxMessage.objects.filter(
-                topic=self._topic, pk__gt=after, pk__lte=newest
-            ).order_by("pk")
+            rows = of_topic.filter(pk__gt=after, pk__lte=newest).order_by("pk")
             page = list(rows.values_list("pk", "message_id", "enqueued_at_us")[:BATCH])
             self._extend_lock()
             for at in range(0, len(page), TOGETHER):

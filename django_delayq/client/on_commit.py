@@ -1,5 +1,5 @@
-"""What waits for the commit of a transaction: messages, sent in one batch, and changes of other
-messages, made before.
+"""Keeps messages and changes until a transaction commits. Then it makes the changes, and sends the
+messages in one batch.
 
 Each call adds a step to Django's hooks of the commit. Django drops the steps of a savepoint that is
 rolled back; the steps that are left make the plan.
@@ -32,17 +32,18 @@ def add(database: str, items: list[Item]) -> None:
 
 
 def add_change(database: str, address: Address, act: Callable[[], None], *, cancels: bool) -> None:
-    """Do something to a message when the open transaction commits, before what it has enqueued is
-    sent."""
+    """Change a message when the open transaction commits, before the messages that it has enqueued
+    are sent."""
     batch = _Batch.of(database)
     batch.hook(_Change(batch, address, act, cancels))
 
 
 def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
-    """The item of this message that an open transaction will send as things stand, and the database
-    of that.
+    """The item of this message that an open transaction will send, and the database of that
+    transaction.
 
-    Of several, the one that counts at the commit: the first, unless a later one replaces it.
+    Of several items it is the one that counts at the commit: the first, unless a later one replaces
+    it.
     """
     for batch in _open_batches():
         found = None
@@ -54,7 +55,7 @@ def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
 
 
 def cancels(topic: str, identity: bytes) -> bool:
-    """Whether an open transaction cancels, at its commit, what is live now."""
+    """Whether an open transaction cancels the live message at its commit."""
     return any((topic, identity) in batch.planned().cancelled for batch in _open_batches())
 
 
@@ -65,8 +66,8 @@ def replace(database: str, old: Item, new: Item | None) -> None:
 
 
 def give_way(items: Iterable[Item]) -> None:
-    """Durable messages replace what the transaction would send at its commit: accepted before, they
-    would then be the older ones in Redis."""
+    """Durable messages replace the messages with the same keys that the transaction would send at
+    its commit. Those would be sent later, and so replace the newer durable ones in Redis."""
     for item in items:
         if item.message.mode == "replace":
             while pending := find(*item.address):
@@ -83,19 +84,19 @@ def _open_batches() -> Iterator[_Batch]:
 
 
 def _newest_flush(hooks: list[Any]) -> _Flush | None:
-    """It is the last of all hooks but for those of others."""
+    """The last hook of ours: hooks of others may follow it."""
     return next((hook for _, hook, _ in reversed(hooks) if isinstance(hook, _Flush)), None)
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What the steps come to. An item that replaces another takes its slot: of two with one key the
-    order counts."""
+    """The result of the steps. An item that replaces another takes its slot, because the order of
+    two items with one key counts."""
 
     items: dict[int, Item] = field(default_factory=dict)
     """By slot, in the order of sending."""
     slots: dict[int, int] = field(default_factory=dict)
-    """Of each item, by its identity in memory."""
+    """The slot of each item, by the id() of the item."""
     by_address: dict[Address, list[int]] = field(default_factory=dict)
     """The slots of each message."""
     cancelled: set[Address] = field(default_factory=set)
@@ -111,17 +112,17 @@ class _Plan:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """What one transaction has asked for. Lives in the connection's list of commit hooks and
-    nowhere else."""
+    """The messages and changes of one transaction. Only the connection's list of commit hooks
+    refers to it."""
 
     database: str
     confirmed: list[_Step] = field(default_factory=list)
     newest: _Flush | None = None
     plan: _Plan = field(default_factory=_Plan)
     hooks: list[Any] = field(default_factory=list)
-    """The hooks that the plan was made of."""
+    """The list of hooks that the plan was made from."""
     read: int = 0
-    """How many of them."""
+    """How many of these hooks the plan has read."""
 
     @classmethod
     def of(cls, database: str) -> _Batch:
@@ -146,9 +147,9 @@ class _Batch:
     def hook(self, step: _Step) -> None:
         """Take the step at the commit, then send the batch.
 
-        Two hooks: Django drops the first with its savepoint. The second stands behind it and
-        outlives every savepoint (no savepoint ids); the newest of these does what the others have
-        left.
+        Adds two hooks. Django drops the first with its savepoint. The second comes after it and
+        outlives every savepoint, because it has no savepoint ids. The newest of these second hooks
+        sends the batch.
         """
         transaction.on_commit(step, using=self.database)
         self.newest = _Flush(self)
@@ -156,17 +157,23 @@ class _Batch:
         hooks.append((set(), self.newest, False))
 
     def flush(self) -> None:
-        """Do it all. Never raises: the transaction stands, and Django must not drop the hooks of
-        others for us.
+        """Make the changes and send the items. Never raises: the transaction stands, and after an
+        error Django would drop the hooks of others.
 
-        Cancels and moves come first. They never mean a message of this batch: those are taken out
-        of it, or moved in it, by the call itself.
+        Changes come first. They never change a message of this batch: cancel() takes such a message
+        out of the batch at once, and reschedule() moves it there.
         """
         steps, self.confirmed, self.hooks = self.confirmed, [], []
         plan = _Plan()
         for step in steps:
             if isinstance(step, _Change):
-                step.act_safely()
+                try:
+                    step.act()
+                except Exception:
+                    message_id = step.address[1].hex()
+                    logger.exception(
+                        "the commit stands, but message %s could not be changed", message_id
+                    )
             step.apply(plan)
         items = list(plan.items.values())
         try:
@@ -232,14 +239,6 @@ class _Change(_Step):
     def apply(self, plan: _Plan) -> None:
         if self.cancels:
             plan.cancelled.add(self.address)
-
-    def act_safely(self) -> None:
-        try:
-            self.act()
-        except Exception:
-            logger.exception(
-                "the commit stands, but message %s could not be changed", self.address[1].hex()
-            )
 
 
 @dataclass(slots=True, eq=False)

@@ -1,16 +1,19 @@
-"""Stores built messages in Redis, in batches of one partition each. What Redis cannot take goes to
-the outbox."""
+"""Stores built messages in Redis, in batches of one partition each. Messages that Redis cannot take
+go to the outbox."""
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from uuid import UUID
 
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import Error, connections
+from django.db import Error, connections, transaction
 
 from ..core import signals
+from ..core.conf import get_settings
 from ..core.exceptions import (
     ConfigurationError,
     DelayQError,
@@ -18,23 +21,28 @@ from ..core.exceptions import (
     EnqueueUnknown,
     NotReplicated,
     OutcomeUnknown,
+    StoreError,
     StoreUnavailable,
     TooFewReplicas,
 )
 from ..core.signals import Event
+from ..core.times import When
+from ..models import OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..store import get_store
 from ..store.client import BATCH
 from ..store.keys import Partition
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
-from . import replicated
 
 logger = logging.getLogger("delayq")
 
-#: Script calls of one bulk that wait for their answers at the same time, each on a connection of
-#: its own.
+#: So many script calls of one bulk wait for their answers at the same time, each on a connection
+#: of its own.
 MOST_ON_ITS_WAY = 32
+#: The relay leaves a row alone for so many milliseconds while we ask Redis whether the message is
+#: still live.
+GRACE_MS = 10_000
 
 Answer = Callable[[], tuple[int, dict[int, str]]]
 
@@ -45,9 +53,9 @@ class Sender:
 
     def __init__(self) -> None:
         self.duplicates: list[Receipt] = []
-        """What is to be refused in the end."""
+        """Messages to refuse in the end."""
         self.failed: list[tuple[DelayQError, list[Item]]] = []
-        """What neither Redis nor the outbox has, and why."""
+        """The items that neither Redis nor the outbox has, and why."""
         self._on_its_way: dict[Partition, tuple[Answer, list[Item]]] = {}
 
     def accept(self, items: list[Item]) -> list[Item]:
@@ -74,11 +82,7 @@ class Sender:
                     self.finish()  # a repeated id: the order counts; or each holds a connection
                 self._on_its_way[partition] = _begin(partition, batch), batch
         except (StoreUnavailable, OutcomeUnknown) as error:
-            known = [batch for _, batch in self._on_its_way.values()]
-            known += [batch for _, batch in self.failed]
-            ids = {id(item) for batch in known for item in batch}
-            left = [item for item in items if not item.receipt.outcome and id(item) not in ids]
-            errors = self._failed(left, error)
+            errors = self._failed(self.unaccounted(items), error)
         if errors:
             raise errors[0]
 
@@ -92,19 +96,29 @@ class Sender:
             except DelayQError as error:
                 errors += self._failed(batch, error)
             else:
-                _announce(batch)
+                if signals.enqueued.receivers:
+                    stored = [item.receipt for item in batch if item.receipt.outcome != "kept"]
+                    events = [Event(receipt.id, receipt.task, receipt.key) for receipt in stored]
+                    signals.report(signals.enqueued, batch[0].template.topic, events)
         if errors:
             raise errors[0]
 
+    def unaccounted(self, items: list[Item]) -> list[Item]:
+        """The items that have no outcome, are not on their way and are not among the failed."""
+        batches = [batch for _, batch in (*self._on_its_way.values(), *self.failed)]
+        known = {id(item) for batch in batches for item in batch}
+        return [item for item in items if not item.receipt.outcome and id(item) not in known]
+
     def give_up(self) -> None:
-        """Read the answers that are still to come, and complete their receipts: the caller has an
-        error to raise."""
+        """Read the answers that have not come yet, and complete their receipts. Raises nothing: the
+        caller has an error to raise."""
         with suppress(DelayQError):
             self.finish()
 
     def _queue_behind(self, items: list[Item]) -> list[Item]:
-        """After an outage: leave to the outbox what has the key of a message of which Redis has yet
-        to hear, so that Redis could not keep, replace or refuse. Returns the other items."""
+        """After an outage: leave those items to the outbox whose keys have messages there that
+        Redis does not know yet. Redis could not keep, replace or refuse them. Returns the other
+        items."""
         try:
             behind = outbox.behind_others([item for item in items if _may_spill(item)])
             if not behind:
@@ -130,9 +144,9 @@ class Sender:
         return [error] if left else []
 
     def _spill(self, items: list[Item], error: DelayQError) -> list[Item]:
-        """Leave items to the outbox, as far as they may. Returns those that may not.
+        """Leave to the outbox the items that it may take. Returns the others.
 
-        Raises `error` when the database fails too: then nobody has them.
+        Raises `error` when the database fails, too: then nobody has the items.
         """
         spilled = [item for item in items if _may_spill(item)]
         if not spilled:
@@ -154,18 +168,15 @@ class Sender:
 
 
 def store_committed(items: list[Item]) -> None:
-    """Send the items of a committed transaction. What goes wrong is in receipt.outcome, a signal
-    and the log: an error that a commit hook raises makes Django drop the hooks of others."""
+    """Send the items of a committed transaction. A failure is told by receipt.outcome, a signal and
+    the log: if a commit hook raised it, Django would drop the hooks of others."""
     sender = Sender()
     try:
         sender.store(items)
         sender.finish()
     except DelayQError as caught:
         sender.give_up()
-        known = {id(item) for _, left in sender.failed for item in left}
-        sender.failed.append(
-            (caught, [item for item in items if not item.receipt.outcome and id(item) not in known])
-        )
+        sender.failed.append((caught, sender.unaccounted(items)))
     for receipt in sender.duplicates:
         receipt.outcome = "duplicate"
     _report_refused(
@@ -174,7 +185,7 @@ def store_committed(items: list[Item]) -> None:
     for error, left in sender.failed:
         unknown = isinstance(error, OutcomeUnknown)
         for item in left:
-            # Of a durable one SQL has the row, whatever happened here: the reconciler sends it.
+            # SQL has the row of a durable message, whatever happened here: the reconciler sends it.
             item.receipt.outcome = (
                 "outbox" if item.template.durable else "unknown" if unknown else "failed"
             )
@@ -183,7 +194,7 @@ def store_committed(items: list[Item]) -> None:
 
 
 def _report_refused(receipts: Sequence[Receipt], reason: str, level: int, why: str) -> None:
-    """A commit could not enqueue these."""
+    """Log and signal that a commit could not enqueue these messages."""
     if not receipts:
         return
     logger.log(level, "at the commit, %s not enqueued: %s", _names(receipts), why)
@@ -251,14 +262,6 @@ def _still_open(items: list[Item]) -> list[Item]:
         return [item for item in items if not item.template.durable]
 
 
-def _announce(items: Sequence[Item]) -> None:
-    if not signals.enqueued.receivers:
-        return
-    stored = [item.receipt for item in items if item.receipt.outcome != "kept"]
-    events = [Event(receipt.id, receipt.task, receipt.key) for receipt in stored]
-    signals.report(signals.enqueued, items[0].template.topic, events)
-
-
 def _batches(items: list[Item]) -> list[tuple[Partition, list[Item]]]:
     """Group by partition; a repeated id starts a new batch, so that order decides between the
     two."""
@@ -297,7 +300,8 @@ def _begin(partition: Partition, batch: list[Item]) -> Answer:
 
 
 def _complete(answer: Answer, batch: list[Item]) -> list[Receipt]:
-    """Read the answer and complete the receipts of a batch. Returns those that were duplicates."""
+    """Read the answer and complete the receipts of a batch. Returns those of duplicates. Raises
+    EnqueueUnknown when too few replicas have the messages, and the outbox does not keep them."""
     short: NotReplicated | None = None
     try:
         now_us, words = answer()
@@ -310,19 +314,21 @@ def _complete(answer: Answer, batch: list[Item]) -> list[Receipt]:
         when = message.when
         receipt.outcome = "stored"
         receipt.due_ms = now_ms + when.ms if when.is_delay else when.ms
-    duplicates: list[Receipt] = []
-    for index, word in words.items():
-        if _is_refused(batch[index], word):
-            duplicates.append(batch[index].receipt)
-    if short:
-        _secure(
-            [
-                item
-                for item in batch
-                if item.receipt.outcome != "kept" and not item.template.durable
-            ],
-            short,
-        )
+    duplicates = [
+        batch[index].receipt for index, word in words.items() if _is_refused(batch[index], word)
+    ]
+    if short:  # keep the messages that too few replicas have in the outbox, too
+        stored = [
+            item for item in batch if item.receipt.outcome != "kept" and not item.template.durable
+        ]
+        spilled = [item for item in stored if _may_spill(item)]
+        try:
+            if spilled:
+                _spill_beside(spilled)
+        except (Error, SynchronousOnlyOperation) as failed:
+            raise _unknown(stored, short) from failed
+        if len(spilled) < len(stored):
+            raise _unknown(stored, short) from short
     return duplicates
 
 
@@ -331,7 +337,18 @@ def _is_refused(item: Item, word: str) -> bool:
     duplicate to raise for."""
     receipt, mode = item.receipt, item.message.mode
     if item.template.durable and word not in _OUTCOMES:
-        _update_row(item, word)
+        # Write the word into the row. Where that fails, the reconciler finds out.
+        try:
+            if word in ("DUPLICATE", "OLDER"):  # another message has the key: left to the relay
+                outbox.put_back([item])
+            elif word.startswith("ADOPTED"):
+                outbox.adopt(item, word)
+        except Error as error:
+            logger.warning(
+                "the outbox row of message %s could not be brought up to date: %s",
+                receipt.id,
+                error,
+            )
         return False
     if word == "SAME" and item.template.may_exist:
         receipt.due_ms = None  # that of the first time, which nobody knows here
@@ -343,34 +360,65 @@ def _is_refused(item: Item, word: str) -> bool:
     return False
 
 
-def _update_row(item: Item, word: str) -> None:
-    """Write what Redis said of a durable message into its row. Without it the reconciler finds
-    out."""
-    try:
-        if word in ("DUPLICATE", "OLDER"):  # another message has the key: the relay sees to it
-            outbox.put_back([item])
-        elif word.startswith("ADOPTED"):
-            outbox.adopt(item, word)
-    except Error as error:
-        logger.warning(
-            "the outbox row of message %s could not be brought up to date: %s",
-            item.receipt.id,
-            error,
-        )
-
-
 _OUTCOMES = {"REPLACED": "replaced", "FOLLOWS": "follows"}
 
 
-def _secure(stored: list[Item], error: NotReplicated) -> None:
-    """Keep in the outbox, too, what too few replicas have."""
-    kept = [item for item in stored if _may_spill(item)]
+def _spill_beside(items: Sequence[Item]) -> None:
+    """Make durable messages of items that Redis has stored, as far as they are still live: a
+    message that has run meanwhile must not run again.
+
+    When Redis does not say whether they are live, the relay sends them after GRACE_MS. Then a
+    message may run twice, but none is lost.
+    """
+    logger.warning(
+        "%d messages are kept in the outbox, too: too few replicas have them (WAIT_REPLICAS)",
+        len(items),
+    )
+    due = [item.receipt.due_ms for item in items]
+    # Their rows are due at the instant at which Redis has them due.
+    dated = [
+        item._replace(message=item.message._replace(when=When.at(due_ms or 0)))
+        for item, due_ms in zip(items, due, strict=True)
+    ]
+    outbox.spill(dated, unknown=True, wait_ms=GRACE_MS)
+    receipts = {item.message.id: item.receipt for item in items if item.receipt.outcome == "outbox"}
+    for item, due_ms in zip(items, due, strict=True):
+        item.receipt.due_ms = due_ms
+    batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
+    ids = [UUID(bytes=identity) for identity in receipts]
+    for row in OutboxMessage.objects.filter(message_id__in=ids, status=OutboxStatus.WAITING):
+        batches[outbox.place(row)].append(row)
+    for partition, rows in batches.items():
+        for row in _adopt(partition, rows):
+            receipts[row.message_id.bytes].outcome = "stored"
+
+
+def _adopt(partition: Partition, rows: Sequence[OutboxMessage]) -> Sequence[OutboxMessage]:
+    """Let the rows answer for the messages that are live. Deletes the rows of messages that have
+    ended meanwhile, and returns them."""
+    # Mode "adopt": Redis stores nothing where the message is not live.
+    copies = [outbox.stamped(row)._replace(mode="adopt") for row in rows]
     try:
-        replicated.secure(kept)
-    except (Error, SynchronousOnlyOperation) as failed:
-        raise _unknown(stored, error) from failed
-    if len(kept) < len(stored):
-        raise _unknown(stored, error) from error
+        _, words = get_store().enqueue(partition, {}, copies)
+    except StoreError as error:
+        logger.warning(
+            "Redis did not say whether %d of them are live, so they may run twice: %s",
+            len(rows),
+            error,
+        )
+        return []
+    ended = []
+    # Hundreds of statements of a bulk, and one commit.
+    with transaction.atomic(using=get_settings().database):
+        for index, row in enumerate(rows):
+            word = words.get(index, "")
+            life = OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us)
+            if word.startswith("ADOPTED"):
+                life.update(enqueued_at_us=outbox.adopted_stamp(word), status=OutboxStatus.SENT)
+            elif word == "GONE" or (word == "DUPLICATE" and row.on_duplicate != "replace"):
+                life.delete()
+                ended.append(row)
+    return ended
 
 
 def _unknown(batch: list[Item], error: OutcomeUnknown) -> EnqueueUnknown:

@@ -1,4 +1,4 @@
-"""What people do to a topic: look, pause, resume, purge, list."""
+"""Operations on a topic: statistics, pause, resume, purge, move, list."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from ..core import signals
 from ..core.cursors import cursor_of, numbers_of
 from ..core.exceptions import InvalidDelay
-from ..core.message import Found, Message, Page, Priority, State
+from ..core.message import Message, Page, Priority, State
 from ..core.times import instant_ms, now_ms, shown_instant
 from ..outbox.existing import check_existing
 from ..store import get_store
 from ..store.client import BATCH
-from ..store.keys import Partition
 from ..store.topic_state import TopicStats, stats_of_topic
 from ..tasks.naming import shown
 
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A leased message: a worker runs it, or held it when it died."""
+    """A leased message: a worker runs it, or the worker that held it has died."""
 
     message: Message
     lease_until: datetime
-    """When another worker may have it. The worker puts that off while the task runs."""
+    """When another worker may claim it. The worker extends the lease while the task runs."""
     since: datetime | None
-    """Since when it is held; None after the first run, as only the first claim is remembered."""
+    """When it was claimed. None after the first run, because Redis keeps only the first claim."""
 
 
 def topic_stats(topic: str) -> TopicStats:
@@ -93,12 +92,11 @@ def move_topic(topic: str, to: str) -> Moved:
 def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[int]:
     """purge_topic() step by step, of at most so many messages: gives how many each batch of up to
     500 has ended."""
-    from ..outbox import (
-        lookup,
-    )  # not above: models need the apps, and this module is part of the package's face
+    # Not above: models need the apps, and the package's own namespace imports this module.
+    from ..outbox import lookup
 
     store, partitions = get_store(), get_store().partitions.all(check_existing(topic))
-    # The outbox first: the relay moves messages from there to Redis, and they are then met there.
+    # The outbox first: messages that the relay moves to Redis meanwhile are purged there.
     for kept in lookup.purge(topic, reason, most):
         signals.report(
             signals.cancelled,
@@ -108,8 +106,8 @@ def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[i
         most -= len(kept)
         yield len(kept)
     for partition in partitions:
-        # What waits now, not what is enqueued meanwhile: else a busy topic would keep us here for
-        # ever.
+        # Only as many as wait now: with those that are enqueued meanwhile, a busy topic would never
+        # end.
         left = min(store.queries.stats(partition).waiting, most)
         while left > 0 and (ids := store.purge(partition, int(min(left, BATCH)), reason)):
             signals.report(
@@ -132,7 +130,7 @@ def list_messages(topic: str, *, cursor: str | None = None, limit: int = 100) ->
         due_ms, number = numbers_of(cursor, 2**63, 2**128)
         after = due_ms, number.to_bytes(16, "big")
     lanes = [
-        _lane(partition, lane, after, limit)
+        [(partition, found) for found in store.queries.list(partition, lane, after, limit)]
         for partition in store.partitions.all(check_existing(topic))
         for lane in Priority
     ]
@@ -153,30 +151,13 @@ def list_running(topic: str, *, limit: int = 50) -> list[Running]:
     """
     store, limit = get_store(), max(1, min(limit, BATCH))
     leases = store.queries.leases(store.partitions.all(check_existing(topic)), limit)[:limit]
-    found = store.queries.find_leased(leases)
-    return [
-        _running(lease.partition, message, lease.deadline_ms)
-        for lease, message in zip(leases, found, strict=True)
-        if message and message.state == State.LEASED
-    ]
-
-
-def _running(partition: Partition, found: Found, deadline_ms: float) -> Running:
-    attempts = found.attempts
-    is_first = (
-        attempts is not None
-        and attempts.attempt == 1
-        and not attempts.crashes
-        and not attempts.runs
-    )
-    return Running(
-        message=shown(partition, found),
-        lease_until=shown_instant(deadline_ms),
-        since=shown_instant(attempts.first_claimed_at_ms) if attempts and is_first else None,
-    )
-
-
-def _lane(
-    partition: Partition, lane: Priority, after: tuple[int, bytes] | None, limit: int
-) -> Iterator[tuple[Partition, Found]]:
-    return ((partition, found) for found in get_store().queries.list(partition, lane, after, limit))
+    running: list[Running] = []
+    for lease, found in zip(leases, store.queries.find_leased(leases), strict=True):
+        if found and found.state == State.LEASED:
+            attempts, since = found.attempts, None
+            if attempts and attempts.attempt == 1 and not attempts.crashes and not attempts.runs:
+                since = shown_instant(attempts.first_claimed_at_ms)
+            until = shown_instant(lease.deadline_ms)
+            message = shown(lease.partition, found)
+            running.append(Running(message=message, lease_until=until, since=since))
+    return running

@@ -1,4 +1,4 @@
-"""A circuit breaker: after a failure no call waits for Redis until a probe has reached it."""
+"""A circuit breaker: after a failure no call waits for Redis until a probe reaches it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class CircuitBreaker:
     def __init__(self, probe: Callable[[], object]) -> None:
         self._probe = probe
         self.opened_in = 0
-        """The process that has opened it, 0 while it is closed. In a fork there is no thread that
-        would close it again."""
+        """The id of the process that has opened it, 0 while it is closed. A fork has no thread that
+        closes it again."""
         self.after_outage = False
-        """Whether the outbox may still have messages that were accepted while Redis was away. Who
-        finds none there clears it."""
+        """Whether the outbox may still have messages that it took while Redis was away. Cleared
+        when the outbox has none."""
         self._lock = threading.Lock()
         self._closed_for_good = threading.Event()
 
@@ -53,7 +53,7 @@ class CircuitBreaker:
         while not self._closed_for_good.wait(PROBE_INTERVAL):
             try:
                 self._probe()
-            except Exception:  # whatever it is, Redis cannot be used yet
+            except Exception:  # of whatever kind: Redis cannot be used yet
                 continue
             self.opened_in = 0
             return

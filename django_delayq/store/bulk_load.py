@@ -13,7 +13,7 @@ from .keys import Partition
 
 #: Seconds for which the fence of a load is kept after the load was last at work: 30 days.
 FENCE_LIFE = 30 * 86_400
-#: Seconds after which a process prolongs that.
+#: Seconds after which a process prolongs that life.
 RENEW = 3_600.0
 
 #: id, when, expires, record: see load.lua.
@@ -24,25 +24,25 @@ class BulkLoad(NamedTuple):
     """A bulk load, as its fence knows it."""
 
     job: str
-    """Names it: part of a Redis key."""
+    """The name of the load: part of a Redis key."""
     fingerprint: str
-    """Of all that it adds. Under one name only one set of messages can be added."""
+    """Stands for all messages of the load. A job can add one set of messages only."""
     record_conflicts: bool = False
     """Whether the fence records the ids that were kept because another message had them."""
 
 
 class LoadProgress(NamedTuple):
-    """What a call has done."""
+    """The results of a call."""
 
     began_ms: int
     """When the load began in this partition, by Redis' clock: repeated ones keep it."""
     new: int = 0
     skipped: int = 0
-    """Passed by the fence before."""
+    """The fence had passed them before."""
     same: int = 0
-    """The very record was there."""
+    """The same record was there."""
     kept: int = 0
-    """Another message with this id is live, and was left as it is."""
+    """Another message with this id is live. It stays as it is."""
 
 
 class BulkLoader:
@@ -90,14 +90,19 @@ class BulkLoader:
             word, *rest = answer()
             if word == b"CHANGED":
                 raise FenceChanged(f"{FenceChanged.meaning()} ({load.job}: {rest[0].decode()})")
-            self._renew(fence)
+            # Not in the script: a client that only writes should not decide when Redis forgets
+            # something.
+            now = time.monotonic()
+            if now - self._renewed_at.get(fence, -RENEW) >= RENEW:
+                self._client.command("EXPIRE", fence, FENCE_LIFE)
+                self._renewed_at[fence] = now
             return LoadProgress(*map(int, rest))
 
         return read
 
     def fence(self, partition: Partition, job: str) -> dict[str, str]:
-        """What the fence says: fingerprint, began (ms), new, same, kept; empty when there is
-        none."""
+        """The fields of the fence: fingerprint, began (ms), new, same, kept. Empty without a
+        fence."""
         names = ("fingerprint", "began", "new", "same", "kept")
         values = self._client.command(
             "HMGET", keys.fence_key(self._client.prefix, partition, job), *names
@@ -117,11 +122,3 @@ class BulkLoader:
             yield from (name[5:] for name in names if name.startswith(b"kept:"))
             if int(cursor) == 0:
                 return
-
-    def _renew(self, fence: str) -> None:
-        """Prolong the fence. Not in the script: a client that only writes should not decide when
-        Redis forgets something."""
-        now = time.monotonic()
-        if now - self._renewed_at.get(fence, -RENEW) >= RENEW:
-            self._client.command("EXPIRE", fence, FENCE_LIFE)
-            self._renewed_at[fence] = now

@@ -1,4 +1,4 @@
-"""The client of all parts of the store: runs scripts and commands, and translates errors."""
+"""Runs scripts and commands for all parts of the store, and translates errors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .keys import Partition
 from .redis_errors import ERRORS, translate
 from .scripts import Script, load
 
-#: Most messages per script call: no script runs long, and none comes near the limit of Lua's unpack
-#: (7,999).
+#: Most messages per script call. So no script runs for long, and none comes near the limit of
+#: Lua's unpack (7,999).
 BATCH = 500
-#: Seconds for which what is known of Redis' clock is good enough: clocks drift by less than a
-#: millisecond in them.
+#: Seconds between two readings of Redis' clock: clocks drift by less than a millisecond in this
+#: time.
 CLOCK_REFRESH = 60.0
-#: Most seconds that an enqueue waits for replicas (WAIT_REPLICAS), and at most half of
-#: SOCKET_TIMEOUT.
+#: An enqueue waits for replicas (WAIT_REPLICAS) for so many seconds at most, and for half of
+#: SOCKET_TIMEOUT at most.
 WAIT_TIMEOUT = 1.0
 
 
@@ -55,7 +55,7 @@ class RedisClient:
         self.clock = ServerClock()
         self.breaker = CircuitBreaker(self._probe)
         self.replicas = CircuitBreaker(self._probe_replicas)
-        """Open: fewer replicas than WAIT_REPLICAS keep up. Only an enqueue minds."""
+        """Open while fewer replicas than WAIT_REPLICAS keep up. Only an enqueue looks at it."""
         self._asked_at = -CLOCK_REFRESH
 
     @cached_property
@@ -68,40 +68,40 @@ class RedisClient:
         return self.begin(name, (*keys.partition_keys(self.prefix, partition), *more_keys), args)()
 
     def read_all(self, reads: Sequence[Read]) -> list[Any]:
-        """The answers of scripts and commands that change nothing: one round trip, but on a cluster
-        one for each."""
+        """The answers of scripts and commands that change nothing. Takes one round trip; on a
+        cluster one for each read."""
         if len(reads) == 1 or getattr(self.redis, "connection_pool", None) is None:
-            return [self._read(read) for read in reads]
+            return [
+                self.call(read.name, read.partition, read.args)
+                if read.partition
+                else self.command(read.name, *read.args)
+                for read in reads
+            ]
+        commands = [
+            (
+                "EVALSHA",
+                load(name).sha,
+                len(on := keys.partition_keys(self.prefix, part)),
+                *on,
+                *args,
+            )
+            if part
+            else (name, *args)
+            for name, part, args in reads
+        ]
         try:
             pipeline = self.redis.pipeline(transaction=False)
-            for read in reads:
-                script = read.partition and load(read.name)
-                pipeline.execute_command(
-                    *(("EVALSHA", script.sha) if script else (read.name,)), *self._arguments(read)
-                )
-            answers = pipeline.execute(raise_on_error=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            answers: list[Any] = pipeline.execute(raise_on_error=False)
         except ERRORS as error:
             raise self.failed(error) from error
-        return [
-            self._read(read, partial(_result, answer))
-            for read, answer in zip(reads, answers, strict=True)
-        ]
-
-    def _read(self, read: Read, answer: Callable[[], Any] | None = None) -> Any:
-        if read.partition is None:
-            try:
-                return answer() if answer else self.command(read.name, *read.args)
-            except ERRORS as error:
-                raise self.failed(error) from error
-        if answer is None:
-            return self.call(read.name, read.partition, read.args)
-        return self._scripted(load(read.name), self._arguments(read), answer)
-
-    def _arguments(self, read: Read) -> tuple[Any, ...]:
-        if read.partition is None:
-            return tuple(read.args)
-        all_keys = keys.partition_keys(self.prefix, read.partition)
-        return (len(all_keys), *all_keys, *read.args)
+        for at, answer in enumerate(answers):
+            if isinstance(answer, redis.exceptions.NoScriptError):
+                answers[at] = self.command("EVAL", load(reads[at].name).text, *commands[at][2:])
+            elif isinstance(answer, Exception):
+                raise self.failed(answer) from answer
+        return answers
 
     def begin(
         self, name: str, script_keys: Sequence[str], args: Iterable[Any]
@@ -109,18 +109,20 @@ class RedisClient:
         """Send a call of a script with its keys; the function that is returned reads its answer:
         call it, once.
 
-        The caller may do other things in between. On a cluster the answer is there before this
-        returns.
+        The caller may do other things in between. On a cluster this method waits for the answer.
         """
         script = load(name)
         arguments = (len(script_keys), *script_keys, *args)
         pool = getattr(self.redis, "connection_pool", None)  # a cluster's client has one per node
         if pool is None:
-            command = ("EVALSHA", script.sha, *arguments)
-            answer = self._scripted(script, arguments, lambda: self.redis.execute_command(*command))
+            answer = self._scripted(
+                script,
+                arguments,
+                partial(self.redis.execute_command, "EVALSHA", script.sha, *arguments),
+            )
             return lambda: answer
-        # Past redis-py's execute_command: its retries, of which we want none, and metrics double
-        # the client's time.
+        # Not through redis-py's execute_command: its retries, which we do not want, and its metrics
+        # double the client's time.
         connection = self._send(pool, "EVALSHA", script.sha, *arguments)
 
         def read() -> Any:
@@ -134,10 +136,10 @@ class RedisClient:
     def begin_replicated(
         self, name: str, script_keys: Sequence[str], args: Iterable[Any]
     ) -> Callable[[], Any]:
-        """begin() for what counts when WAIT_REPLICAS replicas have it, too.
+        """begin() for a write that WAIT_REPLICAS replicas must have, too.
 
-        The function that is returned raises NotReplicated with the answer when they have it not in
-        time; after that this raises TooFewReplicas until they keep up again.
+        The function that is returned raises NotReplicated with the answer when they do not have it
+        in time. After that this method raises TooFewReplicas until they keep up again.
         """
         if self.replicas.open:
             raise TooFewReplicas
@@ -153,8 +155,7 @@ class RedisClient:
                 except redis.exceptions.NoScriptError:
                     connection.send_command("EVAL", script.text, *arguments)
                     answer = connection.read_response()
-                # On the same connection: it is about what this one has written, to this very
-                # primary.
+                # On the same connection: WAIT asks for the writes of its own connection.
                 connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
                 return answer, connection.read_response()
             finally:
@@ -163,14 +164,10 @@ class RedisClient:
         def replicated() -> Any:
             try:
                 answer, replicas = read()
-            except (
-                redis.exceptions.AskError,
-                redis.exceptions.TryAgainError,
-            ):  # MovedError is an AskError
-                answer, replicas = (
-                    self._scripted(script, arguments, partial(self._evalsha, script, arguments)),
-                    0,
-                )
+            # MovedError is an AskError.
+            except (redis.exceptions.AskError, redis.exceptions.TryAgainError):
+                again = partial(self.redis.execute_command, "EVALSHA", script.sha, *arguments)
+                answer, replicas = self._scripted(script, arguments, again), 0
             except ERRORS as error:
                 raise self.failed(error) from error
             if replicas < self.settings.wait_replicas:
@@ -179,9 +176,6 @@ class RedisClient:
             return answer
 
         return replicated
-
-    def _evalsha(self, script: Script, arguments: Sequence[Any]) -> Any:
-        return self.redis.execute_command("EVALSHA", script.sha, *arguments)
 
     def _node_pool(self, key: str) -> Any:
         """The connections to the node of a cluster that has the key."""
@@ -196,12 +190,11 @@ class RedisClient:
         return int(1000 * min(WAIT_TIMEOUT, self.settings.socket_timeout / 2))
 
     def _probe_replicas(self) -> None:
-        """Raise an error unless enough replicas have all that the primary has: one primary of a
-        cluster."""
+        """Raise an error unless enough replicas have all that the primary has. Of a cluster, it
+        asks one primary."""
         pool = getattr(self.redis, "connection_pool", None) or self._node_pool(self.prefix)
-        connection = self._send(
-            pool, "TIME"
-        )  # WAIT is about what the primary had at the connection's last command
+        # WAIT asks for what the primary had at the last command of the connection.
+        connection = self._send(pool, "TIME")
         try:
             connection.read_response()
             connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
@@ -211,7 +204,7 @@ class RedisClient:
             pool.release(connection)
 
     def _send(self, pool: Any, *command: Any) -> Any:
-        """A connection that carries the command."""
+        """Send a command on a connection of the pool, and return the connection."""
         try:
             connection = pool.get_connection()
             try:
@@ -261,33 +254,29 @@ class RedisClient:
         return int(self.clock.now_ms() * 1000)
 
     def failed(self, error: Exception) -> DelayQError:
-        """Our exception for redis-py's. Connections that may lead to a server that is out are not
-        used again."""
+        """Our exception for redis-py's. Drops the connections that may lead to a server that is
+        down."""
         failure = translate(error, self.where)
-        broken = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+        # The client of a cluster has no pool: it looks after its nodes itself.
+        pool: Any = getattr(self.__dict__.get("redis"), "connection_pool", None)
         if (
-            broken
+            isinstance(error, redis.ConnectionError | redis.TimeoutError)
             and not isinstance(error, redis.exceptions.MaxConnectionsError)
-            and "redis" in self.__dict__
+            and hasattr(pool, "suspect")
         ):
-            pool = getattr(
-                self.redis, "connection_pool", None
-            )  # a cluster's client sees to its nodes itself
-            suspect = getattr(pool, "suspect", None)
-            if suspect is not None:
-                # When nothing was sent, nobody has waited for the answer: those that do may well
-                # get theirs.
-                suspect(
-                    isinstance(error, redis.TimeoutError) and isinstance(failure, OutcomeUnknown)
-                )
+            # When nothing was sent, this call has not waited for an answer: the other calls that
+            # wait may still get theirs.
+            pool.suspect(
+                isinstance(error, redis.TimeoutError) and isinstance(failure, OutcomeUnknown)
+            )
         return failure
 
     def _probe(self) -> None:
-        """Raise an error unless Redis is back. An old primary that wakes up is not: Sentinels are
-        asked first."""
-        recheck = getattr(getattr(self.redis, "connection_pool", None), "recheck", None)
-        if recheck is not None:
-            recheck()
+        """Raise an error unless Redis is back. Asks the Sentinels first: an old primary that wakes
+        up does not count."""
+        pool: Any = getattr(self.redis, "connection_pool", None)
+        if hasattr(pool, "recheck"):
+            pool.recheck()
         self.clock_ms()
 
     def stop(self) -> None:
@@ -300,10 +289,3 @@ class RedisClient:
         self.stop()
         if "redis" in self.__dict__:
             close_client(self.redis)
-
-
-def _result(answer: Any) -> Any:
-    """The answer to one command of a pipeline. Raises the error that stands in its place."""
-    if isinstance(answer, Exception):
-        raise answer
-    return answer

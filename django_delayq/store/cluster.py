@@ -1,8 +1,7 @@
 """Watches which nodes of a Cluster are primaries while calls wait for them.
 
-A node that stands still answers nobody, and redis-py waits for it until the socket times out,
-although a replica has taken over long before. Nobody tells a Cluster's clients; so while calls
-wait, other nodes are asked.
+redis-py waits for a node that stands still until the socket times out, although a replica has taken
+over long before. Nobody tells the clients of a Cluster. So while calls wait, we ask other nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Watch:
         self._client = weakref.ref(client)
 
     def begin(self, connection: Any = None) -> None:
-        """A connection is being made: check from now on."""
+        """redis-py makes a connection: check from now on."""
         if self._runs_in == os.getpid() or self._closed.is_set():
             return
         self._runs_in = os.getpid()
@@ -62,7 +61,7 @@ class Watch:
         waited: set[int] = set()
         while not self._closed.wait(INTERVAL) and self._runs_in == os.getpid():
             if self._client is None:
-                continue  # it is being made
+                continue  # redis-py is still making the client
             client = self._client()
             if client is None:
                 return
@@ -77,8 +76,8 @@ class Watch:
             asking.close()
 
     def _check_slow(self, client: RedisCluster, slow: set[str]) -> None:
-        """Ask other nodes whether the nodes that calls wait for are primaries still; leave those
-        that are not."""
+        """Ask other nodes whether the nodes that calls wait for are still primaries. Hang up on
+        those that are not."""
         nodes = client.nodes_manager
         others = [node for node in list(nodes.nodes_cache.values()) if node.name not in slow]
         others = others or list(nodes.nodes_cache.values())
@@ -98,7 +97,13 @@ class Watch:
             if left is not None and left.redis_connection is not None:
                 hang_up(left.redis_connection.connection_pool)
         if gone:
-            _refresh(nodes, gone)
+            # Learn the nodes anew, but not from those that are gone.
+            try:
+                nodes.initialize(last_failed_node_name=next(iter(gone)))
+            except TypeError:  # redis-py 6 and 7
+                for name in gone:
+                    nodes.startup_nodes.pop(name, None)
+                nodes.initialize()
 
     def _primaries(self, client: RedisCluster, node: Any) -> set[str]:
         """The primaries, as the node sees them."""
@@ -110,37 +115,22 @@ class Watch:
             asking = self._asking[node.name] = client.nodes_manager.create_redis_node(
                 node.host, node.port, **kwargs
             )
-        remap = client.nodes_manager.remap_host_port
-        answer = asking.execute_command("CLUSTER SLOTS")
-        addresses = [
-            (_text(primary[0]) or node.host, int(primary[1])) for _, _, primary, *_ in answer
-        ]
-        return {"{}:{}".format(*remap(*address)) for address in addresses}
-
-
-def _refresh(nodes: Any, gone: set[str]) -> None:
-    """Learn the nodes anew, but not from those."""
-    try:
-        nodes.initialize(last_failed_node_name=next(iter(gone)))
-    except TypeError:  # redis-py 6 and 7
-        for name in gone:
-            nodes.startup_nodes.pop(name, None)
-        nodes.initialize()
+        primaries = set()
+        for _, _, (host, port, *_), *_ in asking.execute_command("CLUSTER SLOTS"):
+            name = host.decode() if isinstance(host, bytes) else str(host or "")
+            address = client.nodes_manager.remap_host_port(name or node.host, int(port))
+            primaries.add("{}:{}".format(*address))
+        return primaries
 
 
 def _waiting(client: RedisCluster) -> dict[str, set[int]]:
     """Node -> its connections that wait for an answer."""
-    found: dict[str, set[int]] = {}
-    for node in list(client.nodes_manager.nodes_cache.values()):
-        pool = node.redis_connection and node.redis_connection.connection_pool
-        if pool is not None:
-            found[node.name] = {
-                id(connection)
-                for connection in list(pool._in_use_connections)
-                if connection not in LISTENING
-            }
-    return found
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "")
+    return {
+        node.name: {
+            id(connection)
+            for connection in list(node.redis_connection.connection_pool._in_use_connections)
+            if connection not in LISTENING
+        }
+        for node in list(client.nodes_manager.nodes_cache.values())
+        if node.redis_connection is not None
+    }

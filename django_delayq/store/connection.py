@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -44,8 +43,8 @@ RedisPy = Any  # redis.Redis or RedisCluster: they share commands, not a base cl
 
 
 def open_client(settings: Settings) -> RedisPy:
-    """A client that never retries by itself: a script that ran twice behind our back is a message
-    run twice.
+    """A client that never retries by itself: a script that runs twice unseen can run a message
+    twice.
 
     Raises ConfigurationError when REDIS is missing or not understood. Does not touch the network,
     except for Cluster: StoreUnavailable when no node answers.
@@ -69,7 +68,10 @@ def open_client(settings: Settings) -> RedisPy:
             return _from_sentinel(where, settings)
         if scheme.endswith("+cluster"):
             return _from_cluster(where, settings)
-        _check_database(where)
+        database = unquote(urlsplit(where).path).strip("/")
+        # redis-py takes database 0 for a name that is no number.
+        if scheme != "unix" and database and not database.isdecimal():
+            raise ValueError(f"{database!r} is not the number of a database")
         return redis.Redis.from_pool(
             ConnectionPool.from_url(where, **_options(settings, tcp=scheme != "unix"))
         )
@@ -100,13 +102,12 @@ def _from_cache_alias(alias: str, settings: Settings) -> RedisPy:
         pool = get_redis_connection(alias).connection_pool
     except (NotImplementedError, AttributeError):
         raise ConfigurationError(f"CACHES[{alias!r}] is not a django-redis cache.") from None
-    # A pool of our own with the cache's address and credentials: the cache may retry and decode, we
-    # may not.
+    # A pool of our own with the cache's address and credentials: the cache's pool may retry and
+    # decode, ours must not.
     address = {
         k: v for k, v in pool.connection_kwargs.items() if k in _ADDRESS or k.startswith("ssl_")
     }
     tcp = not issubclass(pool.connection_class, redis.UnixDomainSocketConnection)
-    own: redis.ConnectionPool
     if isinstance(pool, SentinelConnectionPool):
         from .sentinel import PrimaryPool, Sentinels
 
@@ -123,32 +124,27 @@ def _from_cache_alias(alias: str, settings: Settings) -> RedisPy:
         }
         addresses = [(str(kwargs["host"]), int(kwargs["port"])) for kwargs in theirs]
         sentinels = Sentinels(addresses, pool.service_name, **options, **access)
-        own = PrimaryPool(sentinels, ssl=ssl, **{**address, **options})
-    else:
-        own = ConnectionPool(
+        return redis.Redis.from_pool(PrimaryPool(sentinels, ssl=ssl, **{**address, **options}))
+    return redis.Redis.from_pool(
+        ConnectionPool(
             connection_class=pool.connection_class, **address, **_options(settings, tcp=tcp)
         )
-    return redis.Redis.from_pool(own)
+    )
 
 
 def caches_beside(settings: Settings) -> list[str]:
-    """The caches that lie in our database: their clear() is FLUSHDB, whatever their key prefix."""
+    """The caches that use our database: their clear() is FLUSHDB, whatever their key prefix."""
     where = settings.redis
     if "://" not in where:
         return [where] if where else []
-    ours = _place(where)
-    return [
-        name for name, entry in django_settings.CACHES.items() if ours and ours in _places(entry)
-    ]
-
-
-def _places(entry: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    if entry.get("BACKEND") not in CACHES_ON_REDIS:
-        return []
-    location = entry.get("LOCATION") or ""
-    urls = location.split(",") if isinstance(location, str) else location
-    places = [_place(str(url)) for url in urls if "://" in str(url)]
-    return [place for place in places if place is not None]
+    ours, beside = _place(where), []
+    for name, entry in django_settings.CACHES.items():
+        if ours and entry.get("BACKEND") in CACHES_ON_REDIS:
+            location = entry.get("LOCATION") or ""
+            urls = location.split(",") if isinstance(location, str) else location
+            if ours in [_place(str(url)) for url in urls if "://" in str(url)]:
+                beside.append(name)
+    return beside
 
 
 def _place(url: str) -> tuple[str, int, int] | None:
@@ -198,14 +194,6 @@ def _addresses(where: str) -> tuple[list[tuple[str, int]], dict[str, Any], list[
     if not all(port for _, port in addresses):
         raise ValueError("every host needs a port, as in host1:26379,host2:26379")
     return addresses, options, [part for part in parts.path.split("/") if part]
-
-
-def _check_database(where: str) -> None:
-    """redis-py takes database 0 for a name that is no number."""
-    parts = urlsplit(where)
-    path = unquote(parts.path).strip("/")
-    if parts.scheme != "unix" and path and not path.isdecimal():
-        raise ValueError(f"{path!r} is not the number of a database")
 
 
 def _from_sentinel(where: str, settings: Settings) -> RedisPy:

@@ -3,24 +3,28 @@ rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import redis
 
 from ..core.message import is_durable, stamp_of
 from .client import BATCH
+from .connection import RedisPy
 from .keys import Partition, finished_key
 from .redis_errors import ERRORS
 from .store import RedisStore
 
 GROUP = "archive"
-#: An entry that another archiver has read and not archived after so many ms is ours: the
+#: We take over an entry that another archiver has not archived so many ms after it read it: the
 #: other is dead. If it is only slow, both insert the same row, and the database keeps one of them.
 TAKE_OVER_AFTER_MS = 15_000
 BATCH_BYTES = 32 * 1024 * 1024
 #: Consumers that have read nothing for so many ms, and hold nothing, are removed from the group.
 FORGET_AFTER_MS = 3_600_000
+
+#: Entries as redis-py gives them: the stream's id, and the fields.
+Found = Sequence[tuple[bytes, dict[bytes, bytes] | None]]
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -40,12 +44,11 @@ class Entry(msgspec.Struct, frozen=True):
     detail: bytes
     """JSON: reason, error and times, from the worker or the call that ended it."""
     due_ms: int = 0
-    """When it would have run, of a message that never ran; else 0: `attempts` has
-    it."""
+    """When a message would have run that never ran. Else 0: `attempts` has the due time."""
 
     @property
     def stamp(self) -> bytes:
-        """Of a durable message, whose outbox row it names; else empty."""
+        """Names the outbox row of a durable message. Empty for others."""
         return stamp_of(self.record) if is_durable(self.record) else b""
 
 
@@ -58,40 +61,32 @@ class FinishedStream:
         self._key = finished_key(store.client.prefix, partition)
         self._consumer = consumer
         self._grouped = False
-        # Fewer where bodies may be large: a batch is in memory at once, and one statement.
+        # Fewer where bodies may be large: a whole batch is in memory, and in one SQL statement.
         self._batch = max(1, min(BATCH, BATCH_BYTES // store.client.settings.body_limit))
 
     def read(self) -> Sequence[Entry]:
         """Up to 500 entries that no archiver has read."""
-        try:
-            if not self._grouped:
-                self._make_group()
-            answer = self._store.client.redis.xreadgroup(
-                GROUP, self._consumer, {self._key: ">"}, count=self._batch
-            )
-        except redis.ResponseError as error:
-            self._without_group(error)
-            return []
-        except ERRORS as error:
-            raise self._store.client.failed(error) from error
-        return list(self._entries(answer[0][1])) if answer else []
+
+        def read(client: RedisPy) -> Found:
+            answer = client.xreadgroup(GROUP, self._consumer, {self._key: ">"}, count=self._batch)
+            return answer[0][1] if answer else []
+
+        return self._in_group(read)
 
     def take_over(self) -> Sequence[Entry]:
-        """Up to 500 entries that another archiver, or an earlier life of this one, has read and not
-        archived."""
-        try:
-            if not self._grouped:
-                self._make_group()
-            _, found, *_ = self._store.client.redis.xautoclaim(
+        """Up to 500 entries that another archiver, or an earlier process of this one, has read and
+        not archived. Removes dead consumers from the group."""
+
+        def take_over(client: RedisPy) -> Found:
+            _, found, *_ = client.xautoclaim(
                 self._key, GROUP, self._consumer, TAKE_OVER_AFTER_MS, "0-0", count=self._batch
             )
-            self._forget_the_dead()
-        except redis.ResponseError as error:
-            self._without_group(error)
-            return []
-        except ERRORS as error:
-            raise self._store.client.failed(error) from error
-        return list(self._entries(found))
+            for consumer in client.xinfo_consumers(self._key, GROUP):
+                if not consumer["pending"] and consumer["idle"] > FORGET_AFTER_MS:
+                    client.xgroup_delconsumer(self._key, GROUP, consumer["name"])
+            return found  # type: ignore[no-any-return]
+
+        return self._in_group(take_over)
 
     def remove(self, entries: Sequence[Entry]) -> int:
         """Forget entries whose rows are committed, 500 at most. Returns how many are left in the
@@ -99,39 +94,41 @@ class FinishedStream:
         finished = [(entry.entry, entry.id, entry.stamp) for entry in entries]
         return self._store.trim_finished(self.partition, GROUP, finished)
 
-    def _without_group(self, error: redis.ResponseError) -> None:
-        """The stream was deleted, and its group with it."""
-        self._grouped = False
-        if "NOGROUP" not in str(error) and "no such key" not in str(error):
-            raise self._store.client.failed(error) from error
-
-    def _make_group(self) -> None:
+    def _in_group(self, read: Callable[[RedisPy], Found]) -> Sequence[Entry]:
+        """The entries that `read` gets through the group, which is made at the first read. None
+        when the stream was deleted, and its group with it."""
+        client = self._store.client
         try:
-            self._store.client.redis.xgroup_create(self._key, GROUP, id="0", mkstream=True)
-        except redis.ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-        self._grouped = True
-
-    def _forget_the_dead(self) -> None:
-        for consumer in self._store.client.redis.xinfo_consumers(self._key, GROUP):
-            if not consumer["pending"] and consumer["idle"] > FORGET_AFTER_MS:
-                self._store.client.redis.xgroup_delconsumer(self._key, GROUP, consumer["name"])
-
-    def _entries(self, found: Iterable[tuple[bytes, dict[bytes, bytes] | None]]) -> Iterator[Entry]:
-        for entry, fields in found:
-            if fields:  # None: deleted since it was read
-                yield Entry(
-                    entry,
-                    self.partition,
-                    fields[b"id"],
-                    fields[b"state"].decode(),
-                    int(fields[b"at"]),
-                    fields[b"record"],
-                    fields[b"attempts"],
-                    fields[b"detail"],
-                    int(fields.get(b"due", 0)),
-                )
+            if not self._grouped:
+                try:
+                    client.redis.xgroup_create(self._key, GROUP, id="0", mkstream=True)
+                except redis.ResponseError as error:
+                    if "BUSYGROUP" not in str(error):
+                        raise
+                self._grouped = True
+            found = read(client.redis)
+        except ERRORS as error:
+            if not isinstance(error, redis.ResponseError):
+                raise client.failed(error) from error
+            self._grouped = False
+            if "NOGROUP" not in str(error) and "no such key" not in str(error):
+                raise client.failed(error) from error
+            return []
+        return [
+            Entry(
+                entry,
+                self.partition,
+                fields[b"id"],
+                fields[b"state"].decode(),
+                int(fields[b"at"]),
+                fields[b"record"],
+                fields[b"attempts"],
+                fields[b"detail"],
+                int(fields.get(b"due", 0)),
+            )
+            for entry, fields in found
+            if fields  # None: deleted since it was read
+        ]
 
 
 def lengths(store: RedisStore, partitions: Sequence[Partition]) -> Sequence[int]:

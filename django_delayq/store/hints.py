@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from .connection_pool import LISTENING
@@ -38,20 +39,17 @@ class HintStream:
         except ERRORS as error:
             self.close()
             raise self._store.client.failed(error) from error
-        return _parse(message["data"]) if message else None
+        if not message:
+            return None
+        text = message["data"].decode("utf-8", "replace")
+        topic, number, due_ms = [*text.rsplit(":", 2), "", ""][:3]
+        if not number.isdecimal() or not due_ms.isdecimal():
+            return None
+        return Partition(topic, int(number)), float(due_ms)
 
     def close(self) -> None:
         """Unsubscribe."""
         pubsub, self._pubsub = self._pubsub, None
         if pubsub is not None:
-            try:
+            with suppress(*ERRORS, OSError):
                 pubsub.close()
-            except (*ERRORS, OSError):
-                return
-
-
-def _parse(data: bytes) -> tuple[Partition, float] | None:
-    topic, number, due_ms = [*data.decode("utf-8", "replace").rsplit(":", 2), "", ""][:3]
-    if not number.isdecimal() or not due_ms.isdecimal():
-        return None
-    return Partition(topic, int(number)), float(due_ms)

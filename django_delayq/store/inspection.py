@@ -30,7 +30,7 @@ class ServerReport(NamedTuple):
     replicas: int = 0
     """How many are connected now."""
     min_replicas: int | None = None
-    """min-replicas-to-write: with fewer it takes nothing."""
+    """min-replicas-to-write: with fewer replicas the server refuses writes."""
     sentinel: bool = False
     """Whether it was found through Sentinel."""
 
@@ -38,15 +38,13 @@ class ServerReport(NamedTuple):
 def inspect_server(store: RedisStore) -> list[ServerReport]:
     """One report per primary. Raises StoreUnavailable when one cannot be reached."""
     try:
-        return [_report(node) for node in _primaries(store.client.redis)]
+        client = store.client.redis
+        if not hasattr(client, "get_primaries"):
+            return [_report(client)]
+        nodes = [client.get_redis_connection(node) for node in client.get_primaries()]
+        return [_report(node) for node in nodes]
     except ERRORS as error:
         raise translate(error, store.client.where) from error
-
-
-def _primaries(client: Any) -> list[Any]:
-    if hasattr(client, "get_primaries"):
-        return [client.get_redis_connection(node) for node in client.get_primaries()]
-    return [client]
 
 
 def _report(client: Any) -> ServerReport:
@@ -56,6 +54,7 @@ def _report(client: Any) -> ServerReport:
     after = time.time()
     name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
     version = str(info.get("valkey_version") if name == "Valkey" else info["redis_version"])
+    min_replicas = _config(client, "min-replicas-to-write") or ""
     return ServerReport(
         name=f"{name} {version}",
         version=tuple(int(part) for part in str(info["redis_version"]).split(".")[:3]),
@@ -65,13 +64,9 @@ def _report(client: Any) -> ServerReport:
         fsync=_config(client, "appendfsync"),
         skew_ms=(seconds + microseconds / 1e6 - (before + after) / 2) * 1000,
         replicas=int(info.get("connected_slaves", 0)),
-        min_replicas=_number(_config(client, "min-replicas-to-write")),
+        min_replicas=int(min_replicas) if min_replicas.isdecimal() else None,
         sentinel=isinstance(client.connection_pool, SentinelConnectionPool),
     )
-
-
-def _number(value: str | None) -> int | None:
-    return int(value) if value is not None and value.isdecimal() else None
 
 
 def _config(client: Any, name: str) -> str | None:

@@ -9,8 +9,8 @@ from .keys import Partition
 
 
 class Lease:
-    """What a claim hands out. A plain slotted class: a drain builds tens of thousands of them a
-    second."""
+    """The result of a claim for one message. A plain class with slots: a worker builds tens of
+    thousands of them a second."""
 
     __slots__ = (
         "_attempts",
@@ -54,7 +54,7 @@ class Lease:
 
     @property
     def attempts(self) -> Attempts:
-        """What the partition remembers of the message: this claim is the newest."""
+        """The attempts that the partition knows of, this claim included."""
         if self._attempts is None:
             self._attempts = Attempts.decode(self.entry)
         return self._attempts

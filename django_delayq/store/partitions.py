@@ -8,8 +8,8 @@ from .keys import Partition, partition_of
 from .queries import Queries
 from .topic_catalog import Topics
 
-#: Seconds after which a process reads the numbers of partitions again, and registers its own once
-#: more (FLUSHALL).
+#: Seconds after which a process reads the numbers of partitions again. It also registers its own
+#: again, because FLUSHALL removes them.
 REFRESH = 30.0
 
 
@@ -47,8 +47,8 @@ class Partitions:
         return list(dict.fromkeys(partition_of(topic, message_id, count) for count in counts))
 
     def place(self, topic: str, message_id: bytes, keyed: bool) -> Partition:
-        """Where to enqueue. A key that is live in an old partition stays there, so that it is still
-        found once."""
+        """Where to enqueue. A key that is live in an old partition stays there, so that it is live
+        in one place only."""
         if keyed and len(candidates := self.candidates(topic, message_id)) > 1:
             for partition in candidates[1:]:
                 if self._queries.find(partition, [message_id])[0] is not None:

@@ -14,17 +14,17 @@ from .client import BATCH, Read, RedisClient
 from .keys import Partition
 from .redis_errors import ERRORS
 
-#: What partitions count since their first message.
+#: The counters of a partition since its first message.
 COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
-#: What stats.lua reads of `meta`, in this order.
+#: The fields of `meta` that stats.lua reads, in this order.
 _META = ("paused", "wakeups", *COUNTERS)
 
-#: What a sweep reads of it.
+#: The fields of `meta` that a sweep reads.
 _SWEPT = ("wakeups", *Final.values)
 
 
 class Life(NamedTuple):
-    """One message under an id. A key is used by many, one after the other."""
+    """One message under an id. Several messages can have the same key one after the other."""
 
     id: bytes
     stamp_us: int
@@ -40,7 +40,7 @@ class HeldLease(NamedTuple):
 
 
 class SweepCounters(NamedTuple):
-    """What a sweep compares with its last reading of a partition."""
+    """The counters that a sweep compares with its last reading of a partition."""
 
     wakeups: int
     ended: int
@@ -60,7 +60,7 @@ class PartitionStats(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What the overview reads."""
+    """The figures of the overview."""
 
     stats: dict[Partition, PartitionStats]
     forecast: dict[Partition, Sequence[int]]
@@ -72,7 +72,7 @@ class Snapshot(NamedTuple):
 
 
 class Queries:
-    """What reads the partitions."""
+    """Reads the partitions."""
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
@@ -96,11 +96,12 @@ class Queries:
             Read("ZRANGE", None, (keys.leased_key(prefix, partition), 0, limit - 1, "WITHSCORES"))
             for partition in partitions
         ]
-        found = [
-            HeldLease(partition, message_id, deadline_ms)
-            for partition, answer in zip(partitions, self._client.read_all(reads), strict=True)
-            for message_id, deadline_ms in _pairs(answer)
-        ]
+        found: list[HeldLease] = []
+        for partition, answer in zip(partitions, self._client.read_all(reads), strict=True):
+            # RESP2 gives ids and deadlines in one flat list, RESP3 in pairs.
+            is_flat = not answer or isinstance(answer[0], bytes)
+            flat = iter(answer if is_flat else chain.from_iterable(answer))
+            found += [HeldLease(partition, i, float(ms)) for i, ms in zip(flat, flat, strict=True)]
         return sorted(found, key=lambda lease: lease.deadline_ms)
 
     def find_leased(self, leases: Sequence[HeldLease]) -> Sequence[Found | None]:
@@ -122,7 +123,7 @@ class Queries:
 
     def stats(self, partition: Partition) -> PartitionStats:
         """Counts by state and the counters of a partition."""
-        return _stats(self._client.call("stats", partition, ()))
+        return self.all_stats([partition])[0]
 
     def all_stats(self, partitions: Sequence[Partition]) -> Sequence[PartitionStats]:
         """stats() of several partitions in one round trip."""
@@ -171,7 +172,7 @@ class Queries:
         return name.decode() if name else f"code:{code.hex()}"
 
     def counters(self, partitions: Sequence[Partition]) -> Sequence[SweepCounters]:
-        """What a sweep reads of each partition: one cheap command each, in one round trip."""
+        """The counters of each partition for a sweep: one cheap command each, in one round trip."""
         try:
             pipeline = self._client.redis.pipeline(transaction=False)
             for partition in partitions:
@@ -184,7 +185,7 @@ class Queries:
             raise self._client.failed(error) from error
 
     def leased_under(self, partition: Partition, token: bytes) -> Sequence[bytes]:
-        """The ids leased under a token: what a claim took whose answer was lost."""
+        """The ids that are leased under a token: the messages of a claim whose answer was lost."""
         cursor, ids = b"0", set[bytes]()
         while True:
             cursor, page = self._client.call("leased_under", partition, (cursor, token))
@@ -203,18 +204,8 @@ class Queries:
         return [word.decode() for word in self._client.call("durable_status", partition, args)]
 
     def oldest_lease_ms(self, partition: Partition) -> float | None:
-        """The deadline that ends first."""
-        head = self._client.command(
-            "ZRANGE", keys.leased_key(self._client.prefix, partition), 0, 0, "WITHSCORES"
-        )
-        return float(head[0][1] if isinstance(head[0], list | tuple) else head[1]) if head else None
-
-
-def _pairs(answer: Sequence[Any]) -> Iterable[tuple[bytes, float]]:
-    """Members and scores: RESP3 gives them in pairs, RESP2 flat."""
-    flat = answer if not answer or isinstance(answer[0], bytes) else chain.from_iterable(answer)
-    members = iter(flat)
-    return ((member, float(score)) for member, score in zip(members, members, strict=True))
+        """The deadline of the lease that ends first. None when nothing is leased."""
+        return next((lease.deadline_ms for lease in self.leases([partition], 1)), None)
 
 
 def _stats(answer: Sequence[Any]) -> PartitionStats:
@@ -237,12 +228,12 @@ def lag_of(parts: Iterable[PartitionStats]) -> float:
 
 
 def optional(number: Any) -> int | None:
-    """A number of a script, which says '' for none."""
+    """A number in a script's answer; '' stands for none."""
     return None if number == b"" else int(number)
 
 
 def found_in(ids: Sequence[bytes], answer: Sequence[Any]) -> Sequence[Found | None]:
-    """What find.lua answered for these ids."""
+    """Reads the answer of find.lua for these ids."""
     return [
         _found(message_id, *item) if item else None
         for message_id, item in zip(ids, answer, strict=True)

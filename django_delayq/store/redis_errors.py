@@ -18,12 +18,11 @@ from ..core.exceptions import (
     StoreUnavailable,
 )
 
-#: What redis-py raises: the cluster client has an exception beside the tree.
+#: The exceptions of redis-py: one of the cluster client is no RedisError.
 ERRORS = (redis.RedisError, RedisClusterException)
 
-#: Redis wraps the errors of commands inside scripts differently from version to version, so words
-#: are looked for, not classes. In this order: the first that matches counts. None of these has
-#: changed anything.
+#: Versions of Redis wrap the errors of commands inside scripts differently, so we look for words,
+#: not for classes. The first match counts. A command that ends with one of them changed nothing.
 _NOT_EXECUTED: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("OOM", StoreFull),
     ("command not allowed when used memory", StoreFull),
@@ -42,7 +41,7 @@ _NOT_EXECUTED: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("BUSY", StoreUnavailable),
     ("max number of clients", StoreUnavailable),
 )
-#: Where redis-py has a class, it takes the word that says so off the text.
+#: Where redis-py has a class for an error, it removes the word from the text.
 _REFUSED: tuple[tuple[type[Exception], type[StoreUnavailable]], ...] = (
     (redis.AuthenticationError, StoreForbidden),
     (redis.exceptions.NoPermissionError, StoreForbidden),
@@ -68,11 +67,12 @@ _NOT_SENT = (
 def translate(error: Exception, where: str) -> DelayQError:
     """Our exception for redis-py's, with what happened and where."""
     if isinstance(error, RedisClusterException) and isinstance(error.__context__, redis.RedisError):
-        error = (
-            error.__context__
-        )  # a call broke, then the search for the nodes: what counts is whether it was sent
+        # A call broke, then the search for the nodes. It counts whether the call was sent.
+        error = error.__context__
     text = str(error).rstrip(".")
-    if refusal := _refusal(error, text):
+    by_class = (kind for refused, kind in _REFUSED if isinstance(error, refused))
+    by_word = (kind for word, kind in _NOT_EXECUTED if word in text)
+    if refusal := next(chain(by_class, by_word), None):
         return refusal(f"{refusal.meaning()} Redis at {where} said: {text or type(error).__name__}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         if any(word in text for word in _NOT_SENT):
@@ -84,9 +84,3 @@ def translate(error: Exception, where: str) -> DelayQError:
             f"The connection to Redis at {where} broke before the answer came: {text}"
         )
     return StoreError(f"Redis at {where} answered with an error that is not expected: {text}")
-
-
-def _refusal(error: Exception, text: str) -> type[StoreUnavailable] | None:
-    by_class = (kind for refused, kind in _REFUSED if isinstance(error, refused))
-    by_word = (kind for word, kind in _NOT_EXECUTED if word in text)
-    return next(chain(by_class, by_word), None)

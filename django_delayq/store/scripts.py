@@ -1,4 +1,4 @@
-"""Loads the Lua scripts: one file per transition, and before it the shared parts that it needs."""
+"""Loads the Lua scripts: one file per transition, with the shared parts that it needs before it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Follows the primary that the Sentinels name. No connection is used for longer than it leads to
-that primary.
+"""Follows the primary that the Sentinels name, and uses only connections that lead to it.
 
-redis-py asks the Sentinels when it connects and never again, and a primary that stood still and
-wakes up calls itself primary until a Sentinel demotes it, ten seconds later: all that is
-written to it meanwhile is lost. So we hear the Sentinels all the time, ask most of them before we
+redis-py asks the Sentinels when it connects and never again. A primary that stood still and wakes
+up calls itself primary until a Sentinel demotes it, ten seconds later: everything that is written
+to it meanwhile is lost. So we listen to the Sentinels all the time, ask most of them before we
 connect, and drop every connection when the primary changes.
 """
 
@@ -30,21 +29,19 @@ from .connection_pool import hang_up
 
 Address = tuple[str, int]
 
-#: What Sentinels say when a primary is out or about to be: each of these names its address.
+#: Events of the Sentinels when a primary is down or is being replaced. Each names its address.
 EVENTS = ("+odown", "+try-failover", "+promoted-slave", "+switch-master")
-#: Seconds for which an answer of the Sentinels is good: many connections are made at once after a
-#: fault.
+#: Seconds for which we use an answer of the Sentinels: after a fault many connections are made at
+#: once.
 ASK_INTERVAL = 1.0
-#: Seconds for which "nobody knows a primary" is good, so that waiting threads do not ask one after
-#: the other.
+#: Seconds for which we use the answer "no primary is known", so that waiting threads do not ask one
+#: after the other.
 REFUSAL = 0.2
-#: Seconds after a fault for which the Sentinels are asked every ASK_INTERVAL, whatever they say by
-#: themselves.
+#: For so many seconds after a fault we ask the Sentinels every ASK_INTERVAL, even without an event.
 SUSPICION = 30.0
 #: Most seconds to wait for one Sentinel: there are others.
 TIMEOUT = 1.0
-#: Seconds of silence after which a Sentinel is pinged; after twice as many the connection to it is
-#: made anew.
+#: We ping a Sentinel after so many seconds of silence. After twice as many we connect to it anew.
 SILENCE = 10.0
 
 
@@ -56,7 +53,7 @@ class _SentinelState(NamedTuple):
     """The state of the primary according to one Sentinel."""
 
     epoch: int
-    """Of the configuration: the highest is the newest."""
+    """The epoch of the configuration: the highest is the newest."""
     address: Address
     replaced: bool
     """Enough Sentinels find it down, or a failover goes on."""
@@ -76,14 +73,14 @@ class Sentinels(Sentinel):
         super().__init__(addresses, sentinel_kwargs=kwargs)  # type: ignore[no-untyped-call]
         self.service_name = service_name
         self.primary: Address | None = None
-        """Where connections lead, if they lead anywhere."""
+        """The address to which connections lead. None: there is no primary."""
         self.pool: weakref.ref[PrimaryPool] | None = None
         self._epoch = -1
         self._asked_at = self._refused_at = self._suspected_at = float("-inf")
         self._refusal: Exception | None = None
         self._asking = threading.Lock()
         self._heard_in = 0
-        """The process that hears the Sentinels: a fork inherits no threads."""
+        """The process that listens to the Sentinels: a fork inherits no threads."""
         self._closed = threading.Event()
 
     # Asking
@@ -113,7 +110,8 @@ class Sentinels(Sentinel):
             self._drop()
 
     def _ask(self) -> Address:
-        """Ask until most have answered; those that name the newest configuration are believed."""
+        """Ask until most Sentinels have answered. Those that name the newest configuration
+        count."""
         states: list[_SentinelState] = []
         silent = []
         for sentinel in list(self.sentinels):
@@ -121,8 +119,8 @@ class Sentinels(Sentinel):
                 states.append(self._state_of(sentinel))
             except (redis.RedisError, KeyError) as error:
                 silent.append((sentinel, error))
-            # Whoever knows less than we have heard does not count, unless all of them have
-            # forgotten it.
+            # A Sentinel with an older configuration than ours does not count, unless all of them
+            # have forgotten it.
             newest = max((state.epoch for state in states), default=-1)
             if len(states) * 2 > len(self.sentinels) and newest >= self._epoch:
                 break
@@ -154,17 +152,17 @@ class Sentinels(Sentinel):
         return _SentinelState(epoch, address, bool(replaced), bool(state["is_sdown"]))
 
     def forget(self) -> None:
-        """Ask before the next connection is made, whenever that was asked last."""
+        """Ask before the next connection is made, however new the last answer is."""
         self._asked_at = self._refused_at = float("-inf")
 
     def suspect(self) -> None:
-        """Something went wrong with the primary: ask, and go on asking for a while."""
+        """The primary has a problem: ask the Sentinels, and go on asking for a while."""
         self.forget()
         self._suspected_at = time.monotonic()
 
     def check(self) -> None:
-        """Ask now; when the primary is another, its connections are dropped. When nobody answers,
-        who knows."""
+        """Ask now, and drop the connections when another server is primary. When no Sentinel
+        answers, nothing changes."""
         self.forget()
         with suppress(MasterNotFoundError):
             self.discover_master(self.service_name)
@@ -177,7 +175,7 @@ class Sentinels(Sentinel):
     # Hearing
 
     def _hear(self) -> None:
-        """One thread for each Sentinel, once in each process."""
+        """Start one thread for each Sentinel, once in each process."""
         if self._heard_in == os.getpid() or self._closed.is_set():
             return
         if self._heard_in:  # a fork: another thread may have held it
@@ -233,7 +231,7 @@ class Sentinels(Sentinel):
             return
         self.suspect()
         if self.primary is not None and (host, port) == (self.primary[0], str(self.primary[1])):
-            self._drop()  # before anybody is asked: its connections are of no use either way
+            self._drop()  # before we ask: its connections are of no use in any case
         self.check()
 
     @property
@@ -249,7 +247,7 @@ class Sentinels(Sentinel):
         """End the threads, and the connections to the Sentinels."""
         self._closed.set()
         for sentinel in self.sentinels:
-            hang_up(sentinel.connection_pool)  # their threads take the connections apart
+            hang_up(sentinel.connection_pool)  # the threads then close the connections
 
 
 class PrimaryPool(SentinelConnectionPool):
@@ -263,18 +261,17 @@ class PrimaryPool(SentinelConnectionPool):
         sentinels.pool = weakref.ref(self)
 
     def suspect(self, timed_out: bool) -> None:
-        """A call has failed. After a timeout all others that wait would wait in vain."""
+        """A call has failed. After a timeout the other waiting calls would wait in vain."""
         self.sentinel_manager.suspect()
         hang_up(self, in_use=timed_out)
 
     def recheck(self) -> None:
-        """Ask the Sentinels before the next connection is made, and drop those that lead
-        elsewhere."""
+        """Ask the Sentinels now, and drop the connections when another server is primary."""
         self.sentinel_manager.check()
 
 
 class _Primary:
-    """What our connections do otherwise than redis-py's."""
+    """The differences between our connections and redis-py's."""
 
     connection_pool: Any
     host: str
@@ -282,7 +279,7 @@ class _Primary:
 
     def connect_to(self, address: Address) -> None:
         super().connect_to(address)  # type: ignore[misc]
-        # It may have taken its time, and connections that are being made cannot be dropped.
+        # Connecting may have taken long, and a connection that is being made cannot be dropped.
         if self.connection_pool.sentinel_manager.primary != address:
             self.disconnect()  # type: ignore[attr-defined]
             raise redis.ConnectionError(
@@ -290,8 +287,8 @@ class _Primary:
             )
 
     def read_response(self, *args: Any, disconnect_on_error: bool = True, **kwargs: Any) -> Any:
-        # redis-py's default behind Sentinel is False: a late answer would be taken for that of the
-        # next call.
+        # redis-py's default behind Sentinel is False: then the next call would read a late answer
+        # as its own.
         return super().read_response(*args, disconnect_on_error=disconnect_on_error, **kwargs)  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""The store: the message states as they lie in Redis. One method and one Lua file per
+"""The store: changes the states of messages in Redis. One method and one Lua file per
 transition."""
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from ..core.conf import Settings
@@ -25,12 +26,12 @@ from .repair import Repair
 from .topic_catalog import Topics
 from .workers import Workers
 
-#: Wait before a message is sent back a second time after a crash; the first time it waits for
-#: nothing.
+#: How long a message waits after its worker has crashed for the second time. After the first crash
+#: it is due at once.
 CRASH_BACKOFF_MS = 5_000
 
-#: Seconds after which the names of tasks are sent to a partition again (FLUSHALL). At every call
-#: they would cost 2 us each.
+#: Seconds after which we send the names of tasks to a partition again, because FLUSHALL removes
+#: them. At every call each would cost 2 us.
 SEND_NAMES_AGAIN = 30.0
 T = TypeVar("T")
 Ids = list[bytes]
@@ -55,10 +56,9 @@ class Claimed(NamedTuple):
     now_us: int
     """Redis' clock."""
     next_due_ms: int | None
-    """The earliest due time that waits there now; the end of a pause that has one."""
+    """The earliest due time that waits there now. While a pause has an end, that end."""
     wakeups: int
-    """How often the head of the partition had come sooner; changes when something new is due
-    first."""
+    """Changes when a message comes that is due before all others."""
     leases: Leases
     over: Ids
     """Ids that had expired or had no record."""
@@ -68,7 +68,7 @@ class Claimed(NamedTuple):
 
 
 class Reclaimed(NamedTuple):
-    """What a reclaim did with leases past their deadline."""
+    """What a reclaim did with the messages whose leases had ended."""
 
     back: Ids
     """Ids of the messages that wait again."""
@@ -92,8 +92,7 @@ class RedisStore:
 
     def __init__(self, redis_py: RedisPy | None, settings: Settings) -> None:
         self.client = RedisClient(redis_py, settings)
-        """Runs scripts and commands; has the settings, the prefix and what is known of the
-        clock."""
+        """Runs scripts and commands; has the settings, the prefix and the clock."""
         self.breaker = self.client.breaker
         """Open while Redis does not answer."""
         self.queries = Queries(self.client)
@@ -170,15 +169,13 @@ class RedisStore:
         return due_ms
 
     def edit(self, topic: str, message_id: bytes, change: Callable[[bytes], bytes]) -> bytes | None:
-        """Delayed -> delayed with the record that `change` makes of its record. Returns that, None
-        when the message is not live. Raises MessageRunning and MessageChanged."""
+        """Delayed -> delayed with the record that `change` makes of the old one. Returns the new
+        record, or None when the message is not live. Raises MessageRunning and MessageChanged."""
         for partition, found in self.find_many([(topic, message_id)]):
             after = change(found.record)
             word = self.edit_in(partition, message_id, found.record, after)
-            if word == "RUNNING":
-                raise MessageRunning
-            if word == "CHANGED":
-                raise MessageChanged
+            if word in ("RUNNING", "CHANGED"):
+                raise MessageRunning if word == "RUNNING" else MessageChanged
             if word == "OK":
                 return after
         return None
@@ -188,7 +185,7 @@ class RedisStore:
         or MISSING everywhere."""
         candidates = self.partitions.candidates(topic, life.id)
         for partition in candidates:
-            status = self.queries.durable_status(partition, [life])[0]
+            (status,) = self.queries.durable_status(partition, [life])
             if status != "MISSING":
                 return partition, status
         return candidates[0], "MISSING"
@@ -210,7 +207,7 @@ class RedisStore:
     def _batches(
         self, asked: Iterable[tuple[str, bytes, T]]
     ) -> Sequence[tuple[Partition, Sequence[T]]]:
-        """What to ask each partition that can have the id of a topic: 500 items at most, each."""
+        """The items by the partitions that can have their ids, in batches of up to 500."""
         grouped: dict[Partition, list[T]] = defaultdict(list)
         for topic, message_id, item in asked:
             for partition in self.partitions.candidates(topic, message_id):
@@ -243,8 +240,8 @@ class RedisStore:
         if unsent or len(messages) > 1:
             return self._begin_words(partition, {code: tasks[code] for code in unsent}, messages)
         message_id, mode, when, expires, record = messages[0]
-        # With the other modes, and from SQL, an id may well be live: that would be a second round
-        # trip.
+        # With the other modes, and from SQL, an id may well be live: then enqueue_one would cost a
+        # second round trip.
         if mode != "raise" or when.stamp_us:
             return self._begin_words(partition, {}, messages)
         all_keys = partition_keys(self.client.prefix, partition)
@@ -267,14 +264,14 @@ class RedisStore:
     def _begin_words(
         self, partition: Partition, unsent: Mapping[bytes, str], messages: Sequence[Outgoing]
     ) -> Callable[[], tuple[int, dict[int, str]]]:
-        """Send an enqueue that has a word for what is not simply new."""
+        """Send an enqueue that answers with a word for each message that is not simply new."""
         args: list[Any] = [len(unsent)]
         for code, name in unsent.items():
             args += (code.hex(), name)
-        for message in messages:
+        for message in messages:  # not chain(): it takes longer for a lone message
             args += message
         client = self.client
-        # SQL keeps what it has accepted: that need not wait for replicas.
+        # SQL keeps the messages that it has accepted: these need not wait for replicas.
         waits = client.settings.wait_replicas and not all(
             message.when.stamp_us for message in messages
         )
@@ -336,17 +333,15 @@ class RedisStore:
         *,
         repeated: bool = False,
     ) -> Leases:
-        """Leased -> delayed after a delay in ms, or -> dead (delay None); whether the attempt
-        counts; detail."""
+        """Leased -> delayed after a delay in ms, or -> dead (delay None).
+
+        Each lease has its delay, whether the attempt counts, and its detail (JSON). Returns the
+        leases that were refused as lost.
+        """
         args: list[Any] = [self._archive(partition)]
         for lease, delay_ms, counts, detail in settled:
-            args += (
-                lease.id,
-                lease.token,
-                "" if delay_ms is None else delay_ms,
-                int(counts),
-                detail,
-            )
+            delay = "" if delay_ms is None else delay_ms
+            args += (lease.id, lease.token, delay, int(counts), detail)
         return self._fenced("nack", partition, args, [item[0] for item in settled], repeated)
 
     def release(
@@ -357,11 +352,13 @@ class RedisStore:
         delays_ms: Sequence[int | None] | None = None,
         repeated: bool = False,
     ) -> Leases:
-        """Leased -> delayed at the old due time, or after the delay of each; the attempt given
-        back."""
-        args: list[Any] = []
-        for lease, delay_ms in zip(leases, delays_ms or [None] * len(leases), strict=True):
-            args += (lease.id, lease.token, "" if delay_ms is None else delay_ms)
+        """Leased -> delayed at the old due time, or after the delay of each lease. The attempt does
+        not count."""
+        args = [
+            part
+            for lease, delay_ms in zip(leases, delays_ms or [None] * len(leases), strict=True)
+            for part in (lease.id, lease.token, "" if delay_ms is None else delay_ms)
+        ]
         return self._fenced("release", partition, args, leases, repeated)
 
     def put_off(
@@ -371,19 +368,19 @@ class RedisStore:
         *,
         repeated: bool = False,
     ) -> Leases:
-        """Leased -> delayed after a delay in ms, the attempt given back: this worker's code cannot
-        run it; detail."""
-        args: list[Any] = []
-        for lease, delay_ms, detail in settled:
-            args += (lease.id, lease.token, delay_ms, detail)
+        """Leased -> delayed after a delay in ms, because this worker's code cannot run the message.
+        The attempt does not count. Each lease has its delay and its detail (JSON)."""
+        args = [
+            part
+            for lease, delay_ms, detail in settled
+            for part in (lease.id, lease.token, delay_ms, detail)
+        ]
         return self._fenced("put_off", partition, args, [item[0] for item in settled], repeated)
 
     def extend(self, partition: Partition, leases: Sequence[Lease]) -> Leases:
-        """Leased -> leased for another ttr. Returns the leases that another holds now; what is
-        settled is not lost."""
-        args: list[Any] = []
-        for lease in leases:
-            args += (lease.id, lease.token, lease.ttr_ms)
+        """Leased -> leased for another ttr. Returns the leases that another worker holds now. A
+        lease that is settled is not lost."""
+        args = [part for lease in leases for part in (lease.id, lease.token, lease.ttr_ms)]
         return self._fenced("extend", partition, args, leases, True)
 
     def reclaim(self, partition: Partition) -> Reclaimed:
@@ -406,11 +403,10 @@ class RedisStore:
         args = (
             self._archive(partition),
             json.dumps({"reason": reason}),
-            _or_nothing(before_us),
+            "" if before_us is None else before_us,
             *ids,
         )
-        answer = self.client.call("cancel", partition, args)
-        return [word.decode() for word in answer]
+        return [word.decode() for word in self.client.call("cancel", partition, args)]
 
     def reschedule_in(
         self, partition: Partition, message_id: bytes, when: When, before_us: int | None = None
@@ -420,13 +416,10 @@ class RedisStore:
 
         What was enqueued after `before_us` stays: MessageNotFound.
         """
-        word, *due = self.client.call(
-            "reschedule", partition, (message_id, when, _or_nothing(before_us))
-        )
-        if word == b"NOT_FOUND":
-            raise MessageNotFound
-        if word == b"RUNNING":
-            raise MessageRunning
+        args = (message_id, when, "" if before_us is None else before_us)
+        word, *due = self.client.call("reschedule", partition, args)
+        if word in (b"NOT_FOUND", b"RUNNING"):
+            raise MessageRunning if word == b"RUNNING" else MessageNotFound
         return int(due[0])
 
     def edit_in(self, partition: Partition, message_id: bytes, before: bytes, after: bytes) -> str:
@@ -438,8 +431,7 @@ class RedisStore:
     def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> Ids:
         """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are
         none."""
-        detail = json.dumps({"reason": reason})
-        args = (min(limit, BATCH), self._archive(partition), detail)
+        args = (min(limit, BATCH), self._archive(partition), json.dumps({"reason": reason}))
         return [*self.client.call("purge", partition, args)]
 
     # Messages that SQL answers for
@@ -458,9 +450,8 @@ class RedisStore:
         it is sent later, and SQL gives it a newer stamp.
         """
         detail = json.dumps({"reason": reason}) if reason else ""
-        answer: bytes = self.client.call(
-            "tombstone", partition, (message_id, record, detail, due_ms)
-        )
+        args = (message_id, record, detail, due_ms)
+        answer: bytes = self.client.call("tombstone", partition, args)
         return answer.decode()
 
     def trim_finished(
@@ -471,9 +462,8 @@ class RedisStore:
 
         Returns how many entries are left.
         """
-        args: list[Any] = [group, self.client.settings.finished_limit]
-        for fields in finished:
-            args += fields
+        limit = self.client.settings.finished_limit
+        args = (group, limit, *chain.from_iterable(finished))
         return int(self.client.call("trim_finished", partition, args))
 
     def _archive(self, partition: Partition) -> str:
@@ -501,10 +491,5 @@ class RedisStore:
         return lost
 
 
-def _or_nothing(instant_us: int | None) -> int | str:
-    return "" if instant_us is None else instant_us
-
-
 def _words(flat: Sequence[Any]) -> dict[int, str]:
-    pairs: Iterator[Any] = iter(flat)
-    return {index: word.decode() for index, word in zip(pairs, pairs, strict=True)}
+    return {index: word.decode() for index, word in zip(flat[::2], flat[1::2], strict=True)}

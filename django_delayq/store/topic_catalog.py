@@ -1,4 +1,4 @@
-"""Topics: pause and resume them, and know which partitions they have ever had."""
+"""Pauses and resumes topics, and records which partitions they have ever had."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Topics:
         self._client = client
 
     def pause(self, topic: str, note: str, until_ms: int | None = None) -> None:
-        """Nothing of the topic is claimed from now on, until `until_ms` at most. `note` (JSON) says
-        who paused it, when and why."""
+        """Let no worker claim from the topic, until `until_ms` at most. `note` (JSON) says who
+        paused it, when and why."""
         client = self._client
         fields = ("paused", note, "paused_until", "" if until_ms is None else until_ms)
 
@@ -68,19 +68,15 @@ class Topics:
         if count not in known:
             with suppress(StoreFull):  # a full Redis must drain; partitions.py registers again soon
                 client.command("SADD", key, f"{topic}:{count}")
-                self._pause_new(topic, range(max(known, default=count), count))
+                added = range(max(known, default=count), count)
+                if added:  # new partitions of a paused topic are paused, too
+                    first = keys.meta_key(client.prefix, Partition(topic, 0))
+                    pause = zip(_PAUSE, client.command("HMGET", first, *_PAUSE), strict=True)
+                    fields = [part for pair in pause if pair[1] is not None for part in pair]
+                    for number in added if fields else ():
+                        meta = keys.meta_key(client.prefix, Partition(topic, number))
+                        client.command("HSET", meta, *fields)
         return known | {count}
-
-    def _pause_new(self, topic: str, numbers: range) -> None:
-        """Partitions that are added while their topic is paused are paused too."""
-        if not numbers:
-            return
-        client = self._client
-        first = keys.meta_key(client.prefix, Partition(topic, 0))
-        pause = zip(_PAUSE, client.command("HMGET", first, *_PAUSE), strict=True)
-        fields = [part for name, value in pause if value is not None for part in (name, value)]
-        for number in numbers if fields else ():
-            client.command("HSET", keys.meta_key(client.prefix, Partition(topic, number)), *fields)
 
     def names(self) -> Sequence[str]:
         """Every topic that has ever been used with this prefix."""

@@ -8,11 +8,11 @@ from typing import Any
 from . import keys
 from .client import RedisClient
 
-#: From one sample to the next, and how many are kept: a day.
+#: Milliseconds from one sample to the next, and how many samples are kept: those of a day.
 SAMPLE_MS = 60_000
 SAMPLES = 1_440
-#: How long a note that a worker is quiet is kept: the worker is gone by then, and no other gets its
-#: name.
+#: How long we keep the note that a worker is quiet. The worker has ended by then, and no other gets
+#: its name.
 QUIET_KEPT_MS = 86_400_000
 
 
@@ -32,7 +32,7 @@ class Workers:
         return {name.decode(): json.loads(value) for name, value in raw.items()}
 
     def forget(self, *workers: str, ended: bool = True) -> None:
-        """Remove heartbeats. A worker that may not have `ended`, but is only cut off, stays
+        """Remove heartbeats. `ended` is False for a worker that may only be cut off: it stays
         quiet."""
         self._client.command("HDEL", keys.workers_key(self._client.prefix), *workers)
         if ended:
@@ -67,7 +67,7 @@ class Workers:
         return bool(self._client.command("SET", key, 1, "NX", "PX", ms))
 
     def extend_lock(self, name: str, ms: int) -> None:
-        """Hold the lock for `ms` from now on, whoever has it."""
+        """Set the lock for `ms` from now on. Does not check who holds it."""
         self._client.command("SET", keys.lock_key(self._client.prefix, name), 1, "PX", ms)
 
     def release_lock(self, name: str) -> None:
@@ -75,6 +75,6 @@ class Workers:
         self._client.command("EXPIRE", keys.lock_key(self._client.prefix, name), 0)
 
     def add_sample(self, sample: str) -> None:
-        """Keep a sample (JSON), and those of a day before it."""
+        """Add a sample (JSON). Samples older than about a day are removed."""
         key = keys.samples_key(self._client.prefix)
         self._client.command("XADD", key, "MAXLEN", "~", SAMPLES, "*", "sample", sample)
