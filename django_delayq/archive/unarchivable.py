@@ -135,24 +135,25 @@ def archive_again(
     reason: str = "",
     progress: Callable[[ArchivedAgain], object] | None = None,
 ) -> ArchivedAgain:
-    """Try once more to make each of these entries a row of the archive, whatever ARCHIVE says: the
-    oldest first, each in a transaction of its own, in which it also leaves UnarchivableEntry. What
-    is refused again stays, with the new error. `progress` is called after each.
+    """Try once more to make each of these entries a row of the archive, whatever ARCHIVE says. The
+    oldest come first, each in a transaction of its own, which also removes it from
+    UnarchivableEntry. An entry that is refused again stays, with the new error. `progress` is
+    called after each.
     """
     alias = get_settings().database
-    pks = list(rows.using(alias).order_by("pk").values_list("pk", flat=True))
-    fields: dict[str, Any] = {"selection": f"{len(pks)} unarchivable entries"}
-    if len(pks) == 1:
-        row = rows.using(alias).get(pk=pks[0])
+    found = list(rows.using(alias).order_by("pk").values("pk", "topic", "message_id"))
+    fields = {"selection": f"{len(found)} unarchivable entries"}
+    if len(found) == 1:
+        only = found[0]
         fields = {
-            "topic": row.topic,
-            "message_id": row.message_id,
-            "selection": f"unarchivable entry {row.pk}",
+            "topic": only["topic"],
+            "message_id": only["message_id"],
+            "selection": f"unarchivable entry {only['pk']}",
         }
     with OperatorAction.recorded("archive again", by, reason, **fields) as action:
         done = ArchivedAgain(action=action)
-        for pk in pks:
-            if error := _archive_one(pk, done, alias):
+        for row in found:
+            if error := _archive_one(row["pk"], done, alias):
                 name = type(error).__name__
                 done.refused[name] = done.refused.get(name, 0) + 1
             if progress:
