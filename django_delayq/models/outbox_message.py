@@ -46,8 +46,8 @@ class OutboxMessage(models.Model):
     status = models.CharField(_("status"), max_length=9, choices=OutboxStatus.choices)
     may_be_in_redis = models.BooleanField(default=False)
     """Of a waiting row: Redis may hold the message as well, or another life of its id, so the
-    message is never treated as one that is only here. Of a row without a record: False when Redis may have obeyed
-    already, and only its answer was lost."""
+    message is never treated as one that is only here. Of a row without a record: False when Redis
+    may have obeyed already, and only its answer was lost."""
     changed_at_us = models.BigIntegerField(default=0)
     """When it was cancelled or moved here. A message that is enqueued under its key later is not
     meant. 0: Redis has obeyed."""
