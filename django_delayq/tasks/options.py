@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -220,12 +219,13 @@ def _boolean(name: str, value: Any) -> bool:
 def check_key(value: Any) -> str | None:
     """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
     what PostgreSQL does not (the character 0)."""
-    if value is None:
-        return None
-    with suppress(UnicodeEncodeError):
-        if isinstance(value, str) and 1 <= len(value) <= 256 and b"\0" not in value.encode():
-            return value
-    raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
+    try:
+        is_key = isinstance(value, str) and 1 <= len(value) <= 256 and b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        is_key = False
+    if value is not None and not is_key:
+        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
+    return value
 
 
 def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
