@@ -36,22 +36,20 @@ GATHER = 0.2
 #: Seconds between two rounds without a hint. In a worker the settler gives a hint when messages
 #: have ended.
 IDLE = 15.0
-#: While tasks run, the archiver rests four times as long as it has worked: it then takes a fifth of
-#: the interpreter's time. It catches up when they are done, or when the stream is half full.
+#: While tasks run, the archiver rests four times as long as it has worked. So it takes a fifth of
+#: the interpreter's time. It catches up when the tasks are done, or when the stream is half full.
 REST = 4.0
 #: Failures in a row of the same batch, with a database that answers, before the archiver searches
 #: for the bad entry.
 PATIENCE = 3
 #: Seconds between two searches for entries that dead archivers have left.
 TAKE_OVER_INTERVAL = 5.0
-
-
 #: Seconds after which a new topic is noticed.
 PARTITIONS_REFRESH = 10.0
 
 
 class Archiver(Service):
-    """Serves every partition of every topic that there is with the prefix."""
+    """Serves all partitions of all topics that have the prefix."""
 
     name = "archiver"
 
@@ -84,8 +82,8 @@ class Archiver(Service):
         """Entries of all streams in the last round."""
 
     def messages_ended(self) -> None:
-        """Messages have ended. While the database is away they wait for the next try, which is at
-        most a second off."""
+        """Messages have ended. While the database is away they wait for the next try, which comes
+        within a second."""
         self._hinted = True
         if not self.lagging:
             self.sleeper.wake()
@@ -113,13 +111,16 @@ class Archiver(Service):
             return GATHER - since
         # Until it is known what waits, something may: a burst must not end in between.
         self._began_at, self.waiting, self._hinted = time.monotonic(), max(1, self.waiting), False
-        partitions = self._partitions()
+        now = time.monotonic()
+        if now - self._learned_at > PARTITIONS_REFRESH or not self._known:
+            # A partition that FLUSHALL makes Redis forget stays known: it is used again soon.
+            self._known |= set(self._store.topics.used_partitions())
+            self._learned_at = now
+        partitions = list(self._known | self._held.keys())
         sizes = dict(zip(partitions, lengths(self._store, partitions), strict=True))
         self.waiting = sum(sizes.values())
         archived, errors = [0], []
-        for partition in [
-            partition for partition, size in sizes.items() if size or partition in self._held
-        ]:
+        for partition in [name for name, size in sizes.items() if size or name in self._held]:
             try:
                 archived.append(self._archive(partition))
             except DelayQError as error:  # the other partitions are served all the same
@@ -141,15 +142,6 @@ class Archiver(Service):
         crowded = size > self._store.client.settings.finished_limit // 2
         return took * REST if self._tasks_run() and not crowded else 0.0
 
-    def _partitions(self) -> Sequence[Partition]:
-        now = time.monotonic()
-        if now - self._learned_at > PARTITIONS_REFRESH or not self._known:
-            self._known |= set(
-                self._store.topics.used_partitions()
-            )  # what FLUSHALL makes Redis forget is used again soon
-            self._learned_at = now
-        return list(self._known | self._held.keys())
-
     def _archive(self, partition: Partition) -> int:
         """Archive one batch. Returns how many entries it had."""
         stream = self._streams.get(partition)
@@ -157,29 +149,28 @@ class Archiver(Service):
             stream = self._streams[partition] = FinishedStream(
                 self._store, partition, self._consumer
             )
-        entries = self._held.pop(partition, None) or self._left_by_others(stream) or stream.read()
-        if entries:
-            try:
-                left = store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
-            except DelayQError as error:
-                self._keep(partition, entries, error)
-                raise
-            self._failures.pop(partition, None)
-            done = [entry for entry in entries if entry not in left]
-            if done:
-                stream.remove(done)
-            self.archived += len(done)
-            return len(done)
-        return 0
-
-    def _left_by_others(self, stream: FinishedStream) -> Sequence[Entry]:
-        now = time.monotonic()
-        if now - self._took_over_at.get(stream.partition, -TAKE_OVER_INTERVAL) < TAKE_OVER_INTERVAL:
-            return []
-        self._took_over_at[stream.partition] = now
-        return stream.take_over()
+        now, entries = time.monotonic(), self._held.pop(partition, None)
+        took_over_at = self._took_over_at.get(partition, -TAKE_OVER_INTERVAL)
+        if not entries and now - took_over_at >= TAKE_OVER_INTERVAL:
+            self._took_over_at[partition] = now
+            entries = stream.take_over()
+        entries = entries or stream.read()
+        if not entries:
+            return 0
+        try:
+            left = store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
+        except DelayQError as error:
+            self._keep(partition, entries, error)
+            raise
+        self._failures.pop(partition, None)
+        done = [entry for entry in entries if entry not in left]
+        if done:
+            stream.remove(done)
+        self.archived += len(done)
+        return len(done)
 
     def _keep(self, partition: Partition, entries: Sequence[Entry], error: DelayQError) -> None:
+        """Hold the entries for the next try, and note that the archive is away."""
         self._held[partition] = entries
         if not isinstance(error, ArchiveUnavailable):
             return
@@ -207,7 +198,13 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[En
         raise
     except Exception as error:
         answers = _answers(connection)
-        if not answers or not (search or _is_about_data(error)):
+        # Whether it is useless to try the same again. An operational error is a deadlock, a lock or
+        # a lost connection. An error that is not the database's comes from a driver that cannot
+        # even send the value.
+        about_data = not isinstance(error, Error) or isinstance(
+            error, DataError | IntegrityError | InternalError
+        )
+        if not answers or not (search or about_data):
             raise ArchiveUnavailable(error, answers) from error
         if len(entries) == 1:
             return _store_alone(entries[0], error, connection)
@@ -216,27 +213,11 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[En
 
 
 def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[Entry]:
-    settings = get_settings()
-    rows = [
-        archive_rows.row_of(entry, connection)
-        for entry in entries
-        if archive_rows.wanted(entry, settings)
-    ]
+    rows = archive_rows.rows_of(entries, connection)
     with transaction.atomic(using=connection.alias):
         if rows:
             archive_rows.insert(rows, connection)
         return closing.close(entries, connection.alias)
-
-
-def _is_about_data(error: Exception) -> bool:
-    """Whether trying the same again is useless. Operational errors are deadlocks, locks, lost
-    connections.
-
-    What is not the database's comes from a driver that cannot even send the value.
-    """
-    return not isinstance(error, Error) or isinstance(
-        error, DataError | IntegrityError | InternalError
-    )
 
 
 def _answers(connection: BaseDatabaseWrapper) -> bool:
@@ -254,14 +235,26 @@ def _answers(connection: BaseDatabaseWrapper) -> bool:
 def _store_alone(
     entry: Entry, error: Exception, connection: BaseDatabaseWrapper
 ) -> Sequence[Entry]:
-    """Store one entry that the database has refused. Only when it is itself to blame it is put
-    aside."""
+    """Store one entry that the database has refused. It is put aside only when it is itself to
+    blame."""
     try:
         refused = _rehearse(entry, connection)
     except Error:  # a good row is not taken either: a lock, or a migration is missing
         raise ArchiveUnavailable(error, _answers(connection)) from error
     if refused is not None and not may_pass(refused):
-        return _put_aside(entry, refused, connection)
+        try:
+            with transaction.atomic(using=connection.alias):
+                unarchivable.put_aside(entry, refused, connection.alias)
+                left = closing.close([entry], connection.alias)
+        except Error as failure:
+            raise ArchiveUnavailable(failure, _answers(connection)) from failure
+        logger.error(
+            "message %s of %s cannot be archived; it is on the page of unarchivable entries: %s",
+            entry.id.hex(),
+            entry.partition.topic,
+            refused,
+        )
+        return left
     try:
         return _store([entry], connection)
     except DelayQError:
@@ -274,11 +267,11 @@ def _store_alone(
 
 
 def _rehearse(entry: Entry, connection: BaseDatabaseWrapper) -> Exception | None:
-    """What the database has against this entry while it takes a row that is surely good. Changes
-    nothing.
+    """The error with which the database refuses this entry while it takes a row that is surely
+    good. None: it takes the entry now. Changes nothing.
 
-    Both in one transaction: it holds the locks of the good row, so what it then meets is no lock of
-    the table that came in between. Raises Error when the good row is not taken.
+    Both rows are inserted in one transaction. It holds the locks of the good row, so the error is
+    not about a lock of the table that came in between. Raises Error when the good row is not taken.
     """
     good = Entry(b"", Partition("probe", 0), new_id(), "acked", 1, b"", b"", b"{}")
     refused: Exception | None = None
@@ -292,20 +285,3 @@ def _rehearse(entry: Entry, connection: BaseDatabaseWrapper) -> Exception | None
             refused = error
         transaction.set_rollback(True, using=connection.alias)
     return refused
-
-
-def _put_aside(entry: Entry, error: Exception, connection: BaseDatabaseWrapper) -> Sequence[Entry]:
-    """Keep what the archive refuses where people find it."""
-    try:
-        with transaction.atomic(using=connection.alias):
-            unarchivable.put_aside(entry, error, connection.alias)
-            left = closing.close([entry], connection.alias)
-    except Error as refused:
-        raise ArchiveUnavailable(refused, _answers(connection)) from refused
-    logger.error(
-        "message %s of %s cannot be archived; it is on the page of unarchivable entries: %s",
-        entry.id.hex(),
-        entry.partition.topic,
-        error,
-    )
-    return left

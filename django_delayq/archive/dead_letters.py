@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.db.models import Case, Count, F, Max, Min, Q, When
 from django.db.models.functions import Left
 from django.utils import timezone
 
 from ..core.conf import check_name
-from .selection import Rows, Selection
+from .selection import Selection
 
 #: How far back each window goes. The longest is also where counting ends.
 WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(hours=24), "week": timedelta(days=7)}
@@ -27,6 +26,8 @@ MOST_OLDER = 10_000
 #: Characters of an error message that are enough to recognise it.
 MESSAGE_LENGTH = 300
 
+_ERROR = Case(When(error_class="", then=F("reason")), default=F("error_class"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
@@ -34,8 +35,8 @@ class Group:
 
     task: str
     error: str
-    """Class of the error; what has none has its reason here (poison, unknown_task ... or what
-    Reject said)."""
+    """Class of the error. A dead letter without one has its reason here (poison, unknown_task ...
+    or what Reject said)."""
     hour: int
     """How many died in the last hour."""
     day: int
@@ -57,13 +58,13 @@ class DeadLetters:
     topic: str
     """The only topic that it is about; empty for all."""
     groups: Sequence[Group]
-    """What died most in the last hour first, then in the last day, then in the last week. At most
-    MOST_GROUPS."""
+    """The most frequent of the last hour come first, then those of the last day, then those of the
+    last week. At most MOST_GROUPS."""
     more_groups: bool
     """Whether there are others."""
     counted_since: datetime | None
-    """Set when there were more than MOST_ROWS: what died before that instant is not in the figures.
-    """
+    """Set when there were more than MOST_ROWS: the figures leave out what died before that
+    instant."""
     older: int
     """How many died before the last week and are still open: up to MOST_OLDER."""
 
@@ -113,43 +114,34 @@ def grouped(topic: str = "", *, messages: bool = False) -> DeadLetters:
     )
     if counted_since is not None:
         week = week.filter(finished_at__gte=counted_since)
-    found = [Group(**values) for values in _groups(week, at)[: MOST_GROUPS + 1]]
+    # One query for all windows. It counts a column of the index, so that PostgreSQL need not read
+    # the rows.
+    counts = {
+        name: Count("finished_at", filter=Q(finished_at__gte=at - length))
+        for name, length in WINDOWS.items()
+    }
+    named = week.annotate(error=_ERROR).order_by().values("task", "error")
+    named = named.annotate(**counts, newest_at=Max("finished_at"), oldest_at=Min("finished_at"))
+    named = named.order_by("-hour", "-day", "-week", "task", "error")
+    found = [Group(**values) for values in named[: MOST_GROUPS + 1]]
     groups = found[:MOST_GROUPS]
+    if messages:
+        # The newest rows are found by their instants, which the index has. Few rows have the same
+        # instant.
+        newest = rows.filter(finished_at__in={group.newest_at for group in groups})
+        texts = newest.annotate(error=_ERROR).values_list(
+            "task", "error", "finished_at", Left("error_message", MESSAGE_LENGTH)
+        )
+        message_of = {tuple(group): text for *group, text in texts[: 10 * MOST_GROUPS]}
+        groups = [
+            replace(group, message=message_of.get((group.task, group.error, group.newest_at), ""))
+            for group in groups
+        ]
     return DeadLetters(
         at=at,
         topic=topic,
-        groups=_with_messages(rows, groups) if messages else groups,
+        groups=groups,
         more_groups=len(found) > MOST_GROUPS,
         counted_since=counted_since,
         older=rows.filter(finished_at__lt=at - WINDOWS["week"])[:MOST_OLDER].count(),
     )
-
-
-def _groups(rows: Rows, at: datetime) -> Any:
-    """One query for all windows. It counts a column of the index, so that PostgreSQL need not read
-    the rows."""
-    counts = {
-        name: Count("finished_at", filter=Q(finished_at__gte=at - length)) for name,
-        length in WINDOWS.items()
-    }  # fmt: skip
-    named = rows.annotate(error=_error()).order_by().values("task", "error")
-    named = named.annotate(**counts, newest_at=Max("finished_at"), oldest_at=Min("finished_at"))
-    return named.order_by("-hour", "-day", "-week", "task", "error")
-
-
-def _error() -> Case:
-    return Case(When(error_class="", then=F("reason")), default=F("error_class"))
-
-
-def _with_messages(rows: Rows, groups: Sequence[Group]) -> list[Group]:
-    """Found by their instants, which the index knows; those of one instant are few."""
-    newest = rows.filter(finished_at__in={group.newest_at for group in groups}).annotate(
-        error=_error()
-    )
-    newest_rows = newest.values_list(
-        "task", "error", "finished_at", Left("error_message", MESSAGE_LENGTH)
-    )
-    found = {
-        (task, error, at): message for task, error, at, message in newest_rows[: 10 * MOST_GROUPS]
-    }
-    return [replace(g, message=found.get((g.task, g.error, g.newest_at), "")) for g in groups]

@@ -112,19 +112,25 @@ class _Prune:
     def run(self, batch: int) -> Pruned:
         """Delete, or only count."""
         self._tell()
+        rows = ArchivedMessage.objects.using(self._alias)
         for page in self._pages():
-            for pks in chunked(self._without_needed(page), batch):
+            needed: set[int] = set()
+            once = any(task.options.exactly_once for task in registry.by_name.values())
+            for ids in chunked(page, IDS) if once else ():
+                needed |= still_needed(rows.filter(pk__in=ids))
+            self._needed += len(needed)
+            for pks in chunked([pk for pk in page if pk not in needed], batch):
                 self._count += self._delete(ArchivedMessage, pks)
                 self._tell()
         aside = UnarchivableEntry.objects.using(self._alias).filter(created_at__lt=self._before)
-        found = aside.values_list("pk", "state")
-        pks = [pk for pk, state in found if self._goes(state, None, None)]
+        states = aside.values_list("pk", "state")
+        pks = [pk for pk, state in states if self._goes(state, None, None)]
         self._count += self._delete(UnarchivableEntry, pks)
         return self._so_far()
 
     def _pages(self) -> Iterator[Sequence[int]]:
-        """The ids of rows to delete. Read along the index of finished_at, whatever is wanted of it:
-        so each query is short, also one for a state that is rare."""
+        """The ids of the rows to delete. They are always read along the index of finished_at, so
+        each query is short, also one for a state that is rare."""
         rows = ArchivedMessage.objects.using(self._alias).filter(finished_at__lt=self._before)
         columns = rows.order_by("finished_at", "pk").values_list(
             "pk", "finished_at", "state", "replayed_at", "discarded_at"
@@ -148,15 +154,6 @@ class _Prune:
         is_open = state == Final.DEAD and not replayed_at and not discarded_at
         self._kept += is_open
         return not is_open
-
-    def _without_needed(self, pks: Sequence[int]) -> Sequence[int]:
-        if not any(task.options.exactly_once for task in registry.by_name.values()):
-            return pks
-        needed: set[int] = set()
-        for ids in chunked(pks, IDS):
-            needed |= still_needed(ArchivedMessage.objects.using(self._alias).filter(pk__in=ids))
-        self._needed += len(needed)
-        return [pk for pk in pks if pk not in needed]
 
     def _delete(self, model: type[ArchivedMessage | UnarchivableEntry], pks: Sequence[int]) -> int:
         if self.action is None or not pks:

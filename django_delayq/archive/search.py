@@ -2,11 +2,11 @@
 nor the depth.
 
 No index serves every combination of filters, so rows are read in windows, and a page that is not
-full says how far back the search went. What is not acked is little: an index of its own
-(delayq_archive_others) holds all that filters ask for, and a window is 100,000 of its entries. Else
-it is a number of rows in the order in which they finished when a period is given, and without one a
-range of ids: 20,000 at first, then as many as the time that is left allows. Where a task or a topic
-is rare its index has all of its rows at once, and there is no window.
+full says how far back the search went. There are few rows that are not acked: an index of their own
+(delayq_archive_others) holds all that filters ask for, and a window is 100,000 of its entries.
+For other rows a window is a number of rows in the order in which they finished, when a period is
+given. Without a period it is a range of ids: 20,000 at first, then as many as the time that is left
+allows. A rare task or topic needs no window: its index gives all of its rows at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BUDGET = 0.06
 PERIOD_ROWS, FEW_ROWS, SEARCHED_ROWS = 60_000, 100_000, 50_000
 #: A task or a topic with at most as many rows is looked up in its index, without windows.
 RARE = 5_000
-#: Bodies that are read at most: one may have 60 KB and more.
+#: At most so many bodies are read: one may have 60 KB and more.
 CANDIDATES = 300
 #: Bytes of bodies in one window that is searched, as far as those of its first rows tell.
 SEARCHED_BYTES, SAMPLE = 64 * 1024 * 1024, 200
@@ -65,12 +65,11 @@ LAST_ID = 2**62
 
 #: The last day of the calendar, in microseconds since then.
 _LAST_US = 253_402_214_400_000_000
-_MISSING = object()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchivePage:
-    """Some rows in a row, the newest first."""
+    """Consecutive rows of a selection, the newest first."""
 
     rows: Sequence[ArchivedMessage]
     older: str | None
@@ -86,7 +85,7 @@ class ArchivePage:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What a walk came back with, in its direction."""
+    """What a walk has found, in its direction."""
 
     rows: list[ArchivedMessage]
     edge: Edge | None
@@ -156,21 +155,18 @@ class _Walk:
         self.table: Rows = ArchivedMessage.objects.using(self.rows.db).only("pk", *columns)
         self.features = connections[self.rows.db].features
         if selection.topic and not selection.state:
-            self.rows = self.rows.filter(
-                state__in=Final.values
-            )  # all there are: the index begins with them
+            # All states that there are, because the index begins with the state.
+            self.rows = self.rows.filter(state__in=Final.values)
 
     def mark(self) -> Any:
         """In SQL: _RARE when so few rows have this task, or topic, that an index gives all of them
         at once."""
-        wanted = self.selection
-        states = [wanted.state] if wanted.state else Final.values
-        if wanted.task:
-            same = self.table.filter(task=wanted.task, state__in=states)
-        elif wanted.topic:
-            same = self.table.filter(topic=wanted.topic, state__in=states)
-        else:
+        column = "task" if self.selection.task else "topic"
+        name = self.selection.task or self.selection.topic
+        if not name:
             return Value(_COMMON)
+        states = [self.selection.state] if self.selection.state else Final.values
+        same = self.table.filter(**{column: name, "state__in": states})
         return Coalesce(Subquery(same.order_by().values("pk")[RARE : RARE + 1]), Value(_RARE))
 
     def order(self, *names: str) -> list[str]:
@@ -200,7 +196,7 @@ class _Ids(_Walk):
         return _Found(rows=rows, edge=(None, self._next_to(beyond)), stopped_at=beyond.finished_at)
 
     def _rest(self, start: int | None, size: int, rows: list[ArchivedMessage]) -> _Found:
-        """Everything from there on, added to these rows."""
+        """All rows from there on, added to these rows."""
         rest = self._from(self.rows, start).order_by(*self.order("pk"))
         return _cut([*rows, *rest[: size + 1 - len(rows)]], size, _Ids)
 
@@ -219,18 +215,14 @@ class _Ids(_Walk):
         )
         rows = self._from(self.rows, start).filter(inside).annotate(mark=Value(0))
         beyond = self.table.filter(outside).annotate(mark=self.mark())
-        found = self._both(
-            rows.order_by(*self.order("pk"))[:limit], beyond.order_by(*self.order("pk"))[:1]
-        )
-        within = [row for row in found if not row.mark]  # type: ignore[attr-defined]
+        rows = rows.order_by(*self.order("pk"))[:limit]
+        beyond = beyond.order_by(*self.order("pk"))[:1]
+        # In one query, where the database can: a page may make few of them.
+        together = self.features.supports_slicing_ordering_in_compound
+        found = list(rows.union(beyond, all=True)) if together else [*rows, *beyond]
+        within = [row for row in found if not row.mark]
         within.sort(key=lambda row: row.pk, reverse=not self.upwards)
-        return within, next((row for row in found if row.mark), None)  # type: ignore[attr-defined]
-
-    def _both(self, rows: Rows, beyond: Rows) -> list[ArchivedMessage]:
-        """Together, where the database can: a page has few queries to spend."""
-        if self.features.supports_slicing_ordering_in_compound:
-            return list(rows.union(beyond, all=True))
-        return [*rows, *beyond]
+        return within, next((row for row in found if row.mark), None)
 
     def _from(self, rows: Rows, start: int | None) -> Rows:
         if start is None:
@@ -249,11 +241,10 @@ class _Times(_Walk):
 
     def __init__(self, selection: Selection, columns: Sequence[str], *, upwards: bool) -> None:
         super().__init__(selection, columns, upwards=upwards)
-        self.few = _is_few(selection, self.features)
+        self.few = _is_few(selection)
         if self.few:
-            self.rows = self.rows.exclude(
-                state=Final.ACKED
-            )  # said, for that is the condition of the index
+            # The query has to name the condition of the index.
+            self.rows = self.rows.exclude(state=Final.ACKED)
 
     def walk(self, edge: Edge | None, size: int) -> _Found:
         """At most `size` rows from the edge on."""
@@ -262,19 +253,28 @@ class _Times(_Walk):
             rows = rows.filter(Q(finished_at__lte=end) if self.upwards else Q(finished_at__gte=end))
         rows = rows.order_by(*self.order("finished_at", "pk"))
         if self.selection.argument:
-            return self._searched(rows, end, size)
-        if (
-            self.few and self.features.allow_sliced_subqueries_with_in
-        ):  # then the index alone tells which
-            rows = self.table.filter(pk__in=rows.values("pk")[: size + 1]).order_by(
-                *self.order("finished_at", "pk")
-            )
-        return self._page(list(rows[: size + 1]), end, size)
+            argument = _ArgumentFilter(self.selection.argument, self.selection.value)
+            rows = argument.narrowed(rows).only("pk", *self.columns, "body")
+            candidates = list(rows[:CANDIDATES])
+            found = [row for row in candidates if argument.is_in(row)][: size + 1]
+            if len(found) <= size and len(candidates) == CANDIDATES:
+                last = candidates[-1]
+                return _Found(rows=found, edge=_after(last, _Times), stopped_at=last.finished_at)
+        else:
+            if self.few and self.features.allow_sliced_subqueries_with_in:
+                # The index of the others alone tells which rows these are.
+                pks = rows.values("pk")[: size + 1]
+                rows = self.table.filter(pk__in=pks).order_by(*self.order("finished_at", "pk"))
+            found = list(rows[: size + 1])
+        if end is None or len(found) > size:
+            return _cut(found, size, _Times)
+        # All rows that finished in the last instant of the window belong to it.
+        return _Found(rows=found, edge=(end, LAST_ID if self.upwards else 0), stopped_at=end)
 
     def _end(self, edge: Edge | None) -> datetime | None:
-        """When the last row of this window finished; None when nothing lies beyond. OFFSET, but
-        only of this many entries of an index: ids would not do, for rows of any id may have
-        finished in the period."""
+        """When the last row of this window finished; None when nothing lies beyond. It takes an
+        OFFSET of this many entries of an index. A range of ids would not do, because rows of any id
+        may have finished in the period."""
         scope = Selection(since=self.selection.since, until=self.selection.until).rows()
         count = (
             self._searchable(scope, edge)
@@ -293,8 +293,7 @@ class _Times(_Walk):
         return None if mark == _RARE else end
 
     def _searchable(self, scope: Rows, edge: Edge | None) -> int:
-        """How many rows from the edge on may be searched: fewer where the database would read much
-        for each."""
+        """How many rows from the edge on may be searched: fewer where their bodies are long."""
         first = self._from(scope, edge).order_by(*self.order("finished_at"))[:SAMPLE]
         total = 0
         for number, size in enumerate(first.values_list(Octets("body"), flat=True), 1):
@@ -306,21 +305,6 @@ class _Times(_Walk):
             if not total
             else min(SEARCHED_ROWS, max(SAMPLE, SAMPLE * SEARCHED_BYTES // total))
         )
-
-    def _searched(self, rows: Rows, end: datetime | None, size: int) -> _Found:
-        wanted = _ArgumentFilter(self.selection.argument, self.selection.value)
-        candidates = list(wanted.narrowed(rows).only("pk", *self.columns, "body")[:CANDIDATES])
-        found = [row for row in candidates if wanted.is_in(row)][: size + 1]
-        if len(found) <= size and len(candidates) == CANDIDATES:
-            last = candidates[-1]
-            return _Found(rows=found, edge=_after(last, _Times), stopped_at=last.finished_at)
-        return self._page(found, end, size)
-
-    def _page(self, rows: list[ArchivedMessage], end: datetime | None, size: int) -> _Found:
-        if end is None or len(rows) > size:
-            return _cut(rows, size, _Times)
-        # All rows that finished in the last instant of the window belong to it.
-        return _Found(rows=rows, edge=(end, LAST_ID if self.upwards else 0), stopped_at=end)
 
     def _from(self, rows: Rows, edge: Edge | None) -> Rows:
         if edge is None:
@@ -340,10 +324,8 @@ def _cut(rows: list[ArchivedMessage], size: int, kind: type[_Walk]) -> _Found:
 
 
 def _kind(selection: Selection) -> type[_Ids | _Times]:
-    if _is_exact(selection):
-        return _Ids
-    features = connections[selection.rows().db].features
-    return _Times if selection.since or selection.until or _is_few(selection, features) else _Ids
+    by_time = selection.since or selection.until or _is_few(selection)
+    return _Times if by_time and not _is_exact(selection) else _Ids
 
 
 def _is_exact(selection: Selection) -> bool:
@@ -351,11 +333,11 @@ def _is_exact(selection: Selection) -> bool:
     return bool(selection.message_id or selection.key or selection.ids) and not selection.argument
 
 
-def _is_few(selection: Selection, features: Any) -> bool:
+def _is_few(selection: Selection) -> bool:
     """Whether no acked row is meant, and the index of the others is there
     (delayq_archive_others)."""
     others = selection.open or selection.error or selection.state not in ("", Final.ACKED)
-    return bool(others and features.supports_partial_indexes)
+    return bool(others and connections[selection.rows().db].features.supports_partial_indexes)
 
 
 def _after(row: ArchivedMessage, kind: type[_Walk]) -> Edge:
@@ -396,7 +378,7 @@ def _edge_of(text: str | None, timed: bool) -> Edge | None:
 
 
 class _ArgumentFilter:
-    """An argument and what it is to be: as JSON, or as a plain word.
+    """The name of an argument and the value that it must have: as JSON, or as a plain word.
 
     `name` is a parameter of the task, or `args` and a number for the positional ones; further dots
     lead into objects and arrays.
@@ -410,7 +392,7 @@ class _ArgumentFilter:
             self.value = msgspec.json.decode(value)
 
     def narrowed(self, rows: Rows) -> Rows:
-        """The rows whose text has the value anywhere, with their bodies: so few of them need to be
+        """The rows whose text has the value anywhere, so that the bodies of only a few rows are
         read."""
         if isinstance(self.value, dict | list):
             return rows
@@ -423,47 +405,27 @@ class _ArgumentFilter:
         return narrowed
 
     def is_in(self, row: ArchivedMessage) -> bool:
-        """Whether the argument is there and is this."""
-        found = _at(_named(row), self.path)
-        return _same(found, self.word) or _same(found, self.value)
-
-
-def _same(found: Any, value: Any) -> bool:
-    """1, 1.0 and true are three things."""
-    return type(found) is type(value) and bool(found == value)
-
-
-def _named(row: ArchivedMessage) -> Mapping[str, Any]:
-    """What the task is called with, by name; nothing for a body that cannot be read."""
-    try:
-        body = msgspec.json.decode(row.body)
-        args, kwargs = body["args"], body["kwargs"]
-    except (msgspec.MsgspecError, UnicodeError, TypeError, KeyError):
-        return {}
-    return {"args": args, **_by_position(row.task, args), **kwargs}
-
-
-def _by_position(task: str, args: Sequence[Any]) -> dict[str, Any]:
-    """By the task's signature of today; what it has no names for is left out."""
-    if task not in registry.by_name:
-        return {}
-    parameters = registry.by_name[task].definition.signature.parameters.values()
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [parameter.name for parameter in parameters if parameter.kind in plain]
-    return dict(zip(names, args, strict=False))
-
-
-def _at(value: Any, path: Sequence[str]) -> Any:
-    for step in path:
-        if isinstance(value, Mapping) and step in value:
-            value = value[step]
-        elif (
-            isinstance(value, list)
-            and step.isascii()
-            and step.isdecimal()
-            and int(step[:9]) < len(value)
-        ):
-            value = value[int(step[:9])]
-        else:
-            return _MISSING
-    return value
+        """Whether the argument is there and has this value. A body that cannot be read has none."""
+        try:
+            body = msgspec.json.decode(row.body)
+            args, kwargs = body["args"], body["kwargs"]
+        except (msgspec.MsgspecError, UnicodeError, TypeError, KeyError):
+            return False
+        names: list[str] = []
+        if row.task in registry.by_name:
+            # By the task's signature of today. An argument that it has no name for is left out.
+            parameters = registry.by_name[row.task].definition.signature.parameters.values()
+            plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            names = [parameter.name for parameter in parameters if parameter.kind in plain]
+        found: Any = {"args": args, **dict(zip(names, args, strict=False)), **kwargs}
+        for step in self.path:
+            is_index = isinstance(found, list) and step.isascii() and step.isdecimal()
+            if isinstance(found, Mapping) and step in found:
+                found = found[step]
+            elif is_index and int(step[:9]) < len(found):
+                found = found[int(step[:9])]
+            else:
+                return False
+        # 1, 1.0 and true are three values.
+        values = (self.word, self.value)
+        return any(type(found) is type(value) and bool(found == value) for value in values)

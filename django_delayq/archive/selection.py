@@ -1,5 +1,5 @@
-"""Which rows of the archive are meant: what a filter form says, a bulk operation stores and a link
-carries."""
+"""Selects rows of the archive: a filter form makes a selection, a bulk operation stores it, and a
+link carries it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_IDS = 1_000
 class Selection(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Every part that is given narrows it down; an empty one is the whole archive."""
+    """Each part that is given narrows it down. An empty selection is the whole archive."""
 
     state: str = ""
     """acked, dead, cancelled or expired."""
@@ -81,12 +81,14 @@ class Selection(
     def rows(self) -> Rows:
         """The rows, without an order. Nothing here looks at a body."""
         rows: Rows = ArchivedMessage.objects.using(get_settings().database).all()
-        equal: dict[str, Any] = {"state": self.state, "topic": self.topic, "task": self.task}
-        equal |= {
+        conditions: dict[str, Any] = {
+            "state": self.state,
+            "topic": self.topic,
+            "task": self.task,
             "finished_at__gte": _as_stored(self.since),
             "finished_at__lt": _as_stored(self.until),
         }
-        rows = rows.filter(**{name: value for name, value in equal.items() if value})
+        rows = rows.filter(**{name: value for name, value in conditions.items() if value})
         if self.open:
             rows = rows.filter(state=Final.DEAD, replayed_at=None, discarded_at=None)
         if self.error.startswith("="):
@@ -121,14 +123,15 @@ class Selection(
         """One line for people."""
         words = [f"{len(self.ids):,} named rows"] if self.ids else []
         words += ["open dead letters"] if self.open else []
-        for name in ("state", "topic", "task", "error", "key"):
-            if value := getattr(self, name):
-                words.append(
-                    f"{name} {value.removeprefix('=') or 'none'}"
-                    if name == "error"
-                    else f"{name} {value}"
-                )
-        words += [f"id {self.message_id}"] if self.message_id else []
+        named = {
+            "state": self.state,
+            "topic": self.topic,
+            "task": self.task,
+            "error": self.error and (self.error.removeprefix("=") or "none"),
+            "key": self.key,
+            "id": self.message_id,
+        }
+        words += [f"{name} {value}" for name, value in named.items() if value]
         words += [f"{self.argument} = {self.value}"] if self.argument else []
         words += [f"since {self.since.isoformat(' ', 'seconds')}"] if self.since else []
         words += [f"until {self.until.isoformat(' ', 'seconds')}"] if self.until else []
@@ -136,8 +139,8 @@ class Selection(
 
 
 def _as_stored(when: datetime | None) -> datetime | None:
-    """Naive where the project has no time zones (USE_TZ). What lies beyond the calendar of UTC is
-    its end."""
+    """The instant as the database has it: naive where the project has no time zones (USE_TZ). An
+    instant beyond the calendar of UTC becomes the end of the calendar."""
     if when is None:
         return None
     try:

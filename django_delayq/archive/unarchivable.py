@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from django.db import connections, transaction
@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 from ..core.conf import get_settings
 from ..core.database import may_pass
 from ..core.exceptions import DatabaseUnavailable, DelayQError, StoreError
-from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body, task_code_of
+from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body
 from ..core.times import stored_ms
 from ..models import OperatorAction, UnarchivableEntry
 from ..store.finished import Entry
@@ -29,15 +29,6 @@ from . import archive_rows, closing
 MOST_BYTES = 2 * 1024 * 1024
 #: Entries that one request archives again.
 MOST_AT_ONCE = 500
-
-
-class Kept(NamedTuple):
-    """What an UnarchivableEntry holds."""
-
-    entry: Entry
-    content: archive_rows.Content | None
-    """Of an entry that was put aside where arguments are redacted: body and arguments as they may
-    be shown."""
 
 
 @dataclass(kw_only=True)
@@ -53,12 +44,12 @@ class ArchivedAgain:
 
 
 def put_aside(entry: Entry, error: Exception, alias: str) -> None:
-    """Keep an entry, in letters that every database takes. One that is there already stays as it
-    is."""
+    """Keep an entry, in characters that every database takes. An entry that is already kept stays
+    as it is."""
     raw = {"record": entry.record, "attempts": entry.attempts, "detail": entry.detail}
     content: dict[str, Any] = {"at_ms": entry.at_ms}
     if get_settings().redact:
-        # Only what a row of the archive would have shown: later it is not known which other parts
+        # Keep only what a row of the archive would have shown. Nobody knows later which other parts
         # may be shown.
         _, body, arguments = archive_rows.content_of(entry)
         shown = msgspec.structs.replace(body, args=[], kwargs={})
@@ -80,8 +71,9 @@ def put_aside(entry: Entry, error: Exception, alias: str) -> None:
     UnarchivableEntry.objects.using(alias).bulk_create([row], ignore_conflicts=True)
 
 
-def kept(row: UnarchivableEntry) -> Kept:
-    """The entry as the stream had it."""
+def kept(row: UnarchivableEntry) -> tuple[Entry, archive_rows.Content | None]:
+    """The entry as the stream had it. When it was put aside where arguments are redacted, also the
+    content that may be shown."""
     content = json.loads(row.content)
     raw = {name: base64.b64decode(value) for name, value in content.items() if name != "at_ms"}
     entry = Entry(
@@ -95,8 +87,8 @@ def kept(row: UnarchivableEntry) -> Kept:
         raw["detail"],
     )
     if "body" not in raw:
-        return Kept(entry, None)
-    return Kept(entry, (msgspec.json.decode(raw["body"], type=Body), raw["arguments"].decode()))
+        return entry, None
+    return entry, (msgspec.json.decode(raw["body"], type=Body), raw["arguments"].decode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,27 +105,23 @@ class Shown:
 
 
 def entry_view(row: UnarchivableEntry) -> Shown:
-    """As far as it can be read. A task without a known name is `code:` and its digits."""
+    """The entry as far as it can be read. A task without a known name is `code:` and its digits."""
     entry, content = kept(row)
-    record, body, arguments = (
-        archive_rows.content_of(entry) if content is None else (None, *content)
-    )
-    code = record.task_code if record else task_code_of(entry.record)
+    record, body, arguments = archive_rows.content_of(entry, content)
     try:
-        task = kept_task_name(entry.partition, code)
+        task = kept_task_name(entry.partition, record.task_code)
     except StoreError:
-        task = f"code:{code.hex()}"
+        task = f"code:{record.task_code.hex()}"
     try:
         finished_at = stored_ms(entry.at_ms)
     except (ValueError, OverflowError):
         finished_at = None
-    attempts = (
-        Attempts.decode(entry.attempts).attempt if len(entry.attempts) >= ATTEMPTS.size else 0
-    )
     return Shown(
         task=task,
         finished_at=finished_at,
-        attempts=attempts,
+        attempts=(
+            Attempts.decode(entry.attempts).attempt if len(entry.attempts) >= ATTEMPTS.size else 0
+        ),
         detail=archive_rows.detail_of(entry.detail),
         body=body,
         arguments=arguments,
@@ -147,24 +135,25 @@ def archive_again(
     reason: str = "",
     progress: Callable[[ArchivedAgain], object] | None = None,
 ) -> ArchivedAgain:
-    """Try once more to make each of these entries a row of the archive, whatever ARCHIVE says: the
-    oldest first, each in a transaction of its own, in which it also leaves UnarchivableEntry. What
-    is refused again stays, with the new error. `progress` is called after each.
+    """Try once more to make each of these entries a row of the archive, whatever ARCHIVE says. The
+    oldest come first, each in a transaction of its own, which also removes it from
+    UnarchivableEntry. An entry that is refused again stays, with the new error. `progress` is
+    called after each.
     """
     alias = get_settings().database
-    pks = list(rows.using(alias).order_by("pk").values_list("pk", flat=True))
-    fields: dict[str, Any] = {"selection": f"{len(pks)} unarchivable entries"}
-    if len(pks) == 1:
-        row = rows.using(alias).get(pk=pks[0])
+    found = list(rows.using(alias).order_by("pk").values("pk", "topic", "message_id"))
+    fields = {"selection": f"{len(found)} unarchivable entries"}
+    if len(found) == 1:
+        only = found[0]
         fields = {
-            "topic": row.topic,
-            "message_id": row.message_id,
-            "selection": f"unarchivable entry {row.pk}",
+            "topic": only["topic"],
+            "message_id": only["message_id"],
+            "selection": f"unarchivable entry {only['pk']}",
         }
     with OperatorAction.recorded("archive again", by, reason, **fields) as action:
         done = ArchivedAgain(action=action)
-        for pk in pks:
-            if error := _archive_one(pk, done, alias):
+        for row in found:
+            if error := _archive_one(row["pk"], done, alias):
                 name = type(error).__name__
                 done.refused[name] = done.refused.get(name, 0) + 1
             if progress:
@@ -176,7 +165,7 @@ def archive_again(
 
 
 def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
-    """Returns why it stays aside. Raises DatabaseUnavailable."""
+    """Returns the error for which it stays aside. Raises DatabaseUnavailable."""
     rows = UnarchivableEntry.objects.using(alias).filter(pk=pk)
     connection = connections[alias]
     try:
@@ -184,12 +173,13 @@ def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
             # A write comes first: on SQLite no other writer then comes before our delete.
             done.action.add(1)
             row = rows.select_for_update().first()
-            if row is None:  # another process was quicker
+            if row is None:  # another process has archived it
                 transaction.set_rollback(True, using=alias)
                 return None
             entry, content = kept(row)
             archive_rows.insert([archive_rows.row_of(entry, connection, content)], connection)
-            # Its outbox row is still there if it was locked when the entry was put aside.
+            # The message's outbox row is still there if it was locked when the entry was put
+            # aside.
             closing.close([entry], alias)
             rows.delete()
     except DelayQError:

@@ -29,8 +29,8 @@ class ArchivedMessage(models.Model):
     key = models.CharField(_("key"), max_length=256, blank=True)
     state = models.CharField(_("state"), max_length=9, choices=Final.choices)
     reason = models.CharField(_("reason"), max_length=200, blank=True)
-    """One word for what ends without an error of its own: poison, unknown_task, cancelled ..., or
-    what Reject said."""
+    """One word for a message that ends without an error of its own: poison, unknown_task, cancelled
+    ..., or the reason of Reject."""
     body = models.TextField(_("body"))
     """The arguments as JSON text, byte for byte as they were sent: {"args": [...], "kwargs":
     {...}}."""
@@ -39,7 +39,7 @@ class ArchivedMessage(models.Model):
     priority = models.PositiveSmallIntegerField(_("priority"), default=1)
     ttr_ms = models.PositiveIntegerField(_("time to run"), default=0)
     max_attempts = models.PositiveSmallIntegerField(_("maximum of attempts"), null=True)
-    """What this message was given; null: what its task says."""
+    """The number that this message was given; null: that of its task."""
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     crashes = models.PositiveIntegerField(_("crashes"), default=0)
     history = models.TextField(_("attempts history"), blank=True)
@@ -66,8 +66,8 @@ class ArchivedMessage(models.Model):
     """When an operator decided that this dead letter needs no replay."""
 
     archived_at = models.DateTimeField(_("archived at"), db_default=UtcNow())
-    """When the database took the row, by its own clock. Rows older than any open transaction are
-    settled: no smaller id comes after them."""
+    """When the database took the row, by its own clock. Below a row that is older than any open
+    transaction no smaller id can appear any more."""
 
     objects = DelayQManager["ArchivedMessage"]()
 
@@ -93,7 +93,7 @@ class ArchivedMessage(models.Model):
         """One dict per run, the oldest first: started_ms, ended_ms, outcome, worker, error. The
         newest 8 KiB of them.
 
-        A crash knows only its end; its worker could not say more.
+        Of a crash only the end is known: its worker could not report more.
         """
         runs = runs_of(self.history.encode())
         if self.worker and self.lateness_ms is not None:

@@ -23,7 +23,7 @@ class Octets(Func):
     output_field = IntegerField()
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:
-        """It has no such function before 3.43."""
+        """SQLite has no such function before 3.43."""
         return self.as_sql(
             compiler, connection, template="LENGTH(CAST(%(expressions)s AS BLOB))", **extra
         )

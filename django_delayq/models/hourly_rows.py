@@ -9,9 +9,9 @@ from .manager import DelayQManager
 
 
 class Figures(models.Model):
-    """What both tables hold. Whole hours and days are computed anew and replaced, never added to:
-    by a process that archives, of recent rows of the archive (statistician.py), or by the pipeline,
-    of the lake; both give equal figures.
+    """The columns of both tables. Whole hours and days are computed anew and replaced, never added
+    to. A process that archives computes them from recent rows of the archive (statistician.py), or
+    the pipeline from the lake. Both give equal figures.
 
     Histograms are JSON, bucket -> count (histogram.py): they can be added, so a percentile of
     several rows is exact to a thirty-second of its value.
@@ -65,8 +65,8 @@ class TaskDay(Figures):
     topic = models.CharField(_("topic"), max_length=64)
     task = models.CharField(_("task"), max_length=200)
     errors = models.TextField(_("errors"), default="{}")
-    """JSON: class of the error, or the reason of what has none -> dead letters. The fifty most
-    frequent, and of equally frequent ones those with the first names."""
+    """JSON: class of the error, or the reason where there is none -> dead letters. The fifty most
+    frequent. Of equally frequent ones, those with the first names."""
 
     objects = DelayQManager["TaskDay"]()
 

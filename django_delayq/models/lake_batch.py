@@ -1,4 +1,4 @@
-"""What the data pipeline remembers in SQL: the batches of a lake, and the newest forecast."""
+"""What the data pipeline stores in SQL: the batches of a lake, and the newest forecast."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class BatchState(models.TextChoices):
     WRITTEN = "written", _("written")
     """Its files are written."""
     VERIFIED = "verified", _("verified")
-    """They were read again, and hold what SQL held."""
+    """The files were read again, and hold what SQL held."""
     COMMITTED = "committed", _("committed")
-    """They are part of the lake."""
+    """The files are part of the lake."""
     PRUNED = "pruned", _("pruned")
     """Its rows are deleted from SQL, but for open dead letters."""
 
 
 class LakeBatch(models.Model):
-    """One range of ids of the archive on its way to a lake. The lake's commits decide; this is the
-    record of it."""
+    """One range of ids of the archive on its way to a lake. The lake's commits decide what the lake
+    holds; this row only records it."""
 
     id = models.BigAutoField(primary_key=True)
     lake = models.CharField(_("lake"), max_length=400)
@@ -45,7 +45,7 @@ class LakeBatch(models.Model):
     """When the hours of its rows were last computed; null: they have to be."""
     pruned = models.BigIntegerField(_("rows pruned"), default=0)
     problem = models.TextField(_("problem"), blank=True)
-    """Why it does not go on."""
+    """Why the batch does not go on."""
     changed_at = models.DateTimeField(_("changed at"), auto_now=True)
 
     objects = DelayQManager["LakeBatch"]()

@@ -1,4 +1,4 @@
-"""Where our tables lie."""
+"""The manager that reads the package's tables from the database that DELAYQ names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class DelayQManager(models.Manager[M]):
-    """Reads and writes the database that DELAYQ names, unless told otherwise by using()."""
+    """Reads and writes the database that DELAYQ names, unless using() names another."""
 
     def get_queryset(self) -> models.QuerySet[M]:
         """All rows."""

@@ -1,4 +1,4 @@
-"""What operators do, have ordered, and may."""
+"""What operators do, what they have ordered, and what they are permitted to do."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class BulkStatus(models.TextChoices):
     WAITING = "waiting"
     """No worker has taken it yet."""
     RUNNING = "running"
-    """A worker is at it, or was when it died: then another goes on."""
+    """A worker runs it, or ran it and died: then another goes on."""
     DONE = "done"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
 
 class BulkOperation(models.Model):
-    """Something that an operator wants done to many messages. What a page has stored is run by a
-    worker, and resumed by another; replay() and discard() run theirs themselves.
+    """An operation on many messages that an operator has ordered. A worker runs what a page has
+    stored, and another resumes it. replay() and discard() run theirs themselves.
 
-    Everything that tells how far it is changes in the transactions that change the messages, so a
+    The fields that tell how far it is change in the transactions that change the messages, so a
     kill loses and repeats nothing.
     """
 
@@ -57,18 +57,19 @@ class BulkOperation(models.Model):
     in_place = models.BooleanField(_("in place"), default=False)
     """Whether the process that ordered it also runs it: then no worker takes it over."""
     token = models.UUIDField(_("token"), null=True)
-    """Of the form that ordered it: sent twice, it counts once."""
+    """Of the form that ordered it: a form that is sent twice counts once."""
     operator = models.CharField(_("operator"), max_length=150)
     reason = models.TextField(_("reason"), blank=True)
     status = models.CharField(
         _("status"), max_length=9, choices=BulkStatus.choices, default=BulkStatus.WAITING
     )
     cutoff = models.BigIntegerField(_("cutoff"), default=0)
-    """The newest row of the archive when it was asked for: what ends later is not of it."""
+    """The newest row of the archive when it was ordered: messages that end later are not part of
+    it."""
     position = models.BigIntegerField(_("position"), default=0)
     """Rows of the archive up to this id are dealt with."""
     total = models.PositiveBigIntegerField(_("total"), null=True)
-    """How many messages it is about; null until the worker has counted them."""
+    """How many messages it has to change; null until the worker has counted them."""
     count = models.PositiveBigIntegerField(_("count"), default=0)
     """How many messages it has changed so far."""
     skipped = models.TextField(_("skipped"), default="{}")
@@ -114,7 +115,7 @@ class OperatorAction(models.Model):
     """The topic it was done to, or that of the message."""
     message_id = models.UUIDField(_("message id"), null=True)
     archived_id = models.BigIntegerField(_("archived message"), null=True)
-    """Id of the row of the archive that it was done to."""
+    """Id of the row of the archive to which it was done."""
     bulk_operation = models.ForeignKey(
         BulkOperation, models.SET_NULL, null=True, related_name="actions"
     )
@@ -126,7 +127,7 @@ class OperatorAction(models.Model):
     job = models.CharField(_("job"), max_length=64, blank=True)
     """Name of the pipeline job that did it."""
     selection = models.TextField(_("selection"), blank=True)
-    """What else was asked for, in words."""
+    """The other conditions of the order, in words."""
     count = models.PositiveBigIntegerField(_("count"), default=0)
     """How many messages it has changed so far: grows in the transactions that change them."""
     started_at = models.DateTimeField(_("started at"), auto_now_add=True)
@@ -176,14 +177,14 @@ class OperatorAction(models.Model):
         type(self).objects.filter(pk=self.pk).update(count=F("count") + count)
 
     def finish(self, at: datetime | None = None) -> None:
-        """Store that it has come to its end, now unless another instant is given."""
+        """Store that it has ended: now, unless another instant is given."""
         self.finished_at = at or timezone.now()
         type(self).objects.filter(pk=self.pk).update(finished_at=self.finished_at)
 
 
 class Dashboard(models.Model):
-    """No table: the entry of the operators' pages in the admin, and what they may be permitted to
-    do there."""
+    """No table. It is the entry of the operators' pages in the admin, and has the permissions for
+    these pages."""
 
     class Meta:
         managed = False

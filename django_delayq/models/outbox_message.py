@@ -1,4 +1,4 @@
-"""What SQL answers for until it has ended."""
+"""The outbox: messages that SQL answers for until they have ended."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .manager import DelayQManager
 
 
 class OutboxStatus(models.TextChoices):
-    """Who has a message, and what Redis has yet to hear of it."""
+    """Who has a message, and which change Redis has yet to hear of."""
 
     WAITING = "waiting"
     """It is far from due, or Redis was away. The relay sends it."""
     SENT = "sent"
     """Redis has it too. The reconciler sends it again when Redis has lost it."""
     CANCELLED = "cancelled"
-    """Redis may have it and has to hear that it is cancelled, at the commit or from the relay. Goes
-    when archived."""
+    """Redis may have it and has to hear that it is cancelled, at the commit or from the relay. The
+    row is removed when the message is archived."""
     MOVED = "moved"
     """Redis may have it and has to hear of its new due time, at the commit or from the relay."""
 
@@ -26,8 +26,8 @@ class OutboxMessage(models.Model):
     """A message that SQL answers for until it has ended. Written in the caller's transaction,
     removed by the archiver.
 
-    Without a record (cancelled or moved) it is only a word about a message that Redis alone has.
-    Times are integers: exactly what Redis will hold.
+    A row without a record (cancelled or moved) only notes a change to a message that Redis alone
+    has. Times are integers: exactly what Redis will hold.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -45,19 +45,19 @@ class OutboxMessage(models.Model):
     """Header and body as in Redis (message.py), without the stamp."""
     status = models.CharField(_("status"), max_length=9, choices=OutboxStatus.choices)
     may_be_in_redis = models.BooleanField(default=False)
-    """Of a waiting one: Redis may hold it all the same, or another life of its id. Never taken for
-    one that is only here. Without a record: False when Redis may have obeyed already, and only its
-    answer was lost."""
+    """Of a waiting row: Redis may hold the message as well, or another life of its id, so the
+    message is never treated as one that is only here. Of a row without a record: False when Redis
+    may have obeyed already, and only its answer was lost."""
     changed_at_us = models.BigIntegerField(default=0)
-    """When it was cancelled or moved here: what is enqueued under its key later is not meant. 0:
-    Redis has obeyed."""
+    """When it was cancelled or moved here. A message that is enqueued under its key later is not
+    meant. 0: Redis has obeyed."""
     moved_to_ms = models.BigIntegerField(default=0)
-    """When what may be live in Redis under its id is due, said while Redis was away; 0: nothing was
-    said."""
+    """The new due time of the message that may be live in Redis under this id: it was moved while
+    Redis was away. 0: it was not moved."""
     reason = models.CharField(max_length=200, blank=True)
     """Why it is cancelled."""
     relay_at_ms = models.BigIntegerField(_("relay at"))
-    """When the relay, or for a sent one the reconciler, looks at it first."""
+    """When the relay (or the reconciler, when the row is sent) first takes it."""
 
     objects = DelayQManager["OutboxMessage"]()
 

@@ -1,5 +1,5 @@
-"""Which topics there are: those that code declares, and those of which Redis or the outbox still
-knows messages."""
+"""The topics that exist: those that code declares, and those of which Redis or the outbox still has
+messages."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from ..tasks import registry
 
 
 def check_existing(topic: str) -> str:
-    """The topic itself: to look at it and to empty it nobody has to declare it. Raises
+    """The topic itself. To look at a topic or to empty it, nobody has to declare it. Raises
     UnknownTopic.
 
-    For an undeclared one Redis is asked, then the database.
+    For an undeclared topic Redis is asked, then the database.
     """
     if topic in registry.known_topics() or topic in get_store().topics.names():
         return topic
-    from ..models import (
-        OutboxMessage,
-    )  # not above: models need the apps, and topics.py is part of the package's face
+    # Not above: models need the apps, and `import django_delayq` comes here before they are ready.
+    from ..models import OutboxMessage
 
     if OutboxMessage.objects.filter(topic=topic).exists():
         return topic
@@ -31,13 +30,13 @@ def check_existing(topic: str) -> str:
 
 
 def every_topic(*, redis: bool = True) -> list[str]:
-    """All of them, sorted. Without `redis` that is not asked."""
+    """All topics, sorted. Without `redis`, Redis is not asked."""
     used = get_store().topics.names() if redis else ()
     return sorted({*registry.known_topics(), *used, *topics_of_outbox()})
 
 
 def topics_of_outbox() -> Iterator[str]:
-    """One step into an index for each: DISTINCT would read all rows."""
+    """The topics of the outbox. Each takes one step into an index: DISTINCT would read all rows."""
     from ..models import OutboxMessage
 
     rows = OutboxMessage.objects.order_by("topic").values_list("topic", flat=True)

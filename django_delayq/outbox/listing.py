@@ -1,17 +1,16 @@
-"""Lists what waits only in the outbox: far from due, or Redis was away. Keyset pages, at millions
-of rows."""
+"""Lists the messages that wait only in the outbox: they are far from due, or Redis was away. The
+pages are keyset pages, for millions of rows."""
 
 from __future__ import annotations
 
 from ..core.cursors import cursor_of, numbers_of
 from ..core.exceptions import UndecodableMessage
-from ..core.message import Found, Message, Page, State
+from ..core.message import Message, Page
 from ..core.present import bare, view
 from ..models import OutboxMessage, OutboxStatus
-from ..store import get_store
 from ..store.client import BATCH
 from .existing import check_existing
-from .outbox import record_of
+from .lookup import found_of
 
 #: Waiting rows are counted up to here.
 CAP = 10_000
@@ -21,14 +20,14 @@ def list_outbox(topic: str, *, cursor: str | None = None, limit: int = 100) -> P
     """One page of a topic's waiting rows by due time, at most 500. The cost grows neither with the
     rows nor the depth.
 
-    Raises UnknownTopic, and InvalidMessage for a cursor that is not ours.
+    Raises UnknownTopic, and InvalidMessage for a cursor that list_outbox() has not made.
     """
     rows = OutboxMessage.objects.filter(topic=check_existing(topic), status=OutboxStatus.WAITING)
     limit = max(1, min(limit, BATCH))
     page: list[OutboxMessage] = []
     if cursor is not None:
         due_ms, pk = numbers_of(cursor, 2**63, 2**63)
-        # Two steps, as no database goes into an index for (due, id) > (x, y) in all cases: many are
+        # Two steps, because not every database uses an index for (due, id) > (x, y), and many are
         # due at midnight.
         page = list(rows.filter(due_at_ms=due_ms, pk__gt=pk).order_by("pk")[:limit])
         rows = rows.filter(due_at_ms__gt=due_ms)
@@ -42,17 +41,14 @@ def list_outbox(topic: str, *, cursor: str | None = None, limit: int = 100) -> P
 
 
 def count_outbox(topic: str) -> int:
-    """How many rows of a topic wait only there, up to CAP."""
+    """How many rows of a topic wait, up to CAP."""
     rows = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).order_by()
     return int(rows[:CAP].count())
 
 
 def _shown(row: OutboxMessage) -> Message:
-    identity = row.message_id.bytes
-    state = State("ready" if row.due_at_ms <= get_store().now_us() // 1000 else "delayed")
+    found = found_of(row)
     try:
-        return view(
-            row.topic, row.task, state, Found(identity, state, row.due_at_ms, record_of(row), None)
-        )
+        return view(row.topic, row.task, found.state, found)
     except UndecodableMessage:
-        return bare(row.topic, identity, row.task, state, row.due_at_ms)
+        return bare(row.topic, found.id, row.task, found.state, row.due_at_ms)

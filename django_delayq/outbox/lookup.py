@@ -1,5 +1,4 @@
-"""Operations on one message that SQL answers for: Redis does not know it yet, or does not know it
-any more."""
+"""Operations on one message that SQL answers for: Redis does not know it yet, or has lost it."""
 
 from __future__ import annotations
 
@@ -33,35 +32,40 @@ def find(topic: str, identity: bytes) -> OutboxMessage | None:
     return row
 
 
+def found_of(row: OutboxMessage) -> Found:
+    """The message of a row that Redis does not have."""
+    state = State("ready" if row.due_at_ms <= get_store().now_us() // 1000 else "delayed")
+    return Found(row.message_id.bytes, state, row.due_at_ms, outbox.record_of(row), None)
+
+
 def get(topic: str, identity: bytes, *, only_waiting: bool = False) -> tuple[str, Found] | None:
-    """Name of the task and the message, when it is live and only here. `only_waiting` asks nothing
-    of Redis."""
+    """Name of the task and the message, when it is live and only here. With `only_waiting` Redis is
+    not asked."""
     row = find(topic, identity)
     if row is None or row.status == OutboxStatus.CANCELLED or not row.record:
         return None
     if row.status == OutboxStatus.SENT and (only_waiting or outbox.is_done(row)):
         return None
-    state = State("ready" if row.due_at_ms <= get_store().now_us() // 1000 else "delayed")
-    return row.task, Found(identity, state, row.due_at_ms, outbox.record_of(row), None)
+    return row.task, found_of(row)
 
 
 def is_cancelled(topic: str, identity: bytes) -> bool:
-    """Whether it is cancelled here, whatever Redis has yet to hear of that."""
+    """Whether it is cancelled here. Redis may not have heard of that yet."""
     row = find(topic, identity)
     return row is not None and row.status == OutboxStatus.CANCELLED
 
 
 def is_unsettled(row: OutboxMessage) -> bool:
-    """Whether Redis may have something of the message that SQL does not know, or has yet to hear
-    something of it."""
+    """Whether Redis may know something of the message that SQL does not, or has yet to hear of a
+    change."""
     return row.status != OutboxStatus.SENT and (
         row.may_be_in_redis or row.status != OutboxStatus.WAITING
     )
 
 
 def reschedule(topic: str, identity: bytes, when: When) -> int | None:
-    """Move a message that is only here, or that Redis has lost. Returns its new due time in ms;
-    None: there is none.
+    """Move a message that is only here, or that Redis has lost. Returns its new due time in ms, or
+    None when there is no such message.
 
     Raises MessageRunning.
     """
@@ -87,8 +91,8 @@ def reschedule(topic: str, identity: bytes, when: When) -> int | None:
 
 
 def begin_anew(row: OutboxMessage, partition: Partition) -> None:
-    """Another life for a message that Redis does not have: the relay sends it, and nobody the one
-    before."""
+    """Give a message that Redis does not have another life: the relay sends it, and nobody sends
+    the life before."""
     first = outbox.record_of(row)
     row.enqueued_at_us += 1
     row.may_be_in_redis = True  # Redis remembers the life before as ended
@@ -101,8 +105,8 @@ def begin_anew(row: OutboxMessage, partition: Partition) -> None:
 
 
 def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
-    """Whoever is about to send the message as it was comes too late; what was sent meanwhile is
-    changed too."""
+    """A process that is about to send the message as it was comes too late then. A message that was
+    sent meanwhile is changed too."""
     identity, store = row.message_id.bytes, get_store()
     try:
         if store.tombstone(partition, identity, first, None) == "LIVE":
@@ -115,8 +119,8 @@ def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
 def reschedule_unsent(
     topic: str, identity: bytes, when: When
 ) -> tuple[int, Outgoing | None] | None:
-    """Move a message that this transaction has written. Returns its due time, and what to send at
-    the commit, if so."""
+    """Move a message that this transaction has written. Returns its due time, and the message when
+    the commit has to send it."""
     row = find(topic, identity)
     if row is None:
         return None
@@ -130,8 +134,8 @@ def reschedule_unsent(
 
 
 def follow_move(topic: str, identity: bytes, due_ms: int, stamp_us: int | None = None) -> None:
-    """Redis has moved the message: what SQL holds under its id moves too, be it the same or one
-    that waits for it; with `stamp_us` only that life."""
+    """Redis has moved the message: the row of its id moves too, also when it is another message,
+    which waits for it. With `stamp_us` only that life moves."""
     row = find(topic, identity)
     if row is None or stamp_us not in (None, row.enqueued_at_us):
         return
@@ -178,7 +182,8 @@ def edit(
 
 
 def follow_edit(topic: str, identity: bytes, record: bytes) -> None:
-    """Redis has another record for the message: so has SQL, should it have to send it again."""
+    """Redis has another record for the message: the row gets it too, in case it has to be sent
+    again."""
     rows = OutboxMessage.objects.filter(
         message_id=UUID(bytes=identity), topic=topic, enqueued_at_us=stamp_us_of(record)
     )
@@ -193,8 +198,8 @@ def withdraw(topic: str, identity: bytes) -> None:
 
 
 def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[str]]:
-    """End what waits only here now, at most so many, in batches of 500, each a transaction. Gives
-    the ids of each."""
+    """End the messages that wait only here now, at most `most`, in batches of 500. Each batch is a
+    transaction. Yields the ids of each batch."""
     waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING)
     newest = waiting.order_by("-id").values_list("id", flat=True).first()
     while newest is not None and most > 0:
@@ -214,8 +219,8 @@ def purge(topic: str, reason: str, most: float = math.inf) -> Iterator[Sequence[
 
 
 def take_back(rows: Sequence[OutboxMessage], reason: str) -> None:
-    """End waiting rows, in the caller's transaction; of what Redis may have, the relay tells Redis
-    first."""
+    """End waiting rows, in the caller's transaction. Where Redis may have the message, the relay
+    tells Redis first."""
     end([row for row in rows if not row.may_be_in_redis], reason)
     for row in rows:
         if row.may_be_in_redis:
@@ -223,8 +228,8 @@ def take_back(rows: Sequence[OutboxMessage], reason: str) -> None:
 
 
 def mark(row: OutboxMessage, status: str, reason: str = "", *, in_ms: int = 0) -> None:
-    """Note that Redis has to hear of it, from the relay in so many ms unless somebody is
-    quicker."""
+    """Note that Redis has to hear of the change. The relay tells it after `in_ms`, unless another
+    process does so before."""
     row.status, row.reason = status, reason[:200]
     row.changed_at_us = get_store().now_us()
     row.relay_at_ms = outbox.redis_now_ms() + in_ms
@@ -232,11 +237,9 @@ def mark(row: OutboxMessage, status: str, reason: str = "", *, in_ms: int = 0) -
 
 
 def end(rows: Sequence[OutboxMessage], reason: str = "cancelled") -> None:
-    """Make these rows ones of the archive: nobody will send them. Two statements, in the caller's
-    transaction."""
-    settings = get_settings()
-    entries = [outbox.cancelled_entry(row, reason) for row in rows]
-    archive_rows.archive_all([entry for entry in entries if archive_rows.wanted(entry, settings)])
+    """Move these rows to the archive: nobody will send them. It takes two statements, in the
+    caller's transaction."""
+    archive_rows.archive_all([outbox.cancelled_entry(row, reason) for row in rows])
     OutboxMessage.objects.filter(pk__in=[row.pk for row in rows]).delete()
 
 
@@ -257,5 +260,5 @@ def move(row: OutboxMessage, due_ms: int) -> None:
 
 
 def due_ms_of(when: When) -> int:
-    """The instant, by what is known here of Redis' clock."""
+    """The due time in ms, by Redis' clock as far as it is known here."""
     return when.from_ms(outbox.redis_now_ms())

@@ -32,10 +32,10 @@ from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
 STATEMENT_BYTES = 1024 * 1024
-#: Microseconds from the insert to the send after which a row is looked at once more: somebody may
-#: have cancelled it.
+#: Microseconds between insert and send after which the row is read again: somebody may have
+#: cancelled it.
 LATE_US = 1_000_000
-#: Milliseconds after which the relay tries again what Redis did not take.
+#: Milliseconds after which the relay sends again a message that Redis did not take.
 AGAIN_MS = 500
 #: Times that an insert is tried while rows of its id come and go.
 RACES = 5
@@ -54,21 +54,21 @@ def record_of(row: OutboxMessage) -> bytes:
 
 
 def candidates(row: OutboxMessage) -> list[Partition]:
-    """Where Redis can have the message, today's place first: one partition unless the topic once
-    had fewer."""
+    """The partitions where Redis can have the message, today's first: one partition unless the
+    topic once had fewer."""
     return get_store().partitions.candidates(row.topic, row.message_id.bytes)
 
 
 def standing(row: OutboxMessage) -> tuple[Partition, str]:
-    """Where the message is in Redis, and what is known of its life there: LIVE, DONE, or MISSING
-    everywhere."""
+    """The partition that has the message, and what Redis knows of its life there: LIVE, DONE, or
+    MISSING everywhere."""
     life = Life(row.message_id.bytes, row.enqueued_at_us)
     return get_store().durable_status(row.topic, life)
 
 
 def place(row: OutboxMessage) -> Partition:
-    """Where to send the message: where it or another with its id is, else where it belongs
-    today."""
+    """The partition to send the message to: where it or another with its id is, else where it
+    belongs today."""
     partitions = candidates(row)
     if len(partitions) == 1:
         return partitions[0]
@@ -78,11 +78,11 @@ def place(row: OutboxMessage) -> Partition:
     return get_store().partitions.place(row.topic, row.message_id.bytes, True)
 
 
-#: What another life of an id writes into the row.
+#: The fields that another life of an id writes into the row.
 _CONTENT = tuple(
     f.name for f in OutboxMessage._meta.local_fields if f.name not in ("id", "message_id")
 )
-#: What a call that is repeated under its id takes from the row of the first.
+#: The fields that a call which is repeated under its id takes from the row of the first call.
 _LIFE = ("enqueued_at_us", "due_at_ms", "expires_at_ms", "status")
 
 # Accepting
@@ -102,17 +102,17 @@ def accept(items: Sequence[Item]) -> tuple[list[Item], list[Receipt]]:
         refused = _insert(rows, items)
     to_send: list[Item] = []
     for item, row in zip(items, rows, strict=True):
-        if item.receipt.outcome == "kept":
-            continue
-        item.receipt.due_ms, item.receipt.outcome = row.due_at_ms, "outbox"
-        if row.status == OutboxStatus.SENT:
-            item.receipt.outcome = ""
-            to_send.append(item._replace(message=stamped(row)))
+        if item.receipt.outcome != "kept":
+            is_sent = row.status == OutboxStatus.SENT
+            item.receipt.due_ms, item.receipt.outcome = row.due_at_ms, "" if is_sent else "outbox"
+            if is_sent:
+                to_send.append(item._replace(message=stamped(row)))
     return to_send, refused
 
 
 def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Receipt]:
-    """Keep what Redis could not take, or may have taken; the relay sends it after `wait_ms`.
+    """Keep messages that Redis could not take, or may have taken. The relay sends them after
+    `wait_ms`.
 
     Returns the receipts of refused duplicates.
     """
@@ -135,8 +135,8 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
 
 
 def behind_others(items: Sequence[Item]) -> list[Item]:
-    """The plain items whose key has a row of which Redis has yet to hear. To be called after an
-    outage; when there is no such row any more, the outage is over for this process."""
+    """The items that are not durable and whose key has a row of which Redis has yet to hear. Call
+    it after an outage. When there is no such row any more, the outage is over for this process."""
     keyed = [item for item in items if item.template.fixed and not item.template.durable]
     if not keyed:
         return []
@@ -149,9 +149,10 @@ def behind_others(items: Sequence[Item]) -> list[Item]:
 
 
 def unheard() -> QuerySet[OutboxMessage]:
-    """Rows of which Redis has yet to hear, though it may have a message with their id: what the
-    relay is about to cancel, to move, or to send in place of another one."""
-    soon_ms = get_store().now_us() // 1000 + AGAIN_MS  # with those that Redis did not take at once
+    """Rows of which Redis has yet to hear, though it may have a message with their id. The relay is
+    about to cancel it, to move it, or to send another one in its place."""
+    # Those that Redis did not take at once are included.
+    soon_ms = get_store().now_us() // 1000 + AGAIN_MS
     changed = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED])
     rows: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
         changed | Q(status=OutboxStatus.WAITING, may_be_in_redis=True), relay_at_ms__lte=soon_ms
@@ -160,8 +161,8 @@ def unheard() -> QuerySet[OutboxMessage]:
 
 
 def still_open(items: list[Item]) -> list[Item]:
-    """What is to be sent. Of durable messages whose commit took its time only those that nobody has
-    ended meanwhile."""
+    """The items that have to be sent. When the commit took long, a durable message is among them
+    only if nobody has ended it meanwhile."""
     late_us = get_store().now_us() - LATE_US if any(item.template.durable for item in items) else 0
     late = {
         UUID(bytes=item.message.id)
@@ -225,15 +226,15 @@ def new_row(item: Item, now_us: int, status: str) -> OutboxMessage:
 
 
 def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Receipt]:
-    """One statement for new ids; for given ones what their on_duplicate says. Returns the handles
-    of duplicates."""
+    """Insert new ids in one statement, and given ids as their on_duplicate says. Returns the
+    receipts of refused duplicates."""
     using = OutboxMessage.objects.using(get_settings().database)
     for part in _parts(
         [row for row, item in zip(rows, items, strict=True) if not item.template.fixed]
     ):
         using.bulk_create(part)
     refused: list[Receipt] = []
-    # In one order, so that two calls with the same keys wait for each other instead of deadlocking.
+    # In one order, so that two calls with the same keys wait for each other and do not deadlock.
     for row, item in sorted(zip(rows, items, strict=True), key=lambda pair: pair[0].message_id):
         if item.template.fixed and not _insert_given(row, item.template.may_exist):
             item.receipt.outcome = "kept"
@@ -243,7 +244,8 @@ def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Receip
 
 
 def _parts(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
-    """Statements of at most 1 MiB of records: MariaDB's max_allowed_packet is 16."""
+    """The rows of each statement: at most 1 MiB of records, as MariaDB's max_allowed_packet is 16
+    MiB."""
     part: list[OutboxMessage] = []
     size = 0
     for row in rows:
@@ -262,11 +264,11 @@ def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
     for attempt in range(RACES):
         rows.bulk_create([row], ignore_conflicts=True)
         there = _there(row, lock=attempt > 0)
-        if there is None:  # closed between the two statements
+        if there is None:  # it was closed between the two statements
             continue
         if there.enqueued_at_us == row.enqueued_at_us:
             return True
-        # A word about a move does not tell whether there is something to move.
+        # A row that only notes a move does not tell whether there is a message to move.
         is_live = there.status != OutboxStatus.CANCELLED and bool(there.record)
         if (
             is_live and may_exist and bytes(there.record) == bytes(row.record)
@@ -296,23 +298,21 @@ def _there(row: OutboxMessage, *, lock: bool) -> OutboxMessage | None:
 def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
     """Write the row over another life of its id. False when somebody has changed that one
     meanwhile."""
-    rows = OutboxMessage.objects.using(get_settings().database)
-    # Clocks of hosts differ by a little: what comes later is newer all the same.
+    # The clocks of hosts differ by a little: the later life is newer all the same.
     stamp_us = max(row.enqueued_at_us, there.enqueued_at_us + 1)
     changes = {name: getattr(row, name) for name in _CONTENT} | {"enqueued_at_us": stamp_us}
     if there.status == OutboxStatus.CANCELLED:
-        # Unless Redis has obeyed, what is cancelled may be there still.
+        # Unless Redis has obeyed, it may still have the cancelled message.
         changes["on_duplicate"] = "replace" if there.changed_at_us else row.on_duplicate
         if there.record:
-            entry = cancelled_entry(there, there.reason or "cancelled")
-            archive_rows.archive_all([entry] if archive_rows.wanted(entry, get_settings()) else [])
+            archive_rows.archive_all([cancelled_entry(there, there.reason or "cancelled")])
     elif not there.record:
         changes |= {"moved_to_ms": there.due_at_ms, "changed_at_us": there.changed_at_us}
     if (there.may_be_in_redis or there.status != OutboxStatus.WAITING) and not (
-        _is_far(row) and is_done(there)
+        relay_at_ms(row.due_at_ms) > redis_now_ms() and is_done(there)
     ):
-        # However far it is from due: Redis has to hear that the life before is over. From the
-        # caller or from the relay.
+        # Redis has to hear that the life before is over, however far the new one is from due. The
+        # caller or the relay tells it.
         if (
             row.status == OutboxStatus.WAITING
             and not row.may_be_in_redis
@@ -323,9 +323,10 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
         elif row.status == OutboxStatus.WAITING:
             changes["relay_at_ms"] = redis_now_ms()
         changes["may_be_in_redis"] = True
-    if not rows.filter(
+    rows = OutboxMessage.objects.using(get_settings().database).filter(
         pk=there.pk, enqueued_at_us=there.enqueued_at_us, status=there.status
-    ).update(**changes):
+    )
+    if not rows.update(**changes):
         return False
     _copy(row, changes)
     return True
@@ -334,10 +335,6 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
 def _copy(row: OutboxMessage, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         setattr(row, name, value)
-
-
-def _is_far(row: OutboxMessage) -> bool:
-    return relay_at_ms(row.due_at_ms) > redis_now_ms()
 
 
 def is_done(row: OutboxMessage) -> bool:
@@ -350,8 +347,8 @@ def is_done(row: OutboxMessage) -> bool:
 
 
 def adopt(item: Item, word: str) -> None:
-    """Redis had stored the message before, under the stamp in `word`: from now on the row is about
-    that life."""
+    """Redis had stored the message before, under the stamp in `word`: the row is about that life
+    from now on."""
     rows = OutboxMessage.objects.filter(
         message_id=UUID(bytes=item.message.id), enqueued_at_us=item.message.when.stamp_us
     )
@@ -359,7 +356,7 @@ def adopt(item: Item, word: str) -> None:
 
 
 def cancelled_entry(row: OutboxMessage, reason: str) -> Entry:
-    """How the archive hears of a row that nobody sends any more."""
+    """The entry that makes a cancelled row a row of the archive."""
     detail = json.dumps({"reason": reason}).encode()
     # Not place(), which asks Redis: it may be away, and no part of the topic has the message.
     partition = partition_of(
@@ -373,8 +370,8 @@ def cancelled_entry(row: OutboxMessage, reason: str) -> Entry:
 
 @contextmanager
 def migrated() -> Iterator[None]:
-    """Around statements on the outbox. Raises ConfigurationError when it is not there, and says
-    what to do."""
+    """Runs statements on the outbox. Raises ConfigurationError, which says what to do, when the
+    table is missing."""
     try:
         yield
     except (ProgrammingError, OperationalError) as error:

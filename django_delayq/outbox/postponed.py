@@ -1,9 +1,9 @@
-"""Postponed cancels and moves: of messages that Redis may have, kept in the outbox until Redis has
-them.
+"""Postponed cancels and moves of messages that Redis may have. The outbox keeps them until Redis
+has applied them.
 
-The message's row keeps them; a message that only Redis has gets a row without a record. They are
-applied at the commit, else by the relay. Applying them twice changes nothing, and they spare a
-message that was enqueued later, as far as clocks tell (CLOCK_ERROR_US).
+The message's row keeps them. A message that only Redis has gets a row without a record. They are
+applied at the commit, or else by the relay. To apply them twice changes nothing, and a message that
+was enqueued later is left alone, as far as clocks tell (CLOCK_ERROR_US).
 """
 
 from __future__ import annotations
@@ -29,34 +29,35 @@ from .lookup import begin_anew, due_ms_of, end, lock, mark, move
 
 logger = logging.getLogger("delayq")
 
-#: Rows that one round of the relay applies. Each takes a few calls of Redis, and they are few:
-#: those of an outage.
+#: Rows that one round of the relay applies. Each takes a few calls of Redis. There are few such
+#: rows: those of an outage.
 BATCH = 100
-#: Microseconds by which this process's idea of Redis' clock may be behind, with a reading of it and
-#: without one.
+#: Microseconds by which this process's estimate of Redis' clock may be behind, with a reading of
+#: the clock and without one.
 CLOCK_ERROR_US = 100_000
 CLOCK_UNKNOWN_US = 2_000_000
-#: In place of the instant of a cancel: Redis has applied it, so it means nothing else any more.
+#: Stands in place of the instant of a cancel when Redis has applied it.
 APPLIED = 0
 
 # Keeping
 
 
-#: What this process has kept and Redis may not have yet, and whether it is a cancel: an enqueue of
-#: the same key must not overtake it.
+#: The changes that this process has kept and that Redis may not have yet; True for a cancel. An
+#: enqueue of the same key must not overtake them.
 pending: dict[tuple[str, bytes], bool] = {}
 MOST_PENDING = 10_000
 
 
 def remember(topic: str, identity: bytes, *, cancels: bool) -> None:
-    """Note that something was kept."""
+    """Note that a cancel or a move was kept."""
     if len(pending) >= MOST_PENDING:
         pending.clear()
     pending[topic, identity] = cancels
 
 
 def catch_up(places: Iterable[tuple[str, bytes]]) -> None:
-    """Before an enqueue: apply what this process has kept for these ids, unless somebody has."""
+    """Before an enqueue, apply the changes that this process has kept for these ids, unless another
+    process has done so."""
     for topic, identity in pending.keys() & places:
         pending.pop((topic, identity), None)
         if get_store().breaker.open:
@@ -80,10 +81,10 @@ def keep_cancel(
     unknown: bool = False,
     stamp_us: int | None = None,
 ) -> bool:
-    """Keep a cancel until Redis is back. False: it is cancelled already.
+    """Keep a cancel until Redis is back. Returns False when the message is already cancelled.
 
-    `unknown`: Redis may have applied it. `stamp_us`: only that life; one that came since takes its
-    place.
+    `unknown`: Redis may have applied it. With `stamp_us` only that life is cancelled; a life that
+    came since takes its place.
     """
     with transaction.atomic(using=get_settings().database):
         row = _row(topic, identity, key)
@@ -93,7 +94,8 @@ def keep_cancel(
             return True
         if row.status == OutboxStatus.CANCELLED:
             may_be_live = is_applied(row)
-            mark(row, OutboxStatus.CANCELLED, row.reason)  # also for what has been enqueued since
+            # Marked anew, the cancel also means what has been enqueued since.
+            mark(row, OutboxStatus.CANCELLED, row.reason)
             if may_be_live:
                 remember(topic, identity, cancels=True)
             return may_be_live
@@ -109,9 +111,10 @@ def keep_cancel(
 def keep_move(
     topic: str, identity: bytes, key: str | None, when: When, stamp_us: int | None = None
 ) -> int | None:
-    """Keep a move until Redis is back. Returns the new due time in ms; None: it is cancelled.
+    """Keep a move until Redis is back. Returns the new due time in ms, or None when the message is
+    cancelled.
 
-    `stamp_us`: only that life.
+    With `stamp_us` only that life is moved.
     """
     with transaction.atomic(using=get_settings().database):
         row = _row(topic, identity, key)
@@ -162,7 +165,8 @@ def _row(topic: str, identity: bytes, key: str | None) -> OutboxMessage:
 
 
 def cancel(topic: str, identity: bytes, stamp_us: int | None = None) -> str:
-    """Cancel what SQL has a row of, wherever it is; with `stamp_us` only that life.
+    """Cancel a message that has a row, wherever the message is. With `stamp_us` only that life is
+    cancelled.
 
     Returns OK (also when another life has taken its place), RUNNING, or NOT_FOUND (it has ended).
     """
@@ -183,7 +187,8 @@ def cancel(topic: str, identity: bytes, stamp_us: int | None = None) -> str:
 def reschedule(
     topic: str, identity: bytes, when: When, stamp_us: int | None = None
 ) -> tuple[str, int]:
-    """Move what SQL has a row of, wherever it is; with `stamp_us` only that life.
+    """Move a message that has a row, wherever the message is. With `stamp_us` only that life is
+    moved.
 
     Returns OK (also when another life has taken its place), RUNNING or NOT_FOUND, and the due time
     in ms.
@@ -200,8 +205,9 @@ def reschedule(
 
 
 def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None) -> None:
-    """Redis has cancelled it. What waits here under its id ends too; a sent one may not come back,
-    should Redis lose its memory before the archiver has read of it. `stamp_us`: only that life."""
+    """Redis has cancelled the message. A row that waits under its id ends too. A sent row must not
+    be sent again when Redis loses its memory before the archiver has read of the cancel. With
+    `stamp_us` only that life ends."""
     with transaction.atomic(using=get_settings().database):
         row = lock(topic, identity)
         if row is None or stamp_us not in (None, row.enqueued_at_us):
@@ -216,11 +222,12 @@ def cancelled_in_redis(topic: str, identity: bytes, stamp_us: int | None = None)
 
 
 def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
-    """Redis has moved it: the row says so, unless its transaction has moved it once more."""
+    """Redis has moved the message: the row notes that, unless its transaction has moved it once
+    more."""
     rows = OutboxMessage.objects.filter(
         message_id=UUID(bytes=identity), topic=topic, status=OutboxStatus.MOVED, due_at_ms=due_ms
     ).exclude(task="")
-    # What Redis has moved may be another message, enqueued while this one still waited here.
+    # Redis may have moved another message, which was enqueued while this one still waited here.
     rows.filter(may_be_in_redis=True).update(
         status=OutboxStatus.WAITING, relay_at_ms=outbox.redis_now_ms()
     )
@@ -228,7 +235,7 @@ def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
 
 
 def relay_soon(topic: str, identity: bytes) -> None:
-    """The commit could not reach Redis: the relay applies it as soon as it can."""
+    """The commit could not reach Redis: let the relay apply the change as soon as it can."""
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
     rows.filter(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED]).update(
         relay_at_ms=outbox.redis_now_ms()
@@ -276,7 +283,8 @@ def _apply(row: OutboxMessage) -> None:
 
 
 def report_refused(action: str, topic: str, event: Event, word: str) -> None:
-    """A cancel or a move was accepted while nobody could know, and could not be applied."""
+    """Log and signal that a cancel or a move, which was accepted during an outage, could not be
+    applied."""
     why = {"RUNNING": "running", "NOT_FOUND": "not found"}.get(word, word)
     level = logging.WARNING if word != "NOT_FOUND" else logging.INFO
     name = f"{event.key!r}" if event.key else event.id
@@ -292,10 +300,10 @@ def report_refused(action: str, topic: str, event: Event, word: str) -> None:
 
 
 def apply_cancel(row: OutboxMessage) -> str:
-    """Cancel in Redis what a row says is cancelled. In a transaction that holds the row.
+    """Cancel the message of a cancelled row in Redis. Call it in a transaction that holds the row.
 
-    Returns OK, RUNNING (it goes on, and so does its row) or NOT_FOUND. The archiver removes what
-    Redis knows.
+    Returns OK, RUNNING (the message goes on, and so does its row) or NOT_FOUND. The archiver
+    removes the row of a message that Redis knows.
     """
     store, identity, running, ended = get_store(), row.message_id.bytes, [], []
     for partition in outbox.candidates(row):
@@ -314,10 +322,10 @@ def apply_cancel(row: OutboxMessage) -> str:
     if _runs(row, running):
         _live_again(row)
         return answer
-    # What runs is another life: that of the row was to follow it.
+    # Another life runs: that of the row was to follow it.
     partition, word = outbox.standing(row)
     if word == "MISSING":
-        # What Redis had under another stamp was this very message: it is archived as that. Or it
+        # Redis had this very message under another stamp, and it is archived under that one. Or it
         # has run exactly once.
         if any(_is_same(record, row) for record in ended) or archive_rows.is_archived(
             identity, row.enqueued_at_us
@@ -333,8 +341,8 @@ def apply_cancel(row: OutboxMessage) -> str:
 
 
 def apply_move(row: OutboxMessage) -> str:
-    """Move in Redis what a row says is moved. In a transaction that holds the row. Returns OK,
-    RUNNING or NOT_FOUND."""
+    """Move the message of a moved row in Redis. Call it in a transaction that holds the row.
+    Returns OK, RUNNING or NOT_FOUND."""
     moved, running = _move_in_redis(row, row.due_at_ms)
     answer = "OK" if moved else "RUNNING" if running else "NOT_FOUND"
     if not row.record:
@@ -343,7 +351,7 @@ def apply_move(row: OutboxMessage) -> str:
     if not moved and _runs(row, running):
         _live_again(row)
         return answer
-    # What runs is another life: that of the row is to follow it.
+    # Another life runs: that of the row is to follow it.
     partition, word = outbox.standing(row)
     if word != "MISSING":
         _live_again(row)
@@ -351,7 +359,8 @@ def apply_move(row: OutboxMessage) -> str:
     if archive_rows.is_archived(row.message_id.bytes, row.enqueued_at_us):
         row.delete()
         return answer
-    if moved:  # under another stamp, so probably this very message: the relay brings both together
+    if moved:
+        # Under another stamp, so probably this very message: the relay brings both together.
         row.status, row.relay_at_ms, row.may_be_in_redis = (
             OutboxStatus.WAITING,
             outbox.redis_now_ms(),
@@ -364,13 +373,13 @@ def apply_move(row: OutboxMessage) -> str:
 
 
 def move_live(row: OutboxMessage) -> None:
-    """Another message is live under the row's id, and was moved while nobody could know of it."""
+    """Move another message that is live under the row's id: it was moved during an outage."""
     _move_in_redis(row, row.moved_to_ms)
     OutboxMessage.objects.filter(pk=row.pk).update(moved_to_ms=0)
 
 
 def _move_in_redis(row: OutboxMessage, due_ms: int) -> tuple[bool, list[bytes]]:
-    """Whether something was moved, and the records of what runs."""
+    """Whether a message was moved, and the records of those that run."""
     store, identity, moved = get_store(), row.message_id.bytes, False
     running: list[bytes] = []
     for partition in outbox.candidates(row):
@@ -402,9 +411,9 @@ def _live_again(row: OutboxMessage) -> None:
 
 
 def _mark_applied(row: OutboxMessage) -> None:
-    """Redis has cancelled what was meant. From now on that is the row's own life, should somebody
-    send it late: what is enqueued right after the cancel is never meant, however long the archiver
-    takes to close the row."""
+    """Note that Redis has applied the cancel. From now on it means only the row's own life, in case
+    somebody sends that late. A message that is enqueued right after the cancel is never meant,
+    however long the archiver takes to close the row."""
     row.changed_at_us, row.relay_at_ms = APPLIED, outbox.redis_now_ms() + patience_ms()
     row.save(
         using=row._state.db, update_fields=["status", "reason", "changed_at_us", "relay_at_ms"]
@@ -412,12 +421,14 @@ def _mark_applied(row: OutboxMessage) -> None:
 
 
 def is_applied(row: OutboxMessage) -> bool:
-    """Whether Redis has applied the cancel: what it has now under that id is another life."""
+    """Whether Redis has applied the cancel: a message that it has now under that id is another
+    life."""
     return row.changed_at_us == APPLIED
 
 
 def _is_same(record: bytes, row: OutboxMessage) -> bool:
-    """Whether it is the same content: but for the flags, of which one tells that SQL has it."""
+    """Whether both have the same content, except for the flags: one of them tells that SQL has the
+    message."""
     return is_same_content(without_stamp(record), bytes(row.record)) and len(record) >= HEADER_END
 
 
@@ -429,5 +440,6 @@ def _meant_before_us(row: OutboxMessage) -> int:
 
 
 def patience_ms() -> int:
-    """How long whoever is at it is left alone by the relay and the reconciler."""
+    """How long the relay and the reconciler leave a row alone that another process is sending or
+    changing, in ms."""
     return int(get_settings().reconcile_after * 1000)

@@ -27,8 +27,8 @@ class Reconciler(Service):
     """Walks through all sent rows in the order of their ids, again and again, and asks Redis for
     each of them.
 
-    A message is sent again when it is neither live nor finished in Redis. What has finished is
-    known there until the archiver has closed its row, so nothing runs twice because of this walk.
+    A message is sent again when it is neither live nor finished in Redis. Redis knows a finished
+    message until the archiver has closed its row, so nothing runs twice because of this walk.
     """
 
     name = "reconciler"
@@ -51,7 +51,9 @@ class Reconciler(Service):
             return self.interval
         with reached():
             rows = self._page()
-            missing = self._missing(rows)
+            lives = [(row.topic, Life(row.message_id.bytes, row.enqueued_at_us)) for row in rows]
+            lost = self._store.missing(lives)
+            missing = [row for row, (_, life) in zip(rows, lives, strict=True) if life in lost]
             # The archiver may have closed some of them since they were read.
             restored = len(relay.send_again(self._store, missing))
         if restored:
@@ -62,7 +64,7 @@ class Reconciler(Service):
         self._after = rows[-1].pk if len(rows) == PAGE else 0
         if len(rows) < PAGE:
             return self.interval
-        return 0.0 if missing else PACE  # where some are lost, more are
+        return 0.0 if missing else PACE  # where some are lost, there are more
 
     def _page(self) -> Sequence[OutboxMessage]:
         now_ms = self._store.now_us() // 1000
@@ -70,8 +72,3 @@ class Reconciler(Service):
             status=OutboxStatus.SENT, pk__gt=self._after, relay_at_ms__lte=now_ms
         )
         return list(rows.only("message_id", "enqueued_at_us", "topic").order_by("pk")[:PAGE])
-
-    def _missing(self, rows: Sequence[OutboxMessage]) -> list[OutboxMessage]:
-        lives = [(row.topic, Life(row.message_id.bytes, row.enqueued_at_us)) for row in rows]
-        missing = self._store.missing(lives)
-        return [row for row, (_, life) in zip(rows, lives, strict=True) if life in missing]

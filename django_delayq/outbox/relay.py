@@ -37,8 +37,8 @@ LONG = 0.5
 
 
 class Relay(Service):
-    """Sends what waits, by status and time: a transaction that commits late, with small ids, is
-    found as any other."""
+    """Sends waiting rows, by status and time: so the rows of a transaction that commits late, with
+    small ids, are found as well."""
 
     name = "relay"
     interval = 1.0
@@ -47,7 +47,7 @@ class Relay(Service):
         super().__init__()
         self._store = store
         self._looked = False
-        """Whether the newest look found nothing more to send."""
+        """Whether the last round found nothing more to send."""
         self.sent = 0
 
     @property
@@ -57,7 +57,7 @@ class Relay(Service):
 
     @property
     def has_work(self) -> bool:
-        """Whether something may wait that Redis would take."""
+        """Whether a row may wait that Redis would take."""
         return not self._looked and not self._store.breaker.open
 
     def run_once(self) -> float:
@@ -69,15 +69,15 @@ class Relay(Service):
                 more = postponed.apply_all()
                 found = self._send_batch()
         except StoreError:
-            # so that the next try does not hold rows while it waits for a connection
+            # The next try must not hold rows while it waits for a connection.
             self._store.breaker.trip()
             raise
         self._looked = found < BATCH and not more
         return self.interval if self._looked else 0.0
 
     def _send_batch(self, **only: Any) -> int:
-        """Send while the rows are locked: who cancels one of them waits, and then finds it in
-        Redis."""
+        """Send while the rows are locked: a caller that cancels one of these rows waits, and then
+        finds the message in Redis."""
         connection = connections[get_settings().database]
         now_ms = self._store.now_us() // 1000
         with transaction.atomic(using=connection.alias):
@@ -95,9 +95,9 @@ class Relay(Service):
         return len(rows)
 
     def send_changes(self, seconds: float) -> None:
-        """Tell Redis, before anything is claimed, what it has yet to hear of messages that it may
-        have: cancels, moves, and what replaces them. Waits for what others are telling. Raises
-        StoreError and DatabaseUnavailable.
+        """Tell Redis, before anything is claimed, of changes to messages that it may have: cancels,
+        moves and replacements. Waits at most `seconds` for the changes that other processes are
+        telling. Raises StoreError and DatabaseUnavailable.
         """
         until, pace = time.monotonic() + seconds, Sleeper()
         with reached():
@@ -112,12 +112,12 @@ def before_claims(seconds: float) -> None:
 
 
 def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreError]:
-    """Store the rows' messages in Redis and mark them as sent. In a transaction that holds the
-    rows.
+    """Store the rows' messages in Redis and mark the rows as sent. Call it in a transaction that
+    holds the rows.
 
-    Returns what went wrong: the rows of those partitions wait a little, so that they are not in
-    others' way. After one that took long nothing more is sent: who cancels one of the rows waits as
-    long as they are held.
+    Returns the errors. The rows of a partition with an error wait a little, so that they do not
+    hold up others. After an error that took long nothing more is sent: a caller that cancels one of
+    the rows waits as long as they are held.
     """
     batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
     for row in rows:
@@ -153,8 +153,8 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
 
 def send_again(store: RedisStore, lost: Sequence[OutboxMessage]) -> set[int]:
     """Send rows that Redis has lost, under their stamps. Rows that have changed since they were
-    read, and those that others hold, are left out. Returns the ids of those that were sent. Raises
-    StoreError."""
+    read, and rows that others hold, are left out. Returns the ids of the rows that were sent.
+    Raises StoreError."""
     connection = connections[get_settings().database]
     stamps = {(row.pk, row.enqueued_at_us) for row in lost}
     sent: set[int] = set()
@@ -173,7 +173,8 @@ def send_again(store: RedisStore, lost: Sequence[OutboxMessage]) -> set[int]:
 
 
 def _give_way(row: OutboxMessage, word: str) -> bool:
-    """Do what another message with the same id demands. False: the row's message is in Redis."""
+    """Act on the answer that another message has the same id. False: the row's message is in
+    Redis."""
     if word == "DUPLICATE" and row.moved_to_ms:
         postponed.move_live(row)
     if word.startswith("ADOPTED"):
@@ -183,7 +184,7 @@ def _give_way(row: OutboxMessage, word: str) -> bool:
         lookup.end([row], reason)
         event = Event(row.message_id.hex, row.task, row.key or None, reason=reason)
         signals.report(signals.cancelled, row.topic, [event])
-    elif word == "DUPLICATE":  # accepted, so it is sent when the other has ended
+    elif word == "DUPLICATE":  # it was accepted, so it is sent when the other has ended
         again_at_ms = get_store().now_us() // 1000 + GIVE_WAY_MS
         # Not save(), which would ask the routers of the project where to write.
         OutboxMessage.objects.filter(pk=row.pk).update(relay_at_ms=again_at_ms)

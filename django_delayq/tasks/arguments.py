@@ -20,7 +20,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class WrongArgument(InvalidArguments):
-    """The value of one parameter cannot stand where it is."""
+    """The value of one parameter is not allowed there."""
 
     def __init__(self, parameter: str, message: str) -> None:
         super().__init__(message)
@@ -57,9 +57,16 @@ class Parameter:
 
     def write(self, value: Any) -> str:
         """The text for a value; read() gives the value back."""
-        if self.is_text and isinstance(value, str):
-            return value if _is_plain(value) else write_json(value)
-        return write_json(value)
+        # Text is written as it is when there is some, all of it can be seen, and it does not look
+        # quoted.
+        is_plain = (
+            self.is_text
+            and isinstance(value, str)
+            and value == value.strip() != ""
+            and all(c.isprintable() or c == "\n" for c in value)
+            and not _is_quoted(value)
+        )
+        return value if is_plain else write_json(value)
 
     def read(self, text: str) -> Any:
         """The value that a text means. Raises InvalidArguments."""
@@ -99,14 +106,14 @@ class Layout:
         return self.parameters is RAW
 
     def arguments(self, values: Mapping[str, Any]) -> Arguments:
-        """Arguments that give these values to the parameters. What came by position still does,
-        where that is possible.
+        """Arguments that give these values to the parameters. A value that came by position still
+        does, where that is possible.
 
         Raises WrongArgument.
         """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        # What stands before *args can only come by position.
+        # The parameters before *args can only be given by position.
         by_position = (
             len(self.parameters)
             if any(values.get(p.name) for p in self.parameters if p.is_array)
@@ -144,15 +151,15 @@ class Layout:
 
 
 def layout(task: str, arguments: Arguments | None = None) -> Layout:
-    """The parameters of a task, and which of them these arguments fill. Raw when they do not fit or
-    it is unknown."""
+    """The parameters of a task, and which of them these arguments fill. The layout is raw when the
+    task is unknown or they do not fit it."""
     declared = registry.by_name.get(task)
     args, kwargs = arguments or ((), {})
     raw = Layout(parameters=RAW, given={"args": list(args), "kwargs": dict(kwargs)})
     if declared is None:
         return raw
     signature = declared.definition.signature
-    parameters = tuple(_parameter(parameter) for parameter in signature.parameters.values())
+    parameters = tuple(map(_parameter, signature.parameters.values()))
     if arguments is None:
         return Layout(parameters=parameters)
     try:
@@ -190,8 +197,8 @@ def _refuse_gap(missing: str, value: Any) -> None:
 
 
 def write_json(value: Any) -> str:
-    """JSON with everything readable but what nobody can see: control, bidirectional and zero-width
-    characters."""
+    """JSON in which all characters stand as they are, except those that nobody can see: control,
+    bidirectional and zero-width characters."""
     indent = 2 if isinstance(value, list | tuple | dict) and value else None
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
@@ -231,16 +238,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             )
         found[name] = value
     return found
-
-
-def _is_plain(text: str) -> bool:
-    """Whether it can be written as it is: something is there, all of it can be seen, and it does
-    not look quoted."""
-    return (
-        text == text.strip() != ""
-        and all(c.isprintable() or c == "\n" for c in text)
-        and not _is_quoted(text)
-    )
 
 
 def _is_quoted(text: str) -> bool:

@@ -48,11 +48,8 @@ def ladder(steps: Sequence[timedelta | float]) -> Backoff:
 
 
 def as_backoff(value: Backoff | Sequence[timedelta | float] | timedelta | float) -> Backoff:
-    """A number or timedelta is a constant, a sequence a ladder, a function stays itself."""
+    """A function stays as it is, a sequence becomes a ladder(), a number or a timedelta a
+    constant()."""
     if callable(value):
         return value
-    if isinstance(value, timedelta):
-        return constant(value.total_seconds())
-    if isinstance(value, int | float):
-        return constant(value)
-    return ladder(value)
+    return ladder([value] if isinstance(value, timedelta | int | float) else value)

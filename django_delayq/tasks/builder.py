@@ -1,4 +1,4 @@
-"""Makes messages of calls. Everything that can be refused is refused here, before anything is
+"""Makes messages of calls. A call that has to be refused is refused here, before anything is
 sent."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..core.message import (
 )
 from ..store.store import Outgoing
 from . import registry
-from .options import OnDuplicate, Options
+from .options import OnDuplicate
 from .registry import check_topic
 from .task import Call, Receipt, Task
 
@@ -49,7 +49,7 @@ _named = tuple.__new__
 
 
 class Template:
-    """What all messages of one copy of a task share. Made once: it halves the cost of
+    """What all messages of one copy of a task share. It is made once: that halves the cost of
     enqueue_many."""
 
     __slots__ = (
@@ -60,7 +60,22 @@ class Template:
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
         options = task.options
-        _check_options(options, settings)
+        # Options that contradict each other are refused.
+        if options.id and options.key and options.id != key_id(options.topic, options.key):
+            raise InvalidMessage(
+                "This id is not that of the key, so nobody could find the message by its key. "
+                "Leave the id or the key away."
+            )
+        if options.durable and options.database not in (None, settings.database):
+            raise InvalidMessage(
+                f'A durable message is written to DELAYQ["DATABASE"], {settings.database!r}, not '
+                f"to {options.database!r}."
+            )
+        if options.durable and options.after_commit is False:
+            raise InvalidMessage(
+                "A durable message belongs to its transaction: after_commit=False contradicts "
+                "that. Leave one of both away."
+            )
         self.settings = settings
         self.task = task
         self.topic = check_topic(options.topic)
@@ -73,8 +88,7 @@ class Template:
         """The id is given, by a key or by the caller: a message with it may be live already, also
         in an old partition. Else each message gets a fresh id."""
         self.may_exist = options.id is not None or options.key is None
-        """An explicit id, or one that nobody else makes: finding the very same record is success.
-        """
+        """The id is explicit, or nobody else makes it: to find the very same record is success."""
         self.mode: OnDuplicate = options.on_duplicate
         self.durable = options.durable
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
@@ -84,11 +98,13 @@ class Template:
         self.ttr_ms = task.ttr_ms
         self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
         extra = Body(
-            key=options.key, headers=dict(options.headers), max_attempts=task.max_attempts_of_call
+            key=options.key,
+            headers=dict(options.headers),
+            max_attempts=task.max_attempts_of_call,
+            replay_of=options.replay_of,
         )
-        extra.replay_of = options.replay_of
         self.extra = extra if extra != Body() else None
-        """What stands beside the arguments in the body; None lets the body be a plain array."""
+        """What the body holds beside the arguments. With None the body may be a plain array."""
 
     def item(self, call: Call, fresh_id: bytes) -> Item:
         """The message of one call. Raises InvalidMessage and its subclasses."""
@@ -129,23 +145,6 @@ class Template:
             except BodyTooLarge:
                 continue
         return UnserialisableArguments(f"{self.name}: {error}")
-
-
-def _check_options(options: Options, settings: Settings) -> None:
-    """Raise InvalidMessage for options that contradict each other."""
-    if options.id and options.key and options.id != key_id(options.topic, options.key):
-        raise InvalidMessage(
-            "This id is not that of the key: a message enqueued so could not be found by its key."
-        )
-    if options.durable and options.database not in (None, settings.database):
-        raise InvalidMessage(
-            f'A durable message is written to DELAYQ["DATABASE"], {settings.database!r}, not to '
-            f"{options.database!r}."
-        )
-    if options.durable and options.after_commit is False:
-        raise InvalidMessage(
-            "A durable message belongs to its transaction: after_commit=False contradicts that."
-        )
 
 
 def build(calls: Sequence[Call]) -> list[Item]:

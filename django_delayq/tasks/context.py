@@ -56,8 +56,7 @@ def current_message() -> CurrentMessage:
     task = registry.by_code.get(task_code_of(lease.record))
     if task is None or len(lease.entry) < ATTEMPTS.size:
         raise UndecodableMessage
-    attempts = lease.attempts
-    leased = State("leased")
+    attempts, leased = lease.attempts, State("leased")
     found = Found(lease.id, leased, attempts.due_at_ms, lease.record, attempts)
     message = view(lease.partition.topic, task.name, leased, found)
     return CurrentMessage(

@@ -24,8 +24,7 @@ def check_function(func: Any) -> None:
         raise InvalidTask(
             f"@delayed_task takes its options by name: @delayed_task(topic={func!r})."
         )
-    what = _what(func)
-    if what:
+    if what := _what(func):
         raise InvalidTask(f"{what}, and a task is a function of a module: def or async def.")
     name = func.__qualname__
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
@@ -44,7 +43,7 @@ def check_function(func: Any) -> None:
 
 
 def _what(func: Any) -> str:
-    """In words what it is, if it is no function."""
+    """In words: what it is when it is no function of a module."""
     if isinstance(func, type):
         return f"{func.__qualname__} is a class"
     if isinstance(func, staticmethod | classmethod):
@@ -91,9 +90,9 @@ def name_of(func: Callable[..., Any], given: str | None) -> str:
 def signature_of(func: Callable[..., Any]) -> inspect.Signature:
     """What a call of the function takes.
 
-    A decorator's (*args, **kwargs) says nothing: then what is behind it counts. One that names its
-    parameters, or has a __signature__, is believed: it may give the function an argument of its
-    own.
+    A decorator's (*args, **kwargs) says nothing: then the function behind it counts. A decorator
+    that names its parameters, or has a __signature__, is believed: it may give the function an
+    argument of its own.
     """
     open_ = [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
     while not hasattr(func, "__signature__") and hasattr(func, "__wrapped__"):
@@ -119,12 +118,12 @@ def place_of(func: Callable[..., Any]) -> str:
 
 
 def fingerprint(func: Any, seen: set[int] | None = None) -> Any:
-    """Equal for one function whose module is imported a second time, under whatever name, or loaded
-    anew.
+    """A value that stays equal when the function's module is imported a second time, under any
+    name, or loaded anew.
 
-    The same place in the same file is not enough: a decorator and a factory give many functions
-    from there, which differ by what they close over. `seen`: what was compared before, as things
-    may hold each other.
+    The same place in the same file is not enough: a decorator or a factory makes many functions
+    there, which differ by what they close over. `seen` has the ids of what was compared before, as
+    objects may hold each other.
     """
     kind, seen = type(func).__qualname__, seen if seen is not None else set()
     if id(func) in seen:
@@ -146,8 +145,9 @@ def fingerprint(func: Any, seen: set[int] | None = None) -> Any:
 
 
 def _held(value: Any, seen: set[int]) -> Any:
-    """What a function closes over, comparable: a module that is loaded anew makes its objects anew,
-    with the same facts about them. No __eq__ of others is asked, it may say anything."""
+    """A comparable form of what a function closes over. A module that is loaded anew makes its
+    objects anew, with the same facts about them. No __eq__ of others is called: it may answer
+    anything."""
     if isinstance(value, CellType):
         try:
             value = value.cell_contents
@@ -161,7 +161,7 @@ def _held(value: Any, seen: set[int]) -> Any:
         return fingerprint(value, seen)
     if isinstance(value, list | tuple | dict) and id(value) not in seen:
         seen.add(id(value))
-        # No pairs of items(): what is made here and goes again leaves its id to something else.
+        # Not items(): a pair that is made here and freed leaves its id to another object.
         inner = [*value, *value.values()] if isinstance(value, dict) else list(value)
         return [_held(part, seen) for part in inner]
     facts = vars(value) if hasattr(value, "__dict__") else {}

@@ -21,8 +21,8 @@ kept_names: dict[tuple[Partition, bytes], str] = {}
 
 
 def kept_task_name(partition: Partition, code: bytes) -> str:
-    """task_name() that asks Redis once, unless nobody knows the name yet: for those that look up
-    many."""
+    """As task_name(), but it asks Redis once for each name. While nobody knows the name it asks
+    again each time."""
     name = kept_names.get((partition, code))
     if name is None:
         name = task_name(partition, code)
@@ -32,8 +32,8 @@ def kept_task_name(partition: Partition, code: bytes) -> str:
 
 
 def shown(partition: Partition, found: Found) -> Message:
-    """The message as people see it; one that cannot be decoded without its contents, so that it
-    hides no page."""
+    """The message as people see it. One that cannot be decoded is shown without its contents, so
+    that the other messages of the page are shown."""
     code = task_code_of(found.record)
     name = kept_task_name(partition, code) if len(code) == 4 else "undecodable"
     try:

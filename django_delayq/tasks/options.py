@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict
 from uuid import UUID
 
@@ -136,7 +137,7 @@ class Options:
         return replace(self, **values)
 
 
-#: What other queues call it.
+#: Names that other queues have for these options.
 _ELSEWHERE = {
     "countdown": "delay (a timedelta or seconds)",
     "defer_by": "delay (a timedelta or seconds)",
@@ -162,7 +163,7 @@ _ELSEWHERE = {
 
 
 def _refusal(name: str, known: frozenset[str]) -> str:
-    """Why this option cannot be given there, and what may have been meant."""
+    """Why this option cannot be given there, and which one may have been meant."""
     if known is _OF_TASK and name in _OF_CALL:
         return f"{name} is of one message, not of every one: give it to using()."
     if known is _OF_CALL and name in (*_OF_TASK, "name"):
@@ -181,27 +182,17 @@ def _refusal(name: str, known: frozenset[str]) -> str:
     return f"{here} has no option {name!r}. {hint}Its options are: {', '.join(sorted(known))}."
 
 
-def _between(low: int, high: int, name: str) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidMessage(
-                f"{name} must be a whole number from {low} to {high:,}, not {value!r}."
-            )
-        return value
-
-    return check
+def _max_attempts(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1000:
+        raise InvalidMessage(f"max_attempts must be a whole number from 1 to 1,000, not {value!r}.")
+    return value
 
 
-def _duration(low_s: int, high_s: int, name: str) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        milliseconds = duration_ms(value, name)
-        if not low_s * 1000 <= milliseconds <= high_s * 1000:
-            raise InvalidMessage(
-                f"{name} must be from {low_s} to {high_s:,} seconds, not {value!r}."
-            )
-        return milliseconds
-
-    return check
+def _duration(name: str, high_s: int, value: Any) -> int:
+    milliseconds = duration_ms(value, name)
+    if not 1000 <= milliseconds <= high_s * 1000:
+        raise InvalidMessage(f"{name} must be from 1 to {high_s:,} seconds, not {value!r}.")
+    return milliseconds
 
 
 def _expires(value: Any) -> When:
@@ -212,40 +203,29 @@ def _expires(value: Any) -> When:
     return When.after(duration_ms(value, "expires"))
 
 
-def _choice(name: str, *choices: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if value not in choices:
-            *first, last = [f'"{choice}"' for choice in choices]
-            raise InvalidMessage(f"{name} is {value!r}: use {', '.join(first)} or {last}.")
-        return value
-
-    return check
-
-
-def _boolean(name: str) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise InvalidMessage(f"{name} is True or False, not {value!r:.80}.")
-        return value
-
-    return check
-
-
-def check_key(value: Any) -> str | None:
-    """The key itself. Raises InvalidKey."""
-    if value is not None and (
-        not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_storable(value)
-    ):
-        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
+def _choice(name: str, choices: Sequence[str], value: Any) -> Any:
+    if value not in choices:
+        *first, last = [f'"{choice}"' for choice in choices]
+        raise InvalidMessage(f"{name} is {value!r}: use {', '.join(first)} or {last}.")
     return value
 
 
-def _is_storable(text: str) -> bool:
-    """Whether UTF-8 has it (no half characters) and PostgreSQL too (no character 0)."""
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidMessage(f"{name} is True or False, not {value!r:.80}.")
+    return value
+
+
+def check_key(value: Any) -> str | None:
+    """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
+    what PostgreSQL does not (the character 0)."""
     try:
-        return b"\0" not in text.encode()
+        is_key = isinstance(value, str) and 1 <= len(value) <= 256 and b"\0" not in value.encode()
     except UnicodeEncodeError:
-        return False
+        is_key = False
+    if value is not None and not is_key:
+        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
+    return value
 
 
 def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
@@ -280,22 +260,25 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "topic": ("topic", lambda value: check_name(value, "a topic")),
     "delay": ("when", lambda value: When.after(duration_ms(value))),
     "due_at": ("when", lambda value: When.at(instant_ms(value))),
-    "ttr": ("ttr_ms", _duration(1, 86_400, "ttr")),
-    "max_runtime": ("max_runtime_ms", _duration(1, 7 * 86_400, "max_runtime")),
-    "max_attempts": ("max_attempts", _between(1, 1000, "max_attempts")),
+    "ttr": ("ttr_ms", partial(_duration, "ttr", 86_400)),
+    "max_runtime": ("max_runtime_ms", partial(_duration, "max_runtime", 7 * 86_400)),
+    "max_attempts": ("max_attempts", _max_attempts),
     "backoff": ("backoff", _backoff),
     "retry_for": ("retry_for", _retry_for),
     "priority": ("priority", Priority.parse),
     "expires": ("expires", _expires),
-    "on_duplicate": ("on_duplicate", _choice("on_duplicate", "raise", "keep", "replace")),
+    "on_duplicate": (
+        "on_duplicate",
+        partial(_choice, "on_duplicate", ("raise", "keep", "replace")),
+    ),
     "key": ("key", check_key),
     "id": ("id", parse_id),
     "headers": ("headers", _headers),
     "database": ("database", str),
-    "after_commit": ("after_commit", _boolean("after_commit")),
-    "durable": ("durable", _boolean("durable")),
-    "on_redis_error": ("on_redis_error", _choice("on_redis_error", "spill", "raise")),
-    "exactly_once": ("exactly_once", _boolean("exactly_once")),
+    "after_commit": ("after_commit", partial(_boolean, "after_commit")),
+    "durable": ("durable", partial(_boolean, "durable")),
+    "on_redis_error": ("on_redis_error", partial(_choice, "on_redis_error", ("spill", "raise"))),
+    "exactly_once": ("exactly_once", partial(_boolean, "exactly_once")),
 }
 
 

@@ -347,6 +347,26 @@ def test_two_that_archive_again_at_once_make_one_row(
     assert OperatorAction.objects.get().count == 1
 
 
+def test_an_entry_that_another_process_has_archived_is_no_error(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.using(key="wrong").enqueue()
+    hands.work()
+    aside(hands, monkeypatch)
+    reads: list[str] = []
+
+    def overtake(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("SELECT") and UnarchivableEntry._meta.db_table in sql:
+            reads.append(sql)
+            if len(reads) == 2:
+                UnarchivableEntry.objects.all().delete()
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(overtake):
+        done = archive_again(UnarchivableEntry.objects.all())
+    assert (done.count, done.refused, OperatorAction.objects.count()) == (0, {}, 0)
+
+
 def test_an_entry_whose_commit_fails_stays_aside(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
