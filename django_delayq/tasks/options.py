@@ -225,7 +225,8 @@ def check_key(value: Any) -> str | None:
         is_key = False
     if value is not None and not is_key:
         raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
-    return value
+    key: str | None = value
+    return key
 
 
 def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
