@@ -154,12 +154,20 @@ class Model:
         if fate != "MISSING":
             return "SAME" if fate == "LIVE" else fate
         if known and row.mode == "replace" and (known.follower or known).stamp > row.stamp:
+            self.forget_older(row)
             return "OLDER"
         word = self.enqueue(row.id, row.mode, replace(row.known))
         if word == "SAME" and known:
             known.durable, row.stamp = True, known.stamp
             return f"ADOPTED:{known.stamp}"
+        if word == "DUPLICATE" and row.mode == "keep":
+            self.forget_older(row)
         return word
+
+    def forget_older(self, row: Row) -> None:
+        """SQL ends the row: nobody asks for the lives before it any more."""
+        if self.markers.get(row.id, row.stamp) < row.stamp:
+            del self.markers[row.id]
 
     def close(self, message_id: bytes, stamp: int) -> None:
         """The archiver has committed an end: the outbox row of this life goes."""
