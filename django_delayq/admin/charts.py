@@ -49,16 +49,15 @@ def in_a_sentence(buckets: Sequence[Bucket], what: str, *, summed: bool = True) 
     if not peak:
         return _("%(what)s: nothing.") % {"what": what}
     highest = next(bucket for bucket in buckets if bucket.count == peak)
-    if not summed:
-        words = {"what": what, "peak": amount(peak), "label": highest.words}
-        return _("%(what)s: peak %(peak)s at %(label)s.") % words
-    total = sum(bucket.count for bucket in buckets)
-    return _("%(what)s: %(total)s, peak %(peak)s at %(label)s.") % {
+    words = {
         "what": what,
-        "total": amount(total),
+        "total": amount(sum(bucket.count for bucket in buckets)),
         "peak": amount(peak),
         "label": highest.words,
     }
+    if summed:
+        return _("%(what)s: %(total)s, peak %(peak)s at %(label)s.") % words
+    return _("%(what)s: peak %(peak)s at %(label)s.") % words
 
 
 def sparkline(values: Sequence[float], *, title: str) -> SafeString:

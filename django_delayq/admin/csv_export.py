@@ -47,8 +47,14 @@ def response(request: HttpRequest, selection: Selection, payload: bool) -> Strea
     # A sync iterator under ASGI would be read to its end before the first byte is sent.
     content = _awaited(parts) if hasattr(request, "scope") else parts
     name = f"delayq-archive-{timezone.now().date().isoformat()}.csv"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
-    return StreamingHttpResponse(content, content_type="text/csv; charset=utf-8", headers=headers)
+    return StreamingHttpResponse(
+        content,
+        content_type="text/csv; charset=utf-8",
+        headers={
+            "Content-Disposition": f'attachment; filename="{name}"',
+            "Cache-Control": "no-store",
+        },
+    )
 
 
 def written(rows: Iterable[ArchivedMessage], columns: Sequence[str]) -> Iterator[bytes]:

@@ -26,11 +26,9 @@ def newest_first(request: HttpRequest, rows: QuerySet[Any]) -> tuple[Sequence[An
         (before,) = numbers_of(request.GET.get("before", ""), 2**63)
         rows = rows.filter(pk__lt=before)
     found = list(rows.order_by("-pk")[: SIZE + 1])
-    links: dict[str, str] = {}
     query = request.GET.copy()
     query.pop("before", None)
-    if before is not None:
-        links["newest"] = f"?{query.urlencode()}"
+    links = {} if before is None else {"newest": f"?{query.urlencode()}"}
     if len(found) > SIZE:
         query["before"] = cursor_of(found[SIZE - 1].pk)
         links["older"] = f"?{query.urlencode()}"

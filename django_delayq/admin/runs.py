@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from ..core.times import from_ms
 
 
-def shown_runs(runs: Iterable[Mapping[str, Any]], may_see: bool) -> Sequence[dict[str, Any]]:
-    """For _timeline.html. `may_see`: with the messages of errors, and not only their classes."""
-    return [_shown(run, may_see) for run in runs]
-
-
-def _shown(run: Mapping[str, Any], may_see: bool) -> dict[str, Any]:
+def shown_run(run: Mapping[str, Any], may_see: bool) -> dict[str, Any]:
+    """For _timeline.html. `may_see`: with the message of the error, and not only its class."""
     started, ended = _instant(run.get("started_ms")), _instant(run.get("ended_ms"))
     error = str(run.get("error") or "")
     if not may_see:

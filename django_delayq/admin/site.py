@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.contrib import messages
@@ -39,6 +39,7 @@ from ..stats import overview_sql
 logger = logging.getLogger("delayq")
 
 View = Callable[..., HttpResponseBase]
+V = TypeVar("V", bound=View)
 
 #: The row of links on each page: name of the address and what it says.
 TABS = (
@@ -81,27 +82,27 @@ _pages: list[PageRoute] = []
 
 def register_page(
     route: str, name: str, *permissions: str, methods: tuple[str, ...] = ("GET", "HEAD")
-) -> Callable[[View], View]:
+) -> Callable[[V], V]:
     """Make `view(request, **arguments of the route)` a page. It needs view_dashboard and
     `permissions`.
 
     Its address is `admin:django_delayq_dashboard_<name>`.
     """
 
-    def decorate(view: View) -> View:
+    def decorate(view: V) -> V:
         _pages.append(PageRoute(route, name, view, ("view_dashboard", *permissions), methods))
         return view
 
     return decorate
 
 
-def register_action(route: str, name: str, *permissions: str) -> Callable[[View], View]:
+def register_action(route: str, name: str, *permissions: str) -> Callable[[V], V]:
     """Make `view(request, **arguments)` the target of a form: a POST that redirects to a page.
 
     The view returns the redirect. A DelayQError is shown on the page of the form.
     """
 
-    def decorate(view: View) -> View:
+    def decorate(view: V) -> V:
         @wraps(view)
         def answer(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
             try:

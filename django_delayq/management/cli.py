@@ -24,6 +24,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from ..core.exceptions import ConfigurationError, DelayQError, InvalidMessage, StoreUnavailable
+from ..core.times import local
 from ..models import OperatorAction
 from ..worker.process.runner import ExitCode
 
@@ -135,8 +136,7 @@ def failure(error: Exception, done: str = "") -> CommandError:
 
 def in_time_zone(when: datetime) -> str:
     """An instant as people read it, by TIME_ZONE."""
-    local = when if timezone.is_naive(when) else timezone.localtime(when)
-    return local.isoformat(" ", "seconds")
+    return local(when).isoformat(" ", "seconds")
 
 
 # Values of options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError
@@ -27,6 +28,10 @@ class SelectingVerb(Verb):
 
     past: ClassVar[str]
     """What happens to each: `replayed`."""
+    change: ClassVar[Callable[..., Replayed]]
+    """Replays the rows, or discards them: the call of operators/replay.py, as a static method."""
+    passed: ClassVar[Sequence[str]]
+    """The options that it takes."""
     reason_required = False
     replayed: Replayed | None = None
 
@@ -61,38 +66,30 @@ class SelectingVerb(Verb):
         """Change the selection, or show it."""
         rows = selected(options)
         if options["dry_run"]:
-            self._show(rows, options)
+            found = preview_replay(rows, force=options.get("force", False), limit=options["limit"])
+            summary = self._summary(found.count, found.skipped)
+            self.stdout.write(f"would have {summary}; nothing was changed")
+            for row in found.first:
+                error = row.error_class or row.reason or "-"
+                parts = (row.task, row.key or "-", error, in_time_zone(row.finished_at))
+                self.stdout.write("  " + "  ".join(on_one_line(part) for part in parts))
+            if found.count > len(found.first) > 0:
+                self.stdout.write(f"  ... and {found.count - len(found.first):,} more")
             return None
 
         def progress(replayed: Replayed) -> None:
             self.replayed = replayed
             self.progress(self._summary(replayed.count, replayed.skipped))
 
-        end = self.change(rows, options, progress)
+        given = {name: options[name] for name in self.passed}
+        end = self.change(rows, progress=progress, **given)
         return self._summary(end.count, end.skipped)
-
-    def change(
-        self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any
-    ) -> Replayed:
-        """Replay the rows, or discard them."""
-        raise NotImplementedError
 
     def committed(self) -> str:
         """How many messages the record counts."""
         if self.replayed is None:
             return self.so_far
         return self._summary(committed_count(self.replayed.action, self.replayed.count), {})
-
-    def _show(self, rows: QuerySet[ArchivedMessage], options: dict[str, Any]) -> None:
-        found = preview_replay(rows, force=options.get("force", False), limit=options["limit"])
-        summary = self._summary(found.count, found.skipped)
-        self.stdout.write(f"would have {summary}; nothing was changed")
-        for row in found.first:
-            error = row.error_class or row.reason or "-"
-            parts = (row.task, row.key or "-", error, in_time_zone(row.finished_at))
-            self.stdout.write("  " + "  ".join(on_one_line(part) for part in parts))
-        if found.count > len(found.first) > 0:
-            self.stdout.write(f"  ... and {found.count - len(found.first):,} more")
 
     def _summary(self, count: int, skipped: dict[str, int]) -> str:
         text = f"{self.past} {counted(count, 'message')}"

@@ -77,8 +77,12 @@ def preview(kind: str, selection: Selection) -> BulkPreview:
         count = rows.order_by()[: MANY + 1].count()
         sample = list(rows.order_by("-finished_at").only(*_SHOWN)[:SAMPLE]) if count else []
     is_more = count > MANY
-    word = (selection.topic or ALL_TOPICS) if is_more else ""
-    return BulkPreview(count=min(count, MANY), is_more=is_more, sample=sample, word=word)
+    return BulkPreview(
+        count=min(count, MANY),
+        is_more=is_more,
+        sample=sample,
+        word=(selection.topic or ALL_TOPICS) if is_more else "",
+    )
 
 
 def selected_dead_letters(selection: Selection) -> Rows:
@@ -236,10 +240,8 @@ def progress(operation: BulkOperation) -> Progress:
     skipped: dict[str, int] = json.loads(operation.skipped)
     total = operation.total
     changed = (total or 0) if operation.dry_run else operation.count  # a dry run only counts
-    done = changed
-    if not operation.dry_run:
-        done += sum(n for why, n in skipped.items() if why not in NOT_MEANT)
-        done = done if total is None else min(done, total)
+    done = changed + sum(n for why, n in skipped.items() if why not in NOT_MEANT)
+    done = done if total is None else min(done, total)
     took = None
     if operation.started_at is not None:
         took = max(0.0, ((operation.finished_at or at) - operation.started_at).total_seconds())

@@ -95,11 +95,6 @@ class BulkRun:
         self.write()
         self._rest(FULL_STREAM_PAUSE)
 
-    def open(self) -> None:
-        """Begin a transaction. A write comes first: on SQLite, which has no row locks, a
-        transaction that reads first may not write afterwards."""
-        self.write()
-
     def enter(self, count: int, position: int, skipped: Counter[str]) -> None:
         """Before the commit: `count` more messages are changed, and all rows up to `position` are
         dealt with."""
@@ -147,8 +142,12 @@ class BulkRun:
     def put_down(self, error: str = "") -> None:
         """Leave it to the next worker: at once, or with an error after a while."""
         with suppress(Error):  # the database may be away: then another worker takes it over
-            alive_at = timezone.now() if error else None
-            self._ours.update(status=BulkStatus.WAITING, worker="", error=error, alive_at=alive_at)
+            self._ours.update(
+                status=BulkStatus.WAITING,
+                worker="",
+                error=error,
+                alive_at=timezone.now() if error else None,
+            )
 
 
 # Ways to run an operation
@@ -157,15 +156,13 @@ class BulkRun:
 def run_stored(run: BulkRun) -> None:
     """Run an operation that a page has ordered, or go on where another worker has left it. Raises
     Stopped, and InvalidMessage for what this version does not know."""
-    kind = run.operation.kind
-    if kind not in BulkKind.values:
-        raise InvalidMessage(f"This version does not know the bulk operation {kind!r}.")
-    if kind == BulkKind.PURGE:
+    operation = run.operation
+    if operation.kind not in BulkKind.values:
+        raise InvalidMessage(f"This version does not know the bulk operation {operation.kind!r}.")
+    if operation.kind == BulkKind.PURGE:
         _purge(run)
         return
-    operation = run.operation
-    selection = Selection.decode(operation.selection)
-    rows = selection.rows().filter(state=Final.DEAD).order_by("pk")
+    rows = Selection.decode(operation.selection).rows().filter(state=Final.DEAD).order_by("pk")
     if operation.total is None or operation.dry_run:
         counting = Walk(rows, last=operation.cutoff)
         counting.on_page = run.write
@@ -270,7 +267,9 @@ def _change_all(
     after_batch()
     for pks in walk.batches():
         with transaction.atomic(using=run.alias):
-            run.open()
+            # A write comes first: on SQLite, which has no row locks, a transaction that reads first
+            # may not write afterwards.
+            run.write()
             count = change(walk.lock(pks))
             run.enter(count, walk.position, walk.skipped)
         walk.count += count

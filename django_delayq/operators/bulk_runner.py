@@ -76,14 +76,15 @@ class BulkRunner(Service):
         silent = Q(alive_at__lt=now - timedelta(seconds=TAKE_OVER_AFTER)) | Q(worker=self._worker)
         rested = Q(alive_at=None) | Q(alive_at__lt=now - timedelta(seconds=AGAIN))
         free = (Q(status=BulkStatus.WAITING) & rested) | (Q(status=BulkStatus.RUNNING) & silent)
-        waiting = BulkOperation.objects.filter(free, in_place=False)
-        operation: BulkOperation | None = waiting.order_by("pk").first()
+        operations = BulkOperation.objects.all()
+        operation: BulkOperation | None = (
+            operations.filter(free, in_place=False).order_by("pk").first()
+        )
         if operation is None:
             return None
-        same = BulkOperation.objects.filter(
+        if not operations.filter(
             pk=operation.pk, status=operation.status, worker=operation.worker
-        )
-        if not same.update(
+        ).update(
             status=BulkStatus.RUNNING,
             worker=self._worker,
             alive_at=now,

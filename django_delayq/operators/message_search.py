@@ -85,11 +85,10 @@ def live(topic: str, message_id: str) -> LiveMessage | None:
         # What is known of it without decoding it.
         if located := get_store().find(topic, identity):
             return LiveMessage(message=shown(*located), problem=str(error))
-        row = rows.first()
-        if row is None:
-            return None
-        known = bare(topic, identity, row.task, State("delayed"), row.due_at_ms)
-        return LiveMessage(message=known, problem=str(error))
+        if row := rows.first():
+            known = bare(topic, identity, row.task, State("delayed"), row.due_at_ms)
+            return LiveMessage(message=known, problem=str(error))
+        return None
     return (
         LiveMessage(message=message, outbox=rows.values_list("status", flat=True).first() or "")
         if message

@@ -7,7 +7,7 @@ models.Dashboard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Protocol
@@ -32,13 +32,12 @@ from ..models import (
 )
 from ..store import get_store
 from ..tasks import registry
+from ..tasks.arguments import Arguments
 from ..tasks.options import ChangeOptions
 from .bulk_run import run_in_place
 
 #: Operators see the result at once, also where each request is a transaction.
 _AT_ONCE = ChangeOptions(after_commit=False, on_redis_error="raise")
-
-Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class User(Protocol):
@@ -107,7 +106,6 @@ def move(
 def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
-    message_id = parse_id(message_id).hex()
     with _recorded(user, "cancel", reason, topic=topic, message_id=message_id):
         changes.cancel(topic, None, message_id, _AT_ONCE)
 
@@ -115,7 +113,6 @@ def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None
 def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Make a waiting message due at once. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")
-    message_id = parse_id(message_id).hex()
     with _recorded(user, "run now", reason, topic=topic, message_id=message_id):
         changes.reschedule(topic, None, message_id, When.after(0), _AT_ONCE)
 
@@ -126,7 +123,6 @@ def reschedule(
     """Give a waiting message another due time, which is returned. Raises MessageNotFound or
     MessageRunning."""
     require(user, "cancel_message")
-    message_id = parse_id(message_id).hex()
     words = f"to {due_at.isoformat(' ', 'seconds')}"
     with _recorded(user, "reschedule", reason, topic=topic, message_id=message_id, selection=words):
         when = When.given(None, due_at)
@@ -139,7 +135,6 @@ def edit(
     """Give a waiting message other arguments; the rest of it stays. Raises MessageNotFound,
     MessageRunning or InvalidMessage."""
     require(user, "edit_message", "view_payload")
-    message_id = parse_id(message_id).hex()
     with _recorded(user, "edit", reason, topic=topic, message_id=message_id):
         changes.edit(topic, message_id, *arguments)
 
@@ -202,8 +197,15 @@ def _change_one(kind: str, pk: int, words: str = "", **options: Any) -> Archived
     row = rows.only("message_id", "topic", "task").first()
     if row is None:
         raise MessageNotFound(f"The archive has no row {pk}: it was pruned, or never there.")
-    fields = {"topic": row.topic, "message_id": row.message_id, "archived_id": pk}
-    done = run_in_place(kind, rows, selection=f"task {row.task}{words}", **fields, **options)
+    done = run_in_place(
+        kind,
+        rows,
+        selection=f"task {row.task}{words}",
+        topic=row.topic,
+        message_id=row.message_id,
+        archived_id=pk,
+        **options,
+    )
     # Nobody has to see the progress of one message.
     BulkOperation.objects.filter(actions=done.action.pk).delete()
     if not done.count:
@@ -276,7 +278,10 @@ def check_reason(reason: str) -> None:
 
 @contextmanager
 def _recorded(user: User, name: str, reason: str, **fields: Any) -> Iterator[None]:
-    """Around what one call does to one thing."""
+    """Store an action that changes one thing. Raises InvalidMessage for a `message_id` that is not
+    the id of a message."""
+    if "message_id" in fields:
+        fields["message_id"] = parse_id(fields["message_id"]).hex()
     with OperatorAction.recorded(name, user.get_username(), clean(reason), **fields) as action:
         yield
         action.add(1)

@@ -107,9 +107,13 @@ def discard(
     """
     if not reason.strip():
         raise InvalidMessage("Say why these messages need no replay: discard(..., reason=...).")
-    rows = _selected(selection, filters)
     return run_in_place(
-        BulkKind.DISCARD, rows, by=by, reason=reason, limit=limit, progress=progress
+        BulkKind.DISCARD,
+        _selected(selection, filters),
+        by=by,
+        reason=reason,
+        limit=limit,
+        progress=progress,
     )
 
 
@@ -129,9 +133,10 @@ def preview_replay(
     walk = Walk(_selected(selection, filters), force=force, limit=limit)
     candidates = islice(walk.candidates(), limit)
     pks = list(islice(candidates, first))
-    count = len(pks) + sum(1 for _ in candidates)
     return Preview(
-        count=count, first=list(walk.table.filter(pk__in=pks).order_by("pk")), skipped=walk.skipped
+        count=len(pks) + sum(1 for _ in candidates),
+        first=list(walk.table.filter(pk__in=pks).order_by("pk")),
+        skipped=walk.skipped,
     )
 
 

@@ -159,16 +159,13 @@ class Replayer:
             # They come after all that waits already: a million of them delay no other message.
             row.relay_at_ms = max(row.relay_at_ms, now_us // 1000)
         self._table.bulk_create([row for row in rows.values() if not row.key])
-        keyed = [row for row in rows.values() if row.key]
-        refused: set[UUID] = set()
-        if keyed:
-            # A message with this key may have come a moment ago. The rows have one order, so that
-            # two replays of the same keys wait for each other instead of deadlocking.
-            keyed.sort(key=lambda row: row.message_id)
-            self._table.bulk_create(keyed, ignore_conflicts=True)
-            ids = {row.message_id for row in keyed}
-            ours = self._table.filter(message_id__in=ids, enqueued_at_us=now_us)
-            refused = ids - set(ours.values_list("message_id", flat=True))
+        # A message with the same key may have come a moment ago. The rows have one order, so that
+        # two replays of the same keys wait for each other instead of deadlocking.
+        keyed = sorted((row for row in rows.values() if row.key), key=lambda row: row.message_id)
+        self._table.bulk_create(keyed, ignore_conflicts=True)
+        ids = {row.message_id for row in keyed}
+        ours = self._table.filter(message_id__in=ids, enqueued_at_us=now_us)
+        refused = ids - set(ours.values_list("message_id", flat=True))
         self._walk.skip("key live", len(refused))
         return {pk: row.message_id for pk, row in rows.items() if row.message_id not in refused}
 

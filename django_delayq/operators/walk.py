@@ -26,8 +26,7 @@ _STANDING = ("pk", "state", "replayed_at", "discarded_at")
 
 def newest_id() -> int:
     """The highest id in the archive."""
-    rows = ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True)
-    return rows.first() or 0
+    return ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
 
 
 class Walk:

@@ -104,11 +104,25 @@ def history(period: str, topic: str = "") -> History:
     else:
         for day in days:
             by_step[beginning_of(day.day)].append(day)
+    by_task: dict[tuple[str, str], list[TaskDay]] = defaultdict(list)
+    errors: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for day in days:
+        by_task[day.topic, day.task].append(day)
+        errors[day.topic, day.task].update(json.loads(day.errors or "{}"))
+    tasks = [
+        TaskHistory(
+            topic=name,
+            task=task,
+            figures=figures_of(of_task),
+            errors=list(most_frequent(errors[name, task], ERRORS).items()),
+        )
+        for (name, task), of_task in by_task.items()
+    ]
     return History(
         step=step,
         steps=[Step(at=begin, figures=figures_of(by_step[begin])) for begin in begins],
         total=figures_of(row for begin in begins for row in by_step[begin]),
-        tasks=_tasks(days),
+        tasks=sorted(tasks, key=lambda task: (-task.figures.messages, task.topic, task.task)),
         topics=sorted(
             set(TaskDay.objects.filter(day__gte=begins[0].date()).values_list("topic", flat=True))
         ),
@@ -147,26 +161,6 @@ def _of(rows: Any, topic: str) -> list[Any]:
     if topic and not NAME.match(topic):
         return []
     return list(rows.filter(topic=topic) if topic else rows)
-
-
-def _tasks(rows: Iterable[TaskDay]) -> list[TaskHistory]:
-    groups: dict[tuple[str, str], list[TaskDay]] = defaultdict(list)
-    for row in rows:
-        groups[row.topic, row.task].append(row)
-    found = []
-    for (topic, task), group in groups.items():
-        errors = Counter[str]()
-        for row in group:
-            errors.update(json.loads(row.errors or "{}"))
-        found.append(
-            TaskHistory(
-                topic=topic,
-                task=task,
-                figures=figures_of(group),
-                errors=list(most_frequent(errors, ERRORS).items()),
-            )
-        )
-    return sorted(found, key=lambda task: (-task.figures.messages, task.topic, task.task))
 
 
 # The newest forecast

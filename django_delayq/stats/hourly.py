@@ -99,8 +99,11 @@ def compute_hour(hour: datetime, pause: Callable[[], object] | None = None) -> i
     `pause()` is called after each page of rows.
     """
     at, sums = stored(hour), _sums_of(hour, hour + HOUR, ("topic",), pause)
-    rows = [TopicHour(hour=at, topic=topic, **sums[topic,].fields()) for (topic,) in sorted(sums)]
-    return _save(TopicHour, at, rows)
+    return _save(
+        TopicHour,
+        at,
+        [TopicHour(hour=at, topic=topic, **sums[topic,].fields()) for (topic,) in sorted(sums)],
+    )
 
 
 def compute_day(day: date, pause: Callable[[], object] | None = None) -> int:
@@ -164,10 +167,11 @@ def _sums_of(
         if len(page) < PAGE:
             break
         finished_at, pk = page[-1][:2]
-        further = columns.filter(finished_at__gte=finished_at).exclude(
-            finished_at=finished_at, pk__lte=pk
+        page = list(
+            columns.filter(finished_at__gte=finished_at).exclude(
+                finished_at=finished_at, pk__lte=pk
+            )[:PAGE]
         )
-        page = list(further[:PAGE])
     return sums
 
 
@@ -231,9 +235,8 @@ def stored_as(span: date) -> Any:
     are put back in the zone of its times."""
     if not isinstance(span, datetime):
         return span
-    if (
-        span.tzinfo is not None
-    ):  # else instants of several zones are unequal in the hour that comes twice (PEP 495)
+    if span.tzinfo is not None:
+        # Instants of several zones are unequal in the hour that comes twice (PEP 495).
         span = span.astimezone(timezone.utc)
     return connections[get_settings().database].ops.adapt_datetimefield_value(span)
 

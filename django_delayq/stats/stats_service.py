@@ -145,8 +145,7 @@ class StatsService(Service):
             recent.append(today)
         rows = TaskDay.objects.filter(day__gte=recent[0].date())
         computed = dict(rows.values("day").annotate(at=Max("computed_at")).values_list("day", "at"))
-        due = (day for day in recent if self._is_due(day, DAY, computed.get(day.date())))
-        return [day.date() for day in due]
+        return [day.date() for day in recent if self._is_due(day, DAY, computed.get(day.date()))]
 
     def _is_due(self, begin: datetime, span: timedelta, computed_at: datetime | None) -> bool:
         if computed_at is not None:

@@ -262,7 +262,7 @@ def test_a_database_that_fails_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise OperationalError("no such table")
 
-    monkeypatch.setattr(verb, "replay", fail)
+    monkeypatch.setattr(verb.Command, "change", staticmethod(fail))
     error = refused("replay", "--all")
     assert (error.returncode, str(error)) == (
         1,

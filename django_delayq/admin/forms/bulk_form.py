@@ -59,8 +59,7 @@ class BulkForm(forms.Form):
         if BulkKind(kind) is not BulkKind.REPLAY:
             del self.fields["delay"], self.fields["rate"]
         if self.about.word:
-            label = _("Type “%(word)s” to confirm") % {"word": self.about.word}
-            self.fields["word"].label = label
+            self.fields["word"].label = _("Type “%(word)s” to confirm") % {"word": self.about.word}
         else:
             del self.fields["word"]
         self.dry_run = bool(data and data.get("dry_run"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,6 +28,15 @@ NOT_GIVEN = object()
 
 _PREFIX = "argument_"
 _SHAPE = "argument-shape"
+
+
+@contextmanager
+def field_errors() -> Iterator[None]:
+    """Show an InvalidMessage at the field."""
+    try:
+        yield
+    except InvalidMessage as error:
+        raise forms.ValidationError(str(error)) from None
 
 
 class ArgumentField(forms.CharField):
@@ -59,7 +70,7 @@ class ArgumentField(forms.CharField):
                     else _("Write a value.")
                 )
             return NOT_GIVEN
-        try:
+        with field_errors():
             read = parameter.read(text)
             content = (
                 Body(read)
@@ -69,8 +80,6 @@ class ArgumentField(forms.CharField):
                 else Body([read])
             )
             encode_body(content, get_settings().body_limit)
-        except InvalidMessage as error:
-            raise forms.ValidationError(str(error)) from None
         return read
 
 
@@ -196,28 +205,26 @@ class InstantField(forms.CharField):
     def clean(self, value: Any) -> datetime | None:
         """Raises ValidationError."""
         text = str(super().clean(value)).strip()
+        if not text:
+            return None
         try:
-            when = parse_datetime(text) if text else None
+            when = parse_datetime(text)
             if when is None:
-                if text:
-                    raise ValueError
-                return None
-            if self.future:
-                return self._ahead(from_current_timezone(when))
-            when = timezone.make_aware(when) if timezone.is_naive(when) else when
-            when.astimezone(timezone.get_default_timezone())  # no zone has all of the year 1
+                raise ValueError
+            if not self.future:
+                when = timezone.make_aware(when) if timezone.is_naive(when) else when
+                when.astimezone(timezone.get_default_timezone())  # no zone has all of the year 1
+                return when
+            when = aware(from_current_timezone(when))
+            now = datetime.now(tz=timezone.get_default_timezone())
+            if when <= now:
+                raise forms.ValidationError(_("This time is in the past."))
+            if when > now + timedelta(milliseconds=MAX_DELAY_MS):
+                raise forms.ValidationError(_("This time is more than ten years ahead."))
         except (ValueError, OverflowError):
             raise forms.ValidationError(
                 _("Write a date and a time, such as 2026-11-20 09:00.")
             ) from None
-        return when
-
-    def _ahead(self, when: datetime) -> datetime:
-        when, now = aware(when), datetime.now(tz=timezone.get_default_timezone())
-        if when <= now:
-            raise forms.ValidationError(_("This time is in the past."))
-        if when > now + timedelta(milliseconds=MAX_DELAY_MS):
-            raise forms.ValidationError(_("This time is more than ten years ahead."))
         return when
 
     def prepare_value(self, value: Any) -> Any:
@@ -233,10 +240,8 @@ class DurationField(forms.MultiValueField):
     """A number and its unit. Its value is seconds, or None when no number is given."""
 
     def __init__(self, **options: Any) -> None:
-        number = forms.FloatField(required=False, min_value=0)
-        unit = forms.ChoiceField(choices=_UNITS)
         super().__init__(
-            (number, unit),
+            (forms.FloatField(required=False, min_value=0), forms.ChoiceField(choices=_UNITS)),
             required=False,
             require_all_fields=False,
             widget=_DurationInput(),
@@ -248,10 +253,8 @@ class DurationField(forms.MultiValueField):
         if not values or values[0] is None:
             return None
         seconds = float(values[0]) * int(values[1] or 1)
-        try:
+        with field_errors():
             duration_ms(seconds)
-        except InvalidMessage as error:
-            raise forms.ValidationError(str(error)) from None
         return seconds
 
 
@@ -260,10 +263,9 @@ class _DurationInput(forms.MultiWidget):
     use_fieldset = False
 
     def __init__(self) -> None:
-        number = forms.NumberInput(attrs={"min": "0", "step": "any"})
         super().__init__(
             {
-                "": number,
+                "": forms.NumberInput(attrs={"min": "0", "step": "any"}),
                 "unit": forms.Select(choices=_UNITS, attrs={"aria-label": gettext_lazy("Unit")}),
             }
         )

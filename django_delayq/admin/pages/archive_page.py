@@ -20,7 +20,7 @@ from ...tasks import registry
 from .. import csv_export
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
-from ..runs import shown_runs
+from ..runs import shown_run
 from ..site import back, may, register_action, register_page, show, url
 
 #: Only with view_payload.
@@ -136,11 +136,8 @@ def archived_replay_view(request: HttpRequest, pk: int) -> HttpResponse:
         reason=request.POST.get("reason", ""),
     )
     there = f"{url(request, 'find')}?q={done.replayed_by.hex if done.replayed_by else ''}"
-    words = _("Replayed as the message {link}.")
-    messages.success(
-        request,
-        format_html(words, link=format_html('<a href="{}">{}</a>', there, done.replayed_by)),
-    )
+    link = format_html('<a href="{}">{}</a>', there, done.replayed_by)
+    messages.success(request, format_html(_("Replayed as the message {link}."), link=link))
     return back(request, "archived", pk=pk)
 
 
@@ -181,7 +178,7 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
         # The message's own, else the task's. Not the task itself: a template would call it.
         "max_attempts": row.max_attempts or (task.max_attempts if task else None),
         "is_open": row.state == Final.DEAD and not row.replayed_at and not row.discarded_at,
-        "runs": shown_runs(runs, may(request, "view_payload")),
+        "runs": [shown_run(run, may(request, "view_payload")) for run in runs],
         "lives": lives.only("pk", "state", "finished_at").order_by("-enqueued_at")[:_LIVES],
     }
     if may(request, "view_payload"):

@@ -27,12 +27,11 @@ from ..site import back, register_action, register_page, show, url
 def bulk_list_view(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
     rows, links = newest_first(request, BulkOperation.objects.all())
-    lines = [(operation, service.progress(operation)) for operation in rows]
     return show(
         request,
         "bulk_list.html",
         _("Bulk operations"),
-        lines=lines,
+        lines=[(operation, service.progress(operation)) for operation in rows],
         links=links,
         now=timezone.now(),
     )

@@ -50,6 +50,4 @@ class DashboardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Never."""
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never."""
-        return False
+    has_delete_permission = has_change_permission

@@ -8,7 +8,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, Group, grouped
+from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, grouped
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidName
 from ...models import Final, UnarchivableEntry
@@ -24,16 +24,6 @@ class LinkedCount:
     count: int
     is_partial: bool
     query: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRow:
-    """A line of the table."""
-
-    group: Group
-    numbers: list[LinkedCount]
-    query: str
-    """Of everything in the line, for bulk operations."""
 
 
 @register_page("dead-letters/", "dead_letters")
@@ -57,7 +47,9 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
             )
             for window, since in windows.items()
         ]
-        rows.append(GroupRow(group=group, numbers=numbers, query=f"{named}&{windows['week']}"))
+        # The query is of everything in the line, for bulk operations.
+        query = f"{named}&{windows['week']}"
+        rows.append({"group": group, "numbers": numbers, "query": query})
     return show(
         request,
         "dead_letters.html",

@@ -42,10 +42,15 @@ def find_view(request: HttpRequest) -> HttpResponse:
         problem = str(error)
     if len(hits) == 1 and not away:
         return redirect(result_url(request, hits[0]))
-    rows = [(hit, result_url(request, hit)) for hit in hits]
-    title = _("Find a message")
     return show(
-        request, "find.html", title, query=query, topic=topic, rows=rows, problem=problem, away=away
+        request,
+        "find.html",
+        _("Find a message"),
+        query=query,
+        topic=topic,
+        rows=[(hit, result_url(request, hit)) for hit in hits],
+        problem=problem,
+        away=away,
     )
 
 
@@ -62,16 +67,11 @@ def _hits(query: str, topic: str, redis: bool) -> list[SearchResult]:
     InvalidMessage."""
     if query.startswith(_KEY):
         return message_search.by_key(query.removeprefix(_KEY), topic, redis=redis)
-    hit = message_search.by_id(query, topic, redis=redis) if _is_id(query) else None
+    is_id = False
+    with suppress(InvalidMessage):
+        is_id = bool(parse_id(query))
+    hit = message_search.by_id(query, topic, redis=redis) if is_id else None
     return [hit] if hit else message_search.by_key(query, topic, redis=redis)
-
-
-def _is_id(query: str) -> bool:
-    try:
-        parse_id(query)
-    except InvalidMessage:
-        return False
-    return True
 
 
 def result_url(request: HttpRequest, hit: SearchResult) -> str:

@@ -19,7 +19,7 @@ from ...stats.overview import obstacles
 from ...store import get_store
 from ...tasks import registry
 from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm
-from ..runs import shown_runs
+from ..runs import shown_run
 from ..site import back, may, register_action, register_page, show, url
 
 _WAITING = (State.DELAYED, State.READY)
@@ -32,64 +32,7 @@ _ROUTE = "topics/<str:topic>/messages/<str:message_id>/"
 
 
 @register_page(_ROUTE, "message")
-def message_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
-    """Its page while it is live; later the page of its row in the archive."""
-    return _page(request, topic, message_id)
-
-
-@register_action(f"{_ROUTE}cancel/", "message_cancel", "cancel_message")
-def message_cancel_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
-    """Cancel it."""
-    form = CancelForm(request.POST)
-    if not form.is_valid():
-        return _page(request, topic, message_id, cancel_form=form)
-    operations.cancel(request.user, topic, message_id, reason=form.cleaned_data["reason"])
-    messages.success(request, _("Message %(id)s is cancelled.") % {"id": message_id})
-    return redirect(url(request, "topic", topic=topic))
-
-
-@register_action(f"{_ROUTE}run-now/", "message_run_now", "cancel_message")
-def message_run_now_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
-    """Make it due at once."""
-    operations.run_now(request.user, topic, message_id, reason=_reason(request))
-    _say_due(request, topic)
-    return back(request, "message", topic=topic, message_id=message_id)
-
-
-@register_action(f"{_ROUTE}reschedule/", "message_reschedule", "cancel_message")
-def message_reschedule_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
-    """Give it another due time."""
-    form = WhenForm(request.POST)
-    if not form.is_valid():
-        return _page(request, topic, message_id, when_form=form)
-    due_at = form.cleaned_data["at"] or _now() + timedelta(seconds=form.cleaned_data["delay"])
-    due_at = operations.reschedule(request.user, topic, message_id, due_at, reason=_reason(request))
-    away = in_words((due_at - _now()).total_seconds())
-    messages.success(request, _("The message is due in %(time)s.") % {"time": away})
-    return back(request, "message", topic=topic, message_id=message_id)
-
-
-@register_action(f"{_ROUTE}edit/", "message_edit", "edit_message", "view_payload")
-def message_edit_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
-    """Give it other arguments."""
-    found = message_search.live(topic, message_id)
-    if found is None:
-        raise MessageNotFound(f"Message {message_id} is not live any more: it was not edited.")
-    form = ArgumentsForm(
-        found.message.task, (found.message.args, found.message.kwargs), request.POST
-    )
-    if found.problem or not form.is_valid():
-        return _page(request, topic, message_id, edit_form=form)
-    try:
-        operations.edit(request.user, topic, message_id, form.arguments(), reason=_reason(request))
-    except InvalidMessage as error:
-        form.add_error(None, str(error))
-        return _page(request, topic, message_id, edit_form=form)
-    messages.success(request, _("The arguments of the message are changed."))
-    return back(request, "message", topic=topic, message_id=message_id)
-
-
-def _page(
+def message_view(
     request: HttpRequest,
     topic: str,
     message_id: str,
@@ -98,6 +41,8 @@ def _page(
     when_form: WhenForm | None = None,
     cancel_form: CancelForm | None = None,
 ) -> HttpResponse:
+    """Its page while it is live, and later the page of its row in the archive. The forms are those
+    that were sent and refused."""
     try:
         found = message_search.live(topic, message_id)
     except InvalidMessage as error:  # no topic of ours (any more), or no id
@@ -125,11 +70,14 @@ def _page(
             "replay_of": shown.replay_of,
             "outbox": found.outbox,
         },
-        "runs": shown_runs(shown.runs, may_see),
+        "runs": [shown_run(run, may_see) for run in shown.runs],
     }
     if may_see:
-        content = {"args": shown.args, "kwargs": shown.kwargs}
-        context |= {"content": content, "headers": shown.headers, "problem": found.problem}
+        context |= {
+            "content": {"args": shown.args, "kwargs": shown.kwargs},
+            "headers": shown.headers,
+            "problem": found.problem,
+        }
         may_edit = may(request, "edit_message")
         if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:
             context["edit_form"] = ArgumentsForm(shown.task, (shown.args, shown.kwargs))
@@ -140,6 +88,58 @@ def _page(
         undecodable=found.problem,
         **context,
     )
+
+
+@register_action(f"{_ROUTE}cancel/", "message_cancel", "cancel_message")
+def message_cancel_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Cancel it."""
+    form = CancelForm(request.POST)
+    if not form.is_valid():
+        return message_view(request, topic, message_id, cancel_form=form)
+    operations.cancel(request.user, topic, message_id, reason=form.cleaned_data["reason"])
+    messages.success(request, _("Message %(id)s is cancelled.") % {"id": message_id})
+    return redirect(url(request, "topic", topic=topic))
+
+
+@register_action(f"{_ROUTE}run-now/", "message_run_now", "cancel_message")
+def message_run_now_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Make it due at once."""
+    operations.run_now(request.user, topic, message_id, reason=_reason(request))
+    _say_due(request, topic)
+    return back(request, "message", topic=topic, message_id=message_id)
+
+
+@register_action(f"{_ROUTE}reschedule/", "message_reschedule", "cancel_message")
+def message_reschedule_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Give it another due time."""
+    form = WhenForm(request.POST)
+    if not form.is_valid():
+        return message_view(request, topic, message_id, when_form=form)
+    due_at = form.cleaned_data["at"] or _now() + timedelta(seconds=form.cleaned_data["delay"])
+    due_at = operations.reschedule(request.user, topic, message_id, due_at, reason=_reason(request))
+    away = in_words((due_at - _now()).total_seconds())
+    messages.success(request, _("The message is due in %(time)s.") % {"time": away})
+    return back(request, "message", topic=topic, message_id=message_id)
+
+
+@register_action(f"{_ROUTE}edit/", "message_edit", "edit_message", "view_payload")
+def message_edit_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Give it other arguments."""
+    found = message_search.live(topic, message_id)
+    if found is None:
+        raise MessageNotFound(f"Message {message_id} is not live any more: it was not edited.")
+    form = ArgumentsForm(
+        found.message.task, (found.message.args, found.message.kwargs), request.POST
+    )
+    if found.problem or not form.is_valid():
+        return message_view(request, topic, message_id, edit_form=form)
+    try:
+        operations.edit(request.user, topic, message_id, form.arguments(), reason=_reason(request))
+    except InvalidMessage as error:
+        form.add_error(None, str(error))
+        return message_view(request, topic, message_id, edit_form=form)
+    messages.success(request, _("The arguments of the message are changed."))
+    return back(request, "message", topic=topic, message_id=message_id)
 
 
 def _say_due(request: HttpRequest, topic: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -27,29 +26,6 @@ from ..site import register_page, show
 
 #: The table of the chart's numbers has one row for so many samples (minutes).
 MINUTES_IN_A_ROW = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """All topics together."""
-
-    backlog: int
-    delayed: int
-    leased: int
-    outbox: int
-    finished: int
-    """Not archived yet."""
-    lag: float
-    """Of the topic with the greatest."""
-    per_second: float | None
-    """None as long as no topic has a rate."""
-    dead_letters: int
-    workers: int
-    """The living."""
-    quiet_workers: int
-    """Those of them that are told to claim nothing."""
-    next_due_at: datetime | None
-    next_topic: str
 
 
 @register_page("", "changelist")
@@ -77,6 +53,13 @@ def context_of(now: Overview) -> dict[str, Any]:
         "lag": ([sample.lag for sample in samples], _("Lag")),
         "waiting": ([float(sample.waiting) for sample in samples], _("Waiting messages")),
     }
+    kept, forecast = now.forecast, None  # projects without the pipeline have no forecast
+    if kept is not None:
+        days = [Bucket(label=f"{at:%m-%d}", count=messages, at=at) for at, messages in kept.days]
+        picture = charts.bars(
+            "delayq-forecast-days", days, what=_("Due by day (UTC)"), unit=_("Day (UTC)")
+        )
+        forecast = {"kept": kept, "is_old": kept.is_old(now.at), "picture": picture}
     groups = [
         samples[start : start + MINUTES_IN_A_ROW]
         for start in range(0, len(samples), MINUTES_IN_A_ROW)
@@ -115,7 +98,7 @@ def context_of(now: Overview) -> dict[str, Any]:
                 unit=_("Late by up to"),
             ),
         },
-        "forecast": _forecast(now),
+        "forecast": forecast,
         "sparks": {
             name: charts.sparkline(
                 values, title=_("%(what)s over the last three hours") % {"what": what}
@@ -127,7 +110,9 @@ def context_of(now: Overview) -> dict[str, Any]:
             "at": [sample.at_ms / 1000 for sample in samples],
             "rate": [round(sample.finished_per_second, 3) for sample in samples],
             "lag": [round(sample.lag, 3) for sample in samples],
-            "now": None if now.problem else [now.at.timestamp(), totals.per_second, totals.lag],
+            "now": None
+            if now.problem
+            else [now.at.timestamp(), totals["per_second"], totals["lag"]],
         },
         # The chart as a table, the newest first.
         "past": [
@@ -142,55 +127,38 @@ def context_of(now: Overview) -> dict[str, Any]:
     }
 
 
-def totals_of(now: Overview) -> Totals:
+def totals_of(now: Overview) -> dict[str, Any]:
     """The sums over all topics."""
     rates = [topic.per_second for topic in now.topics if topic.per_second is not None]
     due = [(topic.next_due_at, topic.topic) for topic in now.topics if topic.next_due_at]
     next_due_at, next_topic = min(due, default=(None, ""))
-    return Totals(
-        backlog=sum(topic.backlog for topic in now.topics),
-        delayed=sum(topic.delayed for topic in now.topics),
-        leased=sum(topic.leased for topic in now.topics),
-        outbox=sum(topic.outbox for topic in now.topics),
-        finished=sum(topic.finished for topic in now.topics),
-        lag=max((topic.lag for topic in now.topics), default=0.0),
-        per_second=sum(rates) if rates else None,
-        dead_letters=sum(topic.dead_letters for topic in now.topics),
-        workers=sum(worker.alive for worker in now.workers),
-        quiet_workers=sum(worker.alive and worker.quiet_requested for worker in now.workers),
-        next_due_at=next_due_at,
-        next_topic=next_topic,
-    )
+    summed = ("backlog", "delayed", "leased", "outbox", "finished", "dead_letters")
+    return {
+        **{name: sum(getattr(topic, name) for topic in now.topics) for name in summed},
+        "lag": max((topic.lag for topic in now.topics), default=0.0),  # the greatest of all topics
+        "per_second": sum(rates) if rates else None,  # None as long as no topic has a rate
+        "workers": sum(worker.alive for worker in now.workers),
+        "quiet_workers": sum(worker.alive and worker.quiet_requested for worker in now.workers),
+        "next_due_at": next_due_at,
+        "next_topic": next_topic,
+    }
 
 
-def _summary(now: Overview, totals: Totals) -> str:
+def _summary(now: Overview, totals: dict[str, Any]) -> str:
     """For those who listen to the page: it is read out once a minute."""
     if now.problem:
         return _("Redis or the database could not be read. The figures are old.")
     dead = ngettext(
-        "%(number)s open dead letter", "%(number)s open dead letters", totals.dead_letters
+        "%(number)s open dead letter", "%(number)s open dead letters", totals["dead_letters"]
     )
-    workers = ngettext("%(number)s worker", "%(number)s workers", totals.workers)
+    workers = ngettext("%(number)s worker", "%(number)s workers", totals["workers"])
     return _("Backlog %(ready)s, lag %(lag)s, next due %(next)s, %(dead)s, %(workers)s.") % {
-        "ready": amount(totals.backlog),
-        "lag": seconds(totals.lag),
-        "next": next_due(totals.next_due_at, now.at),
-        "dead": dead % {"number": amount(totals.dead_letters)},
-        "workers": workers % {"number": amount(totals.workers)},
+        "ready": amount(totals["backlog"]),
+        "lag": seconds(totals["lag"]),
+        "next": next_due(totals["next_due_at"], now.at),
+        "dead": dead % {"number": amount(totals["dead_letters"])},
+        "workers": workers % {"number": amount(totals["workers"])},
     }
-
-
-def _forecast(now: Overview) -> dict[str, Any] | None:
-    """The newest forecast of the pipeline. Nothing for those who make none: what fires next is
-    shown anyway."""
-    kept = now.forecast
-    if kept is None:
-        return None
-    days = [Bucket(label=f"{at:%m-%d}", count=messages, at=at) for at, messages in kept.days]
-    picture = charts.bars(
-        "delayq-forecast-days", days, what=_("Due by day (UTC)"), unit=_("Day (UTC)")
-    )
-    return {"kept": kept, "is_old": kept.is_old(now.at), "picture": picture}
 
 
 def _from_now(buckets: Sequence[Bucket]) -> list[Bucket]:

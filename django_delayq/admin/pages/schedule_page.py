@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from django import forms
@@ -16,7 +15,6 @@ from django.utils.translation import gettext_lazy
 from ...core.exceptions import (
     DelayQError,
     DuplicateMessage,
-    InvalidMessage,
     NotPermitted,
     OutcomeUnknown,
     StoreError,
@@ -29,21 +27,12 @@ from ...tasks import registry
 from ...tasks.arguments import read_json
 from ...tasks.options import check_key
 from ...tasks.task import Task
-from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm
+from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm, field_errors
 from ..site import register_page, show, url
 from .find_page import result_url
 
 #: A form that was sent is remembered for so long.
 FORM_KEPT_MS = 3_600_000
-
-
-@contextmanager
-def _as_form_error() -> Iterator[None]:
-    """Show an InvalidMessage at the field."""
-    try:
-        yield
-    except InvalidMessage as error:
-        raise forms.ValidationError(str(error)) from None
 
 
 class ScheduleForm(WhenForm):
@@ -110,18 +99,18 @@ class ScheduleForm(WhenForm):
     def clean_id(self) -> str:
         """Made when the page was opened. It identifies this form, and its message if that has no
         key."""
-        with _as_form_error():
+        with field_errors():
             return parse_id(self.cleaned_data["id"]).hex()
 
     def clean_key(self) -> str | None:
         """None when nothing is written."""
-        with _as_form_error():
+        with field_errors():
             return check_key(self.cleaned_data["key"] or None)
 
     def clean_headers(self) -> dict[str, str]:
         """Texts by their names."""
         text: str = self.cleaned_data["headers"]
-        with _as_form_error():
+        with field_errors():
             headers = read_json(text) if text.strip() else {}
         if not isinstance(headers, dict) or not all(
             isinstance(value, str) for value in headers.values()

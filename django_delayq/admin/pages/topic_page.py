@@ -25,35 +25,8 @@ MOST_RUNNING = 50
 
 
 @register_page("topics/<str:topic>/", "topic")
-def topic_view(request: HttpRequest, topic: str) -> HttpResponse:
-    """The page of a topic."""
-    return _page(request, topic, None)
-
-
-@register_action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
-def topic_pause_view(request: HttpRequest, topic: str) -> HttpResponse:
-    """Pause the topic, or change its pause."""
-    form = PauseForm(request.POST)
-    if not form.is_valid():
-        return _page(request, topic, form)
-    operations.pause(request.user, topic, reason=form.cleaned_data["reason"], until=form.until())
-    messages.success(
-        request,
-        _("The topic %(topic)s is paused. Running messages go on; no other message starts.")
-        % {"topic": topic},
-    )
-    return back(request, "topic", topic=topic)
-
-
-@register_action("topics/<str:topic>/resume/", "topic_resume", "pause_topic")
-def topic_resume_view(request: HttpRequest, topic: str) -> HttpResponse:
-    """Resume the topic."""
-    operations.resume(request.user, topic, reason=request.POST.get("reason", "")[:500])
-    messages.success(request, _("The topic %(topic)s goes on.") % {"topic": topic})
-    return back(request, "topic", topic=topic)
-
-
-def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpResponse:
+def topic_view(request: HttpRequest, topic: str, form: PauseForm | None = None) -> HttpResponse:
+    """The page of a topic. `form`: one that was sent and refused."""
     try:
         stats = topics.topic_stats(topic)
     except UnknownTopic as error:
@@ -98,3 +71,26 @@ def _page(request: HttpRequest, topic: str, form: PauseForm | None) -> HttpRespo
         actions=recent_actions.of_topic(topic),
         purge=f"{url(request, 'bulk_new')}?kind=purge&topic={topic}",
     )
+
+
+@register_action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")
+def topic_pause_view(request: HttpRequest, topic: str) -> HttpResponse:
+    """Pause the topic, or change its pause."""
+    form = PauseForm(request.POST)
+    if not form.is_valid():
+        return topic_view(request, topic, form)
+    operations.pause(request.user, topic, reason=form.cleaned_data["reason"], until=form.until())
+    messages.success(
+        request,
+        _("The topic %(topic)s is paused. Running messages go on; no other message starts.")
+        % {"topic": topic},
+    )
+    return back(request, "topic", topic=topic)
+
+
+@register_action("topics/<str:topic>/resume/", "topic_resume", "pause_topic")
+def topic_resume_view(request: HttpRequest, topic: str) -> HttpResponse:
+    """Resume the topic."""
+    operations.resume(request.user, topic, reason=request.POST.get("reason", "")[:500])
+    messages.success(request, _("The topic %(topic)s goes on.") % {"topic": topic})
+    return back(request, "topic", topic=topic)

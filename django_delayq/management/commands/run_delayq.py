@@ -21,7 +21,7 @@ from django.db import connections
 from ...archive import exactly_once
 from ...checks import check_reports
 from ...core import conf
-from ...core.conf import Settings, get_settings
+from ...core.conf import get_settings
 from ...core.exceptions import ConfigurationError, DelayQError
 from ...core.service import Service
 from ...outbox import relay
@@ -51,9 +51,11 @@ class Command(BaseCommand):
         """Each option has an environment variable: DELAYQ_TOPICS for --topics and so on."""
 
         def add(name: str, default: Any, kind: Any, text: str) -> None:
-            value = os.environ.get(f"DELAYQ_{name.upper().replace('-', '_')}", default)
             parser.add_argument(
-                f"--{name}", default=value, type=kind, help=f"{text} (default: {default})"
+                f"--{name}",
+                default=os.environ.get(f"DELAYQ_{name.upper().replace('-', '_')}", default),
+                type=kind,
+                help=f"{text} (default: {default})",
             )
 
         add(
@@ -124,8 +126,11 @@ class Command(BaseCommand):
                 "--archiver and --no-archiver contradict each other: give one of them."
             )
         topics, weights = startup.choose_topics(options["topics"])
-        settings = _with_weights(get_settings(), weights)
-        store = get_store()
+        settings, store = get_settings(), get_store()
+        weighted = {
+            name: replace(settings.topics.get(name, conf.TopicSettings()), weight=weight)
+            for name, weight in weights.items()
+        }
         reports = startup.wait_for_redis(store, options["connect_timeout"], self.stderr.write)
         self._check(reports)
         if not options["no_archiver"]:
@@ -163,7 +168,7 @@ class Command(BaseCommand):
 
             return Worker(
                 get_store(),
-                settings,
+                replace(settings, topics={**settings.topics, **weighted}),
                 worker_options,
                 perform_once=exactly_once.perform,
                 before_claims=relay.before_claims,
@@ -201,13 +206,6 @@ def _log_format(text: str) -> str:  # choices= would not check the environment v
     if text not in ("auto", "pretty", "logfmt", "json"):
         raise ArgumentTypeError(f"{text!r} is not one of auto, pretty, logfmt, json")
     return text
-
-
-def _with_weights(settings: Settings, weights: dict[str, int]) -> Settings:
-    topics = dict(settings.topics)
-    for name, weight in weights.items():
-        topics[name] = replace(topics.get(name, conf.TopicSettings()), weight=weight)
-    return replace(settings, topics=topics)
 
 
 def _sayer(log_format: str, stdout: Any) -> startup.Say:

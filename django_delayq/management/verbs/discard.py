@@ -8,12 +8,7 @@ take all with --all. Ctrl-C ends it safely: run it again to go on.
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.db.models import QuerySet
-
-from ...models import ArchivedMessage
-from ...operators.replay import Replayed, discard
+from ...operators.replay import discard
 from ..selecting import SelectingVerb
 
 
@@ -21,11 +16,6 @@ class Command(SelectingVerb):
     """Marks dead letters as dealt with."""
 
     past = "discarded"
+    change = staticmethod(discard)
+    passed = ("reason", "by", "limit")
     reason_required = True
-
-    def change(
-        self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any
-    ) -> Replayed:
-        """Mark the rows."""
-        given = {name: options[name] for name in ("reason", "by", "limit")}
-        return discard(rows, progress=progress, **given)

@@ -68,5 +68,8 @@ class Command(Verb):
         def progress(moved: Moved) -> None:
             self.progress(str(moved))
 
-        user = ShellUser(options["by"])
-        return str(operations.move(user, topic, to, reason=options["reason"], progress=progress))
+        return str(
+            operations.move(
+                ShellUser(options["by"]), topic, to, reason=options["reason"], progress=progress
+            )
+        )

@@ -22,17 +22,15 @@ import traceback
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 from django.core.management.base import CommandError
-from django.utils import timezone as django_timezone
 from msgspec.structs import FieldInfo
 
-from ...core.times import in_words
+from ...core.times import in_words, utc
 from ...pipeline import params_from_django, rendering
 from ...pipeline.job_errors import Refused, cause, code_of
 from ...pipeline.jobs import (
@@ -311,7 +309,4 @@ def _absolute(path: str) -> str:
 
 def _utc(text: str) -> str:
     """As Params has it: ISO 8601. A naive time is by TIME_ZONE."""
-    when: datetime = parse_instant(text)
-    if django_timezone.is_naive(when):
-        when = django_timezone.make_aware(when, django_timezone.get_default_timezone())
-    return when.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+    return utc(parse_instant(text)).isoformat().replace("+00:00", "Z")

@@ -12,12 +12,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from datetime import timedelta
-from typing import Any
 
-from django.db.models import QuerySet
-
-from ...models import ArchivedMessage
-from ...operators.replay import Replayed, replay
+from ...operators.replay import replay
 from ..cli import DURATIONS, parse_duration, positive
 from ..selecting import SelectingVerb
 
@@ -26,6 +22,8 @@ class Command(SelectingVerb):
     """Sends dead letters again."""
 
     past = "replayed"
+    change = staticmethod(replay)
+    passed = ("delay", "rate", "force", "limit", "by", "reason")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, how they are sent, and for the record."""
@@ -46,10 +44,3 @@ class Command(SelectingVerb):
         parser.add_argument(
             "--force", action="store_true", help="also what was replayed or discarded before"
         )
-
-    def change(
-        self, rows: QuerySet[ArchivedMessage], options: dict[str, Any], progress: Any
-    ) -> Replayed:
-        """Send the rows again."""
-        names = ("delay", "rate", "force", "limit", "by", "reason")
-        return replay(rows, progress=progress, **{name: options[name] for name in names})

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...core.present import table
 from ...core.times import in_words
-from ...stats.history import PERIODS, History, PeriodFigures, history
+from ...stats.history import PERIODS, PeriodFigures, history
 from ...stats.overview import TopicOverview, overview
 from ...store import get_store
 from ..cli import Verb
@@ -71,37 +71,33 @@ class Command(Verb):
         topic, as_json = options["topic"], options["json"]
         if options["history"]:
             found = history(options["history"], topic)
-            if not as_json:
-                return _past(found)
-            return _json(
-                {
-                    "spans": [{"at": span.at, **asdict(span.figures)} for span in found.steps],
-                    "total": asdict(found.total),
-                    "tasks": [asdict(task) for task in found.tasks],
-                }
-            )
+            if as_json:
+                return _json(
+                    {
+                        "spans": [{"at": span.at, **asdict(span.figures)} for span in found.steps],
+                        "total": asdict(found.total),
+                        "tasks": [asdict(task) for task in found.tasks],
+                    }
+                )
+            day = "%Y-%m-%d" if found.step.days else "%Y-%m-%d %H:%M"
+            rows = [
+                (f"{span.at:{day}}", *_figures(span.figures))
+                for span in found.steps
+                if span.figures.messages
+            ]
+            return _lines([_PAST, *rows, ("all", *_figures(found.total))])
         get_store().clock_ms()  # without Redis there is no present
         now = overview()
         if now.problem:
             self.stderr.write(now.problem)
-        topics = [each for each in now.topics if not topic or each.topic == topic]
+        topics = [row for row in now.topics if not topic or row.topic == topic]
         if as_json:
-            return _json({"at": now.at, "topics": [asdict(each) for each in topics]})
-        return _lines([_NOW, *(_present(each, now.at) for each in topics)])
-
-
-def _past(found: History) -> str:
-    shown = "%Y-%m-%d" if found.step.days else "%Y-%m-%d %H:%M"
-    rows = [
-        (f"{span.at:{shown}}", *_figures(span.figures))
-        for span in found.steps
-        if span.figures.messages
-    ]
-    return _lines([_PAST, *rows, ("all", *_figures(found.total))])
+            return _json({"at": now.at, "topics": [asdict(row) for row in topics]})
+        return _lines([_NOW, *(_present(row, now.at) for row in topics)])
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, default=lambda instant: instant.isoformat(), indent=1)
+    return json.dumps(value, default=datetime.isoformat, indent=1)
 
 
 def _lines(rows: list[tuple[str, ...]]) -> str:

@@ -44,8 +44,14 @@ class Command(Verb):
         if options["what"] == "list":
             for row in rows.order_by("pk").iterator(chunk_size=100):
                 entry = entry_view(row)
-                key = entry.body.key or "-"
-                parts = (row.topic, row.state, row.message_id, entry.task, key, row.error)
+                parts = (
+                    row.topic,
+                    row.state,
+                    row.message_id,
+                    entry.task,
+                    entry.body.key or "-",
+                    row.error,
+                )
                 words = "  ".join(on_one_line(part) for part in parts)
                 self.stdout.write(f"{row.pk}  {in_time_zone(row.created_at)}  {words}")
             return None
@@ -53,8 +59,9 @@ class Command(Verb):
         def progress(done: ArchivedAgain) -> None:
             self.progress(_summary(done))
 
-        reason = options["reason"][:1_000]
-        done = archive_again(rows, by=options["by"], reason=reason, progress=progress)
+        done = archive_again(
+            rows, by=options["by"], reason=options["reason"][:1_000], progress=progress
+        )
         if done.refused:
             self.reporter.clear()
             self.stdout.write(_summary(done))
