@@ -37,6 +37,7 @@ class ClaimHold:
         self._holder: threading.Thread | None = None
         """The thread for which claims wait."""
         self._until = 0.0
+        self._stopped = threading.Event()
         self.needed = True
         """Whether the outbox may have changes for Redis: at the start, and after an outage."""
 
@@ -53,6 +54,10 @@ class ClaimHold:
                 self._newest.start()
         return self._holder is not None and time.monotonic() < self._until
 
+    def stop(self) -> None:
+        """End the thread: the worker stops."""
+        self._stopped.set()
+
     def _run(self, send: Callable[[float], None]) -> None:
         thread = threading.current_thread()
         try:
@@ -60,7 +65,8 @@ class ClaimHold:
             self._release(thread)
             late_until = time.monotonic() + LATE_SECONDS
             while self._newest is thread and time.monotonic() < late_until:
-                time.sleep(LATE_PACE)
+                if self._stopped.wait(LATE_PACE):
+                    break
                 try:
                     send(LATE_PACE)
                 except DelayQError:  # the next outage: the dispatcher notices, and begins again

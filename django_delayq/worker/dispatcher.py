@@ -78,6 +78,11 @@ class Dispatcher(Service):
         """Called when a sweep finds that messages have ended, wherever that was."""
         self._unarchived: set[Partition] = set()
 
+    def stop(self) -> None:
+        """End the loop after the current run, and the reading of the outbox."""
+        super().stop()
+        self._claim_hold.stop()
+
     def hint(self, partition: Partition | None, due_ms: float) -> None:
         """The partition (None: any) may have a message that is due then. Thread-safe."""
         self._hints.append((partition, due_ms))

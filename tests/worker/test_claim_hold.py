@@ -140,5 +140,20 @@ def test_it_ends_some_seconds_after_the_outage(monkeypatch: pytest.MonkeyPatch) 
     assert send.times == 1
 
 
+def test_the_outbox_is_read_no_more_when_the_dispatcher_stops(
+    shared: Shared, delayq: RedisStore
+) -> None:
+    send = Sender()
+    send.go_on.set()
+    dispatcher = dispatcher_of(shared, send, Takes())
+    dispatcher.run_once()
+    eventually(lambda: send.times > 1)
+    dispatcher.stop()
+    thread = dispatcher._claim_hold._newest
+    assert thread is not None
+    thread.join(1.0)
+    assert not thread.is_alive()
+
+
 def test_without_sql_nothing_waits() -> None:
     assert not ClaimHold(None, lambda: None).must_wait()
