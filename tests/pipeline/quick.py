@@ -7,6 +7,5 @@ QUICK = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.default.parallelism": "2",
-    "spark.python.daemon.module": "tests.pipeline.worker_daemon",
 }
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
