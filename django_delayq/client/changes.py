@@ -405,7 +405,7 @@ def _change_row(
     if not _is_only_here(row):
         status = OutboxStatus.CANCELLED if due_ms is None else OutboxStatus.MOVED
         reason = "cancelled" if due_ms is None else ""
-        lookup.mark(row, status, reason, in_ms=postponed.patience_ms())
+        lookup.mark(row, status, reason, in_ms=outbox.patience_ms())
         return "marked", stamp_us
     if due_ms is None:
         lookup.end([row])

@@ -122,9 +122,8 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
     rows = [new_row(item, now_us + index, OutboxStatus.WAITING) for index, item in enumerate(fresh)]
     for item, row in zip(fresh, rows, strict=True):
         row.relay_at_ms = now_us // 1000 + wait_ms
-        row.may_be_in_redis = (
-            unknown or item.template.fixed
-        )  # of a key Redis may hold another message
+        # Redis may hold another message with the same key.
+        row.may_be_in_redis = unknown or item.template.fixed
     with migrated():
         refused = _insert(rows, fresh)
     put_back([item for item in items if item.template.durable])
@@ -209,7 +208,7 @@ def new_row(item: Item, now_us: int, status: str) -> OutboxMessage:
     if look_at_ms > accepted_ms:
         status = OutboxStatus.WAITING
     elif status == OutboxStatus.SENT:
-        look_at_ms = accepted_ms + int(get_settings().reconcile_after * 1000)
+        look_at_ms = accepted_ms + patience_ms()
     return OutboxMessage(
         message_id=UUID(bytes=identity),
         enqueued_at_us=now_us,
@@ -319,7 +318,7 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
             and not get_store().breaker.open
         ):
             changes["status"] = OutboxStatus.SENT
-            changes["relay_at_ms"] = redis_now_ms() + int(get_settings().reconcile_after * 1000)
+            changes["relay_at_ms"] = redis_now_ms() + patience_ms()
         elif row.status == OutboxStatus.WAITING:
             changes["relay_at_ms"] = redis_now_ms()
         changes["may_be_in_redis"] = True
@@ -400,3 +399,8 @@ def relay_at_ms(due_ms: int) -> int:
 def redis_now_ms() -> int:
     """Redis' clock, rounded up: a due time counts from it."""
     return -(-get_store().now_us() // 1000)
+
+
+def patience_ms() -> int:
+    """How long the relay and the reconciler leave a row alone while its caller works on it."""
+    return int(get_settings().reconcile_after * 1000)

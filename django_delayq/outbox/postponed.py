@@ -231,7 +231,7 @@ def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
     rows.filter(may_be_in_redis=True).update(
         status=OutboxStatus.WAITING, relay_at_ms=outbox.redis_now_ms()
     )
-    rows.update(status=OutboxStatus.SENT, relay_at_ms=outbox.redis_now_ms() + patience_ms())
+    rows.update(status=OutboxStatus.SENT, relay_at_ms=outbox.redis_now_ms() + outbox.patience_ms())
 
 
 def relay_soon(topic: str, identity: bytes) -> None:
@@ -405,7 +405,7 @@ def _live_again(row: OutboxMessage) -> None:
     row.status, row.reason, row.relay_at_ms = (
         OutboxStatus.SENT,
         "",
-        outbox.redis_now_ms() + patience_ms(),
+        outbox.redis_now_ms() + outbox.patience_ms(),
     )
     row.save(using=row._state.db)
 
@@ -414,7 +414,7 @@ def _mark_applied(row: OutboxMessage) -> None:
     """Note that Redis has applied the cancel. From now on it means only the row's own life, in case
     somebody sends that late. A message that is enqueued right after the cancel is never meant,
     however long the archiver takes to close the row."""
-    row.changed_at_us, row.relay_at_ms = APPLIED, outbox.redis_now_ms() + patience_ms()
+    row.changed_at_us, row.relay_at_ms = APPLIED, outbox.redis_now_ms() + outbox.patience_ms()
     row.save(
         using=row._state.db, update_fields=["status", "reason", "changed_at_us", "relay_at_ms"]
     )
@@ -437,9 +437,3 @@ def _meant_before_us(row: OutboxMessage) -> int:
         return row.enqueued_at_us
     error_us = CLOCK_ERROR_US if get_store().client.clock.known else CLOCK_UNKNOWN_US
     return row.changed_at_us + error_us
-
-
-def patience_ms() -> int:
-    """How long the relay and the reconciler leave a row alone that another process is sending or
-    changing, in ms."""
-    return int(get_settings().reconcile_after * 1000)

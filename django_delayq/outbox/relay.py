@@ -144,7 +144,7 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
         sent += [row.pk for row in stored]
         events = [Event(row.message_id.hex, row.task, row.key or None) for row in stored]
         signals.report(signals.enqueued, partition.topic, events)
-    check_at_ms = store.now_us() // 1000 + int(get_settings().reconcile_after * 1000)
+    check_at_ms = store.now_us() // 1000 + outbox.patience_ms()
     OutboxMessage.objects.filter(pk__in=sent).update(
         status=OutboxStatus.SENT, relay_at_ms=check_at_ms
     )

@@ -1,6 +1,6 @@
 """All that knows Redis: one method and one Lua file (lua/) for each transition.
 
-May import core only; nothing else imports redis. Start with redis.py, then any file of lua/.
+May import core only; nothing else imports redis. Start with store.py, then any file of lua/.
 """
 
 from __future__ import annotations
