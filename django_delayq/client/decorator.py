@@ -239,7 +239,7 @@ class DelayedTask(Task[P, R]):
                 "enqueue_many takes tuples of arguments, mappings or prepare(...), not "
                 f"{element!r}."
             )
-        return Call(self, element, {})
+        return Call(self, tuple(element), {})
 
 
 def _restored(module: str, name: str, changes: Mapping[str, Any]) -> Task[Any, Any]:

@@ -65,6 +65,11 @@ class InvalidKey(InvalidMessage):
 class InvalidArguments(InvalidMessage):
     """The arguments do not fit the signature of the task."""
 
+    def __init__(self, message: str = "", *, parameter: str = "") -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        """Name of the one parameter that it is about, if there is one."""
+
 
 class UnserialisableArguments(InvalidMessage):
     """Arguments are JSON: None, bool, int, finite float, str, list, tuple and dict with str

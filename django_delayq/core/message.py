@@ -320,7 +320,7 @@ def is_same_content(sent: bytes, other: bytes) -> bool:
     return sent[1:] == other[1:]
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A str, int or float of a subclass as what it is (msgspec knows enums by itself)."""
     for kind in (str, int, float):
         if isinstance(value, kind):
@@ -328,7 +328,7 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_plain)
+_encoder = msgspec.json.Encoder(enc_hook=plain_value)
 _decode_array = msgspec.json.Decoder(list[Any]).decode
 _decode_object = msgspec.json.Decoder(Body).decode
 
@@ -344,6 +344,12 @@ def encode_body(content: Body | Sequence[Any], limit: int) -> bytes:
         check_json(content.kwargs)
     else:
         check_json(content if type(content) is tuple else list(content))
+    return write_body(content, limit)
+
+
+def write_body(content: Body | Sequence[Any], limit: int) -> bytes:
+    """encode_body() of arguments that are known to be JSON. Raises UnserialisableArguments and
+    BodyTooLarge too: half characters and whole numbers beyond 64 bits are found only here."""
     try:
         encoded = _encoder.encode(content)
     except (TypeError, ValueError, OverflowError, UnicodeError) as error:

@@ -214,7 +214,7 @@ def new_row(item: Item, now_us: int, status: str) -> OutboxMessage:
         enqueued_at_us=now_us,
         topic=item.template.topic,
         task=item.template.name,
-        key=item.template.key or "",
+        key=item.receipt.key or "",
         on_duplicate=mode,
         due_at_ms=due_ms,
         expires_at_ms=expires.from_ms(due_ms),

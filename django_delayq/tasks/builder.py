@@ -4,6 +4,7 @@ sent."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 from ..core.conf import Settings, get_settings
@@ -22,6 +23,7 @@ from ..core.message import (
     key_id,
     new_ids,
     restamped,
+    write_body,
 )
 from ..store.store import Outgoing
 from . import registry
@@ -48,13 +50,21 @@ class Item(NamedTuple):
 _named = tuple.__new__
 
 
+#: Types of values that JSON carries unchanged, whatever they are, and those of which a value may
+#: hold something else: NaN, an object.
+_SCALARS = {str, int, bool, NoneType}
+_JSON_TYPES = _SCALARS | {float, list, tuple, dict}
+#: Most shapes of calls that are remembered for a task.
+MOST_SHAPES = 500
+
+
 class Template:
     """What all messages of one copy of a task share. It is made once: that halves the cost of
     enqueue_many."""
 
     __slots__ = (
-        "code", "durable", "expires", "extra", "fixed", "flags", "header", "identity",
-        "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
+        "code", "durable", "expires", "extra", "fitting", "fixed", "flags", "header", "identity",
+        "key", "may_exist", "mode", "name", "settings", "spills", "task",
         "topic", "ttr_ms", "when",
     )  # fmt: skip
 
@@ -81,7 +91,7 @@ class Template:
         self.topic = check_topic(options.topic)
         self.name = task.name
         self.code = task.definition.code
-        self.positional = task.definition.positional
+        self.fitting = task.definition.fitting
         self.key = options.key
         self.identity = options.id or (key_id(options.topic, options.key) if options.key else None)
         self.fixed = self.identity is not None
@@ -108,9 +118,28 @@ class Template:
 
     def item(self, call: Call, fresh_id: bytes) -> Item:
         """The message of one call. Raises InvalidMessage and its subclasses."""
-        args, kwargs, extra = call.args, call.kwargs, self.extra
-        if kwargs or len(args) not in self.positional:
-            self.task.definition.check_arguments(args, kwargs)
+        record = self.record(call, self.extra)
+        identity = self.identity or fresh_id
+        receipt = self.task.receipt(identity, self.topic, self.name, self.key)
+        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
+        return _named(Item, (receipt, message, self))
+
+    def record(self, call: Call, extra: Body | None) -> bytes:
+        """The record of one call, without its stamp. `extra`: what the body holds beside the
+        arguments. Raises InvalidMessage and its subclasses.
+
+        Names of arguments and types of values say of most calls whether they fit: a shape that fits
+        is checked in full only once.
+        """
+        args, kwargs = call.args, call.kwargs
+        shape = tuple(map(type, args))
+        if kwargs:
+            shape = (*shape, *kwargs, *map(type, kwargs.values()))
+        is_checked = self.fitting.get(shape)
+        if is_checked is None:
+            args, kwargs = self.task.definition.stored(args, kwargs)
+            self._remember(shape)
+        encode = encode_body if is_checked is False else write_body
         content: Body | Sequence[Any] = args
         if extra is not None:
             content = Body(
@@ -120,23 +149,28 @@ class Template:
         elif kwargs:
             content = Body(list(args), dict(kwargs))
         try:
-            body = encode_body(content, self.settings.body_limit)
+            body = encode(content, self.settings.body_limit)
         except UnserialisableArguments as error:
-            raise self._with_parameter(call, error) from None
+            raise self._with_parameter(args, kwargs, error) from None
         if len(body) <= self.settings.compress_above:
-            record = self.header + body
-        else:
-            record = compress(self.flags, self.ttr_ms, self.code, body)
-        identity = self.identity or fresh_id
-        receipt = self.task.receipt(identity, self.topic, self.name, self.key)
-        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
-        return _named(Item, (receipt, message, self))
+            return self.header + body
+        return compress(self.flags, self.ttr_ms, self.code, body)
+
+    def _remember(self, shape: tuple[Any, ...]) -> None:
+        """A call of this shape fits, if the types alone say so."""
+        types = {part for part in shape if isinstance(part, type)}
+        if (
+            self.task.definition.annotations.decide_by_type
+            and types <= _JSON_TYPES
+            and len(self.fitting) < MOST_SHAPES
+        ):
+            self.fitting[shape] = types <= _SCALARS
 
     def _with_parameter(
-        self, call: Call, error: UnserialisableArguments
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], error: UnserialisableArguments
     ) -> UnserialisableArguments:
         """The same error, with the task and the parameter that it is about."""
-        bound = self.task.definition.signature.bind(*call.args, **call.kwargs)
+        bound = self.task.definition.signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
             try:
                 encode_body((value,), self.settings.body_limit)
@@ -168,10 +202,9 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
         raise InvalidMessage(
             "The task of this message is not declared here, so nobody can tell what it takes."
         )
-    task.definition.check_arguments(args, kwargs)
     body = decode_body(old.flags, old.body)
-    body.args, body.kwargs = list(args), dict(kwargs)
-    content = encode_body(body if body != Body(body.args) else tuple(args), settings.body_limit)
+    body.args, body.kwargs = task.definition.stored(args, kwargs)
+    content = write_body(body if body != Body(body.args) else body.args, settings.body_limit)
     flags, above = old.flags & ~COMPRESSED, settings.compress_above
     sent = encode_record(
         old.task_code, content, flags=flags, ttr_ms=old.ttr_ms, compress_above=above

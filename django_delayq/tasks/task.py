@@ -14,7 +14,8 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidArguments
 from ..core.message import task_code
-from .declaration import signature_of
+from .annotations import Annotations
+from .declaration import declaring
 from .options import CallOptions, Options
 
 P = ParamSpec("P")
@@ -42,7 +43,18 @@ class Definition:
     @cached_property
     def signature(self) -> inspect.Signature:
         """What a call takes."""
-        return signature_of(self.func)
+        return inspect.signature(declaring(self.func), follow_wrapped=False)
+
+    @cached_property
+    def annotations(self) -> Annotations:
+        """What its parameters take. Resolved at the first enqueue or run."""
+        return Annotations(self.name, declaring(self.func), self.signature)
+
+    @cached_property
+    def fitting(self) -> dict[tuple[Any, ...], bool]:
+        """Shapes of calls that were found to fit, and whether that is all there is to check; see
+        Template.record()."""
+        return {}
 
     @cached_property
     def positional(self) -> range:
@@ -67,6 +79,14 @@ class Definition:
         except TypeError as error:
             words = f"{self.name}{self.signature} cannot be called so: {error}."
             raise InvalidArguments(f"{words}{self._hint(args, kwargs)}") from None
+
+    def stored(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The JSON values that a message of this call has. Raises InvalidArguments and
+        UnserialisableArguments, which name the parameter."""
+        self.check_arguments(args, kwargs)
+        return self.annotations.stored(args, kwargs)
 
     def _hint(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """What the caller may have meant."""

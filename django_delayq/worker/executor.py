@@ -138,6 +138,9 @@ class Executor:
                 raise UnknownTask
             body = decode_body(record.flags, record.body)
             task.definition.check_arguments(body.args, body.kwargs)
+            if not task.definition.annotations.are_json:
+                read = task.definition.annotations.read
+                body.args, body.kwargs = read(body.args, body.kwargs)
         except DelayQError as error:
             return None, self._unrunnable(lease, error)
         lease.started_at = now
