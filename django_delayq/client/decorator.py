@@ -16,7 +16,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
-from ..core.exceptions import InvalidArguments, InvalidTask
+from ..core.exceptions import InvalidArguments, InvalidKey, InvalidTask
 from ..core.message import Message
 from ..core.times import Duration, When
 from ..tasks.declaration import check_function, name_of
@@ -90,6 +90,23 @@ class DelayedTask(Task[P, R]):
         from .enqueue import in_chunks
 
         return cast("list[Handle]", _enqueue()(in_chunks(map(self._call, calls))))
+
+    def key_for(self, *args: Any, **kwargs: Any) -> str | None:
+        """The key of a message with these arguments, as `key` of @delayed_task makes it: for
+        cancel, reschedule and get. None when it has none.
+
+        Arguments of which the key is not made may be left out. Raises InvalidArguments and
+        InvalidKey, also when the task has no `key`.
+        """
+        if self.options.key_maker is None and self.options.key is None:
+            raise InvalidKey(
+                f"{self.name} makes no keys. @delayed_task(key='order:{{order_id}}') would."
+            )
+        try:
+            self.definition.signature.bind_partial(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArguments(f"{self.name}.key_for(): {error}.") from None
+        return self.key_of(args, kwargs)
 
     def cancel(
         self,
@@ -283,7 +300,10 @@ def delayed_task(
                 f"{definition.name} is async def, and Django has no transactions for those: "
                 "exactly_once needs a def task."
             )
-        task: DelayedTask[P, R] = DelayedTask(definition, checked)
+        if checked.key_maker is not None:
+            maker = checked.key_maker.of(definition.name, definition.signature)
+            definition = replace(definition, options=replace(checked, key_maker=maker))
+        task: DelayedTask[P, R] = DelayedTask(definition, definition.options)
         register(task)
         return task
 

@@ -37,6 +37,7 @@ from django.db.models import TextChoices
 
 from .exceptions import (
     BodyTooLarge,
+    InvalidKey,
     InvalidMessage,
     NewerRecord,
     UndecodableMessage,
@@ -476,6 +477,19 @@ def key_id(topic: str, key: str) -> bytes:
         + bytes((0x80 | digest[6] & 0x0F, digest[7], 0x80 | max(1, digest[8] & 0x3F)))
         + digest[9:]
     )
+
+
+def check_key(value: Any) -> str | None:
+    """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
+    what PostgreSQL does not (the character 0)."""
+    try:
+        is_key = isinstance(value, str) and 1 <= len(value) <= 256 and b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        is_key = False
+    if value is not None and not is_key:
+        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
+    key: str | None = value
+    return key
 
 
 def parse_id(value: str | UUID | bytes) -> bytes:

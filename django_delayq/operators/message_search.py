@@ -13,14 +13,13 @@ from django.db.models import Q, Subquery
 from ..client import finding
 from ..core.conf import get_settings
 from ..core.exceptions import UndecodableMessage
-from ..core.message import Message, State, key_id, parse_id
+from ..core.message import Message, State, check_key, key_id, parse_id
 from ..core.present import bare
 from ..core.times import shown_instant
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
 from ..outbox.existing import check_existing, every_topic
 from ..store import get_store
 from ..tasks.naming import shown
-from ..tasks.options import check_key
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Expected:
             written = msgspec.to_builtins(value, str_keys=True, enc_hook=_written)
         except Exception as error:  # the object may have methods of its own
             raise UnserialisableArguments(
-                f"{self._name} cannot be written as JSON: {error}."
+                f"{self._name} this value cannot be written as JSON: {error}."
             ) from error
         read = self.read(written)
         if self.is_json:
@@ -63,8 +63,8 @@ class Expected:
         self._check_json(written)
         if read != value != written and _sorted(read) != _sorted(value):
             raise InvalidArguments(
-                f"{self._name} would not come back from JSON as it is: it is of type "
-                f"{type(value).__qualname__}, and the annotation is {self.annotation}.",
+                f"{self._name} this {type(value).__qualname__} would come back from JSON as "
+                f"another value. Its annotation is {self.annotation}.",
                 parameter=self.parameter,
             )
         return written
@@ -76,7 +76,7 @@ class Expected:
         except Exception as error:  # __post_init__ and validators may raise anything
             words = str(error).rstrip(".") or type(error).__qualname__
             raise InvalidArguments(
-                f"{self._name} does not fit its annotation {self.annotation}: {words}.",
+                f"{self._name} {words}. Its annotation is {self.annotation}.",
                 parameter=self.parameter,
             ) from error
 

@@ -4,8 +4,11 @@ sent."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple
+
+import msgspec
 
 from ..core.conf import Settings, get_settings
 from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArguments
@@ -54,6 +57,10 @@ _named = tuple.__new__
 #: hold something else: NaN, an object.
 _SCALARS = {str, int, bool, NoneType}
 _JSON_TYPES = _SCALARS | {float, list, tuple, dict}
+_WRONG_ID = (
+    "This id is not that of the key, so nobody could find the message by its key. Leave the id or "
+    "the key away."
+)
 #: Most shapes of calls that are remembered for a task.
 MOST_SHAPES = 500
 
@@ -72,10 +79,7 @@ class Template:
         options = task.options
         # Options that contradict each other are refused.
         if options.id and options.key and options.id != key_id(options.topic, options.key):
-            raise InvalidMessage(
-                "This id is not that of the key, so nobody could find the message by its key. "
-                "Leave the id or the key away."
-            )
+            raise InvalidMessage(_WRONG_ID)
         if options.durable and options.database not in (None, settings.database):
             raise InvalidMessage(
                 f'A durable message is written to DELAYQ["DATABASE"], {settings.database!r}, not '
@@ -132,7 +136,7 @@ class Template:
         is checked in full only once.
         """
         args, kwargs = call.args, call.kwargs
-        shape = tuple(map(type, args))
+        shape: tuple[Any, ...] = tuple(map(type, args))
         if kwargs:
             shape = (*shape, *kwargs, *map(type, kwargs.values()))
         is_checked = self.fitting.get(shape)
@@ -181,6 +185,35 @@ class Template:
         return UnserialisableArguments(f"{self.name}: {error}")
 
 
+class KeyedTemplate(Template):
+    """Of a task that makes the key of each message from its arguments."""
+
+    __slots__ = ("unkeyed",)
+
+    def __init__(self, task: Task[..., Any], settings: Settings) -> None:
+        super().__init__(task, settings)
+        options = replace(task.options, key_maker=None)
+        self.unkeyed = Template(type(task)(task.definition, options), settings)
+        """For messages without a key: a function may return None."""
+        self.fixed, self.may_exist = True, self.identity is not None
+
+    def item(self, call: Call, fresh_id: bytes) -> Item:
+        """The message of one call. Raises InvalidMessage and its subclasses, and what the function
+        that makes the key raises."""
+        self.task.definition.check_arguments(call.args, call.kwargs)
+        key = self.task.key_of(call.args, call.kwargs)
+        if key is None:
+            return self.unkeyed.item(call, fresh_id)
+        identity = key_id(self.topic, key)
+        if self.identity not in (None, identity):
+            raise InvalidMessage(_WRONG_ID)
+        extra = msgspec.structs.replace(self.extra or Body(), key=key)
+        record = self.record(call, extra)
+        receipt = self.task.receipt(identity, self.topic, self.name, key)
+        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
+        return _named(Item, (receipt, message, self))
+
+
 def build(calls: Sequence[Call]) -> list[Item]:
     """One item per call. Raises InvalidMessage and its subclasses; then nothing was sent."""
     settings = get_settings()
@@ -188,7 +221,8 @@ def build(calls: Sequence[Call]) -> list[Item]:
     for call, fresh_id in zip(calls, new_ids(len(calls)), strict=True):
         template: Template | None = call.task.template
         if template is None or template.settings is not settings:
-            template = call.task.template = Template(call.task, settings)
+            kind = KeyedTemplate if call.task.options.key_maker else Template
+            template = call.task.template = kind(call.task, settings)
         items.append(template.item(call, fresh_id))
     return items
 

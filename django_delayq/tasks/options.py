@@ -12,10 +12,11 @@ from typing import Any, Literal, NamedTuple, TypedDict
 from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
-from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.message import Priority, parse_id
+from ..core.exceptions import InvalidMessage
+from ..core.message import Priority, check_key, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, as_backoff, exponential
+from .key_maker import KeyMaker
 
 OnDuplicate = Literal["raise", "keep", "replace"]
 
@@ -55,6 +56,10 @@ class TaskOptions(SharedOptions, total=False):
     """What @delayed_task takes. These do not travel with a message: the worker reads them from the
     task."""
 
+    key: str | Callable[..., str | None]
+    """Makes the key of each message from its arguments: a template such as `"order:{order_id}"`, or
+    a function that is called with the arguments and returns the key, or None for none. Default: no
+    key."""
     max_runtime: Duration | None
     """How long a run may take, 1 s to 7 days. After it the message runs again elsewhere. Default:
     `MAX_RUNTIME`."""
@@ -75,7 +80,8 @@ class CallOptions(SharedOptions, total=False):
     due_at: datetime | None
     """When to run: an aware datetime, instead of a delay."""
     key: str | None
-    """Business identity inside the topic, 1 to 256 characters. At most one live message has it."""
+    """Business identity inside the topic, 1 to 256 characters. At most one live message has it.
+    Given here it replaces that of the task's own `key`; None is no key."""
     id: str | UUID | None
     """Id of an earlier enqueue whose outcome is unknown. Enqueueing it again stores it once."""
     headers: Mapping[str, str]
@@ -105,6 +111,7 @@ class Options:
     expires: When = NEVER
     on_duplicate: OnDuplicate = "raise"
     key: str | None = None
+    key_maker: KeyMaker | None = None
     id: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     database: str | None = None
@@ -118,7 +125,10 @@ class Options:
     @classmethod
     def declared(cls, options: TaskOptions) -> Options:
         """What @delayed_task was given. Raises InvalidMessage and its subclasses."""
-        return cls()._with(options, _OF_TASK)
+        key, others = options.get("key"), {**options}
+        others.pop("key", None)
+        declared = cls()._with(others, _OF_TASK)
+        return declared if key is None else replace(declared, key_maker=KeyMaker(key))
 
     def changed(self, changes: CallOptions) -> Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
@@ -134,6 +144,8 @@ class Options:
             if value is not None or name in ("key", "expires"):
                 target, check = _CHECKS[name]
                 values[target] = check(value)
+        if "key" in values:
+            values["key_maker"] = None
         return replace(self, **values)
 
 
@@ -214,19 +226,6 @@ def _boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise InvalidMessage(f"{name} is True or False, not {value!r:.80}.")
     return value
-
-
-def check_key(value: Any) -> str | None:
-    """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
-    what PostgreSQL does not (the character 0)."""
-    try:
-        is_key = isinstance(value, str) and 1 <= len(value) <= 256 and b"\0" not in value.encode()
-    except UnicodeEncodeError:
-        is_key = False
-    if value is not None and not is_key:
-        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
-    key: str | None = value
-    return key
 
 
 def _retry_for(value: Any) -> tuple[type[BaseException], ...]:

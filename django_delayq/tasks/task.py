@@ -169,6 +169,18 @@ class Task(Generic[P, R]):
     def __name__(self) -> str:
         return self.definition.func.__name__
 
+    def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """The key of a call, by using() or by the task's own `key`. Raises InvalidMessage and its
+        subclasses."""
+        maker = self.options.key_maker
+        if maker is None:
+            return self.options.key
+        annotations = self.definition.annotations
+        if not annotations.are_json:
+            # The same whether the caller has the values or their JSON.
+            args, kwargs = annotations.read(*annotations.stored(args, kwargs))
+        return maker.key(args, kwargs)
+
     @property
     def ttr_ms(self) -> int:
         """The task's, else the topic's, else DELAYQ's."""
