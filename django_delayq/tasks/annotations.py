@@ -33,7 +33,7 @@ class Expected:
     task: str
     parameter: str
     annotation: str
-    """As the source has it."""
+    """As the source has it; empty without one."""
     type: Any
     """What msgspec makes of JSON. typing.Any: every value that JSON carries unchanged."""
     by_type: bool
@@ -159,10 +159,10 @@ class Annotations:
 
 
 def _expected(task: str, func: Callable[..., Any], parameter: inspect.Parameter) -> Expected:
+    if parameter.annotation is parameter.empty:
+        return Expected(task, parameter.name, "", Any, by_type=True, is_json=True)
     shown = inspect.formatannotation(parameter.annotation).strip("'\"")
     anything = Expected(task, parameter.name, shown, Any, by_type=True, is_json=True)
-    if parameter.annotation is parameter.empty:
-        return anything
     try:
         hint = _resolved(func, parameter)
         # The pages of msgspec call this a type; an annotation that it does not know raises.

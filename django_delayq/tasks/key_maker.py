@@ -13,7 +13,7 @@ import msgspec
 from asgiref.sync import iscoroutinefunction
 
 from ..core.exceptions import InvalidKey, InvalidTask
-from ..core.message import check_key
+from ..core.message import check_key, plain_value
 
 _FORMATTER = Formatter()
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -100,7 +100,7 @@ class KeyMaker:
                 value, _ = _FORMATTER.get_field(part.field, (), {part.parameter: value})
             if part.format:
                 return format(value, part.format)
-            plain = msgspec.to_builtins(value)
+            plain = msgspec.to_builtins(value, enc_hook=plain_value)
         except Exception as error:  # an attribute that is missing, a format that does not fit
             raise InvalidKey(
                 f"The key {self.source!r}: {part.field} gives {type(error).__name__}: {error}."
