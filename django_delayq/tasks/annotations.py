@@ -12,6 +12,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import EnumMeta
 from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
@@ -209,7 +210,7 @@ def _parts(known: types.Type, seen: set[int] | None = None) -> Iterator[Any]:
 
 def _is_foreign(part: types.Type) -> bool:
     if isinstance(part, types.CustomType):
-        return not _is_pydantic(part.cls)
+        return not (_is_enum(part.cls) or _is_pydantic(part.cls))
     return isinstance(part, types.RawType | types.ExtType)
 
 
@@ -237,8 +238,12 @@ def _is_json(part: Any) -> bool:
     return isinstance(part, json_types)
 
 
-# Types that msgspec does not know. Models of pydantic are known by their methods: nothing of ours
-# imports pydantic.
+# Types that msgspec does not know: enums with a metaclass of their own, as Django's choices have,
+# and models of pydantic. These are known by their methods: nothing of ours imports pydantic.
+
+
+def _is_enum(cls: Any) -> bool:
+    return isinstance(cls, EnumMeta)
 
 
 def _is_pydantic(cls: Any) -> bool:
@@ -254,6 +259,8 @@ def _written(value: Any) -> Any:
 
 
 def _read(cls: Any, written: Any) -> Any:
+    if _is_enum(cls):
+        return cls(written)
     try:
         return cls.model_validate_json(msgspec.json.encode(written))
     except ValueError as error:
