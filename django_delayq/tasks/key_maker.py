@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from asgiref.sync import iscoroutinefunction
 
-from ..core.exceptions import InvalidKey, InvalidTask
+from ..core.exceptions import InvalidKey
 from ..core.message import check_key, plain_value
 
 _FORMATTER = Formatter()
@@ -36,7 +36,7 @@ class KeyMaker:
 
     def __init__(self, source: str | Callable[..., str | None]) -> None:
         if not isinstance(source, str) and not callable(source):
-            raise InvalidTask(
+            raise InvalidKey(
                 f"key is {source!r:.80}: use a text such as 'order:{{order_id}}', or a function of "
                 "the arguments that returns the key."
             )
@@ -49,17 +49,17 @@ class KeyMaker:
         return f"KeyMaker({self.source!r})"
 
     def of(self, task: str, signature: inspect.Signature) -> KeyMaker:
-        """The same for the parameters of a task. Raises InvalidTask for a name that is none of
+        """The same for the parameters of a task. Raises InvalidKey for a name that is none of
         them."""
         parameters = [p for p in signature.parameters.values() if p.kind not in _VARIABLE]
         names = [parameter.name for parameter in parameters]
         if iscoroutinefunction(self.source):
-            raise InvalidTask(f"The key of {task} is made by an async def: use a def.")
+            raise InvalidKey(f"The key of {task} is made by an async def: use a def.")
         for part in self._parts:
             if part.field and part.parameter not in names:
                 near = difflib.get_close_matches(part.parameter, names, n=1)
                 hint = f"Did you mean {near[0]}? " if near else ""
-                raise InvalidTask(
+                raise InvalidKey(
                     f"The key of {task} names {part.parameter or 'a field without a name'}, which "
                     f"is no parameter of it. {hint}Its parameters are: {', '.join(names)}."
                 )
@@ -117,7 +117,7 @@ class KeyMaker:
 
 
 def _parsed(template: str) -> list[_Part]:
-    """Raises InvalidTask."""
+    """Raises InvalidKey."""
     parts: list[_Part] = []
     try:
         for literal, field, format_, conversion in _FORMATTER.parse(template):
@@ -128,7 +128,7 @@ def _parsed(template: str) -> list[_Part]:
             if field is not None and not first:
                 raise ValueError("each field names a parameter, as {order_id} does")
     except ValueError as error:
-        raise InvalidTask(f"The key {template!r:.80} is no template: {error}.") from None
+        raise InvalidKey(f"The key {template!r:.80} is no template: {error}.") from None
     if not any(part.field for part in parts):
         check_key(template)
     return parts

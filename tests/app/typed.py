@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -74,3 +74,20 @@ class Customer(pydantic.BaseModel):
     id: UUID
     born: date
     level: int = pydantic.Field(ge=0, default=0)
+
+
+#: What the functions below were called with.
+called: list[tuple[Any, ...]] = []
+
+
+def settle(order: Order, paid: Decimal = Decimal(0), *, at: datetime | None = None) -> None:
+    """Settles an order."""
+    called.append((order, paid, at))
+
+
+async def settle_async(order: Order, paid: Decimal = Decimal(0)) -> None:
+    called.append((order, paid))
+
+
+def greet(customer: Customer, *, address: Address) -> None:
+    called.append((customer, address))

@@ -290,7 +290,7 @@ def test_an_annotation_that_cannot_be_read_leaves_plain_json(annotation: Any, pr
     found = taking(annotation)
     assert arrived(found, {"id": 5}) == {"id": 5}
     assert problem in found.annotations.by_name["value"].problem + "."
-    with pytest.raises(UnserialisableArguments, match="t, value: .*does not count"):
+    with pytest.raises(UnserialisableArguments, match=r"t, value: .*does not count"):
         found.stored([Cat("Tom")], {})
 
 

@@ -111,7 +111,7 @@ def test_what_does_not_travel_with_a_message_is_not_for_using(name: str) -> None
         noop.using(**{name: 5})  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["key", "id", "due_at"])
+@pytest.mark.parametrize("name", ["headers", "id", "due_at"])
 def test_what_names_one_message_is_not_for_the_decorator(
     declared: dict[str, Any], name: str
 ) -> None:
