@@ -10,8 +10,13 @@ import subprocess
 import sys
 import time
 from dataclasses import fields, is_dataclass
+from datetime import date, datetime, timedelta
+from datetime import time as clock_time
+from decimal import Decimal
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
+from uuid import UUID, uuid4
 
 import pytest
 from django.dispatch import Signal
@@ -21,9 +26,11 @@ import django_delayq
 from django_delayq import checks
 from django_delayq.core import signals
 from django_delayq.core.conf import Settings, TopicSettings
+from django_delayq.core.exceptions import InvalidArguments
 from django_delayq.models import OutboxMessage
 from django_delayq.tasks import registry
-from django_delayq.tasks.options import CallOptions, TaskOptions
+from django_delayq.tasks.options import CallOptions, Options, TaskOptions
+from django_delayq.tasks.task import Definition
 from tests.acceptance.harness import free_port
 from tests.hands import Hands
 from tests.store.test_scripts import ACL
@@ -245,3 +252,70 @@ def wait_for_line(worker: subprocess.Popen[str], word: str) -> None:
 def test_the_code_of_a_guide_can_be_imported(name: str, declared: dict[str, Any]) -> None:
     for block in blocks(docs(f"how-to/{name}.md")):
         exec(block, {"__name__": "guide"})
+
+
+@pytest.fixture
+def declarations(declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that the code of docs/how-to/declare-tasks.md makes."""
+    module = ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", module)
+    imports = """
+import functools
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from uuid import UUID, uuid4
+
+from django.db.models import TextChoices
+from django_delayq import delayed_task
+"""
+    for block in (imports, *blocks(docs("how-to/declare-tasks.md"))):
+        exec(compile(block, "guide", "exec", dont_inherit=True), vars(module))
+    return module
+
+
+def test_the_tasks_of_the_page_about_declarations_do_what_it_says(
+    hands: Hands, declarations: Any
+) -> None:
+    declarations.order_paid()
+    (message,) = django_delayq.list_messages("default").messages
+    assert message.args[1][0]["price"] == "9.90"
+    assert message.args[2:] == ["2026-12-01", "mail"]
+    assert hands.work() == 1
+    assert [row.state for row in hands.archive()] == ["acked"]
+    with pytest.raises(InvalidArguments) as caught:
+        declarations.send_invoice.enqueue(uuid4(), [], "soon", "mail")
+    error = str(caught.value).replace("guide.", "shop.tasks.").replace("datetime.date", "date")
+    assert f"\n{error}\n" in docs("how-to/declare-tasks.md")
+
+    declarations.order_placed(7)
+    assert declarations.close_order.get(key="order:7").args == [7]
+    declarations.order_changed(7)
+    declarations.order_changed(7)
+    assert declarations.close_order.get(key="order:7") is None
+    assert declarations.send_coupon.enqueue(5, "").key is None
+    assert declarations.send_coupon.enqueue(5, "spring").key == "spring:5"
+    assert declarations.send_coupon.enqueue(5, "spring").outcome == "kept"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (UUID, UUID("0190a5f0-0000-7000-8000-000000000001")),
+        (datetime, datetime(2026, 11, 20, 10, tzinfo=timezone.get_fixed_timezone(60))),
+        (date, date(2026, 11, 20)),
+        (clock_time, clock_time(9, 30)),
+        (timedelta, timedelta(seconds=90)),
+        (Decimal, Decimal("9.90")),
+        (bytes, b"\0\xff"),
+    ],
+)
+def test_the_table_of_types_has_the_json_that_is_written(kind: type, value: Any) -> None:
+    def task(value: Any) -> None: ...
+
+    task.__annotations__["value"] = kind
+    ((written,), _) = Definition(task, "t", Options()).stored([value], {})
+    (row,) = re.findall(
+        rf"^\|.*`{kind.__name__}`.*\|(.*)\|.*\|$", docs("how-to/declare-tasks.md"), re.MULTILINE
+    )
+    assert f'`"{written}"`' in row
