@@ -60,6 +60,21 @@ def test_the_earliest_go_first_in_batches_of_500(hands: Hands) -> None:
     assert hands.relayer.figures == {"sent": 700}
 
 
+@pytest.mark.parametrize("status", ["waiting", "cancelled"])
+@pytest.mark.parametrize("act", ["run_once", "before_claims"])
+def test_a_redis_that_does_not_answer_is_noticed_while_no_row_is_locked(
+    hands: Hands, status: str, act: str
+) -> None:
+    far.enqueue(1)
+    OutboxMessage.objects.update(relay_at_ms=1, status=status, may_be_in_redis=True)
+    in_transaction: list[bool] = []
+    with unreachable(lambda: in_transaction.append(connection.in_atomic_block)):
+        with pytest.raises(StoreUnavailable):
+            hands.relayer.run_once() if act == "run_once" else before_claims(1)
+    assert in_transaction and not any(in_transaction)
+    assert get_store().breaker.open
+
+
 def test_what_is_far_from_due_stays(hands: Hands) -> None:
     far.enqueue(1)
     assert hands.relay() == 0
