@@ -207,7 +207,9 @@ class KeyedTemplate(Template):
         identity = key_id(self.topic, key)
         if self.identity not in (None, identity):
             raise InvalidMessage(_WRONG_ID)
-        extra = msgspec.structs.replace(self.extra or Body(), key=key)
+        extra = Body(key=key)
+        if self.extra is not None:
+            extra = msgspec.structs.replace(self.extra, key=key)
         record = self.record(call, extra)
         receipt = self.task.receipt(identity, self.topic, self.name, key)
         message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
