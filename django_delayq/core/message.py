@@ -425,7 +425,8 @@ def check_json(value: Any, depth: int = 0) -> None:
         raise UnserialisableArguments(
             f"An argument is {shown}of type {kind.__name__}. "
             f"{UnserialisableArguments.meaning()} "
-            "Pass a primary key or an ISO string and load the rest in the task."
+            "Annotate the parameter with its type, or pass a primary key and load the rest in the "
+            "task."
         )
     for item in value:
         if type(item) not in _SCALARS:

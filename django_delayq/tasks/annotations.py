@@ -166,14 +166,13 @@ def _expected(task: str, func: Callable[..., Any], parameter: inspect.Parameter)
     anything = Expected(task, parameter.name, shown, Any, by_type=True, is_json=True)
     try:
         hint = _resolved(func, parameter)
-        # The pages of msgspec call this a type; an annotation that it does not know raises.
         known = types.type_info(hint)
         foreign = next((part for part in _parts(known) if _is_foreign(part)), None)
     except Exception as error:  # a name that is not known here, a type that JSON has not
         return replace(anything, problem=str(error).partition(" - type ")[0].rstrip("."))
     if foreign is not None:
         cls = getattr(foreign, "cls", type(foreign))
-        return replace(anything, problem=f"{cls.__qualname__} has no JSON")
+        return replace(anything, problem=f"{cls.__qualname__} is no type that has JSON")
     by_type = all(_is_decided_by_type(part) for part in _parts(known))
     is_json = all(_is_json(part) for part in _parts(known))
     if isinstance(known, types.AnyType):

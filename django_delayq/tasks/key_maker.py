@@ -65,8 +65,8 @@ class KeyMaker:
                 near = difflib.get_close_matches(part.parameter, names, n=1)
                 hint = f"Did you mean {near[0]}? " if near else ""
                 raise InvalidKey(
-                    f"The key of {task} names {part.parameter or 'a field without a name'}, which "
-                    f"is no parameter of it. {hint}Its parameters are: {', '.join(names)}."
+                    f"The key of {task} names {part.parameter}, which is no parameter of it. "
+                    f"{hint}Its parameters are: {', '.join(names)}."
                 )
         bound = KeyMaker(self.source)
         bound._signature = signature

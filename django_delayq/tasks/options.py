@@ -81,7 +81,7 @@ class CallOptions(SharedOptions, total=False):
     """When to run: an aware datetime, instead of a delay."""
     key: str | None
     """Business identity inside the topic, 1 to 256 characters. At most one live message has it.
-    Given here it replaces that of the task's own `key`; None is no key."""
+    It replaces the one that the task's own `key` makes; None is no key."""
     id: str | UUID | None
     """Id of an earlier enqueue whose outcome is unknown. Enqueueing it again stores it once."""
     headers: Mapping[str, str]

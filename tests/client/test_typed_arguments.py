@@ -8,9 +8,10 @@ import json
 from collections.abc import Callable
 from datetime import datetime, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from django_delayq import DelayedTask, delayed_task, list_messages
@@ -19,6 +20,7 @@ from django_delayq.core.exceptions import InvalidArguments, InvalidMessage, Unse
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.operators.replay import replay
 from django_delayq.store.store import RedisStore
+from django_delayq.tasks import builder
 from tests.app import typed
 from tests.app.tasks import close_order
 from tests.app.typed import Order
@@ -110,6 +112,28 @@ def test_what_a_value_holds_is_checked_each_time(delayq: RedisStore, declared: A
     for args in [({"a": [UUID(int=0)]}, 0.5), ({1: 2}, 0.5), ({"a": 1}, float("nan"))]:
         with pytest.raises(UnserialisableArguments, match=r"tests\.holds, (value|amount): "):
             holds.enqueue(*args)  # type: ignore[arg-type]
+
+
+def test_only_shapes_of_which_the_types_say_all_are_remembered(
+    delayq: RedisStore, declared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @delayed_task(name="tests.plain", topic="orders")
+    def plain(number: int, *, values: Any = None) -> None: ...
+
+    @delayed_task(name="tests.bounded", topic="orders")
+    def bounded(number: Annotated[int, msgspec.Meta(gt=0)], id: UUID) -> None: ...  # noqa: A002
+
+    plain.enqueue_many([(1,), {"number": 1}, {"number": 2, "values": [1]}])
+    bounded.enqueue(1, SOME_ID)
+    assert plain.definition.fitting == {
+        (int,): True,
+        ("number", int): True,
+        ("number", "values", int, list): False,
+    }
+    assert bounded.definition.fitting == {}
+    monkeypatch.setattr(builder, "MOST_SHAPES", 3)
+    plain.enqueue(1, values="x")
+    assert len(plain.definition.fitting) == 3
 
 
 def test_an_edit_is_checked_and_may_give_values_or_their_json(settle: Any) -> None:

@@ -276,9 +276,9 @@ class Dog:
     ("annotation", "problem"),
     [
         ("Exist", "name 'Exist' is not defined"),
-        (User, "User has no JSON"),
-        (Speaks, "Speaks has no JSON"),
-        (Opaque, "User has no JSON"),
+        (User, "User is no type that has JSON"),
+        (Speaks, "Speaks is no type that has JSON"),
+        (Opaque, "User is no type that has JSON"),
         (Mixed, "Enums must contain either all str or all int values"),
         (Cat | Dog, "may not contain more than one dataclass"),
         (UUID | str, "may not contain more than one str-like type"),
@@ -308,3 +308,13 @@ def test_an_annotation_may_name_what_is_defined_later() -> None:
     assert found.signature
     exec("import uuid\nLater = uuid.UUID", module)
     assert arrived(found, SOME_ID) == SOME_ID
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    number: int
+
+
+def test_a_field_that_the_class_does_not_have_is_ignored_unless_it_forbids_that() -> None:
+    assert arrived(taking(Cat), {"name": "Tom", "age": 5}) == Cat("Tom")
+    with pytest.raises(InvalidArguments, match="contains unknown field `age`"):
+        taking(Strict).stored([{"number": 1, "age": 5}], {})
