@@ -264,7 +264,7 @@ def test_a_subclass_of_str_or_int_comes_back_as_a_plain_one_that_is_equal() -> N
 
 def test_the_refusal_says_what_to_do() -> None:
     with pytest.raises(
-        UnserialisableArguments, match=r"b'x' of type bytes.*JSON.*Pass a primary key"
+        UnserialisableArguments, match=r"b'x' of type bytes.*JSON.*pass a primary key"
     ):
         check_json([b"x"])
 
