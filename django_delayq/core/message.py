@@ -403,6 +403,7 @@ _SHOWN = (float, bytes, date, time, timedelta, Decimal, UUID)
 
 
 _SCALARS = frozenset({str, int, bool, type(None)})
+_CONTAINERS = frozenset({list, tuple, dict})
 
 
 def check_json(value: Any, depth: int = 0) -> None:
@@ -410,10 +411,9 @@ def check_json(value: Any, depth: int = 0) -> None:
     become lists)."""
     kind = type(value)
     # A str or int of a subclass (TextChoices, SafeString) comes back as a plain one that is equal.
-    if (
-        kind in _SCALARS
-        or isinstance(value, str | int)
-        or (isinstance(value, float) and math.isfinite(value))
+    if kind in _SCALARS or (
+        kind not in _CONTAINERS
+        and (isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)))
     ):
         return
     if depth > MAX_DEPTH:

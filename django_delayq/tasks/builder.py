@@ -19,6 +19,7 @@ from ..core.message import (
     VERSION,
     Body,
     Record,
+    check_json,
     compress,
     decode_body,
     encode_body,
@@ -143,7 +144,6 @@ class Template:
         if is_checked is None:
             args, kwargs = self.task.definition.stored(args, kwargs)
             self._remember(shape)
-        encode = encode_body if is_checked is False else write_body
         content: Body | Sequence[Any] = args
         if extra is not None:
             content = Body(
@@ -153,7 +153,9 @@ class Template:
         elif kwargs:
             content = Body(list(args), dict(kwargs))
         try:
-            body = encode(content, self.settings.body_limit)
+            if is_checked is False:
+                check_json([*args, *kwargs.values()])
+            body = write_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
             raise self._with_parameter(args, kwargs, error) from None
         if len(body) <= self.settings.compress_above:
