@@ -143,7 +143,6 @@ class Replayer:
             expires=When(),
             on_duplicate="keep",  # one that comes in between is newer
             key=row.key or None,
-            key_maker=None,
             headers=headers,
             durable=True,
             replay_of=row.pk,
