@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, InvalidMessage, OutcomeUnknown, StoreUnavailable
 from ..core.message import is_same_content, without_stamp
-from ..outbox import postponed
+from ..outbox import outbox, postponed
 from ..store import get_store
 from ..store.client import BATCH
 from ..tasks.builder import Item, build
@@ -67,7 +67,8 @@ def _send(sender: Sender, items: list[Item], options: Options) -> None:
     if options.durable:
         if alias is not None:
             on_commit.give_way(items)
-        items = sender.accept(items)
+        items, refused = outbox.accept(items)
+        sender.duplicates += refused
     if alias is not None and items:
         on_commit.add(alias, items)
     elif items:

@@ -58,12 +58,6 @@ class Sender:
         """The items that neither Redis nor the outbox has, and why."""
         self._on_its_way: dict[Partition, tuple[Answer, list[Item]]] = {}
 
-    def accept(self, items: list[Item]) -> list[Item]:
-        """Write durable items into the outbox. Returns what is to be sent now, or at the commit."""
-        to_send, refused = outbox.accept(items)
-        self.duplicates += refused
-        return to_send
-
     def store(self, items: list[Item]) -> None:
         """Send the items, one script call per partition and 500. Raises what went wrong with the
         chunk before."""
@@ -288,11 +282,8 @@ def _batches(items: list[Item]) -> list[tuple[Partition, list[Item]]]:
 
 
 def _begin(partition: Partition, batch: list[Item]) -> Answer:
-    names: dict[bytes, str] = {}
-    messages = []
-    for _, message, template in batch:
-        names[template.code] = template.name
-        messages.append(message)
+    names = {item.template.code: item.template.name for item in batch}
+    messages = [item.message for item in batch]
     try:
         return get_store().begin_enqueue(partition, names, messages)
     except OutcomeUnknown as error:

@@ -303,13 +303,9 @@ def is_durable(record: bytes) -> bool:
     return len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
 
 
-def lane_of(record: bytes) -> int:
-    """The lane where the message belongs, as lane_of() in shared/partition.lua."""
-    return lane_sent(record[STAMP.size :]) if len(record) > STAMP.size else 1
-
-
 def lane_sent(sent: bytes) -> int:
-    """The lane where the message will belong; a damaged one has a lane too."""
+    """The lane where the message will belong, as lane_of() in shared/partition.lua; a damaged one
+    has a lane too."""
     lane = sent[0] & PRIORITY_BITS
     return lane if lane < 3 else 1
 

@@ -216,7 +216,7 @@ def _boolean(name: str, value: Any) -> bool:
     return value
 
 
-def check_key(value: Any) -> str | None:
+def check_key(value: str | None) -> str | None:
     """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
     what PostgreSQL does not (the character 0)."""
     try:
@@ -225,8 +225,7 @@ def check_key(value: Any) -> str | None:
         is_key = False
     if value is not None and not is_key:
         raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
-    key: str | None = value
-    return key
+    return value
 
 
 def _retry_for(value: Any) -> tuple[type[BaseException], ...]:

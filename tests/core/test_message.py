@@ -143,7 +143,7 @@ def test_a_message_for_people_has_everything() -> None:
     attempts = Attempts(2, 1, 0, 0, bytes(16))
     raw = stored(Body([1], {"a": 2}, "k", {"h": "x"}), flags=Priority.HIGH)
     found = Found(bytes(16), State.LEASED, 1_763_632_200_000, raw, attempts)
-    message = view("orders", "shop.close", State.LEASED, found)
+    message = view("orders", "shop.close", found)
     assert (message.id, message.topic, message.task, message.key) == (
         "0" * 32,
         "orders",
@@ -231,7 +231,7 @@ def test_garbage_is_undecodable_and_nothing_else(raw: bytes, flags: int) -> None
 @given(raw=st.binary(max_size=60))
 def test_a_garbage_record_is_undecodable_and_nothing_else(raw: bytes) -> None:
     try:
-        view("t", "x", State.READY, Found(bytes(16), State.READY, 0, raw, None))
+        view("t", "x", Found(bytes(16), State.READY, 0, raw, None))
     except UndecodableMessage:
         return
 
