@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, InvalidMessage, OutcomeUnknown, StoreUnavailable
 from ..core.message import is_same_content, without_stamp
@@ -47,12 +48,11 @@ def enqueue(chunks: Iterable[Sequence[Call]]) -> list[Receipt]:
     return receipts
 
 
-def in_chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
+def in_chunks(calls: Iterable[Call]) -> Iterator[Sequence[Call]]:
     """Up to 500 calls of one destination each: same topic, same database, same moment of sending,
     durable or not."""
     for _, group in groupby(calls, attrgetter("task.destination")):
-        while chunk := list(islice(group, BATCH)):
-            yield chunk
+        yield from chunked(group, BATCH)
 
 
 def _send(sender: Sender, items: list[Item], options: Options) -> None:

@@ -52,7 +52,7 @@ class BulkLoader:
         self._client = client
         self._renewed_at: dict[str, float] = {}
 
-    def begin(
+    def load(
         self,
         partition: Partition,
         load: BulkLoad,

@@ -273,8 +273,8 @@ class RedisClient:
         """Raise an error unless Redis is back. Asks the Sentinels first: an old primary that wakes
         up does not count."""
         pool: Any = getattr(self.redis, "connection_pool", None)
-        if hasattr(pool, "recheck"):
-            pool.recheck()
+        if hasattr(pool, "sentinel_manager"):
+            pool.sentinel_manager.check()
         self.clock_ms()
 
     def stop(self) -> None:

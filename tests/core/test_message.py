@@ -38,6 +38,7 @@ from django_delayq.core.message import (
     check_json,
     decode_body,
     encode_body,
+    encode_header,
     encode_record,
     key_id,
     new_ids,
@@ -66,10 +67,8 @@ def stored(
     body: Body, *, compress_above: int = 1024, flags: int = 0, ttr_ms: int = 60_000
 ) -> bytes:
     """As it lies in Redis."""
-    record = encode_record(
-        CODE, encode_body(body, LIMIT), flags=flags, ttr_ms=ttr_ms, compress_above=compress_above
-    )
-    return STAMP + record
+    header = encode_header(CODE, flags, ttr_ms)
+    return STAMP + encode_record(header, encode_body(body, LIMIT), compress_above)
 
 
 def loaded(raw: bytes) -> Body:

@@ -432,7 +432,7 @@ def test_a_refusal_within_a_load_stays_one(crowd: RedisStore) -> None:
 # The sink
 
 
-@pytest.mark.parametrize("where", ["bulk_load.begin", "find_many"])
+@pytest.mark.parametrize("where", ["bulk_load.load", "find_many"])
 def test_a_call_that_cannot_be_sent_is_sent_again(
     split: Callable[[int], RedisStore], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -440,7 +440,7 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     get_store().partitions.counts("crowd")
     store = split(PARTITIONS)
     monkeypatch.setattr(queue_sink, "WAIT", 0.0)
-    part, name = (store.bulk_load, "begin") if where == "bulk_load.begin" else (store, where)
+    part, name = (store.bulk_load, "load") if where == "bulk_load.load" else (store, where)
     real, broken = getattr(part, name), []
 
     def breaks(*arguments: Any) -> Any:

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from ...core.exceptions import DelayQError, OutcomeUnknown, StoreFull, StoreUnavailable
-from ...core.message import HEADER, compress, task_code_sent
+from ...core.message import encode_record, task_code_sent
 from ...store.bulk_load import BulkLoad, LoadProgress
 from ...store.client import BATCH
 from ...store.keys import Partition
@@ -176,7 +176,7 @@ class Loader:
         tasks = {code: self._names[code] for code in codes if code in self._names}
         self._settle()
         self._pace.wait()
-        begin = self._store.bulk_load.begin
+        begin = self._store.bulk_load.load
         self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, rest))
 
     def _without_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
@@ -219,15 +219,12 @@ class Records:
         if (pc.max(pc.binary_length(body)).as_py() or 0) <= self._compress_above:
             records = pc.binary_join_element_wise(header, body, b"").to_pylist()
         else:
-            records = list(map(self._record, header.to_pylist(), body.to_pylist()))
+            records = [
+                encode_record(*parts, self._compress_above)
+                for parts in zip(header.to_pylist(), body.to_pylist(), strict=True)
+            ]
         columns = (rows.column("id"), due, rows.column("expires"))
         return list(zip(*(column.to_pylist() for column in columns), records, strict=True))
-
-    def _record(self, header: bytes, body: bytes) -> bytes:
-        if len(body) <= self._compress_above:
-            return header + body
-        flags, ttr_ms, code = HEADER.unpack(header)
-        return compress(flags, ttr_ms, code, body)
 
 
 class Pace:
