@@ -98,8 +98,7 @@ class BulkOperation(models.Model):
     @property
     def action(self) -> OperatorAction | None:
         """The record of the order; None for a dry run."""
-        found: OperatorAction | None = self.actions.filter(action=self.kind).first()
-        return found
+        return self.actions.filter(action=self.kind).first()
 
 
 class OperatorAction(models.Model):

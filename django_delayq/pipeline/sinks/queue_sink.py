@@ -176,8 +176,8 @@ class Loader:
         tasks = {code: self._names[code] for code in codes if code in self._names}
         self._settle()
         self._pace.wait()
-        begin = self._store.bulk_load.load
-        self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, rest))
+        load = self._store.bulk_load.load
+        self._pending = _repeated(lambda: load(partition, self._load, part, tasks, rest))
 
     def _without_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
         """The messages; one that lives in another partition has no record. A topic that once had
