@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections, transaction
@@ -61,14 +62,9 @@ class Relay(Service):
         """Send one batch. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
         if self._store.breaker.open:
             return min(self.interval, 0.1)
-        try:
-            with reached():
-                more = postponed.apply_all()
-                found = _send_batch(self._store)
-        except StoreError:
-            # The next try must not hold rows while it waits for a connection.
-            self._store.breaker.trip()
-            raise
+        with _noticing_outages(self._store):
+            more = postponed.apply_all()
+            found = _send_batch(self._store)
         self.sent += found
         self._looked = found < BATCH and not more
         return self.interval if self._looked else 0.0
@@ -79,23 +75,37 @@ def before_claims(seconds: float) -> None:
     moves and replacements. Waits at most `seconds` for the changes that other processes are
     telling. Raises StoreError and DatabaseUnavailable.
     """
-    until, pace = time.monotonic() + seconds, Sleeper()
-    with reached():
+    store, until, pace = get_store(), time.monotonic() + seconds, Sleeper()
+    with _noticing_outages(store):
         while outbox.unheard().exists() and time.monotonic() < until:
-            if not postponed.apply_all() and not _send_batch(get_store(), may_be_in_redis=True):
+            if not postponed.apply_all() and not _send_batch(store, may_be_in_redis=True):
                 pace.wait(0.02)
+
+
+@contextmanager
+def _noticing_outages(store: RedisStore) -> Iterator[None]:
+    """Around what needs the database and Redis. After a failure of Redis the next try waits for no
+    time limit."""
+    try:
+        with reached():
+            yield
+    except StoreError:
+        store.breaker.trip()
+        raise
 
 
 def _send_batch(store: RedisStore, **only: Any) -> int:
     """Send waiting rows while they are locked: a caller that cancels one of them waits, and then
     finds the message in Redis. Returns how many."""
     connection = connections[get_settings().database]
-    now_ms = store.now_us() // 1000
+    waiting = OutboxMessage.objects.filter(
+        status=OutboxStatus.WAITING, relay_at_ms__lte=store.now_us() // 1000, **only
+    )
+    if not waiting.exists():
+        return 0
+    store.clock_ms()  # see postponed.apply_all()
     with transaction.atomic(using=connection.alias):
         write_first(connection, OutboxMessage)
-        waiting = OutboxMessage.objects.filter(
-            status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms, **only
-        )
         rows = list(locked(waiting).order_by("relay_at_ms")[:BATCH])
         errors = send(store, rows)
     if errors:
