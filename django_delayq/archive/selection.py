@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from django.db.models import Q, QuerySet
 
-from ..core.conf import get_settings
 from ..core.exceptions import InvalidKey, InvalidMessage
 from ..core.message import key_id, parse_id
 from ..core.times import stored, stored_ms
@@ -80,7 +79,7 @@ class Selection(
 
     def rows(self) -> Rows:
         """The rows, without an order. Nothing here looks at a body."""
-        rows: Rows = ArchivedMessage.objects.using(get_settings().database).all()
+        rows: Rows = ArchivedMessage.objects.all()
         conditions: dict[str, Any] = {
             "state": self.state,
             "topic": self.topic,
@@ -147,3 +146,8 @@ def _as_stored(when: datetime | None) -> datetime | None:
         return stored(when)
     except (ValueError, OverflowError):
         return stored_ms(_FIRST_MS if when.year < 5000 else _LAST_MS)
+
+
+def newest_id() -> int:
+    """The highest id in the archive; 0 when it is empty."""
+    return ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0

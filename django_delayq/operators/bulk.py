@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db import IntegrityError
 from django.utils import timezone
 
-from ..archive.selection import Rows, Selection
+from ..archive.selection import Rows, Selection, newest_id
 from ..client.topics import topic_stats
 from ..core.exceptions import InvalidMessage
 from ..models import ArchivedMessage, BulkKind, BulkOperation, BulkStatus, OperatorAction
@@ -22,7 +22,6 @@ from ..outbox.existing import check_existing
 from ..outbox.listing import count_outbox
 from .bulk_run import decoded, order
 from .operations import User, check_reason, clean, require
-from .walk import newest_id
 
 #: What each kind needs beside bulk_operate.
 PERMISSIONS = {

@@ -11,7 +11,6 @@ from uuid import UUID
 from django.db.models import Q, Subquery
 
 from ..client import finding
-from ..core.conf import get_settings
 from ..core.exceptions import UndecodableMessage
 from ..core.message import Message, State, key_id, parse_id
 from ..core.present import bare
@@ -106,7 +105,7 @@ def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
     each of them."""
     if not identities:
         return []
-    rows = ArchivedMessage.objects.using(get_settings().database)
+    rows = ArchivedMessage.objects.all()
     newest = Q()
     for identity in identities:
         lives = rows.filter(message_id=UUID(bytes=identity)).order_by("-enqueued_at")

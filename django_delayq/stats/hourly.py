@@ -212,7 +212,7 @@ def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict
             _rows_of(model, replaced).delete()
             # Another process may have computed the same at the same moment; MariaDB takes Orders
             # and orders for one.
-            model._default_manager.using(get_settings().database).bulk_create(
+            model._default_manager.bulk_create(
                 [row for span in replaced for row in spans[span]], ignore_conflicts=True
             )
     return outcomes
@@ -242,9 +242,8 @@ def stored_as(span: date) -> Any:
 
 
 def _rows_of(model: type[Any], spans: Sequence[Any]) -> QuerySet[Any]:
-    rows = model._default_manager.using(get_settings().database)
-    of_spans: QuerySet[Any] = rows.filter(**{f"{_SPAN[model]}__in": spans})
-    return of_spans
+    rows: QuerySet[Any] = model._default_manager.filter(**{f"{_SPAN[model]}__in": spans})
+    return rows
 
 
 def _outcome(old: Sequence[Any], rows: Sequence[Any], fewer: bool) -> Replacement:

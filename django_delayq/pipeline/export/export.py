@@ -17,6 +17,7 @@ from django.db.models import Max, Q
 from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import SparkSession
 
+from ...archive.selection import newest_id
 from ...core.times import stored
 from ...models import ArchivedMessage, OperatorAction
 from ..job_errors import Code, LakeConflict, LakeError, Refused
@@ -280,7 +281,7 @@ def refuse_restored(commits: Sequence[Commit]) -> None:
     """Raise Refused when the archive ends below the lake although nobody pruned it: the database
     would give the ids of the lake to other messages."""
     appended = [commit for commit in commits if commit.kind == "append"]
-    newest = ArchivedMessage.objects.aggregate(last=Max("pk"))["last"] or 0
+    newest = newest_id()
     if not appended or newest >= appended[-1].hi:
         return
     at = datetime.fromtimestamp(appended[-1].at, tz=timezone.utc)

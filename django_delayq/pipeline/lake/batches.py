@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import msgspec
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -105,22 +104,16 @@ def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
         hour = F.floor(F.unix_seconds("finished_at") / 3600).alias("hour")
         keys = (F.col("_metadata.file_path").alias("path"), hour)
         rows = hashed(frame).groupBy(*keys).agg(*signature()).collect()
-    held: dict[str, Digest] = {}
+    held: dict[Path, Digest] = {}
     hours: set[str] = set()
     for row in rows:
-        name = "/".join(unquote(row["path"]).split("/")[-2:])
+        path = paths["/".join(unquote(row["path"]).split("/")[-2:])]
         finished = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
-        if name[3:13] != finished[:10]:
-            raise LakeError(f"{paths[name]} has rows that finished in the hour {finished}.")
-        held[name] = held.get(name, Digest()) + _digest(row.asDict())
+        if path.parent.name != f"dt={finished[:10]}":
+            raise LakeError(f"{path} has rows that finished in the hour {finished}.")
+        held[path] = held.get(path, Digest()) + _digest(row.asDict())
         hours.add(finished)
-    plain = lake.found_in(attempt, [(paths[name], digest.rows) for name, digest in held.items()])
-    files = []
-    for file in plain:
-        digest = held["/".join(file.path.split("/")[-2:])]
-        known = {"lowest": digest.lowest, "highest": digest.highest}
-        files.append(msgspec.structs.replace(file, **known, signature=str(digest.signature)))
-    return WrittenFiles(sum(held.values(), Digest()), files, sorted(hours))
+    return WrittenFiles(sum(held.values(), Digest()), lake.files_of(held), sorted(hours))
 
 
 def verified(

@@ -60,15 +60,8 @@ class WrittenMessages(WriterCommitMessage):
     """What one task of Spark has written."""
 
     splits: Sequence[tuple[Any, ...]] = ()
-    new: int = 0
-    skipped: int = 0
-    same: int = 0
-    kept: int = 0
-
-    @property
-    def rows(self) -> int:
-        """All messages that the task got."""
-        return self.new + self.skipped + self.same + self.kept
+    rows: int = 0
+    """All messages that the task got, also those that were there."""
 
 
 class QueueSink(DataSource):
@@ -200,10 +193,7 @@ class Loader:
         self._pending = None
         loaded = pending()
         self._pace.count(loaded.new)
-        self._done.new += loaded.new
-        self._done.skipped += loaded.skipped
-        self._done.same += loaded.same
-        self._done.kept += loaded.kept
+        self._done.rows += loaded.new + loaded.skipped + loaded.same + loaded.kept
 
 
 class Records:
