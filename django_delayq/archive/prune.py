@@ -4,13 +4,13 @@ accident."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from ..core.chunks import chunked
@@ -22,6 +22,7 @@ from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.queries import Life
 from ..tasks import registry
+from .selection import pages_by_time
 
 #: Rows of the last hour always stay.
 MIN_AGE = timedelta(hours=1)
@@ -29,6 +30,8 @@ MIN_AGE = timedelta(hours=1)
 PAGE = 5_000
 #: Ids that one query names.
 IDS = 500
+
+_STANDING = ("state", "replayed_at", "discarded_at")
 
 
 @dataclass(kw_only=True)
@@ -122,8 +125,8 @@ def _prune(
 
     report()
     rows = ArchivedMessage.objects.all()
-    for page in _pages(rows.filter(finished_at__lt=before)):
-        going = [pk for pk, _, *standing in page if may_go(*standing)]
+    for page in pages_by_time(rows.filter(finished_at__lt=before), _STANDING, PAGE):
+        going = [pk for _, pk, *standing in page if may_go(*standing)]
         needed: set[int] = set()
         for ids in chunked(going, IDS):
             needed |= still_needed(rows.filter(pk__in=ids))
@@ -135,21 +138,6 @@ def _prune(
     states = aside.filter(created_at__lt=before).values_list("pk", "state")
     delete(aside, [pk for pk, row_state in states if may_go(row_state, None, None)])
     return done
-
-
-def _pages(rows: QuerySet[ArchivedMessage]) -> Iterator[Sequence[Any]]:
-    """What decides about each row, page by page. They are always read along the index of
-    finished_at, so each query is short, also one for a state that is rare."""
-    columns = rows.order_by("finished_at", "pk").values_list(
-        "pk", "finished_at", "state", "replayed_at", "discarded_at"
-    )
-    page = list(columns[:PAGE])
-    while page:
-        yield page
-        pk, finished_at = page[-1][:2]
-        further = Q(finished_at__gt=finished_at) | Q(pk__gt=pk)
-        full = len(page) == PAGE
-        page = list(columns.filter(further, finished_at__gte=finished_at)[:PAGE]) if full else []
 
 
 def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:

@@ -55,16 +55,12 @@ def signature() -> list[Column]:
     ]
 
 
-def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Digest:
-    """Write the rows of the archive with lo < id <= hi as files by date, while they are read.
-    Returns the digest of the rows in SQL."""
-    return digest_of(source_rows(spark, database, ids, attempt))
-
-
 def source_rows(
     spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None
 ) -> DataFrame:
-    """These rows, in parts that make files of a good size where there are no gaps between ids."""
+    """The rows of the archive with lo < id <= hi, in parts that make files of a good size where
+    there are no gaps between ids. With `attempt` they are written there as files by date while they
+    are read."""
     return read_archive(spark, database, ids, parts=parts_of(ids), copy=attempt)
 
 
@@ -119,8 +115,8 @@ def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
 def verified(
     spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Digest
 ) -> WrittenFiles:
-    """Read the written files back, and compare them with `source`, which write_files() or copy()
-    returned. Only when they differ is the source read again, by `frame()`: Spark starts a process
+    """Read the written files back, and compare them with `source`, the digest of the source that was
+    written. Only when they differ is the source read again, by `frame()`: Spark starts a process
     to plan it. Raises LakeError when that differs, too."""
     written = read_back(spark, lake, attempt)
     # The digest that was computed while the files were written counts repeated tasks twice.

@@ -133,7 +133,7 @@ class Loader:
         self._store = store
         self._load = BulkLoad(spec.job, spec.fingerprint, spec.record_conflicts)
         self._names = {bytes.fromhex(code): name for code, name in spec.tasks.items()}
-        self._records = Records(store.client.settings.compress_above, spec.due_ms)
+        self._due_ms = spec.due_ms
         self._pending: Callable[[], LoadProgress] | None = None
         self._pace = Pace(spec.per_second)
         self._splits: dict[tuple[Any, ...], None] = {}
@@ -150,7 +150,7 @@ class Loader:
                     end = at + sum(1 for _ in group)
                     while at < end:
                         size = min(self._pace.batch, end - at)
-                        self._send(split, self._records.of(batch.slice(at, size)))
+                        self._send(split, batch.slice(at, size))
                         at += size
             self._settle()
         finally:
@@ -160,8 +160,10 @@ class Loader:
         self._done.splits = list(self._splits)
         return self._done
 
-    def _send(self, split: tuple[Any, ...], messages: list[Any]) -> None:
+    def _send(self, split: tuple[Any, ...], rows: pa.RecordBatch) -> None:
         topic, number, part = split
+        compress_above = self._store.client.settings.compress_above
+        messages = load_arguments(rows, self._due_ms, compress_above)
         partition = Partition(topic, number)
         rest = _repeated(lambda: lambda: self._without_elsewhere(partition, messages))()
         # The names go with each call: they are short, and Redis may have lost them.
@@ -196,28 +198,22 @@ class Loader:
         self._done.rows += loaded.new + loaded.skipped + loaded.same + loaded.kept
 
 
-class Records:
-    """Turns a batch of Arrow into the arguments of load.lua, column by column."""
-
-    def __init__(self, compress_above: int, due_ms: int) -> None:
-        self._compress_above, self._due_ms = compress_above, due_ms
-
-    def of(self, rows: pa.RecordBatch) -> list[tuple[bytes, str, str, bytes]]:
-        """Id, due time, expires and record of each row."""
-        due = pc.fill_null(rows.column("due_ms"), self._due_ms).cast(pa.string())
-        header, body = rows.column("header"), rows.column("body").cast(pa.binary())
-        if (pc.max(pc.binary_length(body)).as_py() or 0) <= self._compress_above:
-            records = pc.binary_join_element_wise(header, body, b"").to_pylist()
-        else:
-            records = list(map(self._record, header.to_pylist(), body.to_pylist()))
-        columns = (rows.column("id"), due, rows.column("expires"))
-        return list(zip(*(column.to_pylist() for column in columns), records, strict=True))
-
-    def _record(self, header: bytes, body: bytes) -> bytes:
-        if len(body) <= self._compress_above:
-            return header + body
-        flags, ttr_ms, code = HEADER.unpack(header)
-        return compress(flags, ttr_ms, code, body)
+def load_arguments(
+    rows: pa.RecordBatch, due_ms: int, compress_above: int
+) -> list[tuple[bytes, str, str, bytes]]:
+    """A batch of Arrow as the arguments of load.lua: id, due time, expires and record of each row.
+    `due_ms`: of rows without a due time. Longer bodies than `compress_above` are compressed."""
+    due = pc.fill_null(rows.column("due_ms"), due_ms).cast(pa.string())
+    headers, bodies = rows.column("header"), rows.column("body").cast(pa.binary())
+    records = pc.binary_join_element_wise(headers, bodies, b"").to_pylist()
+    if (pc.max(pc.binary_length(bodies)).as_py() or 0) > compress_above:
+        for at, (header, body) in enumerate(
+            zip(headers.to_pylist(), bodies.to_pylist(), strict=True)
+        ):
+            if len(body) > compress_above:
+                records[at] = compress(*HEADER.unpack(header), body)
+    columns = (rows.column("id"), due, rows.column("expires"))
+    return list(zip(*(column.to_pylist() for column in columns), records, strict=True))
 
 
 class Pace:
