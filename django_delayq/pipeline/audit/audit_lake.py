@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
 from django.db.models import Max
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -119,7 +120,8 @@ def collected(found: DataFrame, most: int) -> tuple[list[Finding], dict[FindingK
         parts = [found]
         if max(counts.values(), default=0) > most:
             parts = [found.where(F.col("kind") == kind.value).limit(most) for kind in counts]
-        return [Finding.of(row) for part in parts for row in part.collect()], counts
+        rows = [row.asDict() for part in parts for row in part.collect()]
+        return msgspec.convert(rows, list[Finding]), counts
     finally:
         found.unpersist()
 
