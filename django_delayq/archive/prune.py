@@ -105,39 +105,50 @@ def _prune(
     progress: Callable[[Pruned], object] | None,
 ) -> Pruned:
     """Delete what prune() describes, or only count it when there is no record to count it in."""
+
     def report() -> None:
         if progress:
             progress(replace(done))
 
-    def may_go(row_state: str, replayed_at: datetime | None, discarded_at: datetime | None) -> bool:
-        if state:
-            return row_state == state
-        is_open = row_state == Final.DEAD and not replayed_at and not discarded_at
-        done.kept += is_open
-        return not is_open
-
-    def delete(rows: QuerySet[Any], pks: Sequence[int]) -> None:
-        count = len(pks)
-        if done.action is not None and pks:
-            count = delete_counted(rows.filter(pk__in=pks), done.action)
-            done.action.count += count
-        done.count += count
-
     report()
     rows = ArchivedMessage.objects.all()
     for page in pages_by_time(rows.filter(finished_at__lt=before), _STANDING, PAGE):
-        going = [pk for _, pk, *standing in page if may_go(*standing)]
+        going = [pk for _, pk, *standing in page if _may_go(done, state, *standing)]
         needed: set[int] = set()
         for ids in chunked(going, IDS):
             needed |= still_needed(rows.filter(pk__in=ids))
         done.needed += len(needed)
         for pks in chunked([pk for pk in going if pk not in needed], batch):
-            delete(rows, pks)
+            _delete(done, rows, pks)
             report()
     aside = UnarchivableEntry.objects.all()
     states = aside.filter(created_at__lt=before).values_list("pk", "state")
-    delete(aside, [pk for pk, row_state in states if may_go(row_state, None, None)])
+    _delete(done, aside, [pk for pk, its_state in states if _may_go(done, state, its_state)])
     return done
+
+
+def _may_go(
+    done: Pruned,
+    wanted: str | None,
+    state: str,
+    replayed_at: datetime | None = None,
+    discarded_at: datetime | None = None,
+) -> bool:
+    """Whether an old row is deleted. Counts the open dead letters that stay."""
+    if wanted:
+        return state == wanted
+    is_open = state == Final.DEAD and not replayed_at and not discarded_at
+    done.kept += is_open
+    return not is_open
+
+
+def _delete(done: Pruned, rows: QuerySet[Any], pks: Sequence[int]) -> None:
+    """Delete these rows in one transaction; in a dry run only count them."""
+    count = len(pks)
+    if done.action is not None and pks:
+        count = delete_counted(rows.filter(pk__in=pks), done.action)
+        done.action.count += count
+    done.count += count
 
 
 def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:

@@ -10,7 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from django.db.models import Max, Q, QuerySet
+from django.db.models import Max, Q
 
 from ..archive.selection import newest_id
 from ..core.database import reached
@@ -46,15 +46,12 @@ class _Range:
 
     def __init__(self, at: datetime, after: int, upto: int) -> None:
         self.at, self.after, self.upto = at, after, upto
-        self._count = self.rows().count()
-
-    def rows(self) -> QuerySet[ArchivedMessage]:
-        """All that have these ids now."""
-        return ArchivedMessage.objects.filter(pk__gt=self.after, pk__lte=self.upto)
+        self._rows = ArchivedMessage.objects.filter(pk__gt=after, pk__lte=upto)
+        self._count = self._rows.count()
 
     def has_grown(self) -> bool:
         """Whether a transaction that was open then has added rows."""
-        return self.rows().count() > self._count
+        return self._rows.count() > self._count
 
 
 class ServiceStops(Exception):

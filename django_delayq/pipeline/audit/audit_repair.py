@@ -37,48 +37,28 @@ class AuditRepair:
     def __init__(self, store: RedisStore, by: str) -> None:
         self._store = store
         self._by = by
+        self._special: Mapping[FindingKind, Callable[[Partition, Sequence[Finding]], Done]] = {
+            FindingKind.UNCLOSED: self._close,
+            FindingKind.LIVE_AGAIN: self._take_out,
+            FindingKind.NO_RECORD: self._without_record,
+            FindingKind.NO_PLACE: self._place,
+            FindingKind.WRONG_PARTITION: self._move,
+            FindingKind.LOST_END: self._end_as_dead,
+            FindingKind.LOST: self._send_again,
+        }
 
     def run(self, found: Sequence[Finding]) -> list[Finding]:
         """Repair, and return what was repaired. The other findings were not there any more, or
         cannot be repaired."""
         repaired: list[Finding] = []
         for kind in FindingKind:
-            of_kind = (finding for finding in found if finding.kind == kind)
-            for partition, findings in by_partition(of_kind).items():
-                repair = partial(self._repair, kind, partition)
+            repair = self._special.get(kind, self._mend)
+            for partition, findings in by_partition(
+                one for one in found if one.kind == kind
+            ).items():
                 for batch in chunked(findings, BATCH):
-                    repaired += recorded(batch, kind.repair, self._by, repair)
+                    repaired += recorded(batch, kind.repair, self._by, partial(repair, partition))
         return repaired
-
-    def _repair(self, kind: FindingKind, partition: Partition, found: Sequence[Finding]) -> Done:
-        """Repair findings of one kind in one partition."""
-        match kind:
-            case FindingKind.UNCLOSED:
-                return self._close(partition, found)
-            case FindingKind.LIVE_AGAIN:
-                # The outbox first: else the reconciler would send it again.
-                self._close(partition, found)
-                return self._mend(partition, found)
-            case FindingKind.NO_RECORD:
-                return self._without_record(partition, found)
-            case FindingKind.NO_PLACE:
-                # Only the attempts and the outbox know when a message is due. A message that could
-                # run too early ends as a dead letter.
-                rows = outbox_rows(found)
-                due = {one: b"%d" % rows[one.life].due_at_ms for one in found if one.life in rows}
-                return self._mend(partition, found, due)
-            case FindingKind.WRONG_PARTITION:
-                return self._move(partition, found)
-            case FindingKind.LOST_END:
-                return self._end_as_dead(partition, found)
-            case FindingKind.LOST:
-                archived, rows = archived_lives(found), outbox_rows(found)
-                sent = relay.send_again(
-                    self._store, [row for life, row in rows.items() if life not in archived]
-                )
-                return [one.life in rows and rows[one.life].pk in sent for one in found]
-            case _:
-                return self._mend(partition, found)
 
     def _mend(
         self,
@@ -107,6 +87,11 @@ class AuditRepair:
             left = {entry.id for entry in closing.close(entries)}
         return [one.life in rows and one.id not in left for one in found]
 
+    def _take_out(self, partition: Partition, found: Sequence[Finding]) -> Done:
+        """The outbox first: else the reconciler would send it again."""
+        self._close(partition, found)
+        return self._mend(partition, found)
+
     def _without_record(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """A message of the outbox is sent again; the others end as a claim would end them."""
         rows = {message_id: row for (message_id, _), row in outbox_rows(found).items()}
@@ -122,6 +107,13 @@ class AuditRepair:
         relay.send_again(self._store, [row for message_id, row in rows.items() if done[message_id]])
         return [done[one.id] for one in found]
 
+    def _place(self, partition: Partition, found: Sequence[Finding]) -> Done:
+        """Only the attempts and the outbox know when a message is due. One that could run too early
+        ends as a dead letter."""
+        rows = outbox_rows(found)
+        due = {one: b"%d" % rows[one.life].due_at_ms for one in found if one.life in rows}
+        return self._mend(partition, found, due)
+
     def _end_as_dead(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """With the record that the outbox has; else only the stamp is known."""
         rows = outbox_rows(found)
@@ -133,6 +125,12 @@ class AuditRepair:
             for one in found
         }
         return self._mend(partition, found, records)
+
+    def _send_again(self, _: Partition, found: Sequence[Finding]) -> Done:
+        archived, rows = archived_lives(found), outbox_rows(found)
+        missing = [row for life, row in rows.items() if life not in archived]
+        sent = relay.send_again(self._store, missing)
+        return [one.life in rows and rows[one.life].pk in sent for one in found]
 
     def _move(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """From a partition where nobody looks for it to where it belongs today; not while it

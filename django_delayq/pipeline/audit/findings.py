@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+
 import msgspec
 
 from ...store.queries import Life

@@ -28,7 +28,11 @@ _ANNOTATED: dict[str, tuple[type[T.DataType], ...]] = {
     "float": (*json_columns.WHOLE, T.FloatType, T.DoubleType),
     "bool": (T.BooleanType,),
 }
-_CASTS: dict[str, T.DataType] = {"int": T.LongType(), "float": T.DoubleType(), "bool": T.BooleanType()}
+_CASTS: dict[str, T.DataType] = {
+    "int": T.LongType(),
+    "float": T.DoubleType(),
+    "bool": T.BooleanType(),
+}
 #: What to do about a due time of another type.
 _DUE_FIXES = {
     "timestamp_ntz": "A time without a zone may be any of 24 instants: cast(c AS TIMESTAMP) takes "

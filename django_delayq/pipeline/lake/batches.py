@@ -115,9 +115,9 @@ def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
 def verified(
     spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Digest
 ) -> WrittenFiles:
-    """Read the written files back, and compare them with `source`, the digest of the source that was
-    written. Only when they differ is the source read again, by `frame()`: Spark starts a process
-    to plan it. Raises LakeError when that differs, too."""
+    """Read the written files back, and compare them with `source`, the digest of the rows that were
+    written. Only when they differ are these read again, by `frame()`: Spark starts a process to
+    plan it. Raises LakeError when that differs, too."""
     written = read_back(spark, lake, attempt)
     # The digest that was computed while the files were written counts repeated tasks twice.
     if written.digest != source and written.digest != (again := digest_of(frame())):

@@ -92,7 +92,8 @@ class QueueSink(DataSource):
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """It can be pickled: only write() opens a connection."""
+    """It can be pickled: only write() opens a connection. When the job is aborted, messages that
+    were written stay: the fence knows them, and the load can be repeated."""
 
     def __init__(self, redis: str, load: str) -> None:
         self._redis, self._load = redis, load
@@ -120,10 +121,6 @@ class QueueWriter(DataSourceArrowWriter):
                 f"{rows:,} messages were written of {load.rows:,}: the source has changed "
                 f"meanwhile."
             )
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing. Messages that were written stay, the fence knows them, and the load can be
-        repeated."""
 
 
 class Loader:
@@ -211,7 +208,8 @@ def load_arguments(
             zip(headers.to_pylist(), bodies.to_pylist(), strict=True)
         ):
             if len(body) > compress_above:
-                records[at] = compress(*HEADER.unpack(header), body)
+                flags, ttr_ms, code = HEADER.unpack(header)
+                records[at] = compress(flags, ttr_ms, code, body)
     columns = (rows.column("id"), due, rows.column("expires"))
     return list(zip(*(column.to_pylist() for column in columns), records, strict=True))
 
