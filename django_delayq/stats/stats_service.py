@@ -51,7 +51,7 @@ class _Range:
 
     def has_grown(self) -> bool:
         """Whether a transaction that was open then has added rows."""
-        return self._rows.count() > self._count
+        return bool(self._rows.count() > self._count)
 
 
 class ServiceStops(Exception):
