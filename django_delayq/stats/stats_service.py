@@ -155,10 +155,11 @@ class StatsService(Service):
 
     def _pause(self) -> None:
         """After a page of rows. Raises ServiceStops."""
+        busy = self._tasks_run()
         worked = time.monotonic() - self._page_began_at
         self._worked += worked
         self._store.workers.extend_lock(self.name, int(INTERVAL * 900))
-        if self._tasks_run() and not self.stopping:
+        if busy and not self.stopping:
             self.sleeper.wait(REST * worked)
         if self.stopping:
             raise ServiceStops
