@@ -136,12 +136,14 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
         for unserved in unserved_topics(get_store()):
             message = f"Topic {unserved}."
             if unserved.declared:
-                hint = f"Start a worker for it: manage.py run_delayq --topics {unserved.topic}."
+                hint = (
+                    f"Start a worker for it: manage.py run_delayq --topics {unserved.stats.topic}."
+                )
                 found.append(checks.Warning(message, hint=hint, id="delayq.W022"))
             else:
                 hint = (
                     "Import the module of its tasks where every process does (AppConfig.ready), or "
-                    f"move its messages: manage.py delayq move {unserved.topic} --to another-topic."
+                    f"move its messages: manage.py delayq move {unserved.stats.topic} --to another-topic."
                 )
                 found.append(checks.Warning(message, hint=hint, id="delayq.W021"))
     except DelayQError as error:
@@ -193,8 +195,9 @@ def _safety(report: ServerReport) -> list[CheckMessage]:
         found.append(checks.Warning(message, hint=hint, id="delayq.W012"))
     if report.version < OLDEST_VERSION:
         oldest = ".".join(str(part) for part in OLDEST_VERSION)
-        text = f"{report.name} is too old: {oldest} or newer is needed."
-        found.append(Error(text, id="delayq.E013"))
+        found.append(
+            Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013")
+        )
     if abs(report.skew_ms) > CLOCK_SKEW * 1000:
         message = (
             f"Redis' clock and this machine's differ by {report.skew_ms / 1000:.1f} s; Redis' "

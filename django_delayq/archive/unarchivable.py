@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -39,7 +40,7 @@ class ArchivedAgain:
     """The record of it. Its finished_at is null until the end."""
     count: int = 0
     """Entries that are rows of the archive now."""
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     """Entries that stay aside, by the class of the error."""
 
 
@@ -153,8 +154,7 @@ def archive_again(
         done = ArchivedAgain(action=action)
         for row in found:
             if error := _archive_one(row["pk"], done):
-                name = type(error).__name__
-                done.refused[name] = done.refused.get(name, 0) + 1
+                done.refused[type(error).__name__] += 1
             if progress:
                 progress(done)
     if not done.count:  # nothing was changed

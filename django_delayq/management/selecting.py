@@ -77,8 +77,7 @@ class SelectingVerb(Verb):
             self.replayed = replayed
             self.progress(self._summary(replayed.count, replayed.skipped))
 
-        given = {name: options[name] for name in self.passed}
-        end = self.change(rows, progress=progress, **given)
+        end = self.change(rows, progress=progress, **{name: options[name] for name in self.passed})
         return self._summary(end.count, end.skipped)
 
     def committed(self) -> str:

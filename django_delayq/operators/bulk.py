@@ -55,12 +55,10 @@ class BulkPreview:
 
     count: int
     """Messages, counted up to MANY."""
-    is_more: bool
-    """Whether there are more than that."""
     sample: Sequence[ArchivedMessage]
     """The newest few, without their bodies; none for a purge."""
     word: str
-    """What has to be typed to confirm it; empty when nothing has to be."""
+    """What has to be typed to confirm it, because there are more than MANY; else empty."""
 
 
 def preview(kind: str, selection: Selection) -> BulkPreview:
@@ -75,12 +73,10 @@ def preview(kind: str, selection: Selection) -> BulkPreview:
         rows = selected_dead_letters(selection)
         count = rows.order_by()[: MANY + 1].count()
         sample = list(rows.order_by("-finished_at").only(*_SHOWN)[:SAMPLE]) if count else []
-    is_more = count > MANY
     return BulkPreview(
         count=min(count, MANY),
-        is_more=is_more,
         sample=sample,
-        word=(selection.topic or ALL_TOPICS) if is_more else "",
+        word=(selection.topic or ALL_TOPICS) if count > MANY else "",
     )
 
 

@@ -94,8 +94,9 @@ class Walk:
         other processes change meanwhile are skipped."""
         rows = locked(self.table.filter(pk__in=pks)).order_by("pk")
         rows = rows.annotate(size=Length("body") + Length("headers"))
-        names = (*_STANDING, "message_id", "topic", "task", "key", "size")
-        found = list(rows.values_list(*names, named=True))
+        found = list(
+            rows.values_list(*_STANDING, "message_id", "topic", "task", "key", "size", named=True)
+        )
         self.skip("locked or deleted", len(pks) - len(found))
         return [
             row

@@ -225,8 +225,12 @@ def params_of(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
 
         specs = {"task": spec_of(options["task"])} if "task" in names else {"tasks": all_specs()}
         options |= msgspec.to_builtins(specs)
-    params = ("lake", "since", "until", "topic", "dry_run")
-    return {"job": options, **{name: given[name] for name in params if given.get(name)}}
+    params = {
+        name: given[name]
+        for name in ("lake", "since", "until", "topic", "dry_run")
+        if given.get(name)
+    }
+    return {"job": options, **params}
 
 
 def _add_field(parser: ArgumentParser, field: FieldInfo, doc: str) -> None:
