@@ -252,6 +252,9 @@ def apply_all() -> bool:
     )
     if not rows.exists():
         return False
+    # A Redis that does not answer fails here, while no row is locked: SQLite would keep all writers
+    # waiting for the whole time limit.
+    get_store().clock_ms()
     with transaction.atomic(using=connection.alias):
         found = list(locked(rows).order_by("relay_at_ms")[:BATCH])
         for row in found:

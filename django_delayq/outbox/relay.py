@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections, transaction
@@ -64,14 +65,9 @@ class Relay(Service):
         """Send one batch. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
         if self._store.breaker.open:
             return min(self.interval, 0.1)
-        try:
-            with reached():
-                more = postponed.apply_all()
-                found = self._send_batch()
-        except StoreError:
-            # The next try must not hold rows while it waits for a connection.
-            self._store.breaker.trip()
-            raise
+        with self._noticing_outages():
+            more = postponed.apply_all()
+            found = self._send_batch()
         self._looked = found < BATCH and not more
         return self.interval if self._looked else 0.0
 
@@ -80,13 +76,14 @@ class Relay(Service):
         finds the message in Redis."""
         connection = connections[get_settings().database]
         now_ms = self._store.now_us() // 1000
+        waiting = OutboxMessage.objects.filter(
+            status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms, **only
+        )
+        if not waiting.exists():
+            return 0
+        self._store.clock_ms()  # see postponed.apply_all()
         with transaction.atomic(using=connection.alias):
             write_first(connection, OutboxMessage)
-            waiting = OutboxMessage.objects.filter(
-                status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms
-            )
-            if only:
-                waiting = waiting.filter(**only)
             rows = list(locked(waiting).order_by("relay_at_ms")[:BATCH])
             errors = send(self._store, rows)
         if errors:
@@ -100,10 +97,21 @@ class Relay(Service):
         telling. Raises StoreError and DatabaseUnavailable.
         """
         until, pace = time.monotonic() + seconds, Sleeper()
-        with reached():
+        with self._noticing_outages():
             while outbox.unheard().exists() and time.monotonic() < until:
                 if not postponed.apply_all() and not self._send_batch(may_be_in_redis=True):
                     pace.wait(0.02)
+
+    @contextmanager
+    def _noticing_outages(self) -> Iterator[None]:
+        """Around what needs the database and Redis. After a failure of Redis the next try waits for
+        no time limit."""
+        try:
+            with reached():
+                yield
+        except StoreError:
+            self._store.breaker.trip()
+            raise
 
 
 def before_claims(seconds: float) -> None:
