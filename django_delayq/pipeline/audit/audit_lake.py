@@ -30,7 +30,7 @@ from ..params import Database
 from ..sources.archive_source import read_archive
 from . import audit_frames as frames
 from .findings import Finding, FindingKind
-from .restore import IDS, put_back, stored_ids
+from .restore import IDS, restore_rows, stored_ids
 
 Sum = tuple[int, int]
 """Rows, and the sum of their hashes."""
@@ -146,7 +146,7 @@ class LakeRepair:
         """Repair, and return which findings were. `lake`: its rows with their batches. Raises
         LakeError, LakeConflict."""
         lost = {finding.row or 0 for finding in found if finding.kind == FindingKind.LOST_ROW}
-        back = put_back(self._spark, self._ledger.lake, lost)
+        back = restore_rows(self._spark, self._ledger.lake, lost)
         drops = _surplus([finding for finding in found if finding.kind == FindingKind.TWICE], lake)
         solved = {message_id for dropped in drops.values() for message_id, _ in dropped}
         for finding in found:

@@ -34,7 +34,7 @@ class Replay(NamedTuple):
     """When it was enqueued, as the models hold it."""
 
 
-def put_back(spark: SparkSession, lake: Lake, pks: Set[int]) -> set[int]:
+def restore_rows(spark: SparkSession, lake: Lake, pks: Set[int]) -> set[int]:
     """Insert these rows of the lake with their ids, so that they stay the same rows. Returns the
     ids that were inserted.
 
