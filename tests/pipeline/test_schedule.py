@@ -135,6 +135,7 @@ def test_each_row_becomes_a_message_once(job: Job, crowd: RedisStore, parquet: s
     assert len(live(crowd)) == ROWS - 400
 
 
+@pytest.mark.long
 def test_a_job_that_was_broken_off_adds_the_rest(
     job: Job, crowd: RedisStore, parquet: str, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_job_that_was_broken_off_adds_the_rest(
     assert len({due for due, _ in live(crowd).values()}) == 1
 
 
+@pytest.mark.long
 def test_another_source_under_the_same_name_is_refused(
     job: Job, crowd: RedisStore, parquet: str, spark: Any
 ) -> None:
@@ -208,6 +210,7 @@ def test_more_partitions_between_two_runs_are_refused(
         job(parquet)
 
 
+@pytest.mark.long
 def test_a_key_that_is_live_is_kept_also_in_an_old_partition(
     job: Job, split: Callable[[int], RedisStore], parquet: str
 ) -> None:
@@ -341,6 +344,7 @@ def test_sources_that_cannot_be_read_are_refused(job: Job, tmp_path: Path) -> No
         job("x", job="a night")
 
 
+@pytest.mark.long
 @pytest.mark.databases
 def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisStore) -> None:
     joined = datetime(2033, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
