@@ -137,14 +137,14 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     try:
         found += check_reports(inspect_server(get_store()), get_settings().wait_replicas)
         for unserved in unserved_topics(get_store()):
-            message = f"Topic {unserved}."
+            message, topic = f"Topic {unserved}.", unserved.stats.topic
             if unserved.declared:
-                hint = f"Start a worker for it: manage.py run_delayq --topics {unserved.topic}."
+                hint = f"Start a worker for it: manage.py run_delayq --topics {topic}."
                 found.append(checks.Warning(message, hint=hint, id="delayq.W022"))
             else:
                 hint = (
                     "Import the module of its tasks where every process does (AppConfig.ready), or "
-                    f"move its messages: manage.py delayq move {unserved.topic} --to another-topic."
+                    f"move its messages: manage.py delayq move {topic} --to another-topic."
                 )
                 found.append(checks.Warning(message, hint=hint, id="delayq.W021"))
     except DelayQError as error:
