@@ -304,13 +304,9 @@ def is_durable(record: bytes) -> bool:
     return len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
 
 
-def lane_of(record: bytes) -> int:
-    """The lane where the message belongs, as lane_of() in shared/partition.lua."""
-    return lane_sent(record[STAMP.size :]) if len(record) > STAMP.size else 1
-
-
 def lane_sent(sent: bytes) -> int:
-    """The lane where the message will belong; a damaged one has a lane too."""
+    """The lane where the message will belong, as lane_of() in shared/partition.lua; a damaged one
+    has a lane too."""
     lane = sent[0] & PRIORITY_BITS
     return lane if lane < 3 else 1
 
@@ -365,22 +361,19 @@ def write_body(content: Body | Sequence[Any], limit: int) -> bytes:
     return encoded
 
 
-def compress(flags: int, ttr_ms: int, code: bytes, body: bytes) -> bytes:
-    """Header and body, compressed when that makes it smaller."""
-    packed = zlib.compress(body, 1)
-    if len(packed) < len(body):
-        return HEADER.pack(flags | COMPRESSED, ttr_ms, code) + packed
-    return HEADER.pack(flags, ttr_ms, code) + body
+def encode_header(code: bytes, flags: int, ttr_ms: int) -> bytes:
+    """The header of a record of this version."""
+    return HEADER.pack(flags | VERSION << 4, ttr_ms, code)
 
 
-def encode_record(
-    code: bytes, body: bytes, *, flags: int, ttr_ms: int, compress_above: int
-) -> bytes:
-    """Header and body without the stamp, which the enqueue script adds."""
-    flags |= VERSION << 4
+def encode_record(header: bytes, body: bytes, compress_above: int) -> bytes:
+    """Header and body without the stamp, which the enqueue script adds. A body of more bytes than
+    `compress_above` is compressed when that makes it smaller."""
     if len(body) > compress_above:
-        return compress(flags, ttr_ms, code, body)
-    return HEADER.pack(flags, ttr_ms, code) + body
+        packed = zlib.compress(body, 1)
+        if len(packed) < len(body):
+            header, body = bytes((header[0] | COMPRESSED,)) + header[1:], packed
+    return header + body
 
 
 def decode_body(flags: int, raw: bytes) -> Body:
@@ -480,7 +473,7 @@ def key_id(topic: str, key: str) -> bytes:
     )
 
 
-def check_key(value: Any) -> str | None:
+def check_key(value: str | None) -> str | None:
     """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
     what PostgreSQL does not (the character 0)."""
     try:
@@ -489,8 +482,7 @@ def check_key(value: Any) -> str | None:
         is_key = False
     if value is not None and not is_key:
         raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
-    key: str | None = value
-    return key
+    return value
 
 
 def parse_id(value: str | UUID | bytes) -> bytes:

@@ -15,14 +15,12 @@ from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArgume
 from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
-    HEADER,
-    VERSION,
     Body,
     Record,
     check_json,
-    compress,
     decode_body,
     encode_body,
+    encode_header,
     encode_record,
     key_id,
     new_ids,
@@ -71,9 +69,8 @@ class Template:
     enqueue_many."""
 
     __slots__ = (
-        "code", "durable", "expires", "extra", "fitting", "fixed", "flags", "header", "identity",
-        "key", "may_exist", "mode", "name", "settings", "spills", "task",
-        "topic", "ttr_ms", "when",
+        "code", "durable", "expires", "extra", "fitting", "fixed", "header", "identity", "key",
+        "may_exist", "mode", "name", "settings", "spills", "task", "topic", "when",
     )  # fmt: skip
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
@@ -109,9 +106,7 @@ class Template:
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
-        self.flags = options.priority | moves | VERSION << 4
-        self.ttr_ms = task.ttr_ms
-        self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
+        self.header = encode_header(self.code, options.priority | moves, task.ttr_ms)
         extra = Body(
             key=options.key,
             headers=dict(options.headers),
@@ -158,9 +153,7 @@ class Template:
             body = write_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
             raise self._with_parameter(args, kwargs, error) from None
-        if len(body) <= self.settings.compress_above:
-            return self.header + body
-        return compress(self.flags, self.ttr_ms, self.code, body)
+        return encode_record(self.header, body, self.settings.compress_above)
 
     def _remember(self, shape: tuple[Any, ...]) -> None:
         """A call of this shape fits, if the types alone say so."""
@@ -243,8 +236,5 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     body = decode_body(old.flags, old.body)
     body.args, body.kwargs = task.definition.stored(args, kwargs)
     content = write_body(body if body != Body(body.args) else body.args, settings.body_limit)
-    flags, above = old.flags & ~COMPRESSED, settings.compress_above
-    sent = encode_record(
-        old.task_code, content, flags=flags, ttr_ms=old.ttr_ms, compress_above=above
-    )
-    return restamped(record, sent)
+    header = encode_header(old.task_code, old.flags & ~COMPRESSED, old.ttr_ms)
+    return restamped(record, encode_record(header, content, settings.compress_above))

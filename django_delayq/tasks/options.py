@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
 from ..core.exceptions import InvalidMessage
 from ..core.message import Priority, check_key, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
-from .backoff import Backoff, as_backoff, exponential
+from .backoff import Backoff, exponential, ladder
 from .key_maker import KeyMaker
 
 OnDuplicate = Literal["raise", "keep", "replace"]
@@ -236,16 +236,17 @@ def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
 
 
 def _backoff(value: Any) -> Backoff:
-    if not callable(value):
-        steps = [value] if isinstance(value, timedelta | int | float) else value
-        if not isinstance(steps, list | tuple) or not steps:
-            raise InvalidMessage(
-                f"backoff is {value!r:.80}: use a function of the failure number, seconds, or a "
-                f"list of seconds."
-            )
-        for step in steps:
-            duration_ms(step, "backoff")
-    return as_backoff(value)
+    if callable(value):
+        return cast(Backoff, value)
+    steps = [value] if isinstance(value, timedelta | int | float) else value
+    if not isinstance(steps, list | tuple) or not steps:
+        raise InvalidMessage(
+            f"backoff is {value!r:.80}: use a function of the failure number, seconds, or a list "
+            "of seconds."
+        )
+    for step in steps:
+        duration_ms(step, "backoff")
+    return ladder(steps)
 
 
 def _headers(value: Any) -> dict[str, str]:
