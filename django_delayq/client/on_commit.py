@@ -87,8 +87,7 @@ def planned() -> Iterator[tuple[Sequence[Item], Set[Address]]]:
 def act_early(database: str) -> None:
     """Do now what the commit of the open transaction would do. For tests, whose transaction never
     commits."""
-    hooks = [hook for _, hook, _ in connections[database].run_on_commit]
-    steps = [hook for hook in hooks if isinstance(hook, _Step) and not hook.done]
+    steps = [step for step in _steps(database) if not step.done]
     for step in steps:
         step()
     if steps:
@@ -98,9 +97,13 @@ def act_early(database: str) -> None:
 def forget_early(database: str) -> None:
     """Let act_early() do the same again: what was enqueued for all tests of a class is sent in each
     of them."""
-    for _, hook, _ in connections[database].run_on_commit:
-        if isinstance(hook, _Step):
-            hook.done, hook.batch.hooks = False, []
+    for step in _steps(database):
+        step.done, step.batch.hooks = False, []
+
+
+def _steps(database: str) -> list[_Step]:
+    hooks: list[Any] = connections[database].run_on_commit
+    return [hook for _, hook, _ in hooks if isinstance(hook, _Step)]
 
 
 def _open_batches() -> Iterator[_Batch]:

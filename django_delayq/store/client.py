@@ -53,7 +53,7 @@ class RedisClient:
         self.prefix = settings.prefix
         self.where = mask(settings.redis)
         self.load: Callable[[str], Script] = load
-        """Gives the script of a name. Tests put scripts here whose clock is ahead (for_tests.py)."""
+        """Gives the script of a name. for_tests.py puts scripts here whose clock is ahead."""
         self.ahead_ms = 0
         """How far the clock of these scripts is ahead of Redis'."""
         self.clock = ServerClock()

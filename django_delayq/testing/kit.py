@@ -113,7 +113,6 @@ class QueueUnderTest:
     # What was enqueued
 
     @property
-    @async_unsafe(ASYNC)
     def messages(self) -> list[Message]:
         """All messages that wait: in Redis, in the outbox, and in transactions that are open. The
         first due comes first."""
@@ -133,7 +132,6 @@ class QueueUnderTest:
                     found[topic, identity.hex()] = self._planned_message(item)
         return sorted(found.values(), key=lambda message: (message.due_at, message.id))
 
-    @async_unsafe(ASYNC)
     def assert_enqueued(
         self,
         task: Task[..., Any] | str,
@@ -158,7 +156,6 @@ class QueueUnderTest:
                 return message
         raise AssertionError(f"Not enqueued: {wanted}.\n{self._shown(waiting, wanted)}")
 
-    @async_unsafe(ASYNC)
     def refute_enqueued(
         self,
         task: Task[..., Any] | str,
@@ -184,7 +181,6 @@ class QueueUnderTest:
         """The time of the queue. Python's own clock does not move with it."""
         return from_ms(self.store.clock_ms())
 
-    @async_unsafe(ASYNC)
     def travel(self, **duration: float) -> datetime:
         """Move the time of the queue forward, by `days`, `hours`, `minutes`, `seconds` and other
         arguments of timedelta. Returns the new time. Nobody sleeps, and nothing runs.
@@ -194,7 +190,6 @@ class QueueUnderTest:
         """
         return self._travel(duration_ms(timedelta(**duration), "the duration"))
 
-    @async_unsafe(ASYNC)
     def travel_to(self, instant: datetime) -> datetime:
         """Move the time of the queue to an aware datetime, and return it. Raises InvalidDelay when
         that has passed."""
@@ -211,7 +206,6 @@ class QueueUnderTest:
 
     # What runs
 
-    @async_unsafe(ASYNC)
     def run_due(self, *, limit: int = 1000, reraise: bool = False) -> RunReport:
         """Run all that is due, in this thread and on its database connections: the first due comes
         first. What these tasks enqueue runs too, if it is due. Ended messages are archived.
@@ -245,12 +239,10 @@ class QueueUnderTest:
 
     async def aassert_enqueued(self, task: Task[..., Any] | str, **wanted: Any) -> Message:
         """assert_enqueued() for async tests."""
-        __tracebackhide__ = True
         return await sync_to_async(self.assert_enqueued)(task, **wanted)
 
     async def arefute_enqueued(self, task: Task[..., Any] | str, **wanted: Any) -> None:
         """refute_enqueued() for async tests."""
-        __tracebackhide__ = True
         await sync_to_async(self.refute_enqueued)(task, **wanted)
 
     async def atravel(self, **duration: float) -> datetime:
@@ -267,6 +259,7 @@ class QueueUnderTest:
 
     # Inside
 
+    @async_unsafe(ASYNC)
     def _send(self) -> None:
         """Send what the transaction of a TestCase would send if it committed now."""
         for connection in open_tests():
@@ -278,8 +271,9 @@ class QueueUnderTest:
         _, _, when, expires, sent = item.message
         due_ms = when.from_ms(now_us // 1000)
         record = with_stamp(when.stamp_us or now_us, expires.from_ms(due_ms), sent)
-        found = Found(item.message.id, State.DELAYED, due_ms, record, None)
-        return view(item.template.topic, item.template.name, State.DELAYED, found)
+        delayed = State("delayed")
+        found = Found(item.message.id, delayed, due_ms, record, None)
+        return view(item.template.topic, item.template.name, delayed, found)
 
     def _shown(self, waiting: Sequence[Message], wanted: _Wanted) -> str:
         """The messages that wait, those of the task first."""

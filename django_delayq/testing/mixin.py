@@ -24,7 +24,7 @@ class QueueTestMixin(_Case):
     """The queue of this test."""
 
     @classmethod
-    def setUpClass(cls) -> None:  # noqa: N802
+    def setUpClass(cls) -> None:
         """Before setUpTestData(): it must not reach the queue of the project either."""
         queue = QueueUnderTest()
         queue.start()

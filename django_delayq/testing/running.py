@@ -7,10 +7,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import Error, connections
@@ -82,7 +84,7 @@ class RunReport(tuple[TaskRun, ...]):
 
     @property
     def failed(self) -> list[TaskRun]:
-        """The runs in which a task raised an error, and the messages that are dead or cannot run."""
+        """The runs in which a task raised an error, and those that the worker could not begin."""
         return [run for run in self if run.outcome in ("retried", "dead", "put off", "lease lost")]
 
     def of(self, task: Task[..., Any]) -> RunReport:
@@ -137,15 +139,13 @@ class DueRunner:
                     """One batch after the other."""
                 self._known.update((message.id, message) for message in self._waiting())
                 self._next_millisecond()
-                while (due := self._next_due()) and len(self.runs) < limit:
-                    self._claim(due, reraise)
+                while self._run_next(reraise):
+                    if len(self.runs) > limit:
+                        raise DelayQError(
+                            f"More than {limit:,} messages have run. Does a task enqueue itself without a "
+                            f"delay? Else give a higher limit. {RunReport(self.runs[-3:])!r}"
+                        )
                 self._archive()
-                if due:
-                    raise DelayQError(
-                        f"{limit:,} messages have run, and more are due. Does a task enqueue "
-                        "itself without a delay? The last runs: "
-                        f"{RunReport(self.runs[-3:])!r}"
-                    )
         return RunReport(self.runs)
 
     def _next_millisecond(self) -> None:
@@ -154,38 +154,40 @@ class DueRunner:
         while self._store.clock_ms() < next_ms:
             """It comes at once."""
 
-    def _next_due(self) -> Sequence[Partition]:
-        """The partitions that have something to claim; the one whose oldest message is due first
-        comes first."""
+    def _run_next(self, reraise: bool) -> bool:
+        """Claim and run one message: it may cancel those that are due after it. Returns whether
+        there was one."""
+        for partition in self._due():
+            claimed = self._store.claim(partition, 1)
+            self._shared.clock.sync(claimed.now_us)
+            for lease in claimed.leases:
+                self._run(lease, reraise)
+            if claimed.over:
+                self._report_expired(partition, claimed.over)
+            if claimed.leases or claimed.over:
+                return True
+        return False  # what is due there is paused
+
+    def _due(self) -> Sequence[Partition]:
+        """The partitions that have something due, the oldest first."""
         partitions = self._store.topics.used_partitions()
         figures = zip(self._store.queries.all_stats(partitions), partitions, strict=True)
-        return [
-            partition
-            for _, partition in sorted(
-                (stats.next_due_ms or 0, partition)
-                for stats, partition in figures
-                if stats.ready and not stats.meta.get("paused")
-            )
-        ]
+        due = [(stats.next_due_ms or 0, partition) for stats, partition in figures if stats.ready]
+        return [partition for _, partition in sorted(due)]
 
-    def _claim(self, due: Sequence[Partition], reraise: bool) -> None:
-        """Claim and run one message: it may cancel those that are due after it."""
-        claimed = self._store.claim(due[0], 1)
-        self._shared.clock.sync(claimed.now_us)
-        if claimed.over:
-            events = [Event(message_id.hex(), reason="expired") for message_id in claimed.over]
-            signals.report(signals.expired, due[0].topic, events)
-            for message_id in claimed.over:
-                if (message := self._known.get(message_id.hex())) is not None:
-                    self.runs.append(_run_of(message, "expired"))
-        for lease in claimed.leases:
-            self._run(lease, reraise)
+    def _report_expired(self, partition: Partition, over: Sequence[bytes]) -> None:
+        events = [Event(message_id.hex(), reason="expired") for message_id in over]
+        signals.report(signals.expired, partition.topic, events)
+        for message_id in over:
+            if (message := self._known.get(message_id.hex())) is not None:
+                self.runs.append(_run_of(message, "expired"))
 
     def _run(self, lease: Lease, reraise: bool) -> None:
         self._shared.held.add(lease)
         task = registry.by_code.get(task_code_of(lease.record))
         if task is not None and task.definition.is_async:
-            async_to_sync(self._executor.run_async)(lease)
+            # A context of its own, as in a worker: async_to_sync() gives its changes to the caller.
+            copy_context().run(async_to_sync(self._executor.run_async), lease)
         else:
             self._executor.run(lease)
         outcome = self._outcomes.pop()
@@ -195,7 +197,7 @@ class DueRunner:
         if not self._settler.idle:
             raise StoreUnavailable("The outcome of a run could not be written.")
         attempts = lease.attempts
-        found = Found(lease.id, State.LEASED, attempts.due_at_ms, lease.record, attempts)
+        found = Found(lease.id, State("leased"), attempts.due_at_ms, lease.record, attempts)
         self.runs.append(_run_of(shown(lease.partition, found), "", outcome, error))
         # Of the test, and not of the task: Ctrl-C, pytest.fail(), a timeout.
         passes = Exception | SystemExit | asyncio.CancelledError | None
@@ -292,10 +294,10 @@ class _Mark:
         for connection, savepoint, _ in self._begun:
             try:
                 connection.validate_no_broken_transaction()
-                connection.savepoint_commit(savepoint)
+                connection.savepoint_commit(savepoint or "")
             except Error:
                 connection.set_rollback(False)
-                connection.savepoint_rollback(savepoint)
+                connection.savepoint_rollback(savepoint or "")
         try:
             for connection, _, start in self._begun:
                 _run_hooks(connection, start)
@@ -306,7 +308,8 @@ class _Mark:
 
 def _run_hooks(connection: BaseDatabaseWrapper, start: int) -> None:
     """Run and forget the commit hooks from this one on, as Django does."""
-    while hooks := connection.run_on_commit[start:]:
+    while len(connection.run_on_commit) > start:
+        hooks: list[Any] = connection.run_on_commit[start:]
         connection.run_on_commit = connection.run_on_commit[:start]
         for _, hook, is_robust in hooks:
             try:
@@ -326,12 +329,14 @@ def open_tests() -> Iterator[BaseDatabaseWrapper]:
 
 @contextmanager
 def _connections_stay() -> Iterator[None]:
-    """A worker closes connections that are old. Those of the test stay open, as it has them."""
-    ages = [(connection, connection.close_at) for connection in connections.all()]
-    for connection, _ in ages:
-        connection.close_at = None
-    try:
+    """A worker closes connections that are old, and those that are not in autocommit mode. Those of
+    the test stay as they are, and none more stays open."""
+    known = connections.all()
+    closed = [connection for connection in known if connection.connection is None]
+    with ExitStack() as stack:
+        for connection in known:
+            stack.enter_context(patch.object(connection, "close_if_unusable_or_obsolete"))
         yield
-    finally:
-        for connection, close_at in ages:
-            connection.close_at = close_at
+    for connection in closed:
+        if not connection.in_atomic_block:
+            connection.close()
