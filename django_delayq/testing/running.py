@@ -142,8 +142,9 @@ class DueRunner:
                 while self._run_next(reraise):
                     if len(self.runs) > limit:
                         raise DelayQError(
-                            f"More than {limit:,} messages have run. Does a task enqueue itself without a "
-                            f"delay? Else give a higher limit. {RunReport(self.runs[-3:])!r}"
+                            f"More than {limit:,} messages have run. Does a task enqueue itself "
+                            "without a delay? Else give a higher limit. "
+                            f"{RunReport(self.runs[-3:])!r}"
                         )
                 self._archive()
         return RunReport(self.runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from unittest import TestSuite, TextTestResult, TextTestRunner
+import unittest
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -118,6 +118,7 @@ def test_a_class_that_may_not_use_the_database_is_refused(db: None) -> None:
             """Never runs."""
 
     before = dict(conf.overrides)
-    result: TextTestResult = TextTestRunner(stream=None).run(TestSuite([Simple("test_it")]))  # type: ignore[arg-type]
+    result = unittest.TestResult()
+    unittest.TestSuite([Simple("test_it")]).run(result)
     assert "derive it from TestCase" in result.errors[0][1]
     assert conf.overrides == before
