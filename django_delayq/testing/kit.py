@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
@@ -34,9 +34,24 @@ from ..tasks.task import Call, Task
 from .running import DueRunner, PlannedFailure, RunReport, open_tests
 from .session_server import session_url
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+R = TypeVar("R")
+
 #: A due time and a delay are as expected when they differ by less than this.
 TOLERANCE = timedelta(seconds=1)
 ASYNC = "In async code, await the method of this name with an `a` before it."
+
+
+class _Description(TypedDict, total=False):
+    """The arguments of assert_enqueued()."""
+
+    args: Sequence[Any] | None
+    kwargs: Mapping[str, Any] | None
+    key: str | None
+    delay: Duration | None
+    due_at: datetime | None
 
 
 class QueueUnderTest:
@@ -235,27 +250,31 @@ class QueueUnderTest:
 
     async def amessages(self) -> list[Message]:
         """messages, for async tests."""
-        return await sync_to_async(lambda: self.messages)()
+        return await _aside(lambda: self.messages)
 
-    async def aassert_enqueued(self, task: Task[..., Any] | str, **wanted: Any) -> Message:
+    async def aassert_enqueued(
+        self, task: Task[..., Any] | str, **wanted: Unpack[_Description]
+    ) -> Message:
         """assert_enqueued() for async tests."""
-        return await sync_to_async(self.assert_enqueued)(task, **wanted)
+        return await _aside(lambda: self.assert_enqueued(task, **wanted))
 
-    async def arefute_enqueued(self, task: Task[..., Any] | str, **wanted: Any) -> None:
+    async def arefute_enqueued(
+        self, task: Task[..., Any] | str, **wanted: Unpack[_Description]
+    ) -> None:
         """refute_enqueued() for async tests."""
-        await sync_to_async(self.refute_enqueued)(task, **wanted)
+        await _aside(lambda: self.refute_enqueued(task, **wanted))
 
     async def atravel(self, **duration: float) -> datetime:
         """travel() for async tests."""
-        return await sync_to_async(self.travel)(**duration)
+        return await _aside(lambda: self.travel(**duration))
 
     async def atravel_to(self, instant: datetime) -> datetime:
         """travel_to() for async tests."""
-        return await sync_to_async(self.travel_to)(instant)
+        return await _aside(lambda: self.travel_to(instant))
 
     async def arun_due(self, *, limit: int = 1000, reraise: bool = False) -> RunReport:
         """run_due() for async tests."""
-        return await sync_to_async(self.run_due)(limit=limit, reraise=reraise)
+        return await _aside(lambda: self.run_due(limit=limit, reraise=reraise))
 
     # Inside
 
@@ -341,6 +360,22 @@ class _Wanted:
         if self.due_at is not None:
             words.append(f"due at {self.due_at:%Y-%m-%d %H:%M:%S} UTC")
         return ", ".join(words)
+
+
+async def _aside(call: Callable[[], R]) -> R:
+    """Call it in the thread that has the database. If that is not the thread of the test, no
+    connection stays open there."""
+
+    def call_and_close() -> R:
+        closed = [connection for connection in connections.all() if connection.connection is None]
+        try:
+            return call()
+        finally:
+            for connection in closed:
+                if not connection.in_atomic_block:
+                    connection.close()
+
+    return await sync_to_async(call_and_close)()
 
 
 def _announce() -> None:

@@ -331,13 +331,8 @@ def open_tests() -> Iterator[BaseDatabaseWrapper]:
 @contextmanager
 def _connections_stay() -> Iterator[None]:
     """A worker closes connections that are old, and those that are not in autocommit mode. Those of
-    the test stay as they are, and none more stays open."""
-    known = connections.all()
-    closed = [connection for connection in known if connection.connection is None]
+    the test stay as they are."""
     with ExitStack() as stack:
-        for connection in known:
+        for connection in connections.all():
             stack.enter_context(patch.object(connection, "close_if_unusable_or_obsolete"))
         yield
-    for connection in closed:
-        if not connection.in_atomic_block:
-            connection.close()

@@ -8,7 +8,7 @@ import unittest
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import transaction
+from django.db import connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
 from django_delayq.core import conf
@@ -93,6 +93,7 @@ def test_an_event_loop_of_its_own_works_with_transactions(
     """As pytest-asyncio runs a test: the database is reached on another thread."""
 
     async def main() -> None:
+        await sync_to_async(connections.close_all)()
         await remind.aenqueue(7)
         await record.using(delay=60).aenqueue("x")
         await delay_queue.aassert_enqueued(remind)
@@ -107,8 +108,6 @@ def test_an_event_loop_of_its_own_works_with_transactions(
 
 def open_connections() -> list[str]:
     """The aliases of this thread's connections that reach a database."""
-    from django.db import connections
-
     return [known.alias for known in connections.all() if known.connection is not None]
 
 
