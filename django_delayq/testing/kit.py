@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from unittest.mock import patch
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.asyncio import async_unsafe
 
 from ..client import on_commit
@@ -58,8 +60,9 @@ class QueueUnderTest:
     """An empty queue of a test's own on a real Redis, whose time the test moves. The fixture
     `delay_queue` of pytest and QueueTestMixin give one to each test; it is a context manager, too.
 
-    It sees what the transaction of a TestCase has enqueued: nothing has to commit. Each method has
-    a twin for async tests, whose name starts with an `a`.
+    What a TestCase enqueues is sent although its transaction never commits: at once, or at the end
+    of the `transaction.atomic()` around it. Each method has a twin for async tests, whose name
+    starts with an `a`.
     """
 
     def __init__(self) -> None:
@@ -68,6 +71,7 @@ class QueueUnderTest:
         self._failures: list[PlannedFailure] = []
         self._before: dict[str, Any] = {}
         self._store: RedisStore | None = None
+        self._watched = ExitStack()
 
     # The life of it
 
@@ -79,11 +83,19 @@ class QueueUnderTest:
         conf.overrides.update(REDIS=url, PREFIX=self._prefix, WAIT_REPLICAS=0)
         setting_changed.connect(self._follow)
         _announce()
+        _forget_sent()
+        # In a TestCase, what stands outside of the project's own blocks is sent at once, and a
+        # block sends at its end: as it is when they commit.
+        for connection in connections.all():
+            for name in ("on_commit", "savepoint_commit"):
+                method = _then_send(connection, getattr(connection, name))
+                self._watched.enter_context(patch.object(connection, name, method))
 
     def stop(self) -> None:
         """Delete all keys of the test, close the connections, and let the project have its queue
         again."""
         setting_changed.disconnect(self._follow)
+        self._watched.close()
         try:
             if self._store is not None:
                 delete_keys(self._store.client)
@@ -92,8 +104,7 @@ class QueueUnderTest:
             conf.overrides.clear()
             conf.overrides.update(self._before)
             _announce()
-            for connection in open_tests():
-                on_commit.forget_early(connection.alias)
+            _forget_sent()
 
     def __enter__(self) -> QueueUnderTest:
         self.start()
@@ -376,6 +387,23 @@ async def _aside(call: Callable[[], R]) -> R:
                     connection.close()
 
     return await sync_to_async(call_and_close)()
+
+
+def _then_send(connection: BaseDatabaseWrapper, method: Callable[..., None]) -> Callable[..., None]:
+    """The method of the connection; after it, what a TestCase has enqueued is sent."""
+
+    def call_and_send(*args: Any, **kwargs: Any) -> None:
+        method(*args, **kwargs)
+        if connection.in_atomic_block and is_of_a_test(connection):
+            on_commit.act_early(connection.alias)
+
+    return call_and_send
+
+
+def _forget_sent() -> None:
+    """What was enqueued for all tests of a class is sent in each of them."""
+    for connection in open_tests():
+        on_commit.forget_early(connection.alias)
 
 
 def _announce() -> None:

@@ -122,6 +122,20 @@ def test_a_call_that_the_task_does_not_take_is_refused(delay_queue: QueueUnderTe
         delay_queue.refute_enqueued(record, due_at=datetime(2030, 1, 1))
 
 
+def test_code_sees_what_it_has_sent_as_outside_of_a_test(delay_queue: QueueUnderTest) -> None:
+    handle = record.using(key="k", delay=60).enqueue("x")
+    assert (handle.outcome, record.get(key="k") is not None) == ("stored", True)
+    with transaction.atomic():
+        handle = record.using(key="l", delay=60).enqueue("y")
+        with transaction.atomic():
+            record.cancel(key="k")
+        assert (handle.due_at, record.get(key="l")) == (None, None)
+        assert record.get(key="k") is not None
+    message = record.get(key="l")
+    assert message is not None and message.due_at == handle.due_at
+    assert record.get(key="k") is None
+
+
 def test_a_rollback_takes_the_message_back(delay_queue: QueueUnderTest) -> None:
     with suppress(Undo), transaction.atomic():
         record.enqueue("x")
