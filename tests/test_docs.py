@@ -228,6 +228,8 @@ def test_the_tutorial_does_what_it_says(tutorial: Tutorial) -> None:
     finally:
         worker.send_signal(signal_numbers.SIGTERM)
         worker.communicate(timeout=30)
+    tutorial.write()
+    tutorial.run("manage.py", "test")
 
 
 def wait_for_line(worker: subprocess.Popen[str], word: str) -> None:

@@ -61,8 +61,8 @@ class QueueUnderTest:
     `delay_queue` of pytest and QueueTestMixin give one to each test; it is a context manager, too.
 
     What a TestCase enqueues is sent although its transaction never commits: at once, or at the end
-    of the `transaction.atomic()` around it. Each method has a twin for async tests, whose name
-    starts with an `a`.
+    of the `transaction.atomic()` around it. Each method that waits has a twin for async
+    tests, whose name starts with an `a`.
     """
 
     def __init__(self) -> None:
@@ -77,12 +77,17 @@ class QueueUnderTest:
 
     def start(self) -> None:
         """Take the place of the project's queue, whatever the settings say, until stop(). Starts a
-        server when this process has none yet. Raises ConfigurationError."""
+        server when this process has none yet. Raises ConfigurationError, and StoreUnavailable for
+        a server of DELAYQ_TEST_REDIS that does not answer."""
         url = session_url()
         self._before = dict(conf.overrides)
         conf.overrides.update(REDIS=url, PREFIX=self._prefix, WAIT_REPLICAS=0)
         setting_changed.connect(self._follow)
-        _announce()
+        try:
+            _announce()
+        except BaseException:  # the server does not answer
+            self.stop()
+            raise
         _forget_sent()
         # In a TestCase, what stands outside of the project's own blocks is sent at once, and a
         # block sends at its end: as it is when they commit.
@@ -123,8 +128,9 @@ class QueueUnderTest:
         if conf.overrides.get("PREFIX") == self._prefix and setting in ("DELAYQ", "CACHES"):
             self._close()
             with suppress(ConfigurationError):  # the test is about wrong settings
-                self._store = get_store()
-                travel(self._store.client, self._ahead_ms)
+                store = get_store()
+                travel(store.client, self._ahead_ms)
+                self._store = store
 
     def _close(self) -> None:
         if self._store is not None:

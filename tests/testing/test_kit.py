@@ -333,6 +333,8 @@ def test_an_async_task_runs_on_the_connection_of_the_test(delay_queue: QueueUnde
     remind.enqueue(7)
     assert delay_queue.run_due().outcomes == ["acked"]
     assert seen == [7]
+    with pytest.raises(DelayQError):
+        current_message()
 
 
 def test_an_expired_message_does_not_run_and_is_reported(delay_queue: QueueUnderTest) -> None:
@@ -365,6 +367,7 @@ def test_nothing_runs_inside_a_transaction_of_the_project(delay_queue: QueueUnde
         delay_queue.run_due()
 
 
+@pytest.mark.databases
 def test_a_durable_message_runs_when_its_time_comes(delay_queue: QueueUnderTest) -> None:
     record.using(durable=True, delay=timedelta(days=30)).enqueue("far")
     delay_queue.travel(days=30)
@@ -373,6 +376,7 @@ def test_a_durable_message_runs_when_its_time_comes(delay_queue: QueueUnderTest)
     assert ArchivedMessage.objects.get().state == "acked"
 
 
+@pytest.mark.databases
 def test_an_exactly_once_task_runs_in_a_savepoint(delay_queue: QueueUnderTest) -> None:
     sql_tasks.count.enqueue()
     sql_tasks.hook.using(delay=1).enqueue()
@@ -390,6 +394,7 @@ def test_an_exactly_once_task_that_fails_leaves_nothing(delay_queue: QueueUnderT
     assert not Counter.objects.exists()
 
 
+@pytest.mark.databases
 def test_an_error_of_the_database_does_not_end_the_test(
     delay_queue: QueueUnderTest, declare: Task
 ) -> None:
@@ -427,6 +432,7 @@ def test_what_a_commit_hook_raises_is_an_error_of_the_task(
 # With transactions that commit
 
 
+@pytest.mark.databases
 def test_with_real_commits_it_is_the_same(
     transactional_db: None, delay_queue: QueueUnderTest
 ) -> None:
