@@ -307,9 +307,8 @@ class QueueUnderTest:
         _, _, when, expires, sent = item.message
         due_ms = when.from_ms(now_us // 1000)
         record = with_stamp(when.stamp_us or now_us, expires.from_ms(due_ms), sent)
-        delayed = State("delayed")
-        found = Found(item.message.id, delayed, due_ms, record, None)
-        return view(item.template.topic, item.template.name, delayed, found)
+        found = Found(item.message.id, State("delayed"), due_ms, record, None)
+        return view(item.template.topic, item.template.name, found)
 
     def _shown(self, waiting: Sequence[Message], wanted: _Wanted) -> str:
         """The messages that wait, those of the task first."""

@@ -32,6 +32,7 @@ from tests.app import sql_tasks
 from tests.app.models import Counter
 from tests.app.tasks import act, close_order, look, noop, record, remind, seen
 from tests.sending import Capture, Undo
+from tests.store.test_scripts import NAMES
 
 Task = Callable[..., Any]
 
@@ -223,7 +224,7 @@ def test_time_does_not_go_back(delay_queue: QueueUnderTest) -> None:
         delay_queue.travel_to(datetime(2001, 1, 1, tzinfo=timezone.utc))
 
 
-@pytest.mark.parametrize("name", scripts.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_each_script_has_a_clock_that_moves_and_is_otherwise_the_real_one(name: str) -> None:
     real, movable = scripts.load(name), load_movable(name)
     lines = zip(real.text.splitlines(), movable.text.splitlines(), strict=True)
