@@ -88,7 +88,7 @@ def append(
     tell(f"copying the rows up to id {hi:,}")
     attempt = ledger.plan(lo, hi)
     try:
-        source = batches.digest_of(batches.source_rows(spark, database, ids, attempt))
+        source = batches.copy(spark, database, ids, attempt)
         ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
         written = batches.verified(
             spark, lake, lambda: batches.source_rows(spark, database, ids), attempt, source

@@ -55,6 +55,12 @@ def signature() -> list[Column]:
     ]
 
 
+def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Digest:
+    """Write the rows of the archive with lo < id <= hi as files by date, while they are read.
+    Returns the digest of the rows in SQL."""
+    return digest_of(source_rows(spark, database, ids, attempt))
+
+
 def source_rows(
     spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None
 ) -> DataFrame:
