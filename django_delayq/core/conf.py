@@ -17,6 +17,8 @@ from .times import duration_ms
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 DEFAULT_TOPIC = "default"
+#: Entries that stand before those of the settings file. Only the test kit writes here.
+overrides: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +145,8 @@ _DURATIONS = {
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
     """DELAYQ of the Django settings, checked. Raises ConfigurationError."""
-    return parse_settings(getattr(django_settings, "DELAYQ", {}))
+    raw = getattr(django_settings, "DELAYQ", {})
+    return parse_settings({**raw, **overrides} if overrides else raw)
 
 
 def parse_settings(raw: Any) -> Settings:

@@ -17,6 +17,7 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:quiet | hash | worker that claims nothing -> since when (ms) |
 | PREFIX:samples | stream | one entry per minute: figures of each topic (JSON) |
 | PREFIX:lock:NAME | string | a lock for some time: one of all processes does the work |
+| PREFIX:ahead_us | string | how far the clock is ahead, in a test that has moved it |
 | PREFIX:wakeups | channel | topic:p:due_at_ms, a hint that a partition has more to do |
 """
 
@@ -118,3 +119,8 @@ def partition_of(topic: str, message_id: bytes, count: int) -> Partition:
     """Where a message lives among `count` partitions: by the last bytes of its id, which are random
     or a hash."""
     return Partition(topic, int.from_bytes(message_id[-4:], "big") % count)
+
+
+def ahead_key(prefix: str) -> str:
+    """By how many microseconds a test has moved the clock."""
+    return f"{prefix}:ahead_us"

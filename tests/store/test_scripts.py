@@ -14,7 +14,7 @@ import pytest
 from django_delayq import store as package
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import StoreForbidden
-from django_delayq.store import client, keys, scripts
+from django_delayq.store import keys, scripts
 from django_delayq.store.bulk_load import BulkLoader
 from django_delayq.store.connection import open_client
 from django_delayq.store.hints import HintStream
@@ -224,7 +224,7 @@ def test_the_life_above_calls_every_script(
         called.add(name)
         return scripts.load(name)
 
-    monkeypatch.setattr(client, "load", spy)
+    monkeypatch.setattr(store.client, "load", spy)
     for call in whole_life(store):
         call()
     assert called == set(NAMES)
