@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, overload
 
 from asgiref.sync import sync_to_async
 
 from ..core.message import Message
+from ..core.report import Progress
 from ..core.times import Duration, When, from_ms
 from ..tasks.options import ChangeOptions
 from ..tasks.task import Receipt
@@ -42,6 +43,33 @@ class Handle(Receipt):
         from .changes import cancel
 
         return cancel(self.topic, None, self.identity, ChangeOptions(missing_ok, after_commit))
+
+    def wait(self, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait until the message has ended, and return the result of its task: JSON values, None
+        for a task without `result=True`.
+
+        An ack with a result is seen at once, every other end within a second. `timeout` is a
+        timedelta or seconds; None waits for ever. Raises MessageFailed, MessageCancelled,
+        MessageExpired, WaitTimeout, or NoResult itself when nobody keeps how it has ended;
+        InvalidMessage while the open transaction has yet to send it; StoreUnavailable.
+        """
+        from .waiting import wait
+
+        return wait(self, timeout)
+
+    async def result(self, *, timeout: timedelta | float | None = None) -> Any:
+        """wait() for async code. Looks after 20 ms, then less and less often, twice a second in
+        the end."""
+        from .waiting import result
+
+        return await result(self, timeout)
+
+    def progress(self) -> Progress | None:
+        """What the running task has reported last. None before the first report, and an hour after
+        the last one."""
+        from .waiting import progress
+
+        return progress(self)
 
     async def aget(self) -> Message | None:
         """get() for async code."""

@@ -28,6 +28,7 @@ from ..core.exceptions import (
 )
 from ..core.log import log_failure
 from ..core.message import VERSION, Body, Record, decode_body, task_code_of
+from ..core.report import Report, encode_result
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
 from ..store.keys import Partition
@@ -151,15 +152,23 @@ class Executor:
         close_broken()
         try:
             if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, partial(_call, resolved))
+                self._perform_once(lease, partial(self._call, lease, resolved))
             else:
-                _call(resolved)
+                self._call(lease, resolved)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
             return None
         finally:
             close_broken()
+
+    def _call(self, lease: Lease, resolved: Resolved) -> None:
+        definition = resolved.task.definition
+        result = definition.func(*resolved.body.args, **resolved.body.kwargs)
+        if result is not None:
+            _refuse_unrun(resolved.task.name, result)
+        if definition.options.result:
+            keep_result(lease, result, self._settings.body_limit)
 
     def _perform_once(self, lease: Lease, run: Callable[[], object]) -> None:
         perform_once = self._shared.perform_once
@@ -189,6 +198,8 @@ class Executor:
             )
             if result is not None:
                 _refuse_unrun(resolved.task.name, result)
+            if resolved.task.definition.options.result:
+                keep_result(lease, result, self._settings.body_limit)
         except BaseException as error:
             return error
         return None
@@ -274,10 +285,10 @@ class Executor:
         return name
 
 
-def _call(resolved: Resolved) -> None:
-    result = resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
-    if result is not None:
-        _refuse_unrun(resolved.task.name, result)
+def keep_result(lease: Lease, value: object, limit: int) -> None:
+    """Let the ack take the return value with it. Raises InvalidResult."""
+    lease.report = lease.report or Report()
+    lease.report.result = encode_result(value, limit)
 
 
 def _refuse_unrun(name: str, result: object) -> None:

@@ -1,10 +1,11 @@
 -- ack: leased -> acked; the follower of its key, if any, -> delayed.
 -- Guarantee: only the holder of the lease finishes a message, once, and its stream entry is written in the same step.
 -- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, leases.
--- ARGV: archive (all, dead or none), then id, token, detail (JSON) for each.
+-- ARGV: archive (all, dead or none), ms that results are kept, then id, token, detail (JSON) for each. The messages with
+--   results come first: the keys from the tenth on are theirs.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
-local archive = ARGV[1]
-local ids, entries, refused = held(2, 3)
+local archive, for_ms = ARGV[1], ARGV[2]
+local ids, entries, refused = held(3, 3)
 local records = redis.call('HMGET', MESSAGES, unpack(ids))
 local done = {}
 for i, id in ipairs(ids) do
@@ -16,9 +17,18 @@ redis.call('ZREM', LEASED, unpack(done))
 redis.call('HDEL', ATTEMPTS, unpack(done))
 redis.call('HDEL', MESSAGES, unpack(done))
 for i, id in ipairs(ids) do
-  if entries[i] then finish(archive, id, 'acked', records[i], entries[i], ARGV[i * 3 + 1]) end
+  if entries[i] then finish(archive, id, 'acked', records[i], entries[i], ARGV[i * 3 + 2]) end
 end
 redis.call('HINCRBY', META, 'acked', #done)
+for at = 10, #KEYS do -- a copy of the entry of each result; whoever waits for it wakes up
+  local i = at - 9
+  if entries[i] then
+    redis.call('DEL', KEYS[at])
+    redis.call('XADD', KEYS[at], '*', 'id', ids[i], 'state', 'acked', 'at', NOW, 'record', records[i] or '',
+      'attempts', entries[i], 'detail', ARGV[i * 3 + 2])
+    redis.call('PEXPIRE', KEYS[at], for_ms)
+  end
+end
 local moves = {}
 start_followers(done, moves, {})
 park(moves)
