@@ -232,7 +232,7 @@ def detail_of(raw: bytes) -> FinishDetail:
 def result_of(text: str) -> dict[str, Any]:
     """What the column `result` holds: `result`, `progress` and `redaction`, as far as there are
     any."""
-    return dict(msgspec.json.decode(text)) if text else {}
+    return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
 
 
 def without_result(raw: bytes) -> bytes:

@@ -91,7 +91,7 @@ class Wait:
         row = end.row
         if row.state == Final.ACKED:
             raw = end.result
-            if raw is None and "result" in row.result:
+            if raw is None and "redaction" in row.result:
                 raise NoResult("The result was redacted before it was archived.")
             return None if raw is None else msgspec.json.decode(raw)
         if row.state == Final.CANCELLED:

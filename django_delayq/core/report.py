@@ -18,9 +18,9 @@ MOST_NOTE = 200
 class Progress(msgspec.Struct, frozen=True, array_like=True):
     """How far a task has come."""
 
-    done: float
+    done: int | float
     """So much is done."""
-    total: float | None = None
+    total: int | float | None = None
     """Of so much; None when nobody knows."""
     note: str = ""
     """What is counted, or what happens now; at most 200 characters."""

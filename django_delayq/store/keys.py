@@ -11,8 +11,8 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:finished | stream | one entry per finished message, until it is archived |
 | PREFIX:{topic:p}:followers | hash | id -> due_at and record to enqueue when its run ends |
 | PREFIX:{topic:p}:meta | hash | paused, wakeups, counters, task:<code> -> name |
-| PREFIX:{topic:p}:result:ID | stream | the one entry of an acked message with a result; ends by itself |
-| PREFIX:{topic:p}:progress:ID | string | how far a running task has come (JSON); ends by itself |
+| PREFIX:{topic:p}:result:ID | stream | entry of an acked message with a result, for a time |
+| PREFIX:{topic:p}:progress:ID | string | how far a running task has come (JSON), for a time |
 | PREFIX:{topic:p}:bulk:JOB | hash | fence of a bulk load: split -> highest id it has passed |
 | PREFIX:topics | set | topic:N, every number of partitions it has had |
 | PREFIX:workers | hash | worker -> heartbeat (JSON) |

@@ -191,7 +191,7 @@ def test_expired_message_raises(hands: Hands) -> None:
 def test_waiting_ends_at_the_timeout(hands: Hands) -> None:
     handle = add.using(delay=60).enqueue(2, 3)
     begun = time.monotonic()
-    with pytest.raises(WaitTimeout, match="has not ended within 0.2 s"):
+    with pytest.raises(WaitTimeout, match=r"has not ended within 0\.2 s"):
         handle.wait(timeout=0.2)
     assert 0.2 <= time.monotonic() - begun < 2
     with pytest.raises(TimeoutError):
