@@ -29,6 +29,10 @@ PROGRESS_TTL_MS = 3_600_000
 running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
 
 
+#: The worker of this process, as heartbeats and the archive name it; empty where none runs.
+worker_name = ""
+
+
 class MessageFilter(logging.Filter):
     """For handlers in LOGGING: every record says which message runs: `delayq_id`, `delayq_task`,
     `delayq_attempt`.

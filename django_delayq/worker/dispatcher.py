@@ -66,6 +66,7 @@ class Dispatcher(Service):
         self._down_since = 0.0
         self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
         self._taken = 0
+        self._counted, self._some_async = 0, False
         self.returned: Callable[[], int] = lambda: 0
         """How many claimed messages have been given back unrun."""
         self.limit: int | None = None
@@ -246,9 +247,12 @@ class Dispatcher(Service):
             kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)
         return kinds
 
-    @cached_property
+    @property
     def _has_coroutines(self) -> bool:
-        return any(task.definition.is_async for task in registry.by_name.values())
+        if len(registry.by_name) != self._counted:  # a finder has declared one
+            self._counted = len(registry.by_name)
+            self._some_async = any(t.definition.is_async for t in registry.by_name.values())
+        return self._some_async
 
     # Finding out
 

@@ -33,7 +33,7 @@ from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
 from ..store.keys import Partition
 from ..store.lease import Lease
-from ..tasks import registry
+from ..tasks import context, registry
 from ..tasks.context import running
 from ..tasks.task import Task
 from .outcome import Outcome, Result
@@ -91,6 +91,7 @@ class Executor:
         self._settle = settle
         self._connections_checked_at = 0.0
         self._connection_check: asyncio.Future[None] | None = None
+        context.worker_name = shared.name
         self._names: dict[tuple[Partition, bytes], str] = {}
         """Of tasks that are not declared here."""
 
@@ -136,7 +137,9 @@ class Executor:
             record = Record.decode(lease.record)
             task = registry.by_code.get(record.task_code)
             if task is None:
-                raise UnknownTask
+                task = self._find(lease)
+                if task.definition.is_async:  # this is a thread; now the dispatcher knows the task
+                    return None, Outcome(lease, None, Result.RELEASED, now)
             body = decode_body(record.flags, record.body)
             task.definition.check_arguments(body.args, body.kwargs)
         except DelayQError as error:
@@ -217,12 +220,10 @@ class Executor:
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         outcome.traceback = _traceback(error)
         failures = lease.attempts.attempt - lease.attempts.crashes
-        attempts = resolved.body.max_attempts or task.max_attempts
-        worth = isinstance(error, Retry | asyncio.CancelledError | SystemExit | KeyboardInterrupt)
         try:
             if isinstance(error, Snooze):
                 outcome.result, outcome.delay_ms = Result.SNOOZED, duration_ms(error.delay)
-            elif failures < attempts and (worth or isinstance(error, task.options.retry_for)):
+            elif task.tries_again(error, failures, resolved.body.max_attempts):
                 wait = error.delay if isinstance(error, Retry) else None
                 wait = task.options.backoff(failures) if wait is None else wait
                 outcome.result, outcome.delay_ms = Result.RETRIED, duration_ms(wait)
@@ -266,6 +267,13 @@ class Executor:
         elif not isinstance(error, UnknownTask):
             outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         return outcome
+
+    def _find(self, lease: Lease) -> Task[..., Any]:
+        """A task that is declared now, because somebody asks for it. Raises UnknownTask."""
+        task = registry.find(self._task_name(lease)) if registry.finders else None
+        if task is None:
+            raise UnknownTask
+        return task
 
     def _task_name(self, lease: Lease) -> str:
         """The task's name, for a message that cannot run here. Its producer has stored the name in

@@ -90,6 +90,8 @@ class Outcome:
                 "outcome": self.result.value,
                 "error": self.text[:MAX_HISTORY_ERROR],
             }
+            if self.error_class:
+                fields["error_class"] = self.error_class
             return msgspec.json.encode(fields)
         if self.lease.report and self.lease.report.progress:
             fields["progress"] = self.lease.report.progress
