@@ -159,7 +159,7 @@ class DelayqBackend(BaseTaskBackend):
         except (InvalidMessage, ConfigurationError) as error:
             raise InvalidTask(str(error)) from error
 
-    def enqueue(
+    def enqueue(  # type: ignore[override]
         self, task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> TaskResult[..., Any]:
         """Store a message, or let it wait for the commit of the open transaction.
@@ -208,18 +208,17 @@ class DelayqBackend(BaseTaskBackend):
             if not NAME.match(name):
                 words = f'{where}["QUEUES"] has {name!r}, which cannot name a topic.'
                 hint = "Use A-Z a-z 0-9 _ . - and at most 64 characters."
-                found.append(checks.Error(words, hint=hint, id="delayq.E008"))
+                found.append(_wrong(words, hint))
         if unknown := sorted(self.options.keys() - {*IN_OPTIONS}):
             words = f'{where}["OPTIONS"] has no option {unknown[0]!r}.'
             hint = f"Its options are: {', '.join(sorted(IN_OPTIONS))}."
-            found.append(checks.Error(words, hint=hint, id="delayq.E008"))
-            return found
+            return [*found, _wrong(words, hint)]
         try:
             of_task = {n: v for n, v in self.options.items() if n in OF_TASK}
             of_message = {n: v for n, v in self.options.items() if n in OF_MESSAGE}
             Options.declared(cast("TaskOptions", of_task)).changed(cast("CallOptions", of_message))
         except (InvalidMessage, ConfigurationError) as error:
-            found.append(checks.Error(f'{where}["OPTIONS"]: {error}', id="delayq.E008"))
+            found.append(_wrong(f'{where}["OPTIONS"]: {error}'))
         return found
 
     def _as_ours(self, task: Task[..., Any]) -> DelayedTask[..., Any]:
@@ -250,6 +249,10 @@ class DelayqBackend(BaseTaskBackend):
         options |= {"topic": task.queue_name, "max_attempts": MAX_ATTEMPTS, "result": True}
         decorate = delayed_task(name=task.module_path, **cast("TaskOptions", options))
         return decorate(runner_of(task))
+
+
+def _wrong(words: str, hint: str | None = None) -> checks.Error:
+    return checks.Error(words, hint=hint, id="delayq.E008")
 
 
 def make_known() -> None:

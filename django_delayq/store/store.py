@@ -4,6 +4,7 @@ transition."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import defaultdict
@@ -334,7 +335,7 @@ class RedisStore:
             results = tuple(
                 result_key(settings.prefix, partition, lease.id) for lease, _ in with_result
             )
-        args: list[Any] = [self._archive(partition), int(settings.result_ttl * 1000)]
+        args: list[Any] = [self._archive(partition), math.ceil(settings.result_ttl)]
         for lease, detail in settled:
             args += (lease.id, lease.token, detail)
         leases = [lease for lease, _ in settled]

@@ -1,10 +1,10 @@
 -- ack: leased -> acked; the follower of its key, if any, -> delayed.
 -- Guarantee: only the holder of the lease finishes a message, once, and its stream entry is written in the same step.
 -- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, leases.
--- ARGV: archive (all, dead or none), ms that results are kept, then id, token, detail (JSON) for each. The messages with
+-- ARGV: archive (all, dead or none), seconds that results are kept, then id, token, detail (JSON) for each. The messages with
 --   results come first: the keys from the tenth on are theirs.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
-local archive, for_ms = ARGV[1], ARGV[2]
+local archive, for_s = ARGV[1], ARGV[2]
 local ids, entries, refused = held(3, 3)
 local records = redis.call('HMGET', MESSAGES, unpack(ids))
 local done = {}
@@ -23,10 +23,9 @@ redis.call('HINCRBY', META, 'acked', #done)
 for at = 10, #KEYS do -- a copy of the entry of each result; whoever waits for it wakes up
   local i = at - 9
   if entries[i] then
-    redis.call('DEL', KEYS[at])
-    redis.call('XADD', KEYS[at], '*', 'id', ids[i], 'state', 'acked', 'at', NOW, 'record', records[i] or '',
+    redis.call('XADD', KEYS[at], 'MAXLEN', 1, '*', 'id', ids[i], 'state', 'acked', 'at', NOW, 'record', records[i] or '',
       'attempts', entries[i], 'detail', ARGV[i * 3 + 2])
-    redis.call('PEXPIRE', KEYS[at], for_ms)
+    redis.call('EXPIRE', KEYS[at], for_s)
   end
 end
 local moves = {}
