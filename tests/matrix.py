@@ -27,7 +27,7 @@ TOOLS = (
 #: Where versions differ: Django's tasks, what closures and signatures say of functions, threads and
 #: loops.
 TESTS = (
-    "tests/integrations", "tests/client/test_waiting.py", "tests/client/test_task.py",
+    "tests/integrations", "tests/client/test_waiting.py",
     "tests/tasks", "tests/worker/test_executor.py", "tests/core/test_message.py",
 )  # fmt: skip
 

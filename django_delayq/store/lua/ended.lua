@@ -1,5 +1,5 @@
--- ended: reads how a message has ended, as long as the archiver has not taken it.
--- Guarantee: changes nothing; reads at most so many of the newest entries of the finished stream.
+-- ended: how a message has ended that the archiver has not taken; changes nothing.
+-- Guarantee: reads at most so many of the newest entries of the finished stream.
 -- KEYS: the partition (shared/partition.lua).
 -- ARGV: id, most entries to read.
 -- Returns: {entry, {field, value, ...}} of the newest entry of this id, or {}.
