@@ -34,7 +34,7 @@ from .core.exceptions import (
     WaitTimeout,
 )
 from .core.message import Message, Page, Priority, State
-from .core.report import Progress
+from .core.task_report import TaskProgress
 from .core.version import PACKAGE_VERSION
 from .store.topic_state import TopicStats
 from .tasks.backoff import constant, exponential, ladder
@@ -50,7 +50,7 @@ __all__ = [
     # Topics
     "list_messages", "move_topic", "pause_topic", "purge_topic", "resume_topic", "topic_stats",
     # Types
-    "DelayedTask", "Handle", "Message", "Page", "Priority", "Progress", "State", "TopicStats",
+    "DelayedTask", "Handle", "Message", "Page", "Priority", "TaskProgress", "State", "TopicStats",
     # Errors
     "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
     "MessageCancelled", "MessageExpired", "MessageFailed", "MessageNotFound", "MessageRunning",

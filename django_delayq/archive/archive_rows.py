@@ -229,7 +229,7 @@ def detail_of(raw: bytes) -> FinishDetail:
         return FinishDetail(reason="unreadable detail")
 
 
-def result_of(text: str) -> dict[str, Any]:
+def reported_in(text: str) -> dict[str, Any]:
     """What the column `result` holds: `result`, `progress` and `redaction`, as far as there are
     any."""
     return msgspec.json.decode(text, type=dict[str, Any]) if text else {}

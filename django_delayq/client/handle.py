@@ -8,8 +8,9 @@ from typing import Any, Literal, overload
 from asgiref.sync import sync_to_async
 
 from ..core.message import Message
-from ..core.report import Progress
+from ..core.task_report import TaskProgress
 from ..core.times import Duration, When, from_ms
+from ..store import get_store
 from ..tasks.options import ChangeOptions
 from ..tasks.task import Receipt
 
@@ -53,23 +54,21 @@ class Handle(Receipt):
         MessageExpired, WaitTimeout, or NoResult itself when nobody keeps how it has ended;
         InvalidMessage while the open transaction has yet to send it; StoreUnavailable.
         """
-        from .waiting import wait
+        from .waiting import wait_for
 
-        return wait(self, timeout)
+        return wait_for(self, timeout)
 
     async def result(self, *, timeout: timedelta | float | None = None) -> Any:
         """wait() for async code. Looks after 20 ms, then less and less often, twice a second in
         the end."""
-        from .waiting import result
+        from .waiting import await_end
 
-        return await result(self, timeout)
+        return await await_end(self, timeout)
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> TaskProgress | None:
         """What the running task has reported last. None before the first report, and an hour after
         the last one."""
-        from .waiting import progress
-
-        return progress(self)
+        return get_store().reports.progress(self.topic, self.identity)
 
     async def aget(self) -> Message | None:
         """get() for async code."""

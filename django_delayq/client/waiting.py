@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from asgiref.sync import sync_to_async
 
-from ..archive.ends import End, end_in, find_end
+from ..archive.endings import End, end_in, find_end
 from ..core.exceptions import (
     InvalidMessage,
     MessageCancelled,
@@ -20,7 +20,6 @@ from ..core.exceptions import (
     WaitTimeout,
 )
 from ..core.message import Final, stamp_us_of
-from ..core.report import Progress
 from ..core.times import duration_ms
 from ..outbox import lookup
 from ..store import get_store
@@ -122,7 +121,7 @@ class Wait:
         return self._stamp_us == stamp_us
 
 
-def wait(receipt: Receipt, timeout: timedelta | float | None) -> Any:
+def wait_for(receipt: Receipt, timeout: timedelta | float | None) -> Any:
     """See Handle.wait()."""
     waiting, pause = Wait(receipt, timeout), FIRST_PAUSE
     end = waiting.look()
@@ -132,7 +131,7 @@ def wait(receipt: Receipt, timeout: timedelta | float | None) -> Any:
     return waiting.end_of(end)
 
 
-async def result(receipt: Receipt, timeout: timedelta | float | None) -> Any:
+async def await_end(receipt: Receipt, timeout: timedelta | float | None) -> Any:
     """See Handle.result()."""
     waiting, pause = Wait(receipt, timeout), FIRST_PAUSE_ASYNC
     look = sync_to_async(waiting.look, thread_sensitive=True)
@@ -140,8 +139,3 @@ async def result(receipt: Receipt, timeout: timedelta | float | None) -> Any:
         await asyncio.sleep(max(0.001, min(pause, waiting.left())))
         pause = min(LONGEST_PAUSE_ASYNC, pause * GROWTH_ASYNC)
     return waiting.end_of(end)
-
-
-def progress(receipt: Receipt) -> Progress | None:
-    """See Handle.progress()."""
-    return get_store().reports.progress(receipt.topic, receipt.identity)

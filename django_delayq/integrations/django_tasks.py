@@ -18,7 +18,7 @@ from django.core import checks
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from ..archive.ends import find_end
+from ..archive.endings import find_end
 from ..client import on_commit
 from ..client.decorator import DelayedTask, delayed_task
 from ..client.handle import Handle
@@ -227,7 +227,7 @@ class DelayqBackend(BaseTaskBackend):
         changes: dict[str, Any] = {"max_attempts": MAX_ATTEMPTS}
         changes |= {name: self.options[name] for name in OF_MESSAGE if name in self.options}
         changes |= {n: v for n in OF_MESSAGE if (v := getattr(task, n, None)) is not None}
-        changes |= {"topic": task.queue_name, "priority": lane_of(task.priority)}
+        changes |= {"topic": task.queue_name, "priority": priority_of(task.priority)}
         if task.run_after is not None:
             changes.pop("delay", None)
             changes["due_at"] = aware(task.run_after)
@@ -274,7 +274,7 @@ def find_task(name: str) -> OurTask[..., Any] | None:
     return None
 
 
-def lane_of(priority: int) -> Priority:
+def priority_of(priority: int) -> Priority:
     """Django's -100 to 100 in our three lanes: above 0 high, below 0 low."""
     return Priority.HIGH if priority > 0 else Priority.LOW if priority < 0 else Priority.NORMAL
 

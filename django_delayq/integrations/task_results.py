@@ -12,8 +12,8 @@ import msgspec
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from ..archive.archive_rows import result_of
-from ..archive.ends import End
+from ..archive.archive_rows import reported_in
+from ..archive.endings import End
 from ..core.exceptions import MessageCancelled, MessageExpired, MessageFailed
 from ..core.message import Final, Found, Record, State, decode_body
 from ..core.times import epoch_us, stored_ms
@@ -199,4 +199,4 @@ def _last_error(end: End) -> TaskError:
 
 def _shown_result(end: End) -> Any:
     """What the archive shows of a result that was redacted; else None."""
-    return result_of(end.row.result).get("result")
+    return reported_in(end.row.result).get("result")

@@ -15,7 +15,7 @@ from ..core.conf import get_settings
 from ..core.exceptions import UndecodableMessage
 from ..core.message import Message, State, key_id, parse_id
 from ..core.present import bare
-from ..core.report import Progress
+from ..core.task_report import TaskProgress
 from ..core.times import shown_instant
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
 from ..outbox.existing import check_existing, every_topic
@@ -50,7 +50,7 @@ class LiveMessage:
     outbox: str = ""
     """Status of its row in the outbox: waiting (only there), sent (in Redis too), or empty for
     none."""
-    progress: Progress | None = None
+    progress: TaskProgress | None = None
     """What its task has reported, while it runs."""
 
 

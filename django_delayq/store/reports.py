@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.report import Progress
+from ..core.task_report import TaskProgress
 from .client import RedisClient
 from .entries import Entry, entry_of
 from .keys import Partition, progress_key, result_key
@@ -62,10 +62,10 @@ class Reports:
                 return entry_of(partition, entry, dict(zip(flat[::2], flat[1::2], strict=True)))
         return None
 
-    def progress(self, topic: str, message_id: bytes) -> Progress | None:
+    def progress(self, topic: str, message_id: bytes) -> TaskProgress | None:
         """What the task of a running message has reported last."""
         for partition in self._partitions.candidates(topic, message_id):
             key = progress_key(self._client.prefix, partition, message_id)
             if raw := self._client.command("GET", key):
-                return msgspec.json.decode(raw, type=Progress)
+                return msgspec.json.decode(raw, type=TaskProgress)
         return None

@@ -13,7 +13,7 @@ import msgspec
 from ..core.exceptions import DelayQError, UndecodableMessage
 from ..core.message import ATTEMPTS, Found, Message, State, task_code_of
 from ..core.present import view
-from ..core.report import Progress, Report, checked_progress
+from ..core.task_report import TaskProgress, TaskReport, checked_progress
 from ..store import get_store
 from ..store.lease import Lease
 from . import registry
@@ -70,7 +70,7 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
         archive's row. Never waits for Redis in a coroutine, and never fails because of Redis.
         Raises InvalidMessage for what is no number or no text.
         """
-        report = self.lease.report = self.lease.report or Report()
+        report = self.lease.report = self.lease.report or TaskReport()
         report.progress = checked_progress(done, total, note, self.attempt)
         now = time.monotonic()
         if now - report.sent_at < PROGRESS_INTERVAL and done != total:
@@ -84,7 +84,7 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
             loop.run_in_executor(None, _send_progress, self.lease, report.progress)
 
 
-def _send_progress(lease: Lease, progress: Progress) -> None:
+def _send_progress(lease: Lease, progress: TaskProgress) -> None:
     try:
         get_store().progress(lease, msgspec.json.encode(progress), PROGRESS_TTL_MS)
     except DelayQError as error:

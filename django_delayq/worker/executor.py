@@ -28,7 +28,7 @@ from ..core.exceptions import (
 )
 from ..core.log import log_failure
 from ..core.message import VERSION, Body, Record, decode_body, task_code_of
-from ..core.report import Report, encode_result
+from ..core.task_report import TaskReport, encode_result
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
 from ..store.keys import Partition
@@ -295,7 +295,7 @@ class Executor:
 
 def keep_result(lease: Lease, value: object, limit: int) -> None:
     """Let the ack take the return value with it. Raises InvalidResult."""
-    lease.report = lease.report or Report()
+    lease.report = lease.report or TaskReport()
     lease.report.result = encode_result(value, limit)
 
 

@@ -26,8 +26,8 @@ from django_delayq.integrations.django_tasks import (
     DelayqBackend,
     DelayqTask,
     find_task,
-    lane_of,
     make_known,
+    priority_of,
 )
 from django_delayq.integrations.tasks_api import (
     InvalidTask,
@@ -601,7 +601,7 @@ def test_higher_priority_runs_first(sample: Any, work: Work) -> None:
     [(-100, "LOW"), (-1, "LOW"), (0, "NORMAL"), (1, "HIGH"), (100, "HIGH")],
 )
 def test_priorities_are_three_lanes(priority: int, lane: str) -> None:
-    assert lane_of(priority).name == lane
+    assert priority_of(priority).name == lane
 
 
 def test_priority_comes_back_with_the_result(sample: Any, work: Work) -> None:

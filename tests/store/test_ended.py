@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.core.report import Report
+from django_delayq.core.task_report import TaskReport
 from django_delayq.store import reports
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
@@ -14,7 +14,7 @@ from tests.store.factories import PARTITION, claim, claim_again, dump, enqueue, 
 
 
 def with_result(lease: Lease, result: bytes = b"42") -> Lease:
-    lease.report = Report()
+    lease.report = TaskReport()
     lease.report.result = result
     return lease
 

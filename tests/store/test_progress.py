@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_delayq.core.report import Progress
+from django_delayq.core.task_report import TaskProgress
 from django_delayq.store.store import RedisStore
 from tests.store.factories import PARTITION, claim, claim_again, dump
 
@@ -11,7 +11,7 @@ def test_a_report_is_kept_for_its_time(store: RedisStore) -> None:
     lease = claim(store)
     before = dump(store)
     assert store.progress(lease, b'[1,2,"pages",1]', 60_000)
-    assert store.reports.progress("orders", lease.id) == Progress(1, 2, "pages", 1)
+    assert store.reports.progress("orders", lease.id) == TaskProgress(1, 2, "pages", 1)
     assert store.client.redis.pttl(key(store, lease.id)) > 59_000
     assert dump(store) == before
 
@@ -20,7 +20,7 @@ def test_the_newest_report_counts(store: RedisStore) -> None:
     lease = claim(store)
     for done in (1, 2):
         store.progress(lease, b"[%d]" % done, 60_000)
-    assert store.reports.progress("orders", lease.id) == Progress(2)
+    assert store.reports.progress("orders", lease.id) == TaskProgress(2)
 
 
 def test_a_stale_worker_reports_nothing(store: RedisStore) -> None:

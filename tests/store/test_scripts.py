@@ -14,7 +14,7 @@ import pytest
 from django_delayq import store as package
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import StoreForbidden
-from django_delayq.core.report import Progress, Report
+from django_delayq.core.task_report import TaskProgress, TaskReport
 from django_delayq.store import client, keys, scripts
 from django_delayq.store.bulk_load import BulkLoader
 from django_delayq.store.connection import open_client
@@ -277,10 +277,10 @@ def test_who_waits_for_results_needs_two_rights_more(server: Server, prefix: str
             store.reports.progress("orders", new_id())
     with limited(server, prefix, *rights, "+xread", "+get") as store:
         lease = claim(store)
-        lease.report = Report()
+        lease.report = TaskReport()
         lease.report.result = b"1"
         store.progress(lease, b"[1]", 60_000)
-        assert store.reports.progress("orders", lease.id) == Progress(1)
+        assert store.reports.progress("orders", lease.id) == TaskProgress(1)
         store.ack(PARTITION, [(lease, b"{}")])
         assert store.reports.result("orders", lease.id) is not None
 

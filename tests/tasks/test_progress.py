@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from django_delayq import InvalidMessage, current_message
-from django_delayq.core.report import Progress
+from django_delayq.core.task_report import TaskProgress
 from django_delayq.store.lease import Lease
 from django_delayq.tasks import context
 from django_delayq.tasks.context import CurrentMessage, running
@@ -36,7 +36,7 @@ def message(lease: Lease) -> CurrentMessage:
     return current_message()
 
 
-def kept(hands: Hands, lease: Lease) -> Progress | None:
+def kept(hands: Hands, lease: Lease) -> TaskProgress | None:
     return hands.store.reports.progress("default", lease.id)
 
 
@@ -47,7 +47,7 @@ def test_handle_reads_what_the_task_reports(hands: Hands) -> None:
     token = running.set(lease)
     current_message().progress(3, 10, "pages")
     running.reset(token)
-    assert handle.progress() == Progress(3, 10, "pages", 1)
+    assert handle.progress() == TaskProgress(3, 10, "pages", 1)
     assert handle.progress().percent == 30  # type: ignore[union-attr]
 
 
@@ -90,7 +90,7 @@ def test_coroutine_reports_without_waiting_for_redis(
         await asyncio.get_running_loop().shutdown_default_executor()
 
     asyncio.run(report())
-    assert kept(hands, lease) == Progress(1, 2, "", 1)
+    assert kept(hands, lease) == TaskProgress(1, 2, "", 1)
 
 
 def test_task_goes_on_while_redis_is_away(hands: Hands, message: CurrentMessage) -> None:

@@ -13,10 +13,10 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
-from ...archive.archive_rows import result_of
+from ...archive.archive_rows import reported_in
 from ...archive.search import ArchivePage, page_of
 from ...core.exceptions import InvalidMessage
-from ...core.report import Progress
+from ...core.task_report import TaskProgress
 from ...models import ArchivedMessage, Final, UnarchivableEntry
 from ...operators import operations
 from ...tasks import registry
@@ -202,8 +202,8 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
 def _reported(row: ArchivedMessage) -> dict[str, Any]:
     """What the task has reported: its result as JSON text, and how far it came."""
     try:
-        kept = result_of(row.result)
-        progress = msgspec.convert(kept.get("progress"), Progress | None)
+        kept = reported_in(row.result)
+        progress = msgspec.convert(kept.get("progress"), TaskProgress | None)
     except ValueError:  # damaged: hides no page
         return {}
     return {

@@ -14,7 +14,7 @@ from ..core.times import epoch_us, stored_ms
 from ..models import ArchivedMessage
 from ..store import get_store
 from ..store.entries import Entry
-from .archive_rows import COLUMNS, detail_of, result_of, row_of
+from .archive_rows import COLUMNS, detail_of, reported_in, row_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class End:
         left."""
         if self.entry is not None:
             return bytes(detail_of(self.entry.detail).result) or None
-        kept = result_of(self.row.result)
+        kept = reported_in(self.row.result)
         if "result" not in kept or "redaction" in kept:
             return None
         return msgspec.json.encode(kept["result"])

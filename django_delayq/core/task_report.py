@@ -15,7 +15,7 @@ from .exceptions import InvalidMessage, InvalidResult, UnserialisableArguments
 MOST_NOTE = 200
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far a task has come."""
 
     done: int | float
@@ -33,7 +33,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
         return None if not self.total else max(0.0, min(100.0, 100 * self.done / self.total))
 
 
-def checked_progress(done: Any, total: Any, note: Any, attempt: int) -> Progress:
+def checked_progress(done: Any, total: Any, note: Any, attempt: int) -> TaskProgress:
     """The progress. Raises InvalidMessage for what is no number and no text."""
     for name, value in (("done", done), ("total", total)):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -42,10 +42,10 @@ def checked_progress(done: Any, total: Any, note: Any, attempt: int) -> Progress
     if not isinstance(note, str):
         raise InvalidMessage(f"progress(): note is text, not of type {type(note).__name__}.")
     note = note.encode("utf-8", "replace").decode()
-    return Progress(done, total, note[:MOST_NOTE], attempt)
+    return TaskProgress(done, total, note[:MOST_NOTE], attempt)
 
 
-class Report:
+class TaskReport:
     """Belongs to one lease."""
 
     __slots__ = ("progress", "result", "sent_at")
@@ -53,7 +53,7 @@ class Report:
     def __init__(self) -> None:
         self.result: bytes | None = None
         """JSON; None for a task that keeps none, and before its end."""
-        self.progress: Progress | None = None
+        self.progress: TaskProgress | None = None
         self.sent_at = 0.0
         """Local monotonic time at which a progress was sent last."""
 
