@@ -55,7 +55,8 @@ def find_end(topic: str, message_id: bytes, stamp_us: int | None = None) -> End 
     for entry in (reports.result(topic, message_id), reports.ended(topic, message_id)):
         if entry is not None and stamp_us in (None, stamp_us_of(entry.record)):
             ends.append(end_in(entry))
-    if not ends or stamp_us is None:
+    # An exactly_once task that came again has its result in the row of its first run only.
+    if stamp_us is None or not any(end.result for end in ends):
         rows = ArchivedMessage.objects.using(get_settings().database)
         lives = rows.filter(message_id=UUID(bytes=message_id), topic=topic)
         if stamp_us is not None:
@@ -63,7 +64,7 @@ def find_end(topic: str, message_id: bytes, stamp_us: int | None = None) -> End 
         if (row := lives.order_by("-enqueued_at").first()) is not None:
             ends.append(End(row=row, entry=None))
     # Of the same life the entry comes first: its result is not redacted.
-    return max(ends, key=lambda end: end.stamp_us, default=None)
+    return max(ends, key=lambda end: (end.stamp_us, end.result is not None), default=None)
 
 
 def end_in(entry: Entry) -> End:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Literal, overload
 
@@ -76,8 +77,9 @@ class Handle(Receipt):
 
     async def acancel(self, *, missing_ok: bool = False, after_commit: bool | None = None) -> bool:
         """cancel() for async code."""
-        call = sync_to_async(self.cancel, thread_sensitive=True)
-        return await call(missing_ok=missing_ok, after_commit=after_commit)
+        return await sync_to_async(self.cancel, thread_sensitive=True)(
+            missing_ok=missing_ok, after_commit=after_commit
+        )
 
     @overload
     def reschedule(
@@ -138,8 +140,7 @@ class Handle(Receipt):
         after_commit: bool | None = None,
     ) -> datetime | None:
         """reschedule() for async code."""
-        call: Any = sync_to_async(self.reschedule, thread_sensitive=True)
-        moved: datetime | None = await call(
+        reschedule: Callable[..., datetime | None] = self.reschedule
+        return await sync_to_async(reschedule, thread_sensitive=True)(
             delay=delay, due_at=due_at, missing_ok=missing_ok, after_commit=after_commit
         )
-        return moved

@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 
 from ..core import signals
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
@@ -66,7 +66,8 @@ class Dispatcher(Service):
         self._down_since = 0.0
         self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
         self._taken = 0
-        self._counted, self._some_async = 0, False
+        self._declared = 0
+        self._met: dict[str, set[bool]] = {}
         self.returned: Callable[[], int] = lambda: 0
         """How many claimed messages have been given back unrun."""
         self.limit: int | None = None
@@ -220,7 +221,7 @@ class Dispatcher(Service):
 
     def _feed(self, leases: list[Lease]) -> None:
         """Hand leases of one partition to the pool, and those of coroutines to the event loop."""
-        if self._has_coroutines and leases:
+        if leases and any(True in kinds for kinds in self._kinds.values()):
             kinds = self._kinds.setdefault(leases[0].partition.topic, {False})
             coroutines, functions = list[Lease](), list[Lease]()
             for lease in leases:
@@ -238,21 +239,15 @@ class Dispatcher(Service):
         if leases:
             self._pool.feed(leases)
 
-    @cached_property
+    @property
     def _kinds(self) -> dict[str, set[bool]]:
         """Topic -> whether it has `async def` tasks (True), `def` tasks (False), or both: declared
         for it, or met."""
-        kinds: dict[str, set[bool]] = {}
-        for task in registry.by_name.values():
-            kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)
-        return kinds
-
-    @property
-    def _has_coroutines(self) -> bool:
-        if len(registry.by_name) != self._counted:  # a finder has declared one
-            self._counted = len(registry.by_name)
-            self._some_async = any(t.definition.is_async for t in registry.by_name.values())
-        return self._some_async
+        if len(registry.by_name) != self._declared:  # some are declared by their first message
+            self._declared = len(registry.by_name)
+            for task in list(registry.by_name.values()):
+                self._met.setdefault(task.options.topic, set()).add(task.definition.is_async)
+        return self._met
 
     # Finding out
 

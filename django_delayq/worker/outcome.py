@@ -92,16 +92,16 @@ class Outcome:
             }
             if self.error_class:
                 fields["error_class"] = self.error_class
-            return msgspec.json.encode(fields)
-        if self.lease.report and self.lease.report.progress:
-            fields["progress"] = self.lease.report.progress
-        fields |= {
-            "run_ms": round(self.run_ms, 3),
-            "reason": self.reason,
-            "error": self.error_class,
-            "message": self.error_message,
-            "traceback": self.traceback,
-        }
+        else:
+            if self.lease.report and self.lease.report.progress:
+                fields["progress"] = self.lease.report.progress
+            fields |= {
+                "run_ms": round(self.run_ms, 3),
+                "reason": self.reason,
+                "error": self.error_class,
+                "message": self.error_message,
+                "traceback": self.traceback,
+            }
         return msgspec.json.encode(fields)
 
     def event(self, clock: ServerClock) -> Event:

@@ -289,6 +289,16 @@ def test_exactly_once_keeps_the_result_with_its_row(hands: Hands) -> None:
     assert handle.wait(timeout=5) == 5
 
 
+def test_exactly_once_task_that_comes_again_keeps_its_result(hands: Hands) -> None:
+    handle = add_once.enqueue(2, 3)
+    (first,) = hands.claim()
+    hands.executor.run(first)  # it dies before the ack
+    hands.settler._waiting.clear()
+    end_lease(hands.store, first)
+    hands.work()
+    assert handle.wait(timeout=5) == 5
+
+
 def test_async_task_keeps_its_result(hands: Hands) -> None:
     handle = add_async.enqueue(2, 3)
     (lease,) = hands.claim()
