@@ -24,6 +24,7 @@ ALWAYS = {
     "E002": '`DELAYQ["REDIS"]` is missing.',
     "E003": '`DELAYQ["DATABASE"]` is not in `DATABASES`.',
     "E004": '`DELAYQ["REDACT"]` cannot be imported, or is no function.',
+    "E008": "`TASKS` gives the backend `DelayqBackend` a queue or an option that it cannot take.",
     "W005": "A cache uses the same Redis database: its `clear()` deletes all messages.",
     "W006": '`DELAYQ["DATABASE"]` is not `"default"`: durable messages need transactions there.',
 }

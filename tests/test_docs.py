@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import itertools
 import os
 import re
@@ -14,10 +16,11 @@ from datetime import date, datetime, timedelta
 from datetime import time as clock_time
 from decimal import Decimal
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 from django.dispatch import Signal
 from django.utils import timezone
@@ -27,7 +30,10 @@ from django_delayq import checks
 from django_delayq.core import signals
 from django_delayq.core.conf import Settings, TopicSettings
 from django_delayq.core.exceptions import InvalidArguments
+from django_delayq.core.times import When
+from django_delayq.integrations import tasks_api
 from django_delayq.models import OutboxMessage
+from django_delayq.store.keys import Partition
 from django_delayq.tasks import registry
 from django_delayq.tasks.options import CallOptions, Options, TaskOptions
 from django_delayq.tasks.task import Definition
@@ -53,7 +59,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_each_system_check_has_an_id_of_its_own_and_a_meaning() -> None:
-    used = re.findall(r'"delayq\.([EW]\d+)"', (ROOT / "django_delayq/checks.py").read_text())
+    files = ("checks.py", "integrations/django_tasks.py")
+    texts = [(ROOT / "django_delayq" / name).read_text() for name in files]
+    used = re.findall(r'"delayq\.([EW]\d+)"', "".join(texts))
     assert len(used) > 10
     assert sorted(used) == sorted({*checks.ALWAYS, *checks.WITH_DEPLOY})
 
@@ -132,8 +140,6 @@ def ticking(declared: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_recipe_of_a_task_that_comes_again_does(hands: Hands, ticking: dict[str, Any]) -> None:
-    from django_delayq.store.keys import Partition
-
     assert {"recipe.tick", "recipe.report"} <= registry.by_name.keys()
     reports = Partition("reports", 0)
     tick = ticking["tick"]
@@ -321,3 +327,45 @@ def test_the_table_of_types_has_the_json_that_is_written(kind: type, value: Any)
         rf"^\|.*`{kind.__name__}`.*\|(.*)\|.*\|$", docs("how-to/declare-tasks.md"), re.MULTILINE
     )
     assert f'`"{written}"`' in row
+
+
+def test_the_code_of_the_page_about_results_does_what_it_says(
+    hands: Hands, declared: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    declaring, waiting, awaiting = blocks(docs("how-to/results.md"))
+    guide: dict[str, Any] = {"__name__": "guide"}
+    exec(declaring, guide)
+    guide["handle"] = guide["export_orders"].enqueue(2026)
+    hands.work(Partition("exports", 0))
+    exec(waiting, guide)
+    assert guide["answer"] == {"file": "orders-2026.csv", "rows": 3}
+    assert msgspec.json.decode(hands.archive()[0].result)["progress"] == [3, 3, "rows", 1]
+    exec(awaiting, guide)
+    assert asyncio.run(guide["download"](guide["handle"])) == "orders-2026.csv"
+
+
+def test_the_code_of_the_page_about_django_tasks_does_what_it_says(
+    hands: Hands, declared: dict[str, Any], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "topics", set())
+    monkeypatch.setattr(registry, "finders", [])
+    page = docs("how-to/django-tasks.md").replace(
+        "from django.tasks import", "from django_delayq.integrations.tasks_api import"
+    )
+    configuring, tasks, using, extras = blocks(page)
+    namespace: dict[str, Any] = {}
+    exec(configuring, namespace)
+    settings.TASKS = namespace["TASKS"]
+    module = ModuleType("guide_of_django_tasks")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(tasks, vars(module))
+    vars(module)["user"] = SimpleNamespace(pk=7)
+    exec(using, vars(module))
+    result = vars(module)["result"]
+    assert hands.work(Partition("emails", 0)) == 0
+    hands.store.reschedule("emails", bytes.fromhex(result.id), When("1000000000000"))
+    assert hands.work(Partition("emails", 0)) == 1
+    result.refresh()
+    assert (result.status, result.return_value) == ("SUCCESSFUL", "welcome, user 7, attempt 1")
+    if "kwargs" in inspect.signature(tasks_api.task).parameters:
+        exec(extras, vars(module))

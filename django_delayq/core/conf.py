@@ -70,14 +70,17 @@ class Settings:
     """How long a message that a worker's code cannot run waits for a worker that can. This is what
     makes rolling deploys safe."""
     body_limit: int = 64 * 1024
-    """Largest size of the arguments of a message, in bytes of JSON."""
+    """Largest size of the arguments of a message, and of a result, in bytes of JSON."""
     compress_above: int = 1024
     """Arguments of more bytes than this are compressed, when that makes them smaller."""
     archive: str = "all"
     """Which ended messages become rows of the archive; `"dead"` means dead letters only."""
     redact: str = ""
     """Dotted path of a function `redact(topic, task, args, kwargs)`. It returns `(args, kwargs)` as
-    the archive may keep them."""
+    the archive may keep them. For a result it is called with `args=[]` and
+    `kwargs={"result": value}`."""
+    result_ttl: float = 3600.0
+    """How long Redis keeps the result of a task with `result=True`. The archive has it longer."""
     finished_limit: int = 200_000
     """How many ended messages of a partition may wait for the archiver. With more of them, workers
     claim nothing there."""
@@ -117,6 +120,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "unknown_task_grace": (0, 7 * 86_400),
     "body_limit": (1, 1024 * 1024),
     "compress_above": (0, 1024 * 1024),
+    "result_ttl": (1, 30 * 86_400),
     "finished_limit": (500, 100_000_000),
     "horizon": (60, 10 * 366 * 86_400),
     "wait_replicas": (0, 10),
@@ -138,7 +142,7 @@ _TYPES: dict[str, type] = {
 _CHOICES = {"archive": ("all", "dead", "none"), "on_redis_error": ("spill", "raise")}
 _DURATIONS = {
     "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval",
-    "connect_timeout", "socket_timeout", "horizon", "reconcile_after",
+    "connect_timeout", "socket_timeout", "horizon", "reconcile_after", "result_ttl",
 }  # fmt: skip
 
 

@@ -170,6 +170,7 @@ class Migration(migrations.Migration):
                 ("error_message", models.TextField(blank=True, verbose_name="error message")),
                 ("traceback", models.TextField(blank=True, verbose_name="traceback")),
                 ("replay_of", models.BigIntegerField(null=True, verbose_name="replay of")),
+                ("result", models.TextField(blank=True, verbose_name="result")),
                 ("replayed_by", models.UUIDField(null=True, verbose_name="replayed by")),
                 ("replayed_at", models.DateTimeField(null=True, verbose_name="replayed at")),
                 ("discarded_at", models.DateTimeField(null=True, verbose_name="discarded at")),

@@ -24,7 +24,7 @@ from ..core.message import DURABLE, with_stamp
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
-from ..store.finished import Entry
+from ..store.entries import Entry
 from ..store.keys import Partition, partition_of
 from ..store.queries import Life
 from ..store.store import Outgoing

@@ -11,6 +11,8 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:finished | stream | one entry per finished message, until it is archived |
 | PREFIX:{topic:p}:followers | hash | id -> due_at and record to enqueue when its run ends |
 | PREFIX:{topic:p}:meta | hash | paused, wakeups, counters, task:<code> -> name |
+| PREFIX:{topic:p}:result:ID | stream | entry of an acked message with a result, for a time |
+| PREFIX:{topic:p}:progress:ID | string | how far a running task has come (JSON), for a time |
 | PREFIX:{topic:p}:bulk:JOB | hash | fence of a bulk load: split -> highest id it has passed |
 | PREFIX:topics | set | topic:N, every number of partitions it has had |
 | PREFIX:workers | hash | worker -> heartbeat (JSON) |
@@ -70,6 +72,16 @@ def meta_key(prefix: str, partition: Partition) -> str:
 def fence_key(prefix: str, partition: Partition, job: str) -> str:
     """The hash that keeps a bulk load from adding anything twice."""
     return f"{prefix}:{{{partition}}}:bulk:{job}"
+
+
+def result_key(prefix: str, partition: Partition, message_id: bytes) -> str:
+    """The copy of the finished entry of a message with a result."""
+    return f"{prefix}:{{{partition}}}:result:{message_id.hex()}"
+
+
+def progress_key(prefix: str, partition: Partition, message_id: bytes) -> str:
+    """How far the task of a message has come."""
+    return f"{prefix}:{{{partition}}}:progress:{message_id.hex()}"
 
 
 def topics_key(prefix: str) -> str:

@@ -72,6 +72,9 @@ class TaskOptions(SharedOptions, total=False):
     exactly_once: bool
     """Run in a transaction of `DELAYQ["DATABASE"]` that also records the run, so that its writes
     there happen once. Not for `async def`. Default False."""
+    result: bool
+    """Keep the return value, as JSON of at most `BODY_LIMIT` bytes, for `handle.wait()`: in Redis
+    for `RESULT_TTL`, and in the archive. Default False: it is thrown away."""
 
 
 class CallOptions(SharedOptions, total=False):
@@ -119,6 +122,7 @@ class Options:
     durable: bool = False
     on_redis_error: Literal["spill", "raise"] | None = None
     exactly_once: bool = False
+    result: bool = False
     replay_of: int | None = None
     """Id of the archived message that is replayed. Only a replay sets it."""
 
@@ -280,6 +284,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "durable": ("durable", partial(_boolean, "durable")),
     "on_redis_error": ("on_redis_error", partial(_choice, "on_redis_error", ("spill", "raise"))),
     "exactly_once": ("exactly_once", partial(_boolean, "exactly_once")),
+    "result": ("result", partial(_boolean, "result")),
 }
 
 

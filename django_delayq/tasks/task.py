@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,14 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from ..core.conf import get_settings
-from ..core.exceptions import InvalidArguments
+from ..core.exceptions import InvalidArguments, Reject, Retry, Snooze
 from ..core.message import task_code
 from .annotations import Annotations
 from .declaration import declaring
 from .options import CallOptions, Options
 
+#: Worth another attempt whatever retry_for says.
+_WORTH = (Retry, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -202,6 +205,15 @@ class Task(Generic[P, R]):
             return self.options.max_attempts
         topic = get_settings().topics.get(self.options.topic)
         return (topic.max_attempts if topic else None) or get_settings().max_attempts
+
+    def tries_again(self, error: BaseException, failures: int, most: int | None) -> bool:
+        """Whether a message that has failed so often, with this error the last time, runs again.
+        `most`: its own max_attempts, if it has one."""
+        if isinstance(error, Snooze | Reject):
+            return isinstance(error, Snooze)
+        return failures < (most or self.max_attempts) and isinstance(
+            error, (*_WORTH, *self.options.retry_for)
+        )
 
     @property
     def max_attempts_of_call(self) -> int | None:

@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 
 from ..core import signals
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
@@ -66,6 +66,8 @@ class Dispatcher(Service):
         self._down_since = 0.0
         self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
         self._taken = 0
+        self._declared = 0
+        self._met: dict[str, set[bool]] = {}
         self.returned: Callable[[], int] = lambda: 0
         """How many claimed messages have been given back unrun."""
         self.limit: int | None = None
@@ -237,14 +239,15 @@ class Dispatcher(Service):
         if leases:
             self._pool.feed(leases)
 
-    @cached_property
+    @property
     def _kinds(self) -> dict[str, set[bool]]:
         """Topic -> whether it has `async def` tasks (True), `def` tasks (False), or both: declared
         for it, or met."""
-        kinds: dict[str, set[bool]] = {}
-        for task in registry.by_name.values():
-            kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)
-        return kinds
+        if len(registry.by_name) != self._declared:  # some are declared by their first message
+            self._declared = len(registry.by_name)
+            for task in list(registry.by_name.values()):
+                self._met.setdefault(task.options.topic, set()).add(task.definition.is_async)
+        return self._met
 
     # Finding out
 
