@@ -12,6 +12,7 @@ from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
     HEADER,
+    LIMITED,
     VERSION,
     Body,
     Record,
@@ -20,6 +21,7 @@ from ..core.message import (
     encode_body,
     encode_record,
     key_id,
+    limit_id,
     new_ids,
     restamped,
 )
@@ -54,7 +56,7 @@ class Template:
 
     __slots__ = (
         "code", "durable", "expires", "extra", "fixed", "flags", "header", "identity",
-        "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
+        "is_limited", "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
         "topic", "ttr_ms", "when",
     )  # fmt: skip
 
@@ -94,7 +96,8 @@ class Template:
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
-        self.flags = options.priority | moves | VERSION << 4
+        self.is_limited = check_limits(task, settings)
+        self.flags = options.priority | moves | VERSION << 4 | LIMITED * self.is_limited
         self.ttr_ms = task.ttr_ms
         self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
         extra = Body(
@@ -123,10 +126,11 @@ class Template:
             body = encode_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
             raise self._with_parameter(call, error) from None
+        limit = limit_of(self.task, args, kwargs) if self.is_limited else b""
         if len(body) <= self.settings.compress_above:
-            record = self.header + body
+            record = self.header + limit + body
         else:
-            record = compress(self.flags, self.ttr_ms, self.code, body)
+            record = compress(self.flags, self.ttr_ms, self.code, body, limit)
         identity = self.identity or fresh_id
         receipt = self.task.receipt(identity, self.topic, self.name, self.key)
         message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
@@ -145,6 +149,43 @@ class Template:
             except BodyTooLarge:
                 continue
         return UnserialisableArguments(f"{self.name}: {error}")
+
+
+def check_limits(task: Task[..., Any], settings: Settings) -> bool:
+    """Whether each message of the task is under a limit. Raises InvalidMessage when that could not
+    hold."""
+    declared = task.definition.options
+    if not declared.rule.holds_back:
+        return False
+    topic = task.options.topic
+    if topic != declared.topic:
+        raise InvalidMessage(
+            f"{task.name} has a limit, which counts in its own topic {declared.topic!r}: it cannot "
+            f"be sent to {topic!r}."
+        )
+    options = settings.topics.get(topic)
+    if options is not None and options.partitions > 1:
+        raise InvalidMessage(
+            f"{task.name} has a limit, and its topic {topic!r} has {options.partitions} partitions. "
+            "Give the task a topic with one partition."
+        )
+    return True
+
+
+def limit_of(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """What stands for the limit of a call in its record. Raises InvalidMessage."""
+    template = task.definition.options.limit_by
+    if template is None:
+        return limit_id(task.name)
+    bound = task.definition.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    try:
+        return limit_id(template.format_map(bound.arguments))
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidMessage(
+            f"{task.name}: limit_by {template!r} cannot be made of these arguments: "
+            f"{type(error).__name__}: {error}."
+        ) from None
 
 
 def build(calls: Sequence[Call]) -> list[Item]:
@@ -172,8 +213,12 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     body = decode_body(old.flags, old.body)
     body.args, body.kwargs = list(args), dict(kwargs)
     content = encode_body(body if body != Body(body.args) else tuple(args), settings.body_limit)
-    flags, above = old.flags & ~COMPRESSED, settings.compress_above
     sent = encode_record(
-        old.task_code, content, flags=flags, ttr_ms=old.ttr_ms, compress_above=above
+        old.task_code,
+        content,
+        flags=old.flags & ~COMPRESSED,
+        ttr_ms=old.ttr_ms,
+        compress_above=settings.compress_above,
+        limit=limit_of(task, args, kwargs) if task.definition.options.rule.holds_back else b"",
     )
     return restamped(record, sent)

@@ -1,6 +1,6 @@
 -- ack: leased -> acked; the follower of its key, if any, -> delayed.
 -- Guarantee: only the holder of the lease finishes a message, once, and its stream entry is written in the same step.
--- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, leases.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, leases, limits.
 -- ARGV: archive (all, dead or none), then id, token, detail (JSON) for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
 local archive = ARGV[1]
@@ -21,5 +21,6 @@ end
 redis.call('HINCRBY', META, 'acked', #done)
 local moves = {}
 start_followers(done, moves, {})
+make_room(ids, entries, records, moves)
 park(moves)
 return refused

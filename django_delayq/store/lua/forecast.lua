@@ -6,7 +6,10 @@
 local counts = {NOW_US}
 for i, instant in ipairs(ARGV) do
   local count = 0
-  for _, lane in ipairs(LANES) do count = count + redis.call('ZCOUNT', lane, '-inf', '(' .. instant) end
+  local held = string.format('(%.0f', HELD + tonumber(instant))
+  for _, lane in ipairs(LANES) do
+    count = count + redis.call('ZCOUNT', lane, '-inf', '(' .. instant) + redis.call('ZCOUNT', lane, HELD, held)
+  end
   counts[i + 1] = count
 end
 return counts
