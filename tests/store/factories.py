@@ -44,9 +44,16 @@ LATER = f"+{DAY_MS}"
 FAR = "9000000000000"
 """An instant far ahead."""
 DETAIL = b'{"reason":"test"}'
+LIMIT = b"customer"
+"""Stands for the name of a limit."""
 STAMP = 1_700_000_000_000_000
 """When SQL has accepted a durable message, in microseconds: before anything else in a test."""
-NAMES = ("high", "normal", "low", "leased", "messages", "attempts", "finished", "followers", "meta")
+NAMES = (
+    "high", "normal", "low", "leased", "messages", "attempts", "finished", "followers", "meta",
+    "limits",
+)  # fmt: skip
+HELD = 2**48
+"""Added to the due time of a message that a limit holds back, in its lane."""
 
 
 def new_id() -> bytes:
@@ -59,9 +66,13 @@ def record(
     priority: Priority = Priority.NORMAL,
     ttr_ms: int = 60_000,
     flags: int = 0,
+    limit: bytes = b"",
 ) -> bytes:
     """A record as a producer sends it: without its stamp."""
-    return encode_record(CODE, body, flags=flags | priority, ttr_ms=ttr_ms, compress_above=2**24)
+    flags |= priority
+    return encode_record(
+        CODE, body, flags=flags, ttr_ms=ttr_ms, compress_above=2**24, limit=limit
+    )
 
 
 def outgoing(
@@ -192,7 +203,7 @@ def dump(store: RedisStore) -> dict[str, Any]:
 
 
 def _content(store: RedisStore, name: str) -> Any:
-    if name in ("high", "normal", "low", "leased"):
+    if name in ("high", "normal", "low", "leased", "limits"):
         return dict(_pairs(store.client.command("ZRANGE", key(store, name), 0, -1, "WITHSCORES")))
     if name == "finished":
         return store.client.command("XRANGE", key(store, name), "-", "+")
@@ -210,7 +221,15 @@ def _pairs(flat: Iterable[Any]) -> Iterator[tuple[bytes, float]]:
 def waiting(store: RedisStore) -> dict[bytes, float]:
     """Due time in ms of every message that waits, whatever its lane."""
     content = dump(store)
-    return content["high"] | content["normal"] | content["low"]
+    scores = content["high"] | content["normal"] | content["low"]
+    return {i: score - HELD * (HELD <= score < 2 * HELD) for i, score in scores.items()}
+
+
+def held_back(store: RedisStore) -> set[bytes]:
+    """What the limits of keys hold back."""
+    content = dump(store)
+    scores = content["high"] | content["normal"] | content["low"]
+    return {i for i, score in scores.items() if HELD <= score < 2 * HELD}
 
 
 def leased(store: RedisStore) -> set[bytes]:

@@ -28,22 +28,14 @@ local function step(instant) return math.ceil(instant / STEP) * STEP end
 -- When to look again at what no clock ends: once in a while, all at the same instants.
 local function look() return math.ceil((NOW + LOOK) / LOOK) * LOOK end
 
--- How many run under the limit. Those that do not run any more have left their places when a repair, or damage, ended them.
-local function running(limit, most)
-  local first, last = '[r' .. limit, '(r' .. limit .. string.rep('\255', 17)
-  local count = redis.call('ZLEXCOUNT', LIMITS, first, last)
-  if count < most then return count end
-  local members, ids = redis.call('ZRANGEBYLEX', LIMITS, first, last, 'LIMIT', 0, 1000), {}
-  for i, member in ipairs(members) do ids[i] = string.sub(member, 10) end
-  for i, deadline in ipairs(redis.call('ZMSCORE', LEASED, unpack(ids))) do
-    if not deadline then count = count - redis.call('ZREM', LIMITS, members[i]) end
-  end
-  return count
+-- What runs under the limit, or is about to.
+local function running(limit)
+  return '[r' .. limit, '(r' .. limit .. string.rep('\255', 17)
 end
 
 -- How many more the rule lets start now.
 local function room_under(limit, rule)
   local room = rule.interval and tokens(limit, rule.interval) or 1000
-  if room > 0 and rule.most then room = math.min(room, rule.most - running(limit, rule.most)) end
+  if room > 0 and rule.most then room = math.min(room, rule.most - redis.call('ZLEXCOUNT', LIMITS, running(limit))) end
   return room
 end

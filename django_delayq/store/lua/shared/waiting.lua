@@ -7,6 +7,17 @@ local function look_at(limit, rule)
   redis.call('ZADD', TIMERS, count == 0 and step(from) or look(), limit)
 end
 
+-- What does not run any more, because a repair or damage has ended it, leaves its place.
+local function forget_ended(limit)
+  local first, last = running(limit)
+  local members, ids = redis.call('ZRANGEBYLEX', LIMITS, first, last, 'LIMIT', 0, 1000), {}
+  for i, member in ipairs(members) do ids[i] = string.sub(member, 10) end
+  if #ids == 0 then return end
+  for i, deadline in ipairs(redis.call('ZMSCORE', LEASED, unpack(ids))) do
+    if not deadline then redis.call('ZREM', LIMITS, members[i]) end
+  end
+end
+
 -- Looks at the limits whose time has come: so many that wait for them may be claimed. Those without a rule (the code has
 -- none any more) may all go.
 local function look_around(rules, limit)
@@ -14,6 +25,7 @@ local function look_around(rules, limit)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, limit)) do
     local first = waiting_for(name, 1)[1]
     local rule = first and rules[string.sub(redis.call('HGET', MESSAGES, string.sub(first, 16)) or '', 20, 23)]
+    if rule and rule.most then forget_ended(name) end
     local room = rule and room_under(name, rule) or 20
     if room > 0 then admit(name, math.min(room, 20), moves) end
     if not waiting_for(name, 1)[1] then redis.call('ZREM', TIMERS, name)
