@@ -222,14 +222,19 @@ def waiting(store: RedisStore) -> dict[bytes, float]:
     """Due time in ms of every message that waits, whatever its lane."""
     content = dump(store)
     scores = content["high"] | content["normal"] | content["low"]
-    return {i: score - HELD * (HELD <= score < 2 * HELD) for i, score in scores.items()}
+    return {i: due_in(score) for i, score in scores.items()}
+
+
+def due_in(score: float) -> float:
+    """The due time behind a score of a lane."""
+    return score - HELD if HELD <= score < 2 * HELD else score
 
 
 def held_back(store: RedisStore) -> set[bytes]:
     """What the limits of keys hold back."""
     content = dump(store)
     scores = content["high"] | content["normal"] | content["low"]
-    return {i for i, score in scores.items() if HELD <= score < 2 * HELD}
+    return {i for i, score in scores.items() if due_in(score) != score}
 
 
 def leased(store: RedisStore) -> set[bytes]:
