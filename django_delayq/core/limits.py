@@ -50,7 +50,12 @@ class TopicLimits:
     def arguments(self) -> list[Any]:
         """What claim_limited.lua takes."""
         rate, concurrency, too_late_ms = self.rule
-        args = [interval_ms(rate), concurrency, interval_ms(self.release_rate), too_late_ms]
+        args: list[Any] = [
+            interval_ms(rate),
+            concurrency,
+            interval_ms(self.release_rate),
+            too_late_ms,
+        ]
         for code, (rate, concurrency, too_late_ms) in self.tasks.items():
             args += [code, interval_ms(rate), concurrency, too_late_ms]
         return ["" if arg is None else arg for arg in args]

@@ -379,7 +379,7 @@ def compress(flags: int, ttr_ms: int, code: bytes, body: bytes, limit: bytes = b
     return HEADER.pack(flags, ttr_ms, code) + limit + body
 
 
-def encode_record(  # noqa: PLR0913 - the fields of a record
+def encode_record(
     code: bytes, body: bytes, *, flags: int, ttr_ms: int, compress_above: int, limit: bytes = b""
 ) -> bytes:
     """Header, limit and body without the stamp, which the enqueue script adds."""

@@ -70,9 +70,7 @@ def record(
 ) -> bytes:
     """A record as a producer sends it: without its stamp."""
     flags |= priority
-    return encode_record(
-        CODE, body, flags=flags, ttr_ms=ttr_ms, compress_above=2**24, limit=limit
-    )
+    return encode_record(CODE, body, flags=flags, ttr_ms=ttr_ms, compress_above=2**24, limit=limit)
 
 
 def outgoing(

@@ -29,8 +29,8 @@ from tests.store.factories import (
     held_back,
     leased,
     make_due,
-    wakeups,
     waiting,
+    wakeups,
 )
 
 OTHER = b"a second"
