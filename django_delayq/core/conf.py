@@ -42,9 +42,9 @@ class TopicSettings:
     """How many messages of this topic may run at the same time, in all workers together. It needs a
     topic with one partition. Default: no limit."""
     release_rate: str | None = None
-    """How many of the messages that are more than 5 s late may start: those that have piled up while
-    Redis, the workers or the topic stood still. It needs a topic with one partition. Default: no
-    limit."""
+    """How many of the messages that are more than 5 s late may start: those that have piled up
+    while Redis, the workers or the topic stood still. It needs a topic with one partition. Default:
+    no limit."""
     too_late: float | None = None
     """A message that no worker has claimed so long after its due time does not run. It is archived
     as expired. Default: none is too late."""
@@ -195,18 +195,25 @@ def parse_settings(raw: Any) -> Settings:
             )
         check_name(name, "a topic", ConfigurationError)
         topic = TopicSettings(**_checked(TopicSettings, dict(options), where, str))
-        if topic.holds_back and topic.partitions > 1:
-            raise ConfigurationError(
-                f"{where} has a limit and {topic.partitions} partitions. The partitions of a topic "
-                "may lie on different servers, and nothing counts for all of them: a topic with a "
-                "limit has one partition."
-            )
+        _check_limits(topic, where)
         values["topics"][name] = topic
     if "{" in str(values.get("prefix", "")) or not NAME.match(str(values.get("prefix", "delayq"))):
         raise ConfigurationError(
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
     return Settings(**values)
+
+
+def _check_limits(topic: TopicSettings, where: str) -> None:
+    for name, rate in (("rate", topic.rate), ("release_rate", topic.release_rate)):
+        if rate is not None and (problem := rate_problem(rate)):
+            raise ConfigurationError(f'{where}["{name}"] {problem}')
+    if topic.holds_back and topic.partitions > 1:
+        raise ConfigurationError(
+            f"{where} has a limit and {topic.partitions} partitions. The partitions of a topic may "
+            "lie on different servers, and nothing counts for all of them: a topic with a limit "
+            "has one partition."
+        )
 
 
 def _checked(
@@ -232,8 +239,6 @@ def _checked_value(name: str, value: Any, where: str) -> Any:
         raise ConfigurationError(f"{where} must be a {_TYPES[name].__name__}, not {value!r}.")
     if name in _CHOICES and value not in _CHOICES[name]:
         raise ConfigurationError(f"{where} is {value!r}: use one of {', '.join(_CHOICES[name])}.")
-    if name in ("rate", "release_rate") and (problem := rate_problem(value)):
-        raise ConfigurationError(f"{where} {problem}")
     if name not in _RANGES:
         return value
     low, high = _RANGES[name]

@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 class TopicLimits:
     """All that a claim under limits has to know of a topic."""
 
-    rule: Rule = Rule()
+    rule: Rule = field(default_factory=Rule)
     """Of the topic itself."""
     release_rate: str | None = None
     """Of the messages that are more than 5 s late."""
@@ -50,12 +50,8 @@ class TopicLimits:
     def arguments(self) -> list[Any]:
         """What claim_limited.lua takes."""
         rate, concurrency, too_late_ms = self.rule
-        args: list[Any] = [
-            interval_ms(rate),
-            concurrency,
-            interval_ms(self.release_rate),
-            too_late_ms,
-        ]
+        args: list[Any] = [interval_ms(rate), concurrency]
+        args += [interval_ms(self.release_rate), too_late_ms]
         for code, (rate, concurrency, too_late_ms) in self.tasks.items():
             args += [code, interval_ms(rate), concurrency, too_late_ms]
         return ["" if arg is None else arg for arg in args]

@@ -56,7 +56,7 @@ class Template:
 
     __slots__ = (
         "code", "durable", "expires", "extra", "fixed", "flags", "header", "identity",
-        "is_limited", "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
+        "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
         "topic", "ttr_ms", "when",
     )  # fmt: skip
 
@@ -96,8 +96,7 @@ class Template:
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
-        self.is_limited = check_limits(task, settings)
-        self.flags = options.priority | moves | VERSION << 4 | LIMITED * self.is_limited
+        self.flags = options.priority | moves | VERSION << 4 | limit_flag(task, settings)
         self.ttr_ms = task.ttr_ms
         self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
         extra = Body(
@@ -126,7 +125,7 @@ class Template:
             body = encode_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
             raise self._with_parameter(call, error) from None
-        limit = limit_of(self.task, args, kwargs) if self.is_limited else b""
+        limit = limit_of(self.task, args, kwargs) if self.flags & LIMITED else b""
         if len(body) <= self.settings.compress_above:
             record = self.header + limit + body
         else:
@@ -151,12 +150,12 @@ class Template:
         return UnserialisableArguments(f"{self.name}: {error}")
 
 
-def check_limits(task: Task[..., Any], settings: Settings) -> bool:
-    """Whether each message of the task is under a limit. Raises InvalidMessage when that could not
-    hold."""
+def limit_flag(task: Task[..., Any], settings: Settings) -> int:
+    """LIMITED when each message of the task is under a limit, else 0. Raises InvalidMessage when
+    the limit could not hold."""
     declared = task.definition.options
     if not declared.rule.holds_back:
-        return False
+        return 0
     topic = task.options.topic
     if topic != declared.topic:
         raise InvalidMessage(
@@ -166,10 +165,10 @@ def check_limits(task: Task[..., Any], settings: Settings) -> bool:
     options = settings.topics.get(topic)
     if options is not None and options.partitions > 1:
         raise InvalidMessage(
-            f"{task.name} has a limit, and its topic {topic!r} has {options.partitions} partitions. "
-            "Give the task a topic with one partition."
+            f"{task.name} has a limit, and its topic {topic!r} has {options.partitions} "
+            "partitions. Give the task a topic with one partition."
         )
-    return True
+    return LIMITED
 
 
 def limit_of(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ from ..tasks import registry
 from .agenda import Agenda, Visit
 from .claim_hold import ClaimHold
 from .event_loop import EventLoop
-from .limits import NO_LIMITS, limits_by_topic
+from .limits import Claims
 from .quarantine import Quarantine
 from .shared import Shared
 from .thread_pool import ThreadPool
@@ -54,6 +54,7 @@ class Dispatcher(Service):
         super().__init__()
         self._shared = shared
         self._store = shared.store
+        self._claims = Claims(shared.store, shared.settings)
         self._clock = shared.clock
         self._pool = pool
         self._event_loop = event_loop
@@ -78,10 +79,6 @@ class Dispatcher(Service):
         self.on_finished: Callable[[], None] = lambda: None
         """Called when a sweep finds that messages have ended, wherever that was."""
         self._unarchived: set[Partition] = set()
-        self._limits = limits_by_topic(shared.settings)
-        self._unserved: set[Partition] = set()
-        self._holding: set[Partition] = set()
-        """Partitions without limits where messages still wait for one."""
 
     def stop(self) -> None:
         """End the loop after the current run, and the reading of the outbox."""
@@ -183,14 +180,8 @@ class Dispatcher(Service):
 
     def _claim(self, visit: Visit, limit: int) -> None:
         token = os.urandom(16)
-        limits = self._limits.get(visit.partition.topic)
-        if limits is None and visit.partition in self._holding:
-            limits = NO_LIMITS
         try:
-            if limits is None:
-                claimed = self._store.claim(visit.partition, limit, token)
-            else:
-                claimed = self._store.claim_limited(visit.partition, limit, token, limits)
+            claimed = self._claims.claim(visit.partition, limit, token)
         except OutcomeUnknown:
             self._unanswered.append((visit.partition, token))
             raise
@@ -271,10 +262,9 @@ class Dispatcher(Service):
             return
         if now >= self._partitions_at:  # partitions may be added while we run
             for topic in self._shared.topics:
-                self._add_partitions(topic)
-            self._holding = self._store.queries.holding_back(
-                [each for each in self.agenda.visits if each.topic not in self._limits]
-            )
+                for partition in self._claims.served(topic):
+                    self.agenda.add(partition)
+            self._claims.look(self.agenda.visits)
             self._partitions_at = now + 10.0
         partitions = list(self.agenda.visits)
         for partition, (wakeups, finished) in zip(
@@ -287,23 +277,6 @@ class Dispatcher(Service):
                 visit.finished = finished
                 self.on_finished()
         self._sweep_at = now + self._shared.settings.sweep_interval
-
-    def _add_partitions(self, topic: str) -> None:
-        """Serve the partitions of the topic. A limit counts in one partition: those that the topic
-        had before it had a limit are not served."""
-        first, *others = self._store.partitions.all(topic)
-        self.agenda.add(first)
-        if topic not in self._limits or not self._limits[topic].holds_back:
-            for partition in others:
-                self.agenda.add(partition)
-        elif others and first not in self._unserved:
-            self._unserved.add(first)
-            logger.error(
-                "topic %s has a limit, and had %d partitions before: what waits in all but the "
-                "first is not claimed. Move it to a topic that has no limit.",
-                topic,
-                len(others) + 1,
-            )
 
     def _recover(self) -> None:
         """Give back the messages of a claim whose answer never came. Nobody knows of them, and
