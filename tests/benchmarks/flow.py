@@ -24,8 +24,8 @@ PER_KEY = 10
 CONCURRENCY = 3
 RUN_SECONDS = 0.02
 PROCESSES = 4
-#: A rate lets what 100 ms give, and one, start at once.
-AT_ONCE = RATE // 10 + 1
+#: A rate lets what half a second gives, and one, start at once.
+AT_ONCE = RATE // 2 + 1
 #: Where the messages of the small topic and of the keys are in the journal.
 ALONE, BESIDE, KEYED = 100_000, 200_000, 300_000
 #: A timed count of commands.

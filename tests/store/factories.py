@@ -179,6 +179,13 @@ def make_due(store: RedisStore, message_id: bytes) -> None:
     store.reschedule_in(PARTITION, message_id, PAST)
 
 
+def rewind(store: RedisStore, partition: Partition, milliseconds: float) -> None:
+    """As if so much time had passed for its limits: moves their rates and timers back."""
+    for key in keys.rate_keys(store.client.prefix, partition):
+        for member, score in store.client.redis.zrange(key, 0, -1, withscores=True):
+            store.client.redis.zadd(key, {member: score - milliseconds})
+
+
 def corrupt(store: RedisStore, message_id: bytes, raw: bytes | None) -> None:
     """Overwrite the stored record, or lose it (None)."""
     if raw is None:

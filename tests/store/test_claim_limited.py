@@ -29,6 +29,7 @@ from tests.store.factories import (
     held_back,
     leased,
     make_due,
+    rewind,
     waiting,
     wakeups,
 )
@@ -54,13 +55,6 @@ def enqueue_in_order(store: RedisStore, count: int, limit: bytes = LIMIT) -> lis
 
 def ack(store: RedisStore, *leases: Lease) -> None:
     assert store.ack(PARTITION, [(lease, DETAIL) for lease in leases]) == []
-
-
-def rewind(store: RedisStore, milliseconds: float) -> None:
-    """As if so much time had passed since: moves the rates and timers of the partition back."""
-    for key in keys.rate_keys(store.client.prefix, PARTITION):
-        for member, score in store.client.redis.zrange(key, 0, -1, withscores=True):
-            store.client.redis.zadd(key, {member: score - milliseconds})
 
 
 # A topic
@@ -91,14 +85,14 @@ def test_what_waits_for_a_limit_burns_no_attempt_and_keeps_its_place(store: Redi
 
 
 def test_a_rate_lets_so_many_start_and_says_when_the_next_may(store: RedisStore) -> None:
-    enqueue_many(store, 50)
+    enqueue_many(store, 90)
     limits = TopicLimits(Rule("100/s"))
     first = claim(store, limits)
-    # What 100 ms give, and one.
-    assert len(first.leases) == 11
+    # What half a second gives, and one.
+    assert len(first.leases) == 51
     wait_ms = (first.next_due_ms or 0) - first.now_us / 1000
     assert 0 < wait_ms <= 60
-    rewind(store, 50)
+    rewind(store, PARTITION, 50)
     assert len(claimed_ids(store, limits)) in (5, 6, 7)
 
 
@@ -107,8 +101,26 @@ def test_a_slow_rate_lets_one_start(store: RedisStore) -> None:
     limits = TopicLimits(Rule("1/h"))
     assert len(claimed_ids(store, limits)) == 1
     assert claimed_ids(store, limits) == []
-    rewind(store, 3_600_000)
+    rewind(store, PARTITION, 3_600_000)
     assert len(claimed_ids(store, limits)) == 1
+
+
+@pytest.mark.parametrize(("rate", "at_once"), [("10/s", 6), ("3/s", 2), ("1/s", 1), ("1/h", 1)])
+def test_what_half_a_second_gives_may_start_at_once(
+    store: RedisStore, rate: str, at_once: int
+) -> None:
+    enqueue_many(store, 20)
+    assert len(claimed_ids(store, TopicLimits(Rule(rate)))) == at_once
+    rewind(store, PARTITION, 3_600_000)
+    assert len(claimed_ids(store, TopicLimits(Rule(rate)))) == at_once
+
+
+def test_a_dispatcher_that_comes_late_loses_nothing(store: RedisStore) -> None:
+    enqueue_many(store, 90)
+    limits = TopicLimits(Rule("20/s"))
+    assert len(claimed_ids(store, limits)) == 11
+    rewind(store, PARTITION, 450)
+    assert len(claimed_ids(store, limits)) in (9, 10)
 
 
 def test_another_rate_counts_at_once(store: RedisStore) -> None:
@@ -147,7 +159,7 @@ def test_what_has_piled_up_leaves_slowly_and_what_is_punctual_passes_it(store: R
     assert len(claimed.leases) == 2
     assert punctual in [lease.id for lease in claimed.leases]
     assert 900 <= (claimed.next_due_ms or 0) - claimed.now_us / 1000 <= 1050
-    rewind(store, 1000)
+    rewind(store, PARTITION, 1000)
     assert len(claimed_ids(store, limits)) == 1
 
 
@@ -267,7 +279,7 @@ def test_the_rate_of_a_key_brings_its_messages_back(store: RedisStore) -> None:
     claimed = claim(store, limits)
     assert [lease.id for lease in claimed.leases] == ids[:1]
     assert 850 <= (claimed.next_due_ms or 0) - claimed.now_us / 1000 <= 1050
-    rewind(store, 1050)
+    rewind(store, PARTITION, 1050)
     assert claimed_ids(store, limits) == ids[1:2]
 
 
@@ -277,7 +289,7 @@ def test_a_cancel_before_the_claim_keeps_nobody_waiting_for_ever(store: RedisSto
     ack(store, *claim(store, ONE).leases)
     assert store.cancel_in(PARTITION, [ids[1]]) == ["OK"]
     assert claimed_ids(store, ONE) == []
-    rewind(store, 3000)
+    rewind(store, PARTITION, 3000)
     assert claimed_ids(store, ONE) == ids[2:]
 
 
@@ -287,7 +299,7 @@ def test_what_was_cancelled_while_it_waited_is_passed_over(store: RedisStore) ->
     assert store.cancel_in(PARTITION, [ids[1]]) == ["OK"]
     assert finished(store)[0]["due"] == str(int(PAST) + 1).encode()
     ack(store, lease)
-    rewind(store, 3000)
+    rewind(store, PARTITION, 3000)
     assert claimed_ids(store, ONE) == ids[2:]
 
 
@@ -295,7 +307,7 @@ def test_a_place_whose_message_runs_no_more_is_found_free(store: RedisStore) -> 
     ids = enqueue_in_order(store, 2)
     assert claimed_ids(store, ONE) == ids[:1]
     store.client.command("ZREM", keys.leased_key(store.client.prefix, PARTITION), ids[0])
-    rewind(store, 3000)
+    rewind(store, PARTITION, 3000)
     assert claimed_ids(store, ONE) == ids[1:]
 
 
@@ -304,7 +316,7 @@ def test_without_a_rule_everything_that_waits_goes(store: RedisStore) -> None:
     ids = enqueue_in_order(store, 5)
     assert claimed_ids(store, ONE) == ids[:1]
     assert store.queries.holding_back([PARTITION]) == {PARTITION}
-    rewind(store, 3000)
+    rewind(store, PARTITION, 3000)
     assert claimed_ids(store, FREE) == ids[1:]
 
 

@@ -1,12 +1,13 @@
 -- Shared: rates, by Redis' clock, and how many more a rule lets start.
--- BUCKETS: name -> when the next message may start; nothing: now. What was left unused is kept for TOLERANCE ms: in t ms at
--- most (t + TOLERANCE) / interval + 1 messages start. The names: limits, 'rate' and 'release' of the topic.
-local TOLERANCE, STEP, LOOK = 100, 50, 1000
+-- BUCKETS: name -> when the next message may start; nothing: now. The names: limits, 'rate' and 'release' of the topic.
+local UNUSED, STEP, LOOK = 500, 50, 1000
 
--- How many may start now, and the instant from which they count. Another rate than before counts from now on.
+-- How many may start now, and the instant from which they count. What UNUSED ms give is kept, in whole messages, so that
+-- dispatchers that come late lose nothing. Another rate than before counts from now on.
 local function tokens(name, interval)
   local from = tonumber(redis.call('ZSCORE', BUCKETS, name)) or 0
-  from = math.min(math.max(from, NOW - TOLERANCE), NOW + interval)
+  local kept = math.max(100, math.floor(UNUSED / interval) * interval)
+  from = math.min(math.max(from, NOW - kept), NOW + interval)
   return math.max(0, math.floor((NOW - from) / interval) + 1), from
 end
 
@@ -18,7 +19,7 @@ end
 
 -- Buckets that are full again are as good as none.
 local function forget_full(limit)
-  local full = redis.call('ZRANGEBYSCORE', BUCKETS, '-inf', NOW - TOLERANCE, 'LIMIT', 0, limit)
+  local full = redis.call('ZRANGEBYSCORE', BUCKETS, '-inf', NOW - UNUSED, 'LIMIT', 0, limit)
   if #full > 0 then redis.call('ZREM', BUCKETS, unpack(full)) end
 end
 
