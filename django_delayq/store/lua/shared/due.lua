@@ -1,8 +1,8 @@
 -- Shared: which due messages come first. After finish and wake.
 
 -- Up to `limit` ids that are due from `first` to `last`, with their scores and lane numbers: by due time plus `ageing` ms
--- for each step of priority below the highest. Within one lane that is the due time; across lanes a low message that waits long
--- enough comes first.
+-- for each step of priority below the highest. Within one lane that is the due time; across lanes a low message that waits
+-- long enough comes first.
 local function pick(limit, ageing, first, last)
   local due, cursor = {}, {1, 1, 1}
   for i, lane in ipairs(LANES) do
@@ -32,8 +32,7 @@ local function next_due()
   return earliest
 end
 
--- Ends the due messages at `places` that may not run: past their expires_at, too late, or without a record. Returns their
--- ids.
+-- Ends the due messages at `places` that may not run: past their expires_at, too late, or without a record. Returns ids.
 local function close(places, ids, records, entries, archive, scores, late)
   local closed = {}
   for n, i in ipairs(places) do

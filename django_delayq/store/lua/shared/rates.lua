@@ -8,7 +8,7 @@ local function tokens(name, interval)
   local from = tonumber(redis.call('ZSCORE', BUCKETS, name)) or 0
   local kept = math.max(100, math.floor(UNUSED / interval) * interval)
   from = math.min(math.max(from, NOW - kept), NOW + interval)
-  return math.max(0, math.floor((NOW - from) / interval) + 1), from
+  return math.max(0, math.floor((NOW - from) / interval + 0.001) + 1), from
 end
 
 local function spend(name, interval, count)
