@@ -22,6 +22,7 @@ from django_delayq import checks
 from django_delayq.core import signals
 from django_delayq.core.conf import Settings, TopicSettings
 from django_delayq.models import OutboxMessage
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.tasks.options import CallOptions, TaskOptions
 from tests.acceptance.harness import free_port
@@ -245,3 +246,23 @@ def wait_for_line(worker: subprocess.Popen[str], word: str) -> None:
 def test_the_code_of_a_guide_can_be_imported(name: str, declared: dict[str, Any]) -> None:
     for block in blocks(docs(f"how-to/{name}.md")):
         exec(block, {"__name__": "guide"})
+
+
+def test_the_guide_to_limits_says_what_holds(declared: dict[str, Any], delayq: RedisStore) -> None:
+    from django_delayq.core.conf import parse_settings
+    from django_delayq.store.keys import Partition
+    from django_delayq.worker.limits import Claims
+
+    module: dict[str, Any] = {"__name__": "guide"}
+    for block in blocks(docs("how-to/limit-rates.md")):
+        exec(block, module)
+    topics = parse_settings(module["DELAYQ"]).topics
+    assert (topics["mail"].rate, topics["push"].too_late) == ("600/m", 3600)
+    module["send_mail"].enqueue_many([("anna@example.org", "Hello")] * 20)
+    module["charge"].enqueue_many([(1, 100), (1, 200), (2, 300)])
+    claims = Claims(delayq, delayq.client.settings)
+    claimed = {
+        topic: len(claims.claim(Partition(topic, 0), 100, bytes(16)).leases)
+        for topic in ("mail", "payments")
+    }
+    assert claimed == {"mail": 6, "payments": 2}

@@ -283,6 +283,27 @@ def test_the_rate_of_a_key_brings_its_messages_back(store: RedisStore) -> None:
     assert claimed_ids(store, limits) == ids[1:2]
 
 
+def test_the_rate_of_a_task_brings_many_back_at_each_step(store: RedisStore) -> None:
+    """Not one a second, as where only the end of a run makes room."""
+    enqueue_in_order(store, 300)
+    limits, started = TopicLimits(tasks={CODE: Rule("100/s")}), 0
+    claimed = claim(store, limits)
+    for _ in range(10):
+        started += len(claimed.leases)
+        wait_ms = (claimed.next_due_ms or 0) - claimed.now_us / 1000
+        assert 0 < wait_ms <= 60
+        rewind(store, PARTITION, wait_ms + 1)
+        claimed = claim(store, limits)
+    assert 51 + 10 <= started <= 51 + 10 * 6 + 3
+
+
+def test_where_only_an_end_makes_room_nobody_asks_at_each_step(store: RedisStore) -> None:
+    enqueue_in_order(store, 5)
+    claimed = claim(store, TopicLimits(tasks={CODE: Rule("100/s", 1)}))
+    assert len(claimed.leases) == 1
+    assert (claimed.next_due_ms or 0) - claimed.now_us / 1000 >= 1000
+
+
 def test_a_cancel_before_the_claim_keeps_nobody_waiting_for_ever(store: RedisStore) -> None:
     """The one that was let go is cancelled: the next one is found at the next look."""
     ids = enqueue_in_order(store, 3)

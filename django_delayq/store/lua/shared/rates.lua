@@ -1,5 +1,6 @@
 -- Shared: rates, by Redis' clock, and how many more a rule lets start.
 -- BUCKETS: name -> when the next message may start; nothing: now. The names: limits, 'rate' and 'release' of the topic.
+-- TIMERS: limit that something waits for -> when to look at it.
 local UNUSED, STEP, LOOK = 500, 50, 1000
 
 -- How many may start now, and the instant from which they count. What UNUSED ms give is kept, in whole messages, so that
@@ -34,9 +35,21 @@ local function running(limit)
   return '[r' .. limit, '(r' .. limit .. string.rep('\255', 17)
 end
 
--- How many more the rule lets start now.
+-- How many more the rule lets start now, and whether it is only the end of a run that makes room.
 local function room_under(limit, rule)
   local room = rule.interval and tokens(limit, rule.interval) or 1000
-  if room > 0 and rule.most then room = math.min(room, rule.most - redis.call('ZLEXCOUNT', LIMITS, running(limit))) end
-  return room
+  if room < 1 or not rule.most then return room, false end
+  local free = rule.most - redis.call('ZLEXCOUNT', LIMITS, running(limit))
+  return math.min(room, free), free < 1
+end
+
+-- Something waits for the limit, after `ahead` others: look when its rate lets it start. Without a rate, and when only the
+-- end of a run makes room, look once in a while.
+local function look_at(limit, rule, full, ahead)
+  local at = look()
+  if rule.interval and not full then
+    local _, from = tokens(limit, rule.interval)
+    at = step(math.max(from + ahead * rule.interval, NOW + 1))
+  end
+  redis.call('ZADD', TIMERS, at, limit)
 end
