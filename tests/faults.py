@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -47,10 +47,11 @@ def scripts_run(store: Any) -> int:
 
 
 @contextmanager
-def unreachable() -> Iterator[None]:
-    """Nothing is sent: Redis is not there."""
+def unreachable(on_try: Callable[[], Any] = lambda: None) -> Iterator[None]:
+    """Nothing is sent: Redis is not there. Calls `on_try` at each try."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        on_try()
         raise redis.ConnectionError("Error 111 connecting to 127.0.0.1:6379. Connection refused.")
 
     with mock.patch.object(AbstractConnection, "send_packed_command", refuse):

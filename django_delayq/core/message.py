@@ -316,13 +316,9 @@ def is_durable(record: bytes) -> bool:
     return len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
 
 
-def lane_of(record: bytes) -> int:
-    """The lane where the message belongs, as lane_of() in shared/partition.lua."""
-    return lane_sent(record[STAMP.size :]) if len(record) > STAMP.size else 1
-
-
 def lane_sent(sent: bytes) -> int:
-    """The lane where the message will belong; a damaged one has a lane too."""
+    """The lane where the message will belong, as lane_of() in shared/partition.lua; a damaged one
+    has a lane too."""
     lane = sent[0] & PRIORITY_BITS
     return lane if lane < 3 else 1
 
@@ -371,22 +367,24 @@ def encode_body(content: Body | Sequence[Any], limit: int) -> bytes:
     return encoded
 
 
-def compress(flags: int, ttr_ms: int, code: bytes, body: bytes, limit: bytes = b"") -> bytes:
-    """Header, limit and body, compressed when that makes it smaller."""
-    packed = zlib.compress(body, 1)
-    if len(packed) < len(body):
-        return HEADER.pack(flags | COMPRESSED, ttr_ms, code) + limit + packed
-    return HEADER.pack(flags, ttr_ms, code) + limit + body
+def encode_header(code: bytes, flags: int, ttr_ms: int) -> bytes:
+    """The header of a record of this version."""
+    return HEADER.pack(flags | VERSION << 4, ttr_ms, code)
 
 
-def encode_record(
-    code: bytes, body: bytes, *, flags: int, ttr_ms: int, compress_above: int, limit: bytes = b""
-) -> bytes:
-    """Header, limit and body without the stamp, which the enqueue script adds."""
-    flags = flags & ~LIMITED | VERSION << 4 | (LIMITED if limit else 0)
+def with_limit(header: bytes, limit: bytes) -> bytes:
+    """The header of a message that is under this limit (8 bytes)."""
+    return bytes((header[0] | LIMITED,)) + header[1:] + limit
+
+
+def encode_record(header: bytes, body: bytes, compress_above: int) -> bytes:
+    """Header and body without the stamp, which the enqueue script adds. A body of more bytes than
+    `compress_above` is compressed when that makes it smaller."""
     if len(body) > compress_above:
-        return compress(flags, ttr_ms, code, body, limit)
-    return HEADER.pack(flags, ttr_ms, code) + limit + body
+        packed = zlib.compress(body, 1)
+        if len(packed) < len(body):
+            header, body = bytes((header[0] | COMPRESSED,)) + header[1:], packed
+    return header + body
 
 
 def decode_body(flags: int, raw: bytes) -> Body:

@@ -129,7 +129,7 @@ def keep_move(
             return None
         move(row, due_ms_of(when))
         if row.status == OutboxStatus.WAITING and row.record and not row.may_be_in_redis:
-            row.relay_at_ms = max(outbox.redis_now_ms(), outbox.relay_at_ms(row.due_at_ms))
+            row.relay_at_ms = outbox.next_relay_ms(row.due_at_ms)
             row.save(using=row._state.db)
         else:
             mark(row, OutboxStatus.MOVED)
@@ -252,6 +252,9 @@ def apply_all() -> bool:
     )
     if not rows.exists():
         return False
+    # A Redis that does not answer fails here, while no row is locked: SQLite would keep all writers
+    # waiting for the whole time limit.
+    get_store().clock_ms()
     with transaction.atomic(using=connection.alias):
         found = list(locked(rows).order_by("relay_at_ms")[:BATCH])
         for row in found:

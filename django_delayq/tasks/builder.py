@@ -11,19 +11,18 @@ from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArgume
 from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
-    HEADER,
     LIMITED,
-    VERSION,
     Body,
     Record,
-    compress,
     decode_body,
     encode_body,
+    encode_header,
     encode_record,
     key_id,
     limit_id,
     new_ids,
     restamped,
+    with_limit,
 )
 from ..store.store import Outgoing
 from . import registry
@@ -55,9 +54,8 @@ class Template:
     enqueue_many."""
 
     __slots__ = (
-        "code", "durable", "expires", "extra", "fixed", "flags", "header", "identity",
-        "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
-        "topic", "ttr_ms", "when",
+        "code", "durable", "expires", "extra", "fixed", "header", "identity", "is_limited", "key",
+        "may_exist", "mode", "name", "positional", "settings", "spills", "task", "topic", "when",
     )  # fmt: skip
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
@@ -96,9 +94,8 @@ class Template:
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
-        self.flags = options.priority | moves | VERSION << 4 | limit_flag(task, settings)
-        self.ttr_ms = task.ttr_ms
-        self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
+        self.is_limited = check_limits(task, settings)
+        self.header = encode_header(self.code, options.priority | moves, task.ttr_ms)
         extra = Body(
             key=options.key,
             headers=dict(options.headers),
@@ -125,11 +122,10 @@ class Template:
             body = encode_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
             raise self._with_parameter(call, error) from None
-        limit = limit_of(self.task, args, kwargs) if self.flags & LIMITED else b""
-        if len(body) <= self.settings.compress_above:
-            record = self.header + limit + body
-        else:
-            record = compress(self.flags, self.ttr_ms, self.code, body, limit)
+        header = self.header
+        if self.is_limited:
+            header = with_limit(header, limit_of(self.task, args, kwargs))
+        record = encode_record(header, body, self.settings.compress_above)
         identity = self.identity or fresh_id
         receipt = self.task.receipt(identity, self.topic, self.name, self.key)
         message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
@@ -150,12 +146,12 @@ class Template:
         return UnserialisableArguments(f"{self.name}: {error}")
 
 
-def limit_flag(task: Task[..., Any], settings: Settings) -> int:
-    """LIMITED when each message of the task is under a limit, else 0. Raises InvalidMessage when
-    the limit could not hold."""
+def check_limits(task: Task[..., Any], settings: Settings) -> bool:
+    """Whether each message of the task is under a limit. Raises InvalidMessage when the limit could
+    not hold."""
     declared = task.definition.options
     if not declared.rule.holds_back:
-        return 0
+        return False
     topic = task.options.topic
     if topic != declared.topic:
         raise InvalidMessage(
@@ -168,7 +164,7 @@ def limit_flag(task: Task[..., Any], settings: Settings) -> int:
             f"{task.name} has a limit, and its topic {topic!r} has {options.partitions} "
             "partitions. Give the task a topic with one partition."
         )
-    return LIMITED
+    return True
 
 
 def limit_of(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
@@ -212,12 +208,8 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     body = decode_body(old.flags, old.body)
     body.args, body.kwargs = list(args), dict(kwargs)
     content = encode_body(body if body != Body(body.args) else tuple(args), settings.body_limit)
-    sent = encode_record(
-        old.task_code,
-        content,
-        flags=old.flags & ~COMPRESSED,
-        ttr_ms=old.ttr_ms,
-        compress_above=settings.compress_above,
-        limit=limit_of(task, args, kwargs) if task.definition.options.rule.holds_back else b"",
-    )
-    return restamped(record, sent)
+    flags = old.flags & ~(COMPRESSED | LIMITED)
+    header = encode_header(old.task_code, flags, old.ttr_ms)
+    if task.definition.options.rule.holds_back:
+        header = with_limit(header, limit_of(task, args, kwargs))
+    return restamped(record, encode_record(header, content, settings.compress_above))

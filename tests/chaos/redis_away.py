@@ -13,9 +13,10 @@ from tests.chaos.world import Options, World, milliseconds
 COUNT = 500
 SECONDS = 0.0
 RECONCILE_AFTER = 10.0
-#: What a checkout may take when the first failure has been seen, and what it takes until all have
-#: run (seconds).
-LONGEST = 0.05
+#: Seconds that a checkout may take when the first failure has been seen: far less than a time limit
+#: of Redis (5 s), and more than a busy machine takes by itself. The figures tell what it is.
+LONGEST = 1.0
+#: Seconds until all have run.
 RECOVERY = 2.0
 
 
@@ -109,7 +110,7 @@ def _check(world: World, warm: list[str], ids: list[str], took: list[float], bac
         checkouts=len(ids),
         first_ms=round(1000 * took[0], 1),
         **{f"{name}_ms": value for name, value in figures.items()},
-        over_50_ms=sum(one > LONGEST for one in rest),
+        over_50_ms=sum(seconds > 0.05 for seconds in rest),
         seconds_to_run=round(recovery, 2),
         ran_twice=len(twice),
     )

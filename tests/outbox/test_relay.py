@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,6 +59,27 @@ def test_the_earliest_go_first_in_batches_of_500(hands: Hands) -> None:
     assert hands.relayer.run_once() == Relay.interval
     assert len(messages_in(hands.store)) == 700
     assert hands.relayer.figures == {"sent": 700}
+
+
+def _note_transaction(notes: list[bool]) -> None:
+    notes.append(connection.in_atomic_block)
+
+
+@pytest.mark.parametrize("status", ["waiting", "cancelled"])
+@pytest.mark.parametrize("act", ["run_once", "before_claims"])
+def test_a_redis_that_does_not_answer_is_noticed_while_no_row_is_locked(
+    hands: Hands, status: str, act: str
+) -> None:
+    far.enqueue(1)
+    OutboxMessage.objects.update(relay_at_ms=1, status=status, may_be_in_redis=True)
+    in_transaction: list[bool] = []
+    call: Callable[[], Any] = (
+        hands.relayer.run_once if act == "run_once" else partial(before_claims, 1)
+    )
+    with unreachable(partial(_note_transaction, in_transaction)), pytest.raises(StoreUnavailable):
+        call()
+    assert in_transaction and not any(in_transaction)
+    assert get_store().breaker.open
 
 
 def test_what_is_far_from_due_stays(hands: Hands) -> None:

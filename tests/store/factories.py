@@ -20,9 +20,11 @@ from django_delayq.core.message import (
     HEADER_END,
     Attempts,
     Priority,
+    encode_header,
     encode_record,
     new_ids,
     task_code,
+    with_limit,
 )
 from django_delayq.core.message import STAMP as STAMP_OF
 from django_delayq.core.times import When
@@ -69,8 +71,8 @@ def record(
     limit: bytes = b"",
 ) -> bytes:
     """A record as a producer sends it: without its stamp."""
-    flags |= priority
-    return encode_record(CODE, body, flags=flags, ttr_ms=ttr_ms, compress_above=2**24, limit=limit)
+    header = encode_header(CODE, flags | priority, ttr_ms)
+    return encode_record(with_limit(header, limit) if limit else header, body, 2**24)
 
 
 def outgoing(

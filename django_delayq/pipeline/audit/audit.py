@@ -13,13 +13,11 @@ import time
 from collections.abc import Sequence
 from functools import reduce
 
-from django.db.models import Max
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ...core.conf import get_settings
-from ...models import ArchivedMessage
+from ...archive.selection import newest_id
 from ...store import get_store
 from .. import schemas
 from ..job_errors import Code, LakeConflict, LakeError
@@ -82,14 +80,14 @@ class _Audit:
         if self.ledger:
             commits = self.ledger.catch_up() if self.options.repair else self.ledger.check()
             self.batches = audit_lake.batches_of(self.ledger, commits)
-        before = _newest()
+        before = newest_id()
         outbox = read_outbox(self.spark, self.params.database)
         if topics:
             outbox = outbox.where(F.col("topic").isin(topics))
         outbox = self._keep("rows of the outbox", frames.promises(outbox))
         queue = read_queue(self.spark, self.params.redis, topics)
         queue = self._keep("places in Redis", frames.places(queue))
-        archive = self._keep("rows of the archive", self._of_archive([(0, _newest())]))
+        archive = self._keep("rows of the archive", self._of_archive([(0, newest_id())]))
         lake = self.spark.createDataFrame([], from_arrow_schema(schemas.ARCHIVE))
         if self.ledger:
             lake = read_lake(self.spark, self.ledger.lake)
@@ -223,9 +221,3 @@ class _Audit:
 def wait(seconds: float) -> None:
     """The pause before candidates are checked again."""
     time.sleep(seconds)
-
-
-def _newest() -> int:
-    """The biggest id of the archive."""
-    rows = ArchivedMessage.objects.using(get_settings().database)
-    return rows.aggregate(last=Max("pk"))["last"] or 0

@@ -107,7 +107,7 @@ class Fences(NamedTuple):
         for topic in {partition.topic for partition in self.partitions}:
             self.store.partitions.counts(topic)  # says that the topic is used
         began = [
-            self.store.bulk_load.load(partition, load, 0, {}, ()).began_ms
+            self.store.bulk_load.load(partition, load, 0, {}, ())().began_ms
             for partition in self.partitions
         ]
         return min(began, default=0)

@@ -30,10 +30,11 @@ class FrameTotals(NamedTuple):
 
 def header(spec: TaskSpec) -> bytes:
     """The first bytes of the records of a task, after their stamps."""
-    from ...core.message import EXPIRES_WITH_DUE, HEADER, VERSION, task_code
+    from ...core.message import EXPIRES_WITH_DUE, encode_header, task_code, with_limit
 
-    flags = spec.priority | (EXPIRES_WITH_DUE if spec.expires[:1] == "+" else 0) | VERSION << 4
-    return HEADER.pack(flags, spec.ttr_ms, task_code(spec.name))
+    flags = spec.priority | (EXPIRES_WITH_DUE if spec.expires[:1] == "+" else 0)
+    plain = encode_header(task_code(spec.name), flags, spec.ttr_ms)
+    return with_limit(plain, spec.limit) if spec.limit else plain
 
 
 def ids(name: Column, key: Column) -> Column:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -51,8 +52,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     replayed stay, and the same job again replays and marks the rest."""
     options = params.options(ReplayOptions)
     check_name(options.job, "a job", Refused)
-    store = RedisStore(None, params.redis.settings())
-    try:
+    with closing(RedisStore(None, params.redis.settings())) as store:
         fences = loads.Fences(store, options.job, store.topics.used_partitions())
         tell("reading the dead letters")
         standing, ids = _standing(params, fences)
@@ -73,8 +73,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             return _run(spark, params, letters, fingerprint, store, tell)
         finally:
             letters.made.unpersist()
-    finally:
-        store.close()
 
 
 def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int, int]]:

@@ -4,6 +4,7 @@ adds nothing twice."""
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -53,16 +54,13 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     check_name(options.job, "a job", Refused)
     if options.rejects:
         _check_rejects_folder(spark, options)
-    store = RedisStore(None, params.redis.settings())
-    try:
+    with closing(RedisStore(None, params.redis.settings())) as store:
         tell("reading the source")
         rows = _read(spark, params, options, store)
         try:
             return _run(spark, params, rows, store, tell)
         finally:
             rows.made.unpersist()
-    finally:
-        store.close()
 
 
 def _read(
