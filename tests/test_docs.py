@@ -251,7 +251,7 @@ def test_the_code_of_a_guide_can_be_imported(name: str, declared: dict[str, Any]
 def test_the_guide_to_limits_says_what_holds(declared: dict[str, Any], delayq: RedisStore) -> None:
     from django_delayq.core.conf import parse_settings
     from django_delayq.store.keys import Partition
-    from django_delayq.worker.limits import Claims
+    from django_delayq.worker.claims import Claims
 
     module: dict[str, Any] = {"__name__": "guide"}
     for block in blocks(docs("how-to/limit-rates.md")):

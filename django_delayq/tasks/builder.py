@@ -94,7 +94,7 @@ class Template:
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
-        self.is_limited = check_limits(task, settings)
+        self.is_limited = has_limit(task, settings)
         self.header = encode_header(self.code, options.priority | moves, task.ttr_ms)
         extra = Body(
             key=options.key,
@@ -146,7 +146,7 @@ class Template:
         return UnserialisableArguments(f"{self.name}: {error}")
 
 
-def check_limits(task: Task[..., Any], settings: Settings) -> bool:
+def has_limit(task: Task[..., Any], settings: Settings) -> bool:
     """Whether each message of the task is under a limit. Raises InvalidMessage when the limit could
     not hold."""
     declared = task.definition.options

@@ -21,8 +21,8 @@ from ..store.lease import Lease
 from ..tasks import registry
 from .agenda import Agenda, Visit
 from .claim_hold import ClaimHold
+from .claims import Claims
 from .event_loop import EventLoop
-from .limits import Claims
 from .quarantine import Quarantine
 from .shared import Shared
 from .thread_pool import ThreadPool

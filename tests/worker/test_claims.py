@@ -15,8 +15,8 @@ from django_delayq.core.conf import TopicSettings, get_settings
 from django_delayq.core.limits import Rule, TopicLimits
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
+from django_delayq.worker.claims import Claims, limits_by_topic
 from django_delayq.worker.dispatcher import Dispatcher
-from django_delayq.worker.limits import Claims, limits_by_topic
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import record
 from tests.faults import scripts_run
