@@ -94,9 +94,14 @@ class _Audit:
         self.lake = self._keep("rows of the lake", self._hashed(lake))
         ended = frames.lives(archive, self.lake)
         past = frames.lives(archive.where(F.col("row") <= before), self.lake)
+        store = get_store()
+        store.partitions.forget()
+        used = sorted({*store.topics.names(), *store.client.settings.topics})
+        counts_of = [(topic, sorted(store.partitions.counts(topic))) for topic in used]
+        partitions = self.spark.createDataFrame(counts_of, "topic string, counts array<int>")
         candidates = [
             frames.as_findings(diagnosed(frames.suspects(queue), self.params.redis)),
-            frames.misplaced(queue, self._partition_counts()),
+            frames.misplaced(queue, partitions),
             frames.ends(queue, outbox, ended),
             frames.unclosed(outbox, past),
             frames.lost(outbox, queue, ended),
@@ -128,13 +133,6 @@ class _Audit:
 
     def _hashed(self, rows: DataFrame) -> DataFrame:
         return frames.batched(frames.hashed_rows(rows), [batch.hi for batch in self.batches])
-
-    def _partition_counts(self) -> DataFrame:
-        store = get_store()
-        store.partitions.forget()
-        topics = {*store.topics.names(), *store.client.settings.topics}
-        counts = [(topic, sorted(store.partitions.counts(topic))) for topic in sorted(topics)]
-        return self.spark.createDataFrame(counts, "topic string, counts array<int>")
 
     def _confirmed(self, candidates: Sequence[Finding]) -> list[Finding]:
         """Those that are still there after a pause."""

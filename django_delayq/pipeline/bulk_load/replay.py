@@ -173,23 +173,17 @@ def _run(
         Partition(topic, number) for topic, count in counts.items() for number in range(count)
     ]
     fences = loads.Fences(store, options.job, partitions)
-    before = fences.counts()
     if note := loads.check_memory(store, letters.good, 0, len(partitions)):
         report.problems.append(note)
     tell(f"writing {letters.good.rows:,} messages")
     good = letters.made.where(F.col("reason").isNull())
-    with fences.reporting(before, letters.good.rows):
-        due_ms = fences.open(fingerprint, record_conflicts=True) + options.delay_ms
-        spec = LoadSpec(
-            job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
-            tasks={task_code(task.name).hex(): task.name for task in options.tasks},
-            due_ms=due_ms, rows=letters.good.rows, record_conflicts=True,
-            per_second=loads.share(
-                spark, options.max_per_second, len(partitions) * options.splits
-            ),
-        )  # fmt: skip
-        loads.write_messages(spark, good, params.redis, spec)
-    report.figures |= fences.added(before, letters.good.rows)
+    spec = LoadSpec(
+        job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
+        tasks={task_code(task.name).hex(): task.name for task in options.tasks},
+        rows=letters.good.rows, record_conflicts=True,
+        per_second=loads.share(spark, options.max_per_second, len(partitions) * options.splits),
+    )  # fmt: skip
+    report.figures |= fences.add(good, params.redis, spec, options.delay_ms)
     kept = {
         identity
         for partition in partitions

@@ -45,7 +45,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     tasks: Mapping[str, str]
     """Code of a task (8 hexadecimal digits) -> its name."""
-    due_ms: int
+    due_ms: int = 0
     """When messages without a due time of their own are due."""
     record_conflicts: bool = False
     """See store.bulk_load.BulkLoad."""
