@@ -16,6 +16,7 @@ from .stats.unserved import unserved_topics
 from .store import get_store
 from .store.connection import caches_beside
 from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
+from .tasks import registry
 
 #: The checks by their ids without "delayq.": first those of every `check`, then those that run with
 #: `--deploy` and when a worker starts.
@@ -24,6 +25,7 @@ ALWAYS = {
     "E002": '`DELAYQ["REDIS"]` is missing.',
     "E003": '`DELAYQ["DATABASE"]` is not in `DATABASES`.',
     "E004": '`DELAYQ["REDACT"]` cannot be imported, or is no function.',
+    "E005": "A task has a limit, and its topic has several partitions.",
     "E008": "`TASKS` gives the backend `DelayqBackend` a queue or an option that it cannot take.",
     "W005": "A cache uses the same Redis database: its `clear()` deletes all messages.",
     "W006": '`DELAYQ["DATABASE"]` is not `"default"`: durable messages need transactions there.',
@@ -102,6 +104,24 @@ def check_database(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
             id="delayq.W006",
         )
     ]
+
+
+@register("delayq")
+def check_limits(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """A limit counts in one partition: those of a topic may lie on different servers."""
+    if any(message.is_serious() for message in check_settings()):
+        return []
+    found: list[CheckMessage] = []
+    for task in registry.by_name.values():
+        topic = get_settings().topics.get(task.options.topic)
+        if topic is not None and topic.partitions > 1 and task.options.rule.holds_back:
+            message = (
+                f"{task.name} has a limit, and its topic {task.options.topic!r} has "
+                f"{topic.partitions} partitions."
+            )
+            hint = "Give the task a topic of its own, with one partition."
+            found.append(Error(message, hint=hint, id="delayq.E005"))
+    return found
 
 
 @register("delayq", deploy=True)

@@ -34,6 +34,7 @@ from django_delayq.core.times import When
 from django_delayq.integrations import tasks_api
 from django_delayq.models import OutboxMessage
 from django_delayq.store.keys import Partition
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.tasks.options import CallOptions, Options, TaskOptions
 from django_delayq.tasks.task import Definition
@@ -369,3 +370,23 @@ def test_the_code_of_the_page_about_django_tasks_does_what_it_says(
     assert (result.status, result.return_value) == ("SUCCESSFUL", "welcome, user 7, attempt 1")
     if "kwargs" in inspect.signature(tasks_api.task).parameters:
         exec(extras, vars(module))
+
+
+def test_the_guide_to_limits_says_what_holds(declared: dict[str, Any], delayq: RedisStore) -> None:
+    from django_delayq.core.conf import parse_settings
+    from django_delayq.store.keys import Partition
+    from django_delayq.worker.claims import Claims
+
+    module: dict[str, Any] = {"__name__": "guide"}
+    for block in blocks(docs("how-to/limit-rates.md")):
+        exec(block, module)
+    topics = parse_settings(module["DELAYQ"]).topics
+    assert (topics["mail"].rate, topics["push"].too_late) == ("600/m", 3600)
+    module["send_mail"].enqueue_many([("anna@example.org", "Hello")] * 20)
+    module["charge"].enqueue_many([(1, 100), (1, 200), (2, 300)])
+    claims = Claims(delayq, delayq.client.settings)
+    claimed = {
+        topic: len(claims.claim(Partition(topic, 0), 100, bytes(16)).leases)
+        for topic in ("mail", "payments")
+    }
+    assert claimed == {"mail": 6, "payments": 2}

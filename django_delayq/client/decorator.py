@@ -17,6 +17,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from ..core.exceptions import InvalidArguments, InvalidKey, InvalidTask
+from ..core.limits import names_in
 from ..core.message import Message
 from ..core.times import Duration, When
 from ..tasks.declaration import check_function, name_of
@@ -300,6 +301,13 @@ def delayed_task(
                 f"{definition.name} is async def, and Django has no transactions for those: "
                 "exactly_once needs a def task."
             )
+        if checked.limit_by is not None:
+            unknown = set(names_in(checked.limit_by)) - definition.signature.parameters.keys()
+            if unknown:
+                raise InvalidTask(
+                    f"{definition.name} has no argument {', '.join(sorted(unknown))}, which its "
+                    f"limit_by names: {checked.limit_by!r}."
+                )
         if checked.key_maker is not None:
             maker = checked.key_maker.of(definition.name, definition.signature)
             definition = replace(definition, options=replace(checked, key_maker=maker))

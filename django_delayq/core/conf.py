@@ -13,6 +13,7 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 from .exceptions import ConfigurationError, InvalidDelay, InvalidName
+from .limits import Rule, rate_problem
 from .times import duration_ms
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
@@ -36,6 +37,30 @@ class TopicSettings:
     """Failed attempts for tasks of this topic that name none. Default: `MAX_ATTEMPTS`."""
     archive: str | None = None
     """Which ended messages of this topic become rows of the archive. Default: `ARCHIVE`."""
+    rate: str | None = None
+    """How many messages of this topic may start: `"10/s"`, `"100/m"` or `"1000/h"`. It holds for
+    all workers together, and needs a topic with one partition. Default: no limit."""
+    concurrency: int | None = None
+    """How many messages of this topic may run at the same time, in all workers together. It needs a
+    topic with one partition. Default: no limit."""
+    release_rate: str | None = None
+    """How many of the messages that are more than 5 s late may start: those that have piled up
+    while Redis, the workers or the topic stood still. It needs a topic with one partition. Default:
+    no limit."""
+    too_late: float | None = None
+    """A message that no worker has claimed so long after its due time does not run. It is archived
+    as expired. Default: none is too late."""
+
+    @property
+    def rule(self) -> Rule:
+        """The limits of the topic itself."""
+        too_late_ms = None if self.too_late is None else int(self.too_late * 1000)
+        return Rule(self.rate, self.concurrency, too_late_ms)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether due messages may have to wait."""
+        return self.rule.holds_back or self.release_rate is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +156,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "socket_timeout": (0.05, 600),
     "partitions": (1, 256),
     "weight": (1, 100),
+    "concurrency": (1, 100_000),
+    "too_late": (1, 366 * 86_400),
 }
 _TYPES: dict[str, type] = {
     "redis": str,
@@ -142,7 +169,7 @@ _TYPES: dict[str, type] = {
 _CHOICES = {"archive": ("all", "dead", "none"), "on_redis_error": ("spill", "raise")}
 _DURATIONS = {
     "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval",
-    "connect_timeout", "socket_timeout", "horizon", "reconcile_after", "result_ttl",
+    "connect_timeout", "socket_timeout", "horizon", "reconcile_after", "result_ttl", "too_late",
 }  # fmt: skip
 
 
@@ -174,12 +201,26 @@ def parse_settings(raw: Any) -> Settings:
                 f"{where} must be a dict of options, not {type(options).__name__}."
             )
         check_name(name, "a topic", ConfigurationError)
-        values["topics"][name] = TopicSettings(**_checked(TopicSettings, dict(options), where, str))
+        topic = TopicSettings(**_checked(TopicSettings, dict(options), where, str))
+        _check_limits(topic, where)
+        values["topics"][name] = topic
     if "{" in str(values.get("prefix", "")) or not NAME.match(str(values.get("prefix", "delayq"))):
         raise ConfigurationError(
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
     return Settings(**values)
+
+
+def _check_limits(topic: TopicSettings, where: str) -> None:
+    for name, rate in (("rate", topic.rate), ("release_rate", topic.release_rate)):
+        if rate is not None and (problem := rate_problem(rate)):
+            raise ConfigurationError(f'{where}["{name}"] {problem}')
+    if topic.holds_back and topic.partitions > 1:
+        raise ConfigurationError(
+            f"{where} has a limit and {topic.partitions} partitions. The partitions of a topic may "
+            "lie on different servers, and nothing counts for all of them: a topic with a limit "
+            "has one partition."
+        )
 
 
 def _checked(

@@ -6,10 +6,11 @@ A record, as it lies in Redis, is a fixed header that the Lua scripts can unpack
     0       8     enqueued_at_us  Redis clock, microseconds: with the id it names one life of a key
     8       6     expires_at_ms   0 = never
     14      1     flags           bits 0-1 priority, 2 compressed, 3 expiry moves with due_at,
-                                  4-6 version, 7 durable
+                                  4-5 version, 6 under a limit, 7 durable
     15      4     ttr_ms          length of a lease
     19      4     task code       first bytes of a hash of the task's name; `meta` has the name
-    23      ...   body            JSON in UTF-8: an array of arguments, or an object with more
+    23      8     limit           only with its flag: a hash of the limit's name
+    23, 31  ...   body            JSON in UTF-8: an array of arguments, or an object with more
 
 All integers are unsigned and big-endian. The first 14 bytes are the stamp: the enqueue script
 writes them, because only Redis' clock counts. A code in place of the name saves some 25 bytes in
@@ -53,7 +54,10 @@ HEADER_END = STAMP.size + HEADER.size
 PRIORITY_BITS = 0b0011
 COMPRESSED = 0b0100
 EXPIRES_WITH_DUE = 0b1000
-VERSION_BITS = 0b0111_0000
+VERSION_BITS = 0b0011_0000
+#: Eight bytes of a limit's name stand before the body. The scripts know this bit too.
+LIMITED = 0b0100_0000
+LIMIT_SIZE = 8
 #: The outbox holds a row of this message, which its end has to close. The scripts know this bit
 #: too.
 DURABLE = 0b1000_0000
@@ -226,6 +230,8 @@ class Record(msgspec.Struct, frozen=True):
     ttr_ms: int
     task_code: bytes
     body: bytes
+    limit: bytes = b""
+    """Stands for the name of the limit that it is under; empty without one."""
 
     @property
     def priority(self) -> Priority:
@@ -251,8 +257,15 @@ class Record(msgspec.Struct, frozen=True):
             raise (NewerRecord if version > VERSION else UndecodableMessage)(
                 f"The record has version {version}, django-delayq here reads version {VERSION}."
             )
+        body_at = HEADER_END + LIMIT_SIZE * bool(flags & LIMITED)
         return cls(
-            enqueued_at_us, int.from_bytes(expires_at, "big"), flags, ttr_ms, code, raw[HEADER_END:]
+            enqueued_at_us,
+            int.from_bytes(expires_at, "big"),
+            flags,
+            ttr_ms,
+            code,
+            raw[body_at:],
+            raw[HEADER_END:body_at],
         )
 
 
@@ -366,6 +379,11 @@ def encode_header(code: bytes, flags: int, ttr_ms: int) -> bytes:
     return HEADER.pack(flags | VERSION << 4, ttr_ms, code)
 
 
+def with_limit(header: bytes, limit: bytes) -> bytes:
+    """The header of a message that is under this limit (8 bytes)."""
+    return bytes((header[0] | LIMITED,)) + header[1:] + limit
+
+
 def encode_record(header: bytes, body: bytes, compress_above: int) -> bytes:
     """Header and body without the stamp, which the enqueue script adds. A body of more bytes than
     `compress_above` is compressed when that makes it smaller."""
@@ -442,6 +460,11 @@ class Found(msgspec.Struct, frozen=True):
 def task_code(name: str) -> bytes:
     """Four bytes that stand for the task's name in records."""
     return hashlib.blake2b(name.encode(), digest_size=4).digest()
+
+
+def limit_id(name: str) -> bytes:
+    """Eight bytes that stand for the name of a limit in records."""
+    return hashlib.blake2b(name.encode(), digest_size=LIMIT_SIZE).digest()
 
 
 def new_ids(count: int) -> list[bytes]:

@@ -68,7 +68,7 @@ class RedisClient:
         return open_client(self.settings)
 
     def call(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Any:
-        """Run a script on a partition. `more_keys`: keys of its slot besides the nine."""
+        """Run a script on a partition. `more_keys`: keys of its slot besides the ten."""
         return self.begin(name, (*keys.partition_keys(self.prefix, partition), *more_keys), args)()
 
     def read_all(self, reads: Sequence[Read]) -> list[Any]:

@@ -13,6 +13,9 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:meta | hash | paused, wakeups, counters, task:<code> -> name |
 | PREFIX:{topic:p}:result:ID | stream | entry of an acked message with a result, for a time |
 | PREFIX:{topic:p}:progress:ID | string | how far a running task has come (JSON), for a time |
+| PREFIX:{topic:p}:limits | zset | what runs under a limit and what waits for it, by bytes |
+| PREFIX:{topic:p}:buckets | zset | limit -> when the next message may start under its rate |
+| PREFIX:{topic:p}:timers | zset | limit that something waits for -> when to look at it |
 | PREFIX:{topic:p}:bulk:JOB | hash | fence of a bulk load: split -> highest id it has passed |
 | PREFIX:topics | set | topic:N, every number of partitions it has had |
 | PREFIX:workers | hash | worker -> heartbeat (JSON) |
@@ -46,11 +49,11 @@ class Partition(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
-    """The nine keys of a partition in the order that the scripts expect (shared/partition.lua)."""
+    """The ten keys of a partition in the order that the scripts expect (shared/partition.lua)."""
     base = f"{prefix}:{{{partition}}}:"
     names = ("delayed:high", "delayed:normal", "delayed:low", "leased", "messages", "attempts",
     "finished",
-             "followers", "meta")  # fmt: skip
+             "followers", "meta", "limits")  # fmt: skip
     return tuple(base + name for name in names)
 
 
@@ -67,6 +70,12 @@ def finished_key(prefix: str, partition: Partition) -> str:
 def meta_key(prefix: str, partition: Partition) -> str:
     """The hash of counters and flags."""
     return partition_keys(prefix, partition)[8]
+
+
+def rate_keys(prefix: str, partition: Partition) -> tuple[str, str]:
+    """The zsets that a claim under limits needs besides: of rates, and of what waits for them."""
+    base = f"{prefix}:{{{partition}}}:"
+    return f"{base}buckets", f"{base}timers"
 
 
 def fence_key(prefix: str, partition: Partition, job: str) -> str:

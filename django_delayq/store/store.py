@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..core.conf import Settings
 from ..core.exceptions import MessageChanged, MessageNotFound, MessageRunning, NotReplicated
+from ..core.limits import TopicLimits
 from ..core.message import Found, lane_sent
 from ..core.times import When
 from .bulk_load import BulkLoader
 from .client import BATCH, Read, RedisClient
 from .connection import RedisPy
-from .keys import Partition, partition_keys, progress_key, result_key
+from .keys import Partition, partition_keys, progress_key, rate_keys, result_key
 from .lease import Lease
 from .partitions import Partitions
 from .queries import Life, Queries, found_in, optional
@@ -295,17 +296,30 @@ class RedisStore:
 
     def claim(self, partition: Partition, limit: int, token: bytes | None = None) -> Claimed:
         """Delayed and due -> leased, at most `limit` (and 500) messages."""
+        args = self._claim_args(partition, limit, token)
+        return self._claimed(partition, self.client.call("claim", partition, args))
+
+    def claim_limited(
+        self, partition: Partition, limit: int, token: bytes | None, limits: TopicLimits
+    ) -> Claimed:
+        """claim() in a topic with limits. The next due time is when the next message may start."""
+        args = (*self._claim_args(partition, limit, token), *limits.arguments())
+        more_keys = rate_keys(self.client.prefix, partition)
+        answer = self.client.call("claim_limited", partition, args, *more_keys)
+        return self._claimed(partition, answer)
+
+    def _claim_args(self, partition: Partition, limit: int, token: bytes | None) -> Sequence[Any]:
         settings = self.client.settings
-        token = token or os.urandom(16)
-        ageing_ms = int(settings.priority_ageing * 1000)
-        args = (
+        return (
             min(limit, BATCH),
-            token,
-            ageing_ms,
+            token or os.urandom(16),
+            int(settings.priority_ageing * 1000),
             self._archive(partition),
             settings.finished_limit,
         )
-        now_us, next_due, wakeups, flat, over, paused = self.client.call("claim", partition, args)
+
+    def _claimed(self, partition: Partition, answer: Sequence[Any]) -> Claimed:
+        now_us, next_due, wakeups, flat, over, paused = answer
         at = time.monotonic()
         triples = iter(flat)
         leases = [

@@ -15,6 +15,7 @@ from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArgume
 from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
+    LIMITED,
     Body,
     Record,
     check_json,
@@ -23,8 +24,10 @@ from ..core.message import (
     encode_header,
     encode_record,
     key_id,
+    limit_id,
     new_ids,
     restamped,
+    with_limit,
     write_body,
 )
 from ..store.store import Outgoing
@@ -69,8 +72,9 @@ class Template:
     enqueue_many."""
 
     __slots__ = (
-        "code", "durable", "expires", "extra", "fitting", "fixed", "header", "identity", "key",
-        "may_exist", "mode", "name", "settings", "spills", "task", "topic", "when",
+        "code", "durable", "expires", "extra", "fitting", "fixed", "header", "identity",
+        "is_limited", "key", "may_exist", "mode", "name", "settings", "spills", "task", "topic",
+        "when",
     )  # fmt: skip
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
@@ -106,6 +110,7 @@ class Template:
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
+        self.is_limited = has_limit(task, settings)
         self.header = encode_header(self.code, options.priority | moves, task.ttr_ms)
         extra = Body(
             key=options.key,
@@ -153,7 +158,10 @@ class Template:
             body = write_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
             raise self._with_parameter(args, kwargs, error) from None
-        return encode_record(self.header, body, self.settings.compress_above)
+        header = self.header
+        if self.is_limited:
+            header = with_limit(header, limit_of(self.task, call.args, call.kwargs))
+        return encode_record(header, body, self.settings.compress_above)
 
     def _remember(self, shape: tuple[Any, ...]) -> None:
         """A call of this shape fits, if the types alone say so."""
@@ -211,6 +219,43 @@ class KeyedTemplate(Template):
         return _named(Item, (receipt, message, self))
 
 
+def has_limit(task: Task[..., Any], settings: Settings) -> bool:
+    """Whether each message of the task is under a limit. Raises InvalidMessage when the limit could
+    not hold."""
+    declared = task.definition.options
+    if not declared.rule.holds_back:
+        return False
+    topic = task.options.topic
+    if topic != declared.topic:
+        raise InvalidMessage(
+            f"{task.name} has a limit, which counts in its own topic {declared.topic!r}: it cannot "
+            f"be sent to {topic!r}."
+        )
+    options = settings.topics.get(topic)
+    if options is not None and options.partitions > 1:
+        raise InvalidMessage(
+            f"{task.name} has a limit, and its topic {topic!r} has {options.partitions} "
+            "partitions. Give the task a topic with one partition."
+        )
+    return True
+
+
+def limit_of(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """What stands for the limit of a call in its record. Raises InvalidMessage."""
+    template = task.definition.options.limit_by
+    if template is None:
+        return limit_id(task.name)
+    bound = task.definition.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    try:
+        return limit_id(template.format_map(bound.arguments))
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidMessage(
+            f"{task.name}: limit_by {template!r} cannot be made of these arguments: "
+            f"{type(error).__name__}: {error}."
+        ) from None
+
+
 def build(calls: Sequence[Call]) -> list[Item]:
     """One item per call. Raises InvalidMessage and its subclasses; then nothing was sent."""
     settings = get_settings()
@@ -236,5 +281,8 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     body = decode_body(old.flags, old.body)
     body.args, body.kwargs = task.definition.stored(args, kwargs)
     content = write_body(body if body != Body(body.args) else body.args, settings.body_limit)
-    header = encode_header(old.task_code, old.flags & ~COMPRESSED, old.ttr_ms)
+    flags = old.flags & ~(COMPRESSED | LIMITED)
+    header = encode_header(old.task_code, flags, old.ttr_ms)
+    if task.definition.options.rule.holds_back:
+        header = with_limit(header, limit_of(task, args, kwargs))
     return restamped(record, encode_record(header, content, settings.compress_above))

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
 from ..core.exceptions import InvalidMessage
+from ..core.limits import MAX_CONCURRENCY, Rule, names_in, rate_problem
 from ..core.message import Priority, check_key, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, exponential, ladder
@@ -75,6 +76,19 @@ class TaskOptions(SharedOptions, total=False):
     result: bool
     """Keep the return value, as JSON of at most `BODY_LIMIT` bytes, for `handle.wait()`: in Redis
     for `RESULT_TTL`, and in the archive. Default False: it is thrown away."""
+    rate: str | None
+    """How many messages of the task may start: `"10/s"`, `"100/m"` or `"1000/h"`, in all workers
+    together; with `limit_by` for each key. Default: no limit."""
+    concurrency: int | None
+    """How many messages of the task may run at the same time, 1 to 1,000, in all workers together;
+    with `limit_by` for each key. Default: no limit."""
+    limit_by: str | None
+    """What `rate` and `concurrency` count by: a template of the arguments, as
+    `"customer:{customer_id}"`. Tasks of one topic with the same text share the limit. Default: the
+    task."""
+    too_late: Duration | None
+    """A message that no worker has claimed so long after its due time does not run, 1 second to a
+    year. It is archived as expired. Default: that of the topic."""
 
 
 class CallOptions(SharedOptions, total=False):
@@ -123,6 +137,10 @@ class Options:
     on_redis_error: Literal["spill", "raise"] | None = None
     exactly_once: bool = False
     result: bool = False
+    rate: str | None = None
+    concurrency: int | None = None
+    limit_by: str | None = None
+    too_late_ms: int | None = None
     replay_of: int | None = None
     """Id of the archived message that is replayed. Only a replay sets it."""
 
@@ -132,7 +150,14 @@ class Options:
         key, others = options.get("key"), {**options}
         others.pop("key", None)
         declared = cls()._with(others, _OF_TASK)
+        if declared.limit_by is not None and not declared.rule.holds_back:
+            raise InvalidMessage("limit_by says what a limit counts by: give rate or concurrency.")
         return declared if key is None else replace(declared, key_maker=KeyMaker(key))
+
+    @property
+    def rule(self) -> Rule:
+        """The limits of the task."""
+        return Rule(self.rate, self.concurrency, self.too_late_ms)
 
     def changed(self, changes: CallOptions) -> Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
@@ -168,6 +193,9 @@ _ELSEWHERE = {
     "retry_backoff": "backoff",
     "retry_delay": "backoff",
     "default_retry_delay": "backoff",
+    "rate_limit": "rate",
+    "max_concurrency": "concurrency",
+    "concurrency_key": "limit_by",
     "autoretry_for": "retry_for",
     "timeout": "max_runtime",
     "time_limit": "max_runtime",
@@ -209,6 +237,35 @@ def _duration(name: str, high_s: int, value: Any) -> int:
     if not 1000 <= milliseconds <= high_s * 1000:
         raise InvalidMessage(f"{name} must be from 1 to {high_s:,} seconds, not {value!r}.")
     return milliseconds
+
+
+def _rate(value: Any) -> str:
+    if problem := rate_problem(value):
+        raise InvalidMessage(f"rate {problem}")
+    rate: str = value
+    return rate
+
+
+def _concurrency(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CONCURRENCY:
+        raise InvalidMessage(
+            f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY:,}, not {value!r:.80}."
+        )
+    return value
+
+
+def _limit_by(value: Any) -> str:
+    try:
+        is_template = isinstance(value, str) and all(names_in(value)) and 1 <= len(value) <= 256
+    except ValueError:
+        is_template = False
+    if not is_template:
+        raise InvalidMessage(
+            'limit_by is a template with the names of arguments, as "customer:{customer_id}", not '
+            f"{value!r:.80}."
+        )
+    template: str = value
+    return template
 
 
 def _expires(value: Any) -> When:
@@ -285,6 +342,10 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "on_redis_error": ("on_redis_error", partial(_choice, "on_redis_error", ("spill", "raise"))),
     "exactly_once": ("exactly_once", partial(_boolean, "exactly_once")),
     "result": ("result", partial(_boolean, "result")),
+    "rate": ("rate", _rate),
+    "concurrency": ("concurrency", _concurrency),
+    "limit_by": ("limit_by", _limit_by),
+    "too_late": ("too_late_ms", partial(_duration, "too_late", 366 * 86_400)),
 }
 
 

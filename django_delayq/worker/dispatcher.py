@@ -21,6 +21,7 @@ from ..store.lease import Lease
 from ..tasks import registry
 from .agenda import Agenda, Visit
 from .claim_hold import ClaimHold
+from .claims import Claims
 from .event_loop import EventLoop
 from .quarantine import Quarantine
 from .shared import Shared
@@ -53,6 +54,7 @@ class Dispatcher(Service):
         super().__init__()
         self._shared = shared
         self._store = shared.store
+        self._claims = Claims(shared.store, shared.settings)
         self._clock = shared.clock
         self._pool = pool
         self._event_loop = event_loop
@@ -181,7 +183,7 @@ class Dispatcher(Service):
     def _claim(self, visit: Visit, limit: int) -> None:
         token = os.urandom(16)
         try:
-            claimed = self._store.claim(visit.partition, limit, token)
+            claimed = self._claims.claim(visit.partition, limit, token)
         except OutcomeUnknown:
             self._unanswered.append((visit.partition, token))
             raise
@@ -259,8 +261,9 @@ class Dispatcher(Service):
             return
         if now >= self._partitions_at:  # partitions may be added while we run
             for topic in self._shared.topics:
-                for partition in self._store.partitions.all(topic):
+                for partition in self._claims.served(topic):
                     self.agenda.add(partition)
+            self._claims.look(self.agenda.visits)
             self._partitions_at = now + 10.0
         partitions = list(self.agenda.visits)
         for partition, (wakeups, finished) in zip(

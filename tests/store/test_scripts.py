@@ -39,7 +39,7 @@ READING = {"durable_status", "ended", "find", "forecast", "leased_under", "list"
 ACL = (
     "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hscan", "+hset", "+hdel",
     "+hincrby", "+exists", "+expire", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
-    "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
+    "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zrangebylex", "+zlexcount", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
     "+xadd", "+xlen", "+xdel", "+xack", "+xrevrange", "+xreadgroup", "+xautoclaim", "+xgroup|create",
     "+xgroup|delconsumer", "+xinfo|consumers",
 )  # fmt: skip
@@ -125,6 +125,7 @@ def test_keys_are_bound_once_and_the_clock_is_read_once(name: str, text: str) ->
 @every_file
 def test_every_command_names_a_key_of_the_partition(name: str, text: str) -> None:
     bound = {"LEASED", "MESSAGES", "ATTEMPTS", "FINISHED", "FOLLOWERS", "META", "FENCE"}
+    bound |= {"LIMITS", "BUCKETS", "TIMERS"}
     bound |= {"PROGRESS", "RESULTS[i]", "LANE", "lane", "lane_of(record)", "replaced[i]"}
     for command, key in re.findall(r"redis\.call\('(\w+)', ([^,()]+(?:\([^)]*\))?)", text):
         assert key in bound or command == "PUBLISH"
@@ -144,15 +145,18 @@ def test_the_first_lines_bind_the_keys_in_the_order_of_keys_py() -> None:
     assert (
         bound
         and bound[1]
-        == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, FENCE"
+        == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, LIMITS, "
+        "BUCKETS, TIMERS"
     )
     names = [key.rpartition("}:")[2] for key in keys.partition_keys("p", PARTITION)]
     assert names == [
         "delayed:high",
         "delayed:normal",
         "delayed:low",
-        *bound[1].lower().split(", ")[3:-1],
+        *bound[1].lower().split(", ")[3:-2],
     ]
+    of_rates = keys.rate_keys("p", PARTITION)
+    assert [key.rpartition("}:")[2] for key in of_rates] == ["buckets", "timers"]
     assert keys.fence_key("p", PARTITION, "night") == f"p:{{{PARTITION}}}:bulk:night"
 
 

@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 from uuid import UUID
 
+from ...core.message import limit_id
 from ...tasks import registry
 from ...tasks.annotations import Expected
 from ..job_errors import Refused
@@ -35,6 +36,12 @@ def spec_of(name: str) -> TaskSpec:
             else f"Declared are: {', '.join(sorted(registry.by_name))}."
         )
         raise Refused(f"There is no task {name!r}. {hint}")
+    options = task.definition.options
+    if options.limit_by is not None:
+        raise Refused(
+            f"{name} has limit_by, and a job does not know the limit of each message: enqueue them "
+            "with enqueue_many."
+        )
     parameters = [
         ParameterSpec(
             name=parameter.name,
@@ -54,6 +61,7 @@ def spec_of(name: str) -> TaskSpec:
         max_attempts=task.max_attempts_of_call,
         expires=str(task.options.expires),
         parameters=parameters,
+        limit=limit_id(name) if options.rule.holds_back else b"",
     )
 
 
@@ -69,5 +77,9 @@ def _annotation(expected: Expected) -> str:
 
 
 def all_specs() -> list[TaskSpec]:
-    """Every declared task, by name."""
-    return [spec_of(name) for name in sorted(registry.by_name)]
+    """Every declared task, by name, but for those whose messages have limits of their own."""
+    return [
+        spec_of(name)
+        for name, task in sorted(registry.by_name.items())
+        if task.definition.options.limit_by is None
+    ]

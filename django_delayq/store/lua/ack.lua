@@ -1,10 +1,10 @@
 -- ack: leased -> acked; the follower of its key, if any, -> delayed.
 -- Guarantee: only the holder of the lease finishes a message, once, and its stream entry is written in the same step.
--- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, leases.
---   From the tenth on those of results: of the first messages in ARGV.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, leases, limits.
+--   From the eleventh on those of results: of the first messages in ARGV.
 -- ARGV: archive (all, dead or none), seconds that results are kept, then id, token, detail (JSON) for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
-local archive, for_s, RESULTS = ARGV[1], ARGV[2], {unpack(KEYS, 10)}
+local archive, for_s, RESULTS = ARGV[1], ARGV[2], {unpack(KEYS, 11)}
 local ids, entries, refused = held(3, 3)
 local records = redis.call('HMGET', MESSAGES, unpack(ids))
 local done = {}
@@ -29,5 +29,6 @@ for i = 1, #RESULTS do -- a copy of the entry: it ends by itself, and who waits 
 end
 local moves = {}
 start_followers(done, moves, {})
+make_room(ids, entries, records, moves)
 park(moves)
 return refused
