@@ -541,6 +541,24 @@ def test_a_task_is_described_by_its_signature(declared: Any) -> None:
     ]  # fmt: skip
 
 
+def test_a_task_with_a_limit_says_so_and_one_with_many_is_refused(declared: Any) -> None:
+    from django_delayq import delayed_task
+    from django_delayq.core.message import Record, limit_id
+
+    @delayed_task(name="test.limited", rate="5/s")
+    def limited(a: int) -> None: ...
+
+    @delayed_task(name="test.keyed", rate="5/s", limit_by="{a}")
+    def keyed(a: int) -> None: ...
+
+    raw = bytes(14) + messages.header(task_specs.spec_of("test.limited")) + b"[1]"
+    record = Record.decode(raw)
+    assert (record.limit, record.body) == (limit_id("test.limited"), b"[1]")
+    with pytest.raises(Refused, match="has limit_by"):
+        task_specs.spec_of("test.keyed")
+    assert "test.keyed" not in {spec.name for spec in task_specs.all_specs()}
+
+
 def test_a_task_that_does_not_exist_is_refused_with_its_neighbours() -> None:
     name = declared.record.name
     with pytest.raises(Refused, match=rf"no task '{name}x'\. Did you mean .*{name}"):
