@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integrations.conftest import BACKEND
 from tests.settings import *  # noqa: F403
 
+BACKEND = "django_delayq.integrations.django_tasks.DelayqBackend"
 TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": ["default", "only-in-the-settings"]}}
