@@ -21,7 +21,6 @@ from django.utils.module_loading import import_string
 from ..archive.endings import find_end
 from ..client import on_commit
 from ..client.decorator import DelayedTask, delayed_task
-from ..client.handle import Handle
 from ..core.conf import NAME
 from ..core.exceptions import ConfigurationError, InvalidMessage, UndecodableMessage
 from ..core.message import Found, Priority, State, parse_id, task_code_of, with_stamp
@@ -31,7 +30,7 @@ from ..outbox import lookup
 from ..store import get_store
 from ..tasks import registry
 from ..tasks.naming import task_name
-from ..tasks.options import Options, TaskOptions
+from ..tasks.options import NOW, Options, TaskOptions
 from ..tasks.task import Task as OurTask
 from .task_results import (
     BACKEND_HEADER,
@@ -170,7 +169,11 @@ class DelayqBackend(BaseTaskBackend):
         self.validate_task(task)
         given = cast("list[Any]", normalize_json(list(args)))
         named = cast("dict[str, Any]", normalize_json(dict(kwargs)))
-        handle = self._as_ours(task).enqueue(*given, **named)
+        ours = self._as_ours(task)
+        registry.topics.add(task.queue_name)  # QUEUES may take any
+        handle = ours.enqueue(*given, **named)
+        # By Redis' clock, as far as its answer tells that.
+        is_due_at_once = handle.due_ms is not None and ours.options.when == NOW
         facts = Facts(
             id=handle.id,
             path=task.module_path,
@@ -179,7 +182,7 @@ class DelayqBackend(BaseTaskBackend):
             args=given,
             kwargs=named,
             headers={},
-            enqueued_at=_enqueued_at(task, handle),
+            enqueued_at=stored_ms(handle.due_ms or 0) if is_due_at_once else timezone.now(),
         )
         result = facts.result(self.alias, task)
         task_enqueued.send(type(self), task_result=result)
@@ -245,7 +248,6 @@ class DelayqBackend(BaseTaskBackend):
             return cast("DelayedTask[..., Any]", known)
         options = {name: self.options[name] for name in OF_TASK if name in self.options}
         options |= _own_options(task)
-        registry.topics.add(task.queue_name)
         options |= {"topic": task.queue_name, "max_attempts": MAX_ATTEMPTS, "result": True}
         decorate = delayed_task(name=task.module_path, **cast("TaskOptions", options))
         return decorate(runner_of(task))
@@ -292,14 +294,6 @@ def _stands_for(ours: OurTask[..., Any], task: Task[..., Any]) -> bool:
         and mine.takes_context == task.takes_context
         and (not isinstance(task, DelayqTask) or _own_options(mine) == _own_options(task))
     )
-
-
-def _enqueued_at(task: Task[..., Any], handle: Handle) -> datetime:
-    """By Redis' clock as far as the answer tells it."""
-    is_deferred = task.run_after is not None or getattr(task, "delay", None)
-    if is_deferred or handle.due_ms is None:
-        return timezone.now()
-    return stored_ms(handle.due_ms)
 
 
 def _live(topics: Sequence[str], identity: bytes) -> Facts | None:

@@ -19,6 +19,7 @@ TASKS = {
     "any": {"BACKEND": BACKEND, "QUEUES": []},
     "patient": {"BACKEND": BACKEND, "OPTIONS": {"max_attempts": 3, "backoff": [0], "ttr": 5}},
     "at-once": {"BACKEND": BACKEND, "OPTIONS": {"after_commit": False}},
+    "lazy": {"BACKEND": BACKEND, "OPTIONS": {"delay": 600}},
     "missing": {"BACKEND": "does.not.exist"},
 }
 

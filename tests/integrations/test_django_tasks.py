@@ -7,7 +7,9 @@ import asyncio
 import dataclasses
 import inspect
 import logging
+import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -548,6 +550,20 @@ def test_queue_is_a_topic(sample: Any, work: Work) -> None:
     assert default_backend().get_result(result.id).task.queue_name == "queue_1"
 
 
+def test_backend_that_takes_any_queue_makes_topics_of_them(sample: Any, work: Work) -> None:
+    result = sample.noop.using(queue_name="queue-9", backend="any").enqueue()
+    assert work("queue-9") == 1
+    assert task_backends["any"].get_result(result.id).status == SUCCESSFUL
+
+
+def test_delay_of_the_backend_counts_where_the_task_has_none(sample: Any, work: Work) -> None:
+    result = sample.noop.using(backend="lazy").enqueue()
+    assert abs((result.enqueued_at - timezone.now()).total_seconds()) < 60
+    assert work() == 0
+    sample.noop.using(backend="lazy", run_after=timezone.now()).enqueue()
+    assert work() == 1
+
+
 def test_queues_of_the_settings_are_topics(sample: Any) -> None:
     make_known()
     assert {"default", "queue_1"} <= registry.known_topics()
@@ -856,16 +872,29 @@ def test_check_names_what_is_wrong(params: dict[str, Any], words: str) -> None:
     assert words in error.msg
 
 
-def test_project_without_tasks_imports_nothing_of_them() -> None:
-    import subprocess
+def run_in(settings_module: str, code: str) -> str:
+    """What the code writes in a process of a project with these settings."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import django, sys; django.setup()\n{code}"],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": settings_module},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
 
+
+def test_project_without_tasks_imports_nothing_of_them() -> None:
     code = (
-        "import django, sys; django.setup(); import django_delayq.client.enqueue\n"
+        "import django_delayq.client.enqueue\n"
         "print([m for m in sys.modules if 'django_tasks' in m or 'delayq.integrations' in m])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"DJANGO_SETTINGS_MODULE": "tests.settings", "PATH": ""},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.strip() == "[]"
+    assert run_in("tests.settings", code) == "[]"
+
+
+def test_worker_of_a_project_knows_the_queues_before_any_task_is_imported() -> None:
+    code = (
+        "from django_delayq.tasks import registry\n"
+        "print('only-in-the-settings' in registry.known_topics(), len(registry.finders))"
+    )
+    assert run_in("tests.integrations.settings", code) == "True 1"
