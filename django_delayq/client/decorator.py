@@ -21,6 +21,7 @@ from ..core.message import Message
 from ..core.times import Duration, When
 from ..tasks.declaration import check_function, name_of
 from ..tasks.options import CallOptions, ChangeOptions, Options, TaskOptions
+from ..tasks.recurrence import Recurrence
 from ..tasks.registry import by_name, register
 from ..tasks.task import Call, Definition, Receipt, Task
 from .handle import Handle
@@ -266,7 +267,8 @@ def delayed_task(
     """Make a function a task that can be enqueued. With or without options; `def` or `async def`.
 
     `name` stands for the task in stored messages (default: module and qualified name); keep it when
-    you move the function. The options are those of TaskOptions. Raises InvalidMessage, InvalidTask
+    you move the function. The options are those of TaskOptions. With `every` or `cron` the task is
+    recurring: a process that archives enqueues it at each tick. Raises InvalidMessage, InvalidTask
     or DuplicateTask at import.
     """
 
@@ -277,12 +279,21 @@ def delayed_task(
             )
         check_function(function)
         checked = Options.declared(options)
-        definition = Definition(function, name_of(function, name), checked)
+        recurrence = Recurrence.declared(options)
+        definition = Definition(function, name_of(function, name), checked, recurrence)
         if checked.exactly_once and definition.is_async:
             raise InvalidTask(
                 f"{definition.name} is async def, and Django has no transactions for those: "
                 "exactly_once needs a def task."
             )
+        if recurrence is not None:
+            try:
+                definition.check_arguments((), {})
+            except InvalidArguments:
+                raise InvalidTask(
+                    f"{definition.name}{definition.signature} is recurring, and a tick gives no "
+                    "arguments: give each parameter a default."
+                ) from None
         task: DelayedTask[P, R] = DelayedTask(definition, checked)
         register(task)
         return task

@@ -235,8 +235,9 @@ class RedisClient:
             raise self.failed(error) from error
 
     def clock_ms(self) -> float:
-        """Redis' clock."""
+        """Redis' clock. now_us() follows it."""
         seconds, microseconds = self.command("TIME")
+        self.clock.sync(int(seconds) * 1_000_000 + int(microseconds))
         return int(seconds) * 1000 + int(microseconds) / 1000
 
     def now_us(self) -> int:
@@ -247,7 +248,7 @@ class RedisClient:
         """
         if time.monotonic() - self._asked_at >= CLOCK_REFRESH and not self.breaker.open:
             try:
-                self.clock.sync(int(self.clock_ms() * 1000))
+                self.clock_ms()
             except DelayQError:
                 self.breaker.trip()
             self._asked_at = time.monotonic()

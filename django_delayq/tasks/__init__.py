@@ -7,5 +7,5 @@ from __future__ import annotations
 
 __all__ = [
     "task", "options", "backoff", "context", "declaration", "arguments", "builder", "naming",
-    "registry",
+    "recurrence", "registry",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any
 
 from ..core.exceptions import DelayQError, UndecodableMessage
@@ -11,6 +12,7 @@ from ..core.message import ATTEMPTS, Found, Message, State, task_code_of
 from ..core.present import view
 from ..store.lease import Lease
 from . import registry
+from .recurrence import TICK
 
 #: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody
 #: asks.
@@ -45,6 +47,13 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
         """True once the lease has ended: another worker may run the message, so a long task should
         stop here."""
         return bool(self.lease.ended)
+
+    @property
+    def tick(self) -> datetime | None:
+        """Of a recurring task: the instant that this run is for, the same in each attempt. None
+        when the message was enqueued by other code."""
+        text = self.headers.get(TICK)
+        return datetime.fromisoformat(text) if text else None
 
 
 def current_message() -> CurrentMessage:

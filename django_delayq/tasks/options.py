@@ -16,6 +16,7 @@ from ..core.exceptions import InvalidKey, InvalidMessage
 from ..core.message import Priority, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, as_backoff, exponential
+from .recurrence import RecurrenceOptions
 
 OnDuplicate = Literal["raise", "keep", "replace"]
 
@@ -51,7 +52,7 @@ class SharedOptions(TypedDict, total=False):
     DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one."""
 
 
-class TaskOptions(SharedOptions, total=False):
+class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
     """What @delayed_task takes. These do not travel with a message: the worker reads them from the
     task."""
 
@@ -117,8 +118,11 @@ class Options:
 
     @classmethod
     def declared(cls, options: TaskOptions) -> Options:
-        """What @delayed_task was given. Raises InvalidMessage and its subclasses."""
-        return cls()._with(options, _OF_TASK)
+        """What @delayed_task was given, without its recurrence. Raises InvalidMessage and its
+        subclasses."""
+        recurrence = RecurrenceOptions.__annotations__
+        given = {name: value for name, value in options.items() if name not in recurrence}
+        return cls()._with(given, _OF_TASK)
 
     def changed(self, changes: CallOptions) -> Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
@@ -141,6 +145,10 @@ class Options:
 _ELSEWHERE = {
     "countdown": "delay (a timedelta or seconds)",
     "defer_by": "delay (a timedelta or seconds)",
+    "crontab": "cron (a line of five fields), or every (a timedelta)",
+    "interval": "every (a timedelta or seconds)",
+    "schedule": "cron (a line of five fields), or every (a timedelta)",
+    "timezone": "time_zone (a name such as Europe/Berlin)",
     "eta": "due_at (an aware datetime)",
     "run_after": "due_at (an aware datetime)",
     "run_at": "due_at (an aware datetime)",

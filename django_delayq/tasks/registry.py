@@ -47,3 +47,8 @@ def known_topics() -> set[str]:
         *get_settings().topics,
         *(task.options.topic for task in by_name.values()),
     }
+
+
+def recurring_tasks() -> list[Task[Any, Any]]:
+    """The tasks that run again and again, by name."""
+    return [by_name[name] for name in sorted(by_name) if by_name[name].definition.recurrence]

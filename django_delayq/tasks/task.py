@@ -16,6 +16,7 @@ from ..core.exceptions import InvalidArguments
 from ..core.message import task_code
 from .declaration import signature_of
 from .options import CallOptions, Options
+from .recurrence import Recurrence
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +29,8 @@ class Definition:
     func: Callable[..., Any]
     name: str
     options: Options
+    recurrence: Recurrence | None = None
+    """When it runs again and again; None: only when somebody enqueues it."""
 
     @cached_property
     def code(self) -> bytes:

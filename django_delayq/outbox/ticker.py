@@ -1,0 +1,152 @@
+"""Writes the messages of recurring tasks, a few seconds before each tick."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import connections, transaction
+
+from ..core.conf import get_settings
+from ..core.database import locked, reached, write_first
+from ..core.service import Service
+from ..core.times import from_ms
+from ..models import OutboxMessage, OutboxStatus, RecurringTask
+from ..store.store import RedisStore
+from ..tasks import registry
+from ..tasks.builder import build
+from ..tasks.recurrence import MISSED_AFTER_MS, TICK, Recurrence
+from ..tasks.task import Call, Task
+from . import outbox
+
+logger = logging.getLogger("delayq.worker")
+
+#: Ticks are written this far ahead. After half of it they are written again: so a round that fails
+#: makes no message late.
+AHEAD_MS = 10_000
+#: A rule of other code is in force until nobody has written by it for so long.
+TAKE_OVER_MS = 5_000
+#: The row of a task that no code declares is deleted after so long.
+FORGET_MS = 86_400_000
+#: If ticks are written further ahead than this, Redis' clock has been set back.
+SET_BACK_MS = 3_600_000
+
+
+class Ticker(Service):
+    """Each process that archives has one. Who comes first writes a tick; the row of its task is
+    locked meanwhile.
+
+    Of two rules for one task, as during a deploy, the one by which somebody writes stays in force.
+    The other one begins where that one has ended, so no tick is lost and none comes twice.
+    """
+
+    name = "ticker"
+    interval = 2.0
+
+    def __init__(self, store: RedisStore) -> None:
+        super().__init__()
+        self._store = store
+        self.written = 0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Messages written so far."""
+        return {"written": self.written}
+
+    def run_once(self) -> float:
+        """Write the ticks of the next seconds. Raises StoreUnavailable and DatabaseUnavailable: it
+        is tried again."""
+        # While Redis is away the outbox takes the messages all the same.
+        away = self._store.breaker.open
+        now_ms = outbox.redis_now_ms() if away else int(self._store.clock_ms())
+        tasks = {task.name: task for task in registry.recurring_tasks()}
+        with reached(), outbox.migrated():
+            rows = list(RecurringTask.objects.all())
+            if missing := tasks.keys() - {row.task for row in rows}:
+                rows += begin([tasks[name] for name in sorted(missing)], now_ms)
+            for row in rows:
+                if row.task in tasks and _is_due(row, tasks[row.task], now_ms):
+                    self._write(row.pk, tasks[row.task], now_ms)
+            forgotten = [
+                row.pk for row in rows if row.task not in tasks and row.upto_ms < now_ms - FORGET_MS
+            ]
+            if forgotten:
+                RecurringTask.objects.filter(
+                    pk__in=forgotten, upto_ms__lt=now_ms - FORGET_MS, paused_at=None
+                ).delete()
+        return self.interval
+
+    def _write(self, pk: int, task: Task[Any, Any], now_ms: int) -> None:
+        """Write the messages of one task and move its row, in one transaction."""
+        connection = connections[get_settings().database]
+        recurrence: Recurrence = task.definition.recurrence
+        with transaction.atomic(using=connection.alias):
+            write_first(connection, RecurringTask)
+            row = locked(RecurringTask.objects.filter(pk=pk)).first()
+            if row is None or not _is_due(row, task, now_ms):
+                return  # another process was quicker
+            after_ms = row.upto_ms
+            if after_ms > now_ms + SET_BACK_MS:
+                logger.warning("%s: Redis' clock was set back; its ticks go on now", task.name)
+                after_ms = now_ms
+            ticks = [] if row.paused_at else recurrence.wanted(after_ms, now_ms, now_ms + AHEAD_MS)
+            _insert(task, ticks)
+            row.rule, row.upto_ms = str(recurrence.rule), now_ms + AHEAD_MS
+            row.last_tick_ms = max([row.last_tick_ms, *ticks])
+            row.save(using=connection.alias, update_fields=["rule", "upto_ms", "last_tick_ms"])
+        self.written += len(ticks)
+        if not row.paused_at and after_ms < now_ms - MISSED_AFTER_MS:
+            late = sum(tick < now_ms - MISSED_AFTER_MS for tick in ticks)
+            since = from_ms(after_ms).isoformat(" ", "seconds")
+            logger.warning(
+                "%s: nobody has written its ticks since %s; by its policy %r %d of the missed "
+                "ticks run now", task.name, since, recurrence.missed, late,
+            )  # fmt: skip
+
+
+def begin(tasks: Sequence[Task[Any, Any]], now_ms: int) -> list[RecurringTask]:
+    """The rows of recurring tasks that may have none yet: their first ticks come after now."""
+    rows = [
+        RecurringTask(task=task.name, rule=str(task.definition.recurrence.rule), upto_ms=now_ms)
+        for task in tasks
+    ]
+    RecurringTask.objects.bulk_create(rows, ignore_conflicts=True)
+    return list(RecurringTask.objects.filter(task__in=[task.name for task in tasks]))
+
+
+def key_of(task: str, tick_ms: int) -> str:
+    """The key of the message of a tick: a tick that is written twice has one message."""
+    return f"{task}@{from_ms(tick_ms):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _is_due(row: RecurringTask, task: Task[Any, Any], now_ms: int) -> bool:
+    """Whether ticks are to be written by the rule of this task."""
+    if row.upto_ms > now_ms + SET_BACK_MS:
+        return True
+    if row.rule == str(task.definition.recurrence.rule):
+        return bool(row.upto_ms < now_ms + AHEAD_MS / 2)
+    return bool(row.upto_ms < now_ms - TAKE_OVER_MS)
+
+
+def _insert(task: Task[Any, Any], ticks: Sequence[int]) -> None:
+    """One durable message for each tick."""
+    calls = []
+    for tick_ms in ticks:
+        tick = from_ms(tick_ms)
+        options = task.options.changed(
+            {
+                "key": key_of(task.name, tick_ms),
+                "on_duplicate": "keep",
+                "durable": True,
+                "due_at": tick,
+                "headers": {TICK: tick.isoformat()},
+            }
+        )
+        calls.append(Call(type(task)(task.definition, options), (), {}))
+    now_us = outbox.redis_now_ms() * 1000
+    rows = [
+        outbox.new_row(item, now_us + index, OutboxStatus.WAITING)
+        for index, item in enumerate(build(calls))
+    ]
+    OutboxMessage.objects.bulk_create(rows, ignore_conflicts=True)
