@@ -74,15 +74,13 @@ class RecurringStatus:
     """Of the newest tick that is due; None when no tick has come yet."""
 
 
-def recurring_statuses(*, redis: bool = True) -> list[RecurringStatus]:
+def recurring_statuses() -> list[RecurringStatus]:
     """All recurring tasks that code declares here or that have a row, by name. Two queries and one
-    round trip to Redis; without `redis` live messages have no state."""
+    round trip to Redis. Raises StoreUnavailable."""
     now_ms = outbox.redis_now_ms()
     tasks = {task.name: task for task in registry.recurring_tasks()}
     rows = {row.task: row for row in RecurringTask.objects.all()}
-    runs = _last_runs(
-        {tasks[name]: row for name, row in rows.items() if name in tasks}, now_ms, redis
-    )
+    runs = _last_runs({tasks[name]: row for name, row in rows.items() if name in tasks}, now_ms)
     return [
         _status(name, tasks.get(name), rows.get(name), runs.get(name), now_ms)
         for name in sorted({*tasks, *rows})
@@ -198,7 +196,7 @@ def _status(
 
 
 def _last_runs(
-    rows: Mapping[Task[Any, Any], RecurringTask], now_ms: int, redis: bool
+    rows: Mapping[Task[Any, Any], RecurringTask], now_ms: int
 ) -> dict[str, TickRun]:
     """What has become of the newest due tick of each task."""
     ids: dict[bytes, tuple[Task[Any, Any], int]] = {}
@@ -207,11 +205,10 @@ def _last_runs(
             identity = key_id(task.options.topic, ticker.key_of(task.name, tick_ms))
             ids[identity] = task, tick_ms
     known: dict[bytes, dict[str, Any]] = {}
-    if redis:
-        places = [(task.options.topic, identity) for identity, (task, _) in ids.items()]
-        for partition, found in get_store().find_many(places):
-            message = shown(partition, found)
-            known[found.id] = {"state": message.state.value, "attempt": message.attempt}
+    places = [(task.options.topic, identity) for identity, (task, _) in ids.items()]
+    for partition, found in get_store().find_many(places):
+        message = shown(partition, found)
+        known[found.id] = {"state": message.state.value, "attempt": message.attempt}
     for ended in ArchivedMessage.objects.filter(message_id__in=[UUID(bytes=i) for i in ids]):
         known[ended.message_id.bytes] = {
             "state": ended.state,

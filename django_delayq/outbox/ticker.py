@@ -59,7 +59,12 @@ class Ticker(Service):
         is tried again."""
         # While Redis is away the outbox takes the messages all the same.
         away = self._store.breaker.open
-        now_ms = outbox.redis_now_ms() if away else int(self._store.clock_ms())
+        self.write_ticks(outbox.redis_now_ms() if away else int(self._store.clock_ms()))
+        return self.interval
+
+    def write_ticks(self, now_ms: int) -> None:
+        """Write the ticks that come soon after this instant, and those before it that are not yet
+        written."""
         tasks = {task.name: task for task in registry.recurring_tasks()}
         with reached(), outbox.migrated():
             rows = list(RecurringTask.objects.all())
@@ -75,7 +80,6 @@ class Ticker(Service):
                 RecurringTask.objects.filter(
                     pk__in=forgotten, upto_ms__lt=now_ms - FORGET_MS, paused_at=None
                 ).delete()
-        return self.interval
 
     def _write(self, pk: int, task: Task[Any, Any], now_ms: int) -> None:
         """Write the messages of one task and move its row, in one transaction."""
@@ -96,12 +100,12 @@ class Ticker(Service):
             row.last_tick_ms = max([row.last_tick_ms, *ticks])
             row.save(using=connection.alias, update_fields=["rule", "upto_ms", "last_tick_ms"])
         self.written += len(ticks)
-        if not row.paused_at and after_ms < now_ms - MISSED_AFTER_MS:
-            late = sum(tick < now_ms - MISSED_AFTER_MS for tick in ticks)
-            since = from_ms(after_ms).isoformat(" ", "seconds")
+        missed_before_ms = now_ms - MISSED_AFTER_MS
+        if not row.paused_at and any(recurrence.rule.ticks(after_ms, missed_before_ms)):
+            late = sum(tick <= missed_before_ms for tick in ticks)
             logger.warning(
-                "%s: nobody has written its ticks since %s; by its policy %r %d of the missed "
-                "ticks run now", task.name, since, recurrence.missed, late,
+                "%s: nobody wrote its ticks from %s on; by its policy %r %d of the missed ticks "
+                "run now", task.name, from_ms(after_ms), recurrence.missed, late,
             )  # fmt: skip
 
 
