@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,9 +78,10 @@ def recurring_statuses() -> list[RecurringStatus]:
     """All recurring tasks that code declares here or that have a row, by name. Two queries and one
     round trip to Redis. Raises StoreUnavailable."""
     now_ms = outbox.redis_now_ms()
-    tasks = {task.name: task for task in registry.recurring_tasks()}
+    tasks = registry.recurring_tasks()
     rows = {row.task: row for row in RecurringTask.objects.all()}
-    runs = _last_runs({tasks[name]: row for name, row in rows.items() if name in tasks}, now_ms)
+    declared = [(tasks[name][0], row) for name, row in rows.items() if name in tasks]
+    runs = _last_runs(declared, now_ms)
     return [
         _status(name, tasks.get(name), rows.get(name), runs.get(name), now_ms)
         for name in sorted({*tasks, *rows})
@@ -89,12 +90,11 @@ def recurring_statuses() -> list[RecurringStatus]:
 
 def silent_tasks() -> list[str]:
     """The recurring tasks that code declares here and whose ticks nobody writes."""
-    tasks = registry.recurring_tasks()
     since_ms = outbox.redis_now_ms() - SILENT_MS
     written = set(
         RecurringTask.objects.filter(upto_ms__gte=since_ms).values_list("task", flat=True)
     )
-    return [task.name for task in tasks if task.name not in written]
+    return sorted(registry.recurring_tasks().keys() - written)
 
 
 def pause_recurring(user: User, name: str, *, reason: str) -> None:
@@ -123,8 +123,8 @@ def run_recurring_now(user: User, name: str, *, reason: str = "") -> Handle:
     """Run a recurring task once, now; its ticks stay as they are. Raises InvalidMessage for a task
     that code does not declare as recurring here."""
     require(user, "cancel_message")
-    task = registry.by_name.get(name)
-    if task is None or task.definition.recurrence is None:
+    task, _ = registry.recurring_tasks().get(name, (None, None))
+    if task is None:
         raise InvalidMessage(_unknown(name))
     tick = from_ms(outbox.redis_now_ms())
     with OperatorAction.recorded(
@@ -154,9 +154,10 @@ def _changed(user: User, action: str, name: str, reason: str) -> Iterator[Recurr
     ):
         write_first(connections[alias], RecurringTask)
         rows = RecurringTask.objects.select_for_update().filter(task=name)
-        task, row = registry.by_name.get(name), rows.first()
-        if row is None and task is not None and task.definition.recurrence:
-            ticker.begin([task], outbox.redis_now_ms())
+        _, recurrence = registry.recurring_tasks().get(name, (None, None))
+        row = rows.first()
+        if row is None and recurrence is not None:
+            ticker.begin({name: recurrence}, outbox.redis_now_ms())
             row = rows.first()
         if row is None:
             raise InvalidMessage(_unknown(name))
@@ -166,18 +167,18 @@ def _changed(user: User, action: str, name: str, reason: str) -> Iterator[Recurr
 
 
 def _unknown(name: str) -> str:
-    names = ", ".join(task.name for task in registry.recurring_tasks()) or "none"
+    names = ", ".join(sorted(registry.recurring_tasks())) or "none"
     return f"No recurring task is named {name!r:.250}. Those that code declares here: {names}."
 
 
 def _status(
     name: str,
-    task: Task[Any, Any] | None,
+    known: tuple[Task[Any, Any], Recurrence] | None,
     row: RecurringTask | None,
     last: TickRun | None,
     now_ms: int,
 ) -> RecurringStatus:
-    recurrence: Recurrence | None = task.definition.recurrence if task else None
+    task, recurrence = known or (None, None)
     declared = str(recurrence.rule) if recurrence else ""
     rule = row.rule if row else declared
     paused = row is not None and row.paused_at is not None
@@ -196,11 +197,11 @@ def _status(
 
 
 def _last_runs(
-    rows: Mapping[Task[Any, Any], RecurringTask], now_ms: int
+    declared: Sequence[tuple[Task[Any, Any], RecurringTask]], now_ms: int
 ) -> dict[str, TickRun]:
     """What has become of the newest due tick of each task."""
     ids: dict[bytes, tuple[Task[Any, Any], int]] = {}
-    for task, row in rows.items():
+    for task, row in declared:
         if tick_ms := _newest_due(row, now_ms):
             identity = key_id(task.options.topic, ticker.key_of(task.name, tick_ms))
             ids[identity] = task, tick_ms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import connections, transaction
@@ -65,14 +65,14 @@ class Ticker(Service):
     def write_ticks(self, now_ms: int) -> None:
         """Write the ticks that come soon after this instant, and those before it that are not yet
         written."""
-        tasks = {task.name: task for task in registry.recurring_tasks()}
+        tasks = registry.recurring_tasks()
         with reached(), outbox.migrated():
             rows = list(RecurringTask.objects.all())
             if missing := tasks.keys() - {row.task for row in rows}:
-                rows += begin([tasks[name] for name in sorted(missing)], now_ms)
+                rows += begin({name: tasks[name][1] for name in sorted(missing)}, now_ms)
             for row in rows:
-                if row.task in tasks and _is_due(row, tasks[row.task], now_ms):
-                    self._write(row.pk, tasks[row.task], now_ms)
+                if row.task in tasks and _is_due(row, tasks[row.task][1], now_ms):
+                    self._write(row.pk, *tasks[row.task], now_ms)
             forgotten = [
                 row.pk for row in rows if row.task not in tasks and row.upto_ms < now_ms - FORGET_MS
             ]
@@ -81,14 +81,13 @@ class Ticker(Service):
                     pk__in=forgotten, upto_ms__lt=now_ms - FORGET_MS, paused_at=None
                 ).delete()
 
-    def _write(self, pk: int, task: Task[Any, Any], now_ms: int) -> None:
+    def _write(self, pk: int, task: Task[Any, Any], recurrence: Recurrence, now_ms: int) -> None:
         """Write the messages of one task and move its row, in one transaction."""
         connection = connections[get_settings().database]
-        recurrence: Recurrence = task.definition.recurrence
         with transaction.atomic(using=connection.alias):
             write_first(connection, RecurringTask)
             row = locked(RecurringTask.objects.filter(pk=pk)).first()
-            if row is None or not _is_due(row, task, now_ms):
+            if row is None or not _is_due(row, recurrence, now_ms):
                 return  # another process was quicker
             after_ms = row.upto_ms
             if after_ms > now_ms + SET_BACK_MS:
@@ -109,14 +108,14 @@ class Ticker(Service):
             )  # fmt: skip
 
 
-def begin(tasks: Sequence[Task[Any, Any]], now_ms: int) -> list[RecurringTask]:
-    """The rows of recurring tasks that may have none yet: their first ticks come after now."""
+def begin(recurrences: Mapping[str, Recurrence], now_ms: int) -> list[RecurringTask]:
+    """The rows of tasks, by name, that may have none yet: their first ticks come after now."""
     rows = [
-        RecurringTask(task=task.name, rule=str(task.definition.recurrence.rule), upto_ms=now_ms)
-        for task in tasks
+        RecurringTask(task=name, rule=str(recurrence.rule), upto_ms=now_ms)
+        for name, recurrence in recurrences.items()
     ]
     RecurringTask.objects.bulk_create(rows, ignore_conflicts=True)
-    return list(RecurringTask.objects.filter(task__in=[task.name for task in tasks]))
+    return list(RecurringTask.objects.filter(task__in=recurrences))
 
 
 def key_of(task: str, tick_ms: int) -> str:
@@ -124,11 +123,11 @@ def key_of(task: str, tick_ms: int) -> str:
     return f"{task}@{from_ms(tick_ms):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _is_due(row: RecurringTask, task: Task[Any, Any], now_ms: int) -> bool:
-    """Whether ticks are to be written by the rule of this task."""
+def _is_due(row: RecurringTask, recurrence: Recurrence, now_ms: int) -> bool:
+    """Whether ticks are to be written by this rule."""
     if row.upto_ms > now_ms + SET_BACK_MS:
         return True
-    if row.rule == str(task.definition.recurrence.rule):
+    if row.rule == str(recurrence.rule):
         return bool(row.upto_ms < now_ms + AHEAD_MS / 2)
     return bool(row.upto_ms < now_ms - TAKE_OVER_MS)
 

@@ -9,6 +9,7 @@ from ..core.exceptions import DuplicateTask, UnknownTopic
 from .declaration import fingerprint, place_of
 
 if TYPE_CHECKING:
+    from .recurrence import Recurrence
     from .task import Task
 
 #: Every declared task by name and by code. Messages are resolved here and nowhere else.
@@ -49,6 +50,7 @@ def known_topics() -> set[str]:
     }
 
 
-def recurring_tasks() -> list[Task[Any, Any]]:
-    """The tasks that run again and again, by name."""
-    return [by_name[name] for name in sorted(by_name) if by_name[name].definition.recurrence]
+def recurring_tasks() -> dict[str, tuple[Task[Any, Any], Recurrence]]:
+    """The tasks that run again and again, by name, and when they do."""
+    found = {name: (task, task.definition.recurrence) for name, task in by_name.items()}
+    return {name: (task, recurrence) for name, (task, recurrence) in found.items() if recurrence}

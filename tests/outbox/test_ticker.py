@@ -321,8 +321,8 @@ def test_the_lengths_fit_each_other() -> None:
 
 
 def test_without_recurring_tasks_there_is_no_ticker(hands: Hands, declared: dict[str, Any]) -> None:
-    for task in registry.recurring_tasks():
-        del declared[task.name]
+    for name in registry.recurring_tasks():
+        del declared[name]
     names = [service.name for service in sql_services(hands.store, "host:1:name")]
     assert "ticker" not in names
     assert "relay" in names

@@ -30,7 +30,7 @@ def recurring_pause_view(request: HttpRequest) -> HttpResponse:
     """No tick gets a message."""
     name, reason = _posted(request)
     recurring.pause_recurring(request.user, name, reason=reason)
-    words = _("%(task)s is paused. A tick that is due in a few seconds may still run.")
+    words = _("The task %(task)s is paused. A tick that is due in a few seconds may still run.")
     messages.success(request, words % {"task": visible(name)})
     return back(request, "recurring")
 
@@ -41,7 +41,7 @@ def recurring_resume_view(request: HttpRequest) -> HttpResponse:
     name, reason = _posted(request)
     recurring.resume_recurring(request.user, name, reason=reason)
     messages.success(
-        request, _("%(task)s goes on with its next tick.") % {"task": visible(name)}
+        request, _("The task %(task)s goes on with its next tick.") % {"task": visible(name)}
     )
     return back(request, "recurring")
 
@@ -53,7 +53,8 @@ def recurring_run_view(request: HttpRequest) -> HttpResponse:
     handle = recurring.run_recurring_now(request.user, name, reason=reason)
     messages.success(
         request,
-        _("%(task)s runs now, as message %(id)s.") % {"task": visible(name), "id": handle.id},
+        _("The task %(task)s runs now, as message %(id)s.")
+        % {"task": visible(name), "id": handle.id},
     )
     return back(request, "recurring")
 
