@@ -57,8 +57,8 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
 
 
 def current_message() -> CurrentMessage:
-    """The message that this task runs for: id, key, attempt, headers and so on. Raises DelayQError
-    when no worker runs the task."""
+    """The message that this task runs for: id, key, attempt, headers, of a recurring task the
+    tick, and so on. Raises DelayQError when no worker runs the task."""
     lease = running.get()
     if lease is None:
         raise DelayQError("current_message() is known only while a worker runs a task.")

@@ -61,6 +61,10 @@ class World:
     def move_to(self, when: datetime) -> None:
         self.clock.set(when.timestamp() - time.time())
 
+    def wait_until(self, when: datetime) -> None:
+        store, ms = self.queue.store, 1000 * when.timestamp()
+        wait_until(lambda: store.clock_ms() >= ms, "the clock shows it")
+
     def kill_one(self) -> None:
         """kill -9 at some moment of the next two seconds, and another worker in its place."""
         time.sleep(self.random.uniform(0, 2))
@@ -120,12 +124,8 @@ def live_through(world: World, instants: list[datetime], nightly: list[datetime]
                 world.wait_for(name, instant)
         if instant in nightly:
             world.wait_for("nightly", instant)
-        wait_until(
-            lambda past_ms=1000 * instant.timestamp() + 2_000: (
-                world.queue.store.clock_ms() > past_ms
-            ),
-            "the instant is over, also when nothing is to come",
-        )
+        # Nothing more may come.
+        world.wait_until(instant + timedelta(seconds=2))
 
 
 def test_each_tick_runs_once_as_its_policy_says(world: World, night: str, figure: Figure) -> None:
