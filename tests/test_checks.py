@@ -39,7 +39,7 @@ def ids(found: list[CheckMessage]) -> list[str]:
 # Recurring tasks
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_a_recurring_task_that_nobody_enqueues_is_w023(
     delayq: RedisStore, declared: dict[str, Any]
 ) -> None:

@@ -66,7 +66,7 @@ class Ticker(Service):
         """Write the ticks that come soon after this instant, and those before it that are not yet
         written."""
         tasks = registry.recurring_tasks()
-        with reached(), outbox.migrated():
+        with reached():
             rows = list(RecurringTask.objects.all())
             if missing := tasks.keys() - {row.task for row in rows}:
                 rows += begin({name: tasks[name][1] for name in sorted(missing)}, now_ms)
