@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline servers test test-all screenshots lint docs bench chaos mutations clean
+.PHONY: help demo pipeline servers test test-long test-all screenshots lint docs bench chaos mutations clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -27,6 +27,8 @@ pipeline: $(VENV)/pipeline.stamp ## Give the shop a past; export, stats, forecas
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest
 SHARED = -n $(JOBS) --dist worksteal
+# Acceptance tests wait for their worker processes half of the time.
+WAITING = -n $$((2 * $(JOBS))) --dist worksteal
 # 5: none of the tests was asked for, as ARGS may have it.
 MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 ON = $(BIN)/python -m tests.databases
@@ -41,20 +43,25 @@ servers: $(VENV)/dev.stamp
 	@$(JAVA_HERE)
 
 test: servers ## Run the tests (ARGS="-k claim" for some of them)
-	$(PYTEST) -m "not acceptance and not elsewhere" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	DELAYQ_TEST_USE_TZ=0 $(PYTEST) tests/admin -m "not browser" $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(PYTEST) -m "acceptance and not alone" $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(PYTEST) -m "acceptance and alone" $(ARGS) $(MAY_BE_NONE)
-	$(ON) postgresql $(PYTEST) -m databases --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(ON) mariadb $(PYTEST) -m databases --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(WITH_JAVA) $(PYTEST) tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(WITH_JAVA) $(ON) postgresql $(PYTEST) tests/pipeline -m databases $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	@echo "make test: all passed. Left to others: the rest of the store's tests on three more servers, the rest of the"
-	@echo "tests on PostgreSQL and MariaDB (make test-all); breaking the scripts (make mutations); faults under load"
-	@echo "(make chaos); speed (make bench)."
+	$(PYTEST) -m "not acceptance and not elsewhere and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) -m "acceptance and not alone and not long" $(WAITING) $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) -m "acceptance and alone and not long" $(ARGS) $(MAY_BE_NONE)
+	$(ON) postgresql $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	$(ON) mariadb $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	$(WITH_JAVA) $(PYTEST) tests/pipeline -m "not long" $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	@echo "make test: all passed. Left to others: tests that take long, the pages with USE_TZ off, the pipeline on"
+	@echo "PostgreSQL (make test-long); the rest of the store's tests on three more servers, the rest of the tests on"
+	@echo "PostgreSQL and MariaDB (make test-all); breaking the scripts (make mutations); faults under load (make chaos);"
+	@echo "speed (make bench)."
+
+test-long: servers ## Run the tests that take long (15 minutes); CI runs them too
+	$(PYTEST) -m long --ignore=tests/pipeline $(WAITING)
+	DELAYQ_TEST_USE_TZ=0 $(PYTEST) tests/admin -m "not browser" $(SHARED)
+	$(WITH_JAVA) $(PYTEST) tests/pipeline -m long $(SHARED)
+	$(WITH_JAVA) $(ON) postgresql $(PYTEST) tests/pipeline -m databases $(SHARED)
 
 # MariaDB, the pipeline: there an open transaction in whatever database holds up what is settled.
-test-all: test ## Run every test on every server and every database (an hour)
+test-all: test test-long ## Run every test on every server and every database (an hour)
 	$(PYTEST) tests/store -m elsewhere $(SHARED)
 	$(ON) postgresql $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
 	$(ON) mariadb $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)

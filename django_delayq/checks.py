@@ -58,11 +58,14 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
         return [Error(str(error), id="delayq.E001")]
     found: list[CheckMessage] = []
     if not settings.redis:
-        hint = (
-            "Name a CACHES entry of django-redis or a URL: "
-            'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/0"}.'
+        found.append(
+            Error(
+                'DELAYQ["REDIS"] is missing.',
+                hint="Name a CACHES entry of django-redis or a URL: "
+                'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/0"}.',
+                id="delayq.E002",
+            )
         )
-        found.append(Error('DELAYQ["REDIS"] is missing.', hint=hint, id="delayq.E002"))
     if settings.database not in django_settings.DATABASES:
         found.append(
             Error(
@@ -75,15 +78,15 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
             Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
         )
     if names := caches_beside(settings):
-        message = (
-            f"cache.clear() of CACHES {', '.join(map(repr, names))} is FLUSHDB on DELAYQ's "
-            f"database: it deletes all messages that wait."
+        found.append(
+            checks.Warning(
+                f"cache.clear() of CACHES {', '.join(map(repr, names))} is FLUSHDB on DELAYQ's "
+                "database: it deletes all messages that wait.",
+                hint="Give DELAYQ a Redis of its own, or at least another database number: "
+                'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/1"}.',
+                id="delayq.W005",
+            )
         )
-        hint = (
-            "Give DELAYQ a Redis of its own, or at least another database number: "
-            'DELAYQ = {"REDIS": "redis://127.0.0.1:6379/1"}.'
-        )
-        found.append(checks.Warning(message, hint=hint, id="delayq.W005"))
     return found
 
 
@@ -93,14 +96,15 @@ def check_database(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
     if check_settings() or get_settings().database == "default":
         return []
     name = get_settings().database
-    message = (
-        f'DELAYQ["DATABASE"] is {name!r}: a durable message cannot be enqueued in a transaction of '
-        f"another alias."
-    )
-    hint = (
-        f"Open those transactions with transaction.atomic(using={name!r}), or silence this check."
-    )
-    return [checks.Warning(message, hint=hint, id="delayq.W006")]
+    return [
+        checks.Warning(
+            f'DELAYQ["DATABASE"] is {name!r}: a durable message cannot be enqueued in a '
+            "transaction of another alias.",
+            hint=f"Open those transactions with transaction.atomic(using={name!r}), or silence "
+            "this check.",
+            id="delayq.W006",
+        )
+    ]
 
 
 @register("delayq", deploy=True)
@@ -109,17 +113,16 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     if check_settings() or len(django_settings.DATABASES) < 2:
         return []
     name = get_settings().database
-    message = (
-        f"There are {len(django_settings.DATABASES)} databases. A message waits for the "
-        f"transaction that is open; if "
-        f'several are, for that of DELAYQ["DATABASE"], {name!r}. Durable messages need it to be '
-        f"that one."
-    )
-    hint = (
-        "using(database=...) names another one. Silence this check when that is what you want "
-        "(docs/explanation/durability.md)."
-    )
-    return [checks.Warning(message, hint=hint, id="delayq.W007")]
+    return [
+        checks.Warning(
+            f"There are {len(django_settings.DATABASES)} databases. A message waits for the "
+            'transaction that is open; if several are, for that of DELAYQ["DATABASE"], '
+            f"{name!r}. Durable messages need it to be that one.",
+            hint="using(database=...) names another one. Silence this check when that is what you "
+            "want (docs/explanation/durability.md).",
+            id="delayq.W007",
+        )
+    ]
 
 
 def _import_problem(path: str) -> str:
@@ -138,14 +141,14 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     try:
         found += check_reports(inspect_server(get_store()), get_settings().wait_replicas)
         for unserved in unserved_topics(get_store()):
-            message = f"Topic {unserved}."
+            message, topic = f"Topic {unserved}.", unserved.stats.topic
             if unserved.declared:
-                hint = f"Start a worker for it: manage.py run_delayq --topics {unserved.topic}."
+                hint = f"Start a worker for it: manage.py run_delayq --topics {topic}."
                 found.append(checks.Warning(message, hint=hint, id="delayq.W022"))
             else:
                 hint = (
                     "Import the module of its tasks where every process does (AppConfig.ready), or "
-                    f"move its messages: manage.py delayq move {unserved.topic} --to another-topic."
+                    f"move its messages: manage.py delayq move {topic} --to another-topic."
                 )
                 found.append(checks.Warning(message, hint=hint, id="delayq.W021"))
     except DelayQError as error:
@@ -174,22 +177,26 @@ def check_reports(reports: Sequence[ServerReport], wait_replicas: int = 0) -> li
     found = [finding for report in reports for finding in (*_memory(report), *_safety(report))]
     fewest = min((report.replicas for report in reports), default=0)
     if fewest < wait_replicas:
-        message = (
-            f'DELAYQ["WAIT_REPLICAS"] is {wait_replicas}, and Redis has {fewest}: all messages go '
-            f"to the outbox."
+        found.append(
+            checks.Warning(
+                f'DELAYQ["WAIT_REPLICAS"] is {wait_replicas}, and Redis has {fewest}: all '
+                "messages go to the outbox.",
+                hint="Wait for no more replicas than there are while one of them restarts.",
+                id="delayq.W017",
+            )
         )
-        hint = "Wait for no more replicas than there are while one of them restarts."
-        found.append(checks.Warning(message, hint=hint, id="delayq.W017"))
     return found
 
 
 def _memory(report: ServerReport) -> list[CheckMessage]:
     if report.eviction is None:
-        message = (
-            "Redis does not tell its maxmemory-policy (CONFIG is forbidden): make sure that it is "
-            "noeviction."
-        )
-        return [checks.Warning(message, id="delayq.W015")]
+        return [
+            checks.Warning(
+                "Redis does not tell its maxmemory-policy (CONFIG is forbidden): make sure that "
+                "it is noeviction.",
+                id="delayq.W015",
+            )
+        ]
     if report.eviction == "noeviction":
         return []
     message = (
@@ -205,30 +212,36 @@ def _memory(report: ServerReport) -> list[CheckMessage]:
 def _safety(report: ServerReport) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     if not report.aof:
-        message = (
-            "Redis does not write an append-only file: a restart loses the messages since the last "
-            "snapshot."
+        found.append(
+            checks.Warning(
+                "Redis does not write an append-only file: a restart loses the messages since the "
+                "last snapshot.",
+                hint="CONFIG SET appendonly yes, and in redis.conf.",
+                id="delayq.W012",
+            )
         )
-        hint = "CONFIG SET appendonly yes, and in redis.conf."
-        found.append(checks.Warning(message, hint=hint, id="delayq.W012"))
     if report.version < OLDEST_VERSION:
         oldest = ".".join(str(part) for part in OLDEST_VERSION)
-        text = f"{report.name} is too old: {oldest} or newer is needed."
-        found.append(Error(text, id="delayq.E013"))
+        found.append(
+            Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013")
+        )
     if abs(report.skew_ms) > CLOCK_SKEW * 1000:
-        message = (
-            f"Redis' clock and this machine's differ by {report.skew_ms / 1000:.1f} s; Redis' "
-            f"clock decides."
+        found.append(
+            checks.Warning(
+                f"Redis' clock and this machine's differ by {report.skew_ms / 1000:.1f} s; Redis' "
+                "clock decides.",
+                hint="Run NTP on both.",
+                id="delayq.W014",
+            )
         )
-        found.append(checks.Warning(message, hint="Run NTP on both.", id="delayq.W014"))
     if report.min_replicas == 0 and (report.replicas or report.sentinel):
-        message = (
-            "Redis has replicas, and its min-replicas-to-write is 0: a primary that is cut off "
-            "takes messages, and they are lost when a replica has taken over."
+        found.append(
+            checks.Warning(
+                "Redis has replicas, and its min-replicas-to-write is 0: a primary that is cut off "
+                "takes messages, and they are lost when a replica has taken over.",
+                hint="CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 10, and in "
+                "redis.conf of every node.",
+                id="delayq.W016",
+            )
         )
-        hint = (
-            "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 10, and in redis.conf of "
-            "every node."
-        )
-        found.append(checks.Warning(message, hint=hint, id="delayq.W016"))
     return found

@@ -111,6 +111,7 @@ def store(server: Server, client: Any, prefix: str) -> RedisStore:
 def delayq(settings: Any, server: Server, prefix: str) -> Iterator[RedisStore]:
     """The whole package works on a real server: `get_store()` and every public call."""
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": server.url, "PREFIX": prefix}
+    naming.kept_names.clear()
     store = get_store()
     yield store
     store.close()
@@ -184,7 +185,6 @@ def hands(
     from tests.app.tasks import seen
 
     seen.clear()
-    naming.kept_names.clear()
     monkeypatch.setattr(archiver, "GATHER", 0.0)
     monkeypatch.setattr(archiver, "TAKE_OVER_INTERVAL", 0.0)
     monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 0)

@@ -48,12 +48,11 @@ def in_a_sentence(buckets: Sequence[Bucket], what: str, *, summed: bool = True) 
     peak = _peak(buckets)
     if not peak:
         return _("%(what)s: nothing.") % {"what": what}
-    highest = next(bucket for bucket in buckets if bucket.count == peak)
     words = {
         "what": what,
         "total": amount(sum(bucket.count for bucket in buckets)),
         "peak": amount(peak),
-        "label": highest.words,
+        "label": next(bucket.words for bucket in buckets if bucket.count == peak),
     }
     if summed:
         return _("%(what)s: %(total)s, peak %(peak)s at %(label)s.") % words

@@ -209,8 +209,7 @@ def archive_once(entry: Entry) -> None:
 def is_archived(message_id: bytes, enqueued_at_us: int) -> bool:
     """Whether this life of a message has its row."""
     life = {"message_id": UUID(bytes=message_id), "enqueued_at": stored_ms(enqueued_at_us / 1000)}
-    rows = ArchivedMessage.objects.using(get_settings().database)
-    return bool(rows.filter(**life).exists())
+    return bool(ArchivedMessage.objects.filter(**life).exists())
 
 
 def detail_of(raw: bytes) -> FinishDetail:

@@ -70,7 +70,7 @@ class Archiver(Service):
         self.interval = interval
         self._streams: dict[Partition, FinishedStream] = {}
         self._held: dict[Partition, Sequence[Entry]] = {}
-        """Read and not yet archived: the database was away."""
+        """Read and not yet archived: they stay for the next try when the database is away."""
         self._failures: dict[Partition, int] = {}
         self._began_at = 0.0
         self._known: set[Partition] = set()
@@ -149,7 +149,7 @@ class Archiver(Service):
             stream = self._streams[partition] = FinishedStream(
                 self._store, partition, self._consumer
             )
-        now, entries = time.monotonic(), self._held.pop(partition, None)
+        now, entries = time.monotonic(), self._held.get(partition)
         took_over_at = self._took_over_at.get(partition, -TAKE_OVER_INTERVAL)
         if not entries and now - took_over_at >= TAKE_OVER_INTERVAL:
             self._took_over_at[partition] = now
@@ -157,28 +157,23 @@ class Archiver(Service):
         entries = entries or stream.read()
         if not entries:
             return 0
+        self._held[partition] = entries
         try:
             left = store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
-        except DelayQError as error:
-            self._keep(partition, entries, error)
+        except ArchiveUnavailable as error:
+            if error.answers:
+                self._failures[partition] = self._failures.get(partition, 0) + 1
+            if not self._down_since:
+                self._down_since = time.monotonic()
+                logger.warning("the archive waits, nothing is lost: %s", error)
             raise
+        del self._held[partition]
         self._failures.pop(partition, None)
         done = [entry for entry in entries if entry not in left]
         if done:
             stream.remove(done)
         self.archived += len(done)
         return len(done)
-
-    def _keep(self, partition: Partition, entries: Sequence[Entry], error: DelayQError) -> None:
-        """Hold the entries for the next try, and note that the archive is away."""
-        self._held[partition] = entries
-        if not isinstance(error, ArchiveUnavailable):
-            return
-        if error.answers:
-            self._failures[partition] = self._failures.get(partition, 0) + 1
-        if not self._down_since:
-            self._down_since = time.monotonic()
-            logger.warning("the archive waits, nothing is lost: %s", error)
 
 
 def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[Entry]:
@@ -217,7 +212,7 @@ def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequenc
     with transaction.atomic(using=connection.alias):
         if rows:
             archive_rows.insert(rows, connection)
-        return closing.close(entries, connection.alias)
+        return closing.close(entries)
 
 
 def _answers(connection: BaseDatabaseWrapper) -> bool:
@@ -244,8 +239,8 @@ def _store_alone(
     if refused is not None and not may_pass(refused):
         try:
             with transaction.atomic(using=connection.alias):
-                unarchivable.put_aside(entry, refused, connection.alias)
-                left = closing.close([entry], connection.alias)
+                unarchivable.put_aside(entry, refused)
+                left = closing.close([entry])
         except Error as failure:
             raise ArchiveUnavailable(failure, _answers(connection)) from failure
         logger.error(

@@ -11,7 +11,7 @@ from ..models import OutboxMessage
 from ..store.finished import Entry
 
 
-def close(entries: Sequence[Entry], alias: str) -> Sequence[Entry]:
+def close(entries: Sequence[Entry]) -> Sequence[Entry]:
     """Remove the rows of durable messages that have ended, in the transaction that inserts their
     archive rows.
 
@@ -19,7 +19,7 @@ def close(entries: Sequence[Entry], alias: str) -> Sequence[Entry]:
     archive of all.
     """
     lives = {(UUID(bytes=e.id), int.from_bytes(e.stamp, "big")): e for e in entries if e.stamp}
-    rows, left = OutboxMessage.objects.using(alias), []
+    rows, left = OutboxMessage.objects.all(), []
     for ids in chunked(sorted({message_id for message_id, _ in lives}), 500):
         there = rows.filter(message_id__in=ids).order_by("id")
         # Locked, so that no other life of the same key takes the row before it is deleted; one that

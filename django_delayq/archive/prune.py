@@ -4,17 +4,16 @@ accident."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from ..core.chunks import chunked
-from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage, StoreError
 from ..core.times import Duration, duration_ms, epoch_us, in_words
 from ..models import ArchivedMessage, Final, OperatorAction, UnarchivableEntry
@@ -23,6 +22,7 @@ from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.queries import Life
 from ..tasks import registry
+from .selection import pages_by_time
 
 #: Rows of the last hour always stay.
 MIN_AGE = timedelta(hours=1)
@@ -31,16 +31,18 @@ PAGE = 5_000
 #: Ids that one query names.
 IDS = 500
 
+_STANDING = ("state", "replayed_at", "discarded_at")
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(kw_only=True)
 class Pruned:
     """What prune() has done so far."""
 
-    action: OperatorAction | None
+    action: OperatorAction | None = None
     """The record of it; None in a dry run. Its finished_at is null until the end."""
-    count: int
+    count: int = 0
     """Rows that are deleted; in a dry run, that would be."""
-    kept: int
+    kept: int = 0
     """Rows that are old enough and stay: dead letters that nobody has replayed or discarded."""
     needed: int = 0
     """Rows that are old enough and stay: of exactly_once tasks whose messages Redis still has, so
@@ -77,14 +79,12 @@ def prune(
         raise InvalidMessage(f"state is {state!r}: use one of {', '.join(Final.values)}.")
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 10_000:
         raise InvalidMessage(f"batch is a whole number from 1 to 10,000, not {batch!r}.")
-    work = _Prune(before, state, progress)
     if dry_run:
-        return work.run(batch)
+        return _prune(Pruned(), before, state, batch, progress)
     age_words = in_words(age.total_seconds())
     words = f"{state or 'all but open dead letters'}, finished more than {age_words} ago"
     with OperatorAction.recorded("prune", by, before=before, selection=words) as action:
-        work.action = action
-        return work.run(batch)
+        return _prune(Pruned(action=action), before, state, batch, progress)
 
 
 def delete_counted(rows: QuerySet[Any], action: OperatorAction) -> int:
@@ -97,77 +97,58 @@ def delete_counted(rows: QuerySet[Any], action: OperatorAction) -> int:
     return count
 
 
-class _Prune:
-    """One call of prune()."""
+def _prune(
+    done: Pruned,
+    before: datetime,
+    state: str | None,
+    batch: int,
+    progress: Callable[[Pruned], object] | None,
+) -> Pruned:
+    """Delete what prune() describes, or only count it when there is no record to count it in."""
 
-    def __init__(
-        self, before: datetime, state: str | None, progress: Callable[[Pruned], object] | None
-    ) -> None:
-        self._before, self._state, self._progress = before, state, progress
-        self._alias = get_settings().database
-        self.action: OperatorAction | None = None
-        """None in a dry run."""
-        self._count = self._kept = self._needed = 0
+    def report() -> None:
+        if progress:
+            progress(replace(done))
 
-    def run(self, batch: int) -> Pruned:
-        """Delete, or only count."""
-        self._tell()
-        rows = ArchivedMessage.objects.using(self._alias)
-        for page in self._pages():
-            needed: set[int] = set()
-            once = any(task.options.exactly_once for task in registry.by_name.values())
-            for ids in chunked(page, IDS) if once else ():
-                needed |= still_needed(rows.filter(pk__in=ids))
-            self._needed += len(needed)
-            for pks in chunked([pk for pk in page if pk not in needed], batch):
-                self._count += self._delete(ArchivedMessage, pks)
-                self._tell()
-        aside = UnarchivableEntry.objects.using(self._alias).filter(created_at__lt=self._before)
-        states = aside.values_list("pk", "state")
-        pks = [pk for pk, state in states if self._goes(state, None, None)]
-        self._count += self._delete(UnarchivableEntry, pks)
-        return self._so_far()
+    report()
+    rows = ArchivedMessage.objects.all()
+    for page in pages_by_time(rows.filter(finished_at__lt=before), _STANDING, PAGE):
+        going = [pk for _, pk, *standing in page if _may_go(done, state, *standing)]
+        needed: set[int] = set()
+        for ids in chunked(going, IDS):
+            needed |= still_needed(rows.filter(pk__in=ids))
+        done.needed += len(needed)
+        for pks in chunked([pk for pk in going if pk not in needed], batch):
+            _delete(done, rows, pks)
+            report()
+    aside = UnarchivableEntry.objects.all()
+    states = aside.filter(created_at__lt=before).values_list("pk", "state")
+    _delete(done, aside, [pk for pk, its_state in states if _may_go(done, state, its_state)])
+    return done
 
-    def _pages(self) -> Iterator[Sequence[int]]:
-        """The ids of the rows to delete. They are always read along the index of finished_at, so
-        each query is short, also one for a state that is rare."""
-        rows = ArchivedMessage.objects.using(self._alias).filter(finished_at__lt=self._before)
-        columns = rows.order_by("finished_at", "pk").values_list(
-            "pk", "finished_at", "state", "replayed_at", "discarded_at"
-        )
-        page: list[Any] = list(columns[:PAGE])
-        while page:
-            yield [pk for pk, _, *standing in page if self._goes(*standing)]
-            pk, finished_at = page[-1][:2]
-            further = Q(finished_at__gt=finished_at) | Q(pk__gt=pk)
-            page = (
-                list(columns.filter(further, finished_at__gte=finished_at)[:PAGE])
-                if len(page) == PAGE
-                else []
-            )
 
-    def _goes(
-        self, state: str, replayed_at: datetime | None, discarded_at: datetime | None
-    ) -> bool:
-        if self._state:
-            return state == self._state
-        is_open = state == Final.DEAD and not replayed_at and not discarded_at
-        self._kept += is_open
-        return not is_open
+def _may_go(
+    done: Pruned,
+    wanted: str | None,
+    state: str,
+    replayed_at: datetime | None = None,
+    discarded_at: datetime | None = None,
+) -> bool:
+    """Whether an old row is deleted. Counts the open dead letters that stay."""
+    if wanted:
+        return state == wanted
+    is_open = state == Final.DEAD and not replayed_at and not discarded_at
+    done.kept += is_open
+    return not is_open
 
-    def _delete(self, model: type[ArchivedMessage | UnarchivableEntry], pks: Sequence[int]) -> int:
-        if self.action is None or not pks:
-            return len(pks)
-        count = delete_counted(model.objects.using(self._alias).filter(pk__in=pks), self.action)
-        self.action.count += count
-        return count
 
-    def _tell(self) -> None:
-        if self._progress:
-            self._progress(self._so_far())
-
-    def _so_far(self) -> Pruned:
-        return Pruned(action=self.action, count=self._count, kept=self._kept, needed=self._needed)
+def _delete(done: Pruned, rows: QuerySet[Any], pks: Sequence[int]) -> None:
+    """Delete these rows in one transaction; in a dry run only count them."""
+    count = len(pks)
+    if done.action is not None and pks:
+        count = delete_counted(rows.filter(pk__in=pks), done.action)
+        done.action.count += count
+    done.count += count
 
 
 def still_needed(rows: QuerySet[ArchivedMessage]) -> set[int]:

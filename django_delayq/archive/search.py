@@ -123,12 +123,11 @@ def page_of(
             beyond,
             _text_of(_after(rows[0], kind) if rows else _stepped(edge, -1)) if before else None,
         )
-    stopped_at = found.stopped_at if len(rows) < size else None
     return ArchivePage(
         rows=rows,
         older=older,
         newer=newer,
-        searched_back_to=stopped_at,
+        searched_back_to=found.stopped_at if len(rows) < size else None,
         complete=found.edge is None,
     )
 
@@ -427,5 +426,6 @@ class _ArgumentFilter:
             else:
                 return False
         # 1, 1.0 and true are three values.
-        values = (self.word, self.value)
-        return any(type(found) is type(value) and bool(found == value) for value in values)
+        return any(
+            type(found) is type(value) and bool(found == value) for value in (self.word, self.value)
+        )

@@ -3,13 +3,13 @@ link carries it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 from django.db.models import Q, QuerySet
 
-from ..core.conf import get_settings
 from ..core.exceptions import InvalidKey, InvalidMessage
 from ..core.message import key_id, parse_id
 from ..core.times import stored, stored_ms
@@ -80,7 +80,7 @@ class Selection(
 
     def rows(self) -> Rows:
         """The rows, without an order. Nothing here looks at a body."""
-        rows: Rows = ArchivedMessage.objects.using(get_settings().database).all()
+        rows: Rows = ArchivedMessage.objects.all()
         conditions: dict[str, Any] = {
             "state": self.state,
             "topic": self.topic,
@@ -147,3 +147,22 @@ def _as_stored(when: datetime | None) -> datetime | None:
         return stored(when)
     except (ValueError, OverflowError):
         return stored_ms(_FIRST_MS if when.year < 5000 else _LAST_MS)
+
+
+def newest_id() -> int:
+    """The highest id in the archive; 0 when it is empty."""
+    return ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def pages_by_time(rows: Rows, columns: Sequence[str], size: int) -> Iterator[Sequence[Any]]:
+    """finished_at, pk and these columns of the rows, in the order of finishing, `size` rows at a
+    time. They are read along the index of finished_at, so each query is short, also one for rows
+    that are rare."""
+    values = rows.order_by("finished_at", "pk").values_list("finished_at", "pk", *columns)
+    page = list(values[:size])
+    while page:
+        yield page
+        finished_at, pk = page[-1][:2]
+        further = Q(finished_at__gt=finished_at) | Q(pk__gt=pk)
+        full = len(page) == size
+        page = list(values.filter(further, finished_at__gte=finished_at)[:size]) if full else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -39,11 +40,11 @@ class ArchivedAgain:
     """The record of it. Its finished_at is null until the end."""
     count: int = 0
     """Entries that are rows of the archive now."""
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     """Entries that stay aside, by the class of the error."""
 
 
-def put_aside(entry: Entry, error: Exception, alias: str) -> None:
+def put_aside(entry: Entry, error: Exception) -> None:
     """Keep an entry, in characters that every database takes. An entry that is already kept stays
     as it is."""
     raw = {"record": entry.record, "attempts": entry.attempts, "detail": entry.detail}
@@ -68,7 +69,7 @@ def put_aside(entry: Entry, error: Exception, alias: str) -> None:
         error=_in_ascii(error),
         content=json.dumps(content),
     )
-    UnarchivableEntry.objects.using(alias).bulk_create([row], ignore_conflicts=True)
+    UnarchivableEntry.objects.bulk_create([row], ignore_conflicts=True)
 
 
 def kept(row: UnarchivableEntry) -> tuple[Entry, archive_rows.Content | None]:
@@ -140,8 +141,7 @@ def archive_again(
     UnarchivableEntry. An entry that is refused again stays, with the new error. `progress` is
     called after each.
     """
-    alias = get_settings().database
-    found = list(rows.using(alias).order_by("pk").values("pk", "topic", "message_id"))
+    found = list(rows.order_by("pk").values("pk", "topic", "message_id"))
     fields = {"selection": f"{len(found)} unarchivable entries"}
     if len(found) == 1:
         only = found[0]
@@ -153,34 +153,33 @@ def archive_again(
     with OperatorAction.recorded("archive again", by, reason, **fields) as action:
         done = ArchivedAgain(action=action)
         for row in found:
-            if error := _archive_one(row["pk"], done, alias):
-                name = type(error).__name__
-                done.refused[name] = done.refused.get(name, 0) + 1
+            if error := _archive_one(row["pk"], done):
+                done.refused[type(error).__name__] += 1
             if progress:
                 progress(done)
     if not done.count:  # nothing was changed
-        action.delete(using=alias)
+        action.delete(using=rows.db)
     action.count = done.count
     return done
 
 
-def _archive_one(pk: int, done: ArchivedAgain, alias: str) -> Exception | None:
+def _archive_one(pk: int, done: ArchivedAgain) -> Exception | None:
     """Returns the error for which it stays aside. Raises DatabaseUnavailable."""
-    rows = UnarchivableEntry.objects.using(alias).filter(pk=pk)
-    connection = connections[alias]
+    rows = UnarchivableEntry.objects.filter(pk=pk)
+    connection = connections[rows.db]
     try:
-        with transaction.atomic(using=alias):
+        with transaction.atomic(using=rows.db):
             # A write comes first: on SQLite no other writer then comes before our delete.
             done.action.add(1)
             row = rows.select_for_update().first()
             if row is None:  # another process has archived it
-                transaction.set_rollback(True, using=alias)
+                transaction.set_rollback(True, using=rows.db)
                 return None
             entry, content = kept(row)
             archive_rows.insert([archive_rows.row_of(entry, connection, content)], connection)
             # The message's outbox row is still there if it was locked when the entry was put
             # aside.
-            closing.close([entry], alias)
+            closing.close([entry])
             rows.delete()
     except DelayQError:
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from ..core.exceptions import (
     DelayQError,
     InvalidMessage,
     MessageChanged,
-    MessageNotFound,
     MessageRunning,
     NotWaiting,
     OutcomeUnknown,
@@ -190,7 +189,7 @@ def _reschedule_now(
                 raise MessageRunning
             due_ms = moved_ms if word == "OK" else None
         else:
-            due_ms = _reschedule_in_redis(target, when)
+            due_ms = get_store().reschedule(*target.address, when)
             if due_ms is not None:
                 _update_outbox(partial(lookup.follow_move, *target.address, due_ms, stamp_us))
             elif row is not None and _row(target, row.enqueued_at_us) is not None:
@@ -300,7 +299,7 @@ def _reschedule_later(
         def move_marked() -> str:
             moved = None
             with suppress(MessageRunning):
-                moved = _reschedule_in_redis(target, at_then)
+                moved = get_store().reschedule(*target.address, at_then)
             if moved is None:
                 return postponed.reschedule(*target.address, at_then, stamp_us)[0]
             _update_outbox(partial(postponed.moved_in_redis, *target.address, moved))
@@ -384,21 +383,20 @@ def _change_row(
     Returns done (it was only there), marked (Redis may have it), elsewhere (the row is not of that
     transaction) or "", and the stamp of the row.
     """
-    row: OutboxMessage | None = None
-    is_ours = alias == get_settings().database
-    if is_ours:
-        with _savepoint(alias):
-            row = lookup.lock(*target.address)
-    else:
+    if alias != get_settings().database:
         row = _row(target)
-    stamp_us = NO_ROW if row is None else row.enqueued_at_us
-    is_live = _is_live_row(row, seen)
-    if not is_ours:
-        return "elsewhere" if is_live else "", stamp_us
+        stamp_us = NO_ROW if row is None else row.enqueued_at_us
+        return "elsewhere" if _is_live_row(row, seen) else "", stamp_us
+    row = None
+    with _savepoint(alias):
+        row = lookup.lock(*target.address)
+    if row is None:
+        return "", NO_ROW
+    stamp_us = row.enqueued_at_us
     # A cancelled row beside a live message: the row was to replace it and was taken back, or
     # somebody has enqueued again.
-    is_again = row is not None and row.status == OutboxStatus.CANCELLED and due_ms is None
-    if row is None or not (is_live or (is_again and seen in ("waits", "unknown"))):
+    is_again = row.status == OutboxStatus.CANCELLED and due_ms is None
+    if not _is_live_row(row, seen) and not (is_again and seen in ("waits", "unknown")):
         return "", stamp_us
     if due_ms is not None:
         lookup.move(row, due_ms)
@@ -410,7 +408,7 @@ def _change_row(
     if due_ms is None:
         lookup.end([row])
     else:
-        row.relay_at_ms = max(outbox.redis_now_ms(), outbox.relay_at_ms(due_ms))
+        row.relay_at_ms = outbox.next_relay_ms(due_ms)
         row.save(using=row._state.db)
     return "done", stamp_us
 
@@ -468,14 +466,6 @@ def _move_pending(target: Target, when: When) -> tuple[int | None, bool]:
     return lookup.due_ms_of(when), counts
 
 
-def _reschedule_in_redis(target: Target, when: When) -> int | None:
-    """The new due time in ms, None when there is nothing. Raises MessageRunning."""
-    try:
-        return get_store().reschedule(*target.address, when)
-    except MessageNotFound:
-        return None
-
-
 def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:
     """The row of the message, with `stamp_us` only of that life.
 
@@ -483,10 +473,7 @@ def _row(target: Target, stamp_us: int | None = None) -> OutboxMessage | None:
     """
     alias, row = get_settings().database, None
     try:
-        if connections[alias].in_atomic_block:
-            with _savepoint(alias):
-                row = lookup.find(*target.address)
-        else:
+        with _savepoint(alias) if connections[alias].in_atomic_block else nullcontext():
             row = lookup.find(*target.address)
     except (Error, SynchronousOnlyOperation) as error:
         logger.warning("the outbox could not be read: %s", error)

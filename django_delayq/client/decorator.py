@@ -172,8 +172,9 @@ class DelayedTask(Task[P, R]):
         after_commit: bool | None = None,
     ) -> bool:
         """cancel() for async code."""
-        call = sync_to_async(self.cancel, thread_sensitive=True)
-        return await call(key=key, id=id, missing_ok=missing_ok, after_commit=after_commit)
+        return await sync_to_async(self.cancel, thread_sensitive=True)(
+            key=key, id=id, missing_ok=missing_ok, after_commit=after_commit
+        )
 
     @overload
     async def areschedule(
@@ -208,8 +209,8 @@ class DelayedTask(Task[P, R]):
         after_commit: bool | None = None,
     ) -> datetime | None:
         """reschedule() for async code."""
-        call: Any = sync_to_async(self.reschedule, thread_sensitive=True)
-        moved: datetime | None = await call(
+        reschedule: Callable[..., datetime | None] = self.reschedule
+        return await sync_to_async(reschedule, thread_sensitive=True)(
             key=key,
             id=id,
             delay=delay,
@@ -217,7 +218,6 @@ class DelayedTask(Task[P, R]):
             missing_ok=missing_ok,
             after_commit=after_commit,
         )
-        return moved
 
     async def aget(self, *, key: str | None = None, id: str | UUID | None = None) -> Message | None:  # noqa: A002
         """get() for async code."""

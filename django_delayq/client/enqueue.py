@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, InvalidMessage, OutcomeUnknown, StoreUnavailable
 from ..core.message import is_same_content, without_stamp
-from ..outbox import postponed
+from ..outbox import outbox, postponed
 from ..store import get_store
 from ..store.client import BATCH
 from ..tasks.builder import Item, build
@@ -47,12 +48,11 @@ def enqueue(chunks: Iterable[Sequence[Call]]) -> list[Receipt]:
     return receipts
 
 
-def in_chunks(calls: Iterable[Call]) -> Iterator[list[Call]]:
+def in_chunks(calls: Iterable[Call]) -> Iterator[Sequence[Call]]:
     """Up to 500 calls of one destination each: same topic, same database, same moment of sending,
     durable or not."""
     for _, group in groupby(calls, attrgetter("task.destination")):
-        while chunk := list(islice(group, BATCH)):
-            yield chunk
+        yield from chunked(group, BATCH)
 
 
 def _send(sender: Sender, items: list[Item], options: Options) -> None:
@@ -67,7 +67,8 @@ def _send(sender: Sender, items: list[Item], options: Options) -> None:
     if options.durable:
         if alias is not None:
             on_commit.give_way(items)
-        items = sender.accept(items)
+        items, refused = outbox.accept(items)
+        sender.duplicates += refused
     if alias is not None and items:
         on_commit.add(alias, items)
     elif items:

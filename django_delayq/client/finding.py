@@ -70,11 +70,11 @@ def get(topic: str, key: str | None, message_id: str | UUID | bytes | None) -> M
         if located is not None:
             partition, found = located
             code = task_code_of(found.record)
-            return view(topic, task_name(partition, code), found.state, found)
+            return view(topic, task_name(partition, code), found)
     except (StoreUnavailable, OutcomeUnknown):
         kept = lookup.get(topic, identity, only_waiting=True)
         if kept is None and not lookup.is_cancelled(topic, identity):
             raise
     else:
         kept = lookup.get(topic, identity)
-    return view(topic, kept[0], kept[1].state, kept[1]) if kept else None
+    return view(topic, *kept) if kept else None

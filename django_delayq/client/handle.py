@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from asgiref.sync import sync_to_async
 
@@ -49,8 +50,9 @@ class Handle(Receipt):
 
     async def acancel(self, *, missing_ok: bool = False, after_commit: bool | None = None) -> bool:
         """cancel() for async code."""
-        call = sync_to_async(self.cancel, thread_sensitive=True)
-        return await call(missing_ok=missing_ok, after_commit=after_commit)
+        return await sync_to_async(self.cancel, thread_sensitive=True)(
+            missing_ok=missing_ok, after_commit=after_commit
+        )
 
     @overload
     def reschedule(
@@ -111,8 +113,7 @@ class Handle(Receipt):
         after_commit: bool | None = None,
     ) -> datetime | None:
         """reschedule() for async code."""
-        call: Any = sync_to_async(self.reschedule, thread_sensitive=True)
-        moved: datetime | None = await call(
+        reschedule: Callable[..., datetime | None] = self.reschedule
+        return await sync_to_async(reschedule, thread_sensitive=True)(
             delay=delay, due_at=due_at, missing_ok=missing_ok, after_commit=after_commit
         )
-        return moved

@@ -17,6 +17,7 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from ..archive import archive_rows
+from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..core.exceptions import (
     DelayQError,
@@ -219,7 +220,10 @@ def move_topic(
             "Redis moves at once, whatever becomes of a transaction: move a topic outside."
         ) from None
     mover, partitions = _Mover(store, topic, to, progress), store.partitions.all(topic)
-    mover.hold()
+    if not store.workers.acquire_lock(mover.lock, LOCK_MS):
+        raise InvalidMessage(
+            f"Somebody moves the topic {topic!r} already, or died at it: try again in a minute."
+        )
     try:
         for partition in partitions:
             store.reclaim(partition)  # where no worker serves the topic nobody else does it
@@ -257,20 +261,11 @@ class _Mover:
         self.done = Moved()
         self._progress = progress
 
-    def hold(self) -> None:
-        """Raise InvalidMessage when somebody else moves the same topic."""
-        if not self._store.workers.acquire_lock(self.lock, LOCK_MS):
-            raise InvalidMessage(
-                f"Somebody moves the topic {self._topic!r} already, or died at it: try again in a "
-                f"minute."
-            )
-
     def move(self, here: Partition, page: Sequence[Found]) -> None:
         """Messages of Redis, and their rows in the outbox."""
         self._extend_lock()
         journeys = [journey for found in page if (journey := self._journey(here, found))]
-        for at in range(0, len(journeys), TOGETHER):
-            together = journeys[at : at + TOGETHER]
+        for together in chunked(journeys, TOGETHER):
             carried, error = self._carry_all(together)
             for journey, how in zip(together, carried, strict=False):
                 # Not before the row has changed: the message may run at once.
@@ -336,11 +331,10 @@ class _Mover:
             rows = of_topic.filter(pk__gt=after, pk__lte=newest).order_by("pk")
             page = list(rows.values_list("pk", "message_id", "enqueued_at_us")[:BATCH])
             self._extend_lock()
-            for at in range(0, len(page), TOGETHER):
+            for together in chunked(page, TOGETHER):
                 with transaction.atomic(using=get_settings().database):
                     words = [
-                        self._move_row(message_id, stamp_us)
-                        for _, message_id, stamp_us in page[at : at + TOGETHER]
+                        self._move_row(message_id, stamp_us) for _, message_id, stamp_us in together
                     ]
                 self.done.moved += sum(word == "" for word in words)
                 self.done.taken += filter(None, words)

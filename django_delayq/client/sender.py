@@ -58,12 +58,6 @@ class Sender:
         """The items that neither Redis nor the outbox has, and why."""
         self._on_its_way: dict[Partition, tuple[Answer, list[Item]]] = {}
 
-    def accept(self, items: list[Item]) -> list[Item]:
-        """Write durable items into the outbox. Returns what is to be sent now, or at the commit."""
-        to_send, refused = outbox.accept(items)
-        self.duplicates += refused
-        return to_send
-
     def store(self, items: list[Item]) -> None:
         """Send the items, one script call per partition and 500. Raises what went wrong with the
         chunk before."""
@@ -75,33 +69,31 @@ class Sender:
             items = self._spill(items, StoreUnavailable())
         elif breaker.after_outage:
             items = self._queue_behind(items)
-        errors: list[DelayQError] = []
         try:
             for partition, batch in _batches(items):
                 if partition in self._on_its_way or len(self._on_its_way) == MOST_ON_ITS_WAY:
                     self.finish()  # a repeated id: the order counts; or each holds a connection
                 self._on_its_way[partition] = _begin(partition, batch), batch
         except (StoreUnavailable, OutcomeUnknown) as error:
-            errors = self._failed(self.unaccounted(items), error)
-        if errors:
-            raise errors[0]
+            self._fail(self.unaccounted(items), error)
+        if self.failed:
+            raise self.failed[0][0]
 
     def finish(self) -> None:
         """Wait for all answers. Raises the first error after all were read."""
         on_its_way, self._on_its_way = self._on_its_way, {}
-        errors: list[DelayQError] = []
         for answer, batch in on_its_way.values():
             try:
                 self.duplicates += _complete(answer, batch)
             except DelayQError as error:
-                errors += self._failed(batch, error)
+                self._fail(batch, error)
             else:
                 if signals.enqueued.receivers:
                     stored = [item.receipt for item in batch if item.receipt.outcome != "kept"]
                     events = [Event(receipt.id, receipt.task, receipt.key) for receipt in stored]
                     signals.report(signals.enqueued, batch[0].template.topic, events)
-        if errors:
-            raise errors[0]
+        if self.failed:
+            raise self.failed[0][0]
 
     def unaccounted(self, items: list[Item]) -> list[Item]:
         """The items that have no outcome, are not on their way and are not among the failed."""
@@ -131,8 +123,8 @@ class Sender:
             return items
         return [item for item in items if not item.receipt.outcome]
 
-    def _failed(self, batch: list[Item], error: DelayQError) -> list[DelayQError]:
-        """Leave a batch to the outbox. Returns what to raise once all answers are read."""
+    def _fail(self, batch: list[Item], error: DelayQError) -> None:
+        """Leave a batch to the outbox. What the outbox may not take, or cannot, has failed."""
         left = batch
         if isinstance(error, StoreUnavailable | OutcomeUnknown):
             try:
@@ -141,7 +133,6 @@ class Sender:
                 error = refused
         if left:
             self.failed.append((error, left))
-        return [error] if left else []
 
     def _spill(self, items: list[Item], error: DelayQError) -> list[Item]:
         """Leave to the outbox the items that it may take. Returns the others.
@@ -288,11 +279,8 @@ def _batches(items: list[Item]) -> list[tuple[Partition, list[Item]]]:
 
 
 def _begin(partition: Partition, batch: list[Item]) -> Answer:
-    names: dict[bytes, str] = {}
-    messages = []
-    for _, message, template in batch:
-        names[template.code] = template.name
-        messages.append(message)
+    names = {item.template.code: item.template.name for item in batch}
+    messages = [item.message for item in batch]
     try:
         return get_store().begin_enqueue(partition, names, messages)
     except OutcomeUnknown as error:

@@ -157,7 +157,11 @@ def list_running(topic: str, *, limit: int = 50) -> list[Running]:
             attempts, since = found.attempts, None
             if attempts and attempts.attempt == 1 and not attempts.crashes and not attempts.runs:
                 since = shown_instant(attempts.first_claimed_at_ms)
-            until = shown_instant(lease.deadline_ms)
-            message = shown(lease.partition, found)
-            running.append(Running(message=message, lease_until=until, since=since))
+            running.append(
+                Running(
+                    message=shown(lease.partition, found),
+                    lease_until=shown_instant(lease.deadline_ms),
+                    since=since,
+                )
+            )
     return running

@@ -303,13 +303,9 @@ def is_durable(record: bytes) -> bool:
     return len(record) > STAMP.size and bool(record[STAMP.size] & DURABLE)
 
 
-def lane_of(record: bytes) -> int:
-    """The lane where the message belongs, as lane_of() in shared/partition.lua."""
-    return lane_sent(record[STAMP.size :]) if len(record) > STAMP.size else 1
-
-
 def lane_sent(sent: bytes) -> int:
-    """The lane where the message will belong; a damaged one has a lane too."""
+    """The lane where the message will belong, as lane_of() in shared/partition.lua; a damaged one
+    has a lane too."""
     lane = sent[0] & PRIORITY_BITS
     return lane if lane < 3 else 1
 
@@ -358,22 +354,19 @@ def encode_body(content: Body | Sequence[Any], limit: int) -> bytes:
     return encoded
 
 
-def compress(flags: int, ttr_ms: int, code: bytes, body: bytes) -> bytes:
-    """Header and body, compressed when that makes it smaller."""
-    packed = zlib.compress(body, 1)
-    if len(packed) < len(body):
-        return HEADER.pack(flags | COMPRESSED, ttr_ms, code) + packed
-    return HEADER.pack(flags, ttr_ms, code) + body
+def encode_header(code: bytes, flags: int, ttr_ms: int) -> bytes:
+    """The header of a record of this version."""
+    return HEADER.pack(flags | VERSION << 4, ttr_ms, code)
 
 
-def encode_record(
-    code: bytes, body: bytes, *, flags: int, ttr_ms: int, compress_above: int
-) -> bytes:
-    """Header and body without the stamp, which the enqueue script adds."""
-    flags |= VERSION << 4
+def encode_record(header: bytes, body: bytes, compress_above: int) -> bytes:
+    """Header and body without the stamp, which the enqueue script adds. A body of more bytes than
+    `compress_above` is compressed when that makes it smaller."""
     if len(body) > compress_above:
-        return compress(flags, ttr_ms, code, body)
-    return HEADER.pack(flags, ttr_ms, code) + body
+        packed = zlib.compress(body, 1)
+        if len(packed) < len(body):
+            header, body = bytes((header[0] | COMPRESSED,)) + header[1:], packed
+    return header + body
 
 
 def decode_body(flags: int, raw: bytes) -> Body:

@@ -17,7 +17,7 @@ from .message import Found, Message, Record, State, decode_body
 from .times import aware, from_ms, in_words, shown_instant
 
 
-def view(topic: str, task: str, state: State, found: Found) -> Message:
+def view(topic: str, task: str, found: Found) -> Message:
     """A message for people, from what a partition holds. Raises UndecodableMessage."""
     record = Record.decode(found.record)
     body = decode_body(record.flags, record.body)
@@ -30,7 +30,7 @@ def view(topic: str, task: str, state: State, found: Found) -> Message:
         id=found.id.hex(),
         topic=topic,
         task=task,
-        state=state,
+        state=found.state,
         key=body.key,
         args=body.args,
         kwargs=body.kwargs,
@@ -44,6 +44,16 @@ def view(topic: str, task: str, state: State, found: Found) -> Message:
         expires_at=expires_at,
         replay_of=body.replay_of,
     )
+
+
+def readable(topic: str, task: str, found: Found) -> Message:
+    """view(), or the message without its contents when these cannot be decoded: the other messages
+    of a page are shown all the same."""
+    try:
+        return view(topic, task, found)
+    except UndecodableMessage:
+        attempt = found.attempts.attempt if found.attempts else 0
+        return bare(topic, found.id, task, found.state, found.due_at_ms, attempt)
 
 
 def bare(

@@ -86,9 +86,6 @@ class Service:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(max(0.0, seconds))
 
-    def _told_to_stop(self) -> bool:
-        return self.stopping
-
     def _work(self) -> None:
         failures = 0
         try:
@@ -96,12 +93,10 @@ class Service:
                 try:
                     pause, failures = self.run_once(), 0
                 except DelayQError as error:
-                    if self._told_to_stop():
-                        return
                     failures += 1
                     # Jitter: many workers come back to one server.
                     pause = min(1.0, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
-                    is_news = failures == 1 and self.reports_outages
+                    is_news = failures == 1 and self.reports_outages and not self.stopping
                     level = logging.WARNING if is_news else logging.DEBUG
                     logger.log(level, "%s: %s", self.name, error)
                 # Also what a receiver of signals raises to end the program.

@@ -7,20 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError
-from django.db.models import Q, QuerySet
 
+from ..archive.selection import Rows, Selection
 from ..core.present import counted, on_one_line
-from ..models import ArchivedMessage, Final
+from ..models import Final
 from ..operators.replay import Replayed, preview_replay
 from ..worker.process.runner import ExitCode
 from .cli import Verb, add_record, committed_count, in_time_zone, parse_instant, whole
 
-_FILTERS = {
-    "topic": "topic",
-    "task": "task",
-    "since": "finished_at__gte",
-    "until": "finished_at__lt",
-}
+#: The options that choose, beside --all.
+_FILTERS = ("topic", "task", "error", "since", "until")
 
 
 class SelectingVerb(Verb):
@@ -81,8 +77,7 @@ class SelectingVerb(Verb):
             self.replayed = replayed
             self.progress(self._summary(replayed.count, replayed.skipped))
 
-        given = {name: options[name] for name in self.passed}
-        end = self.change(rows, progress=progress, **given)
+        end = self.change(rows, progress=progress, **{name: options[name] for name in self.passed})
         return self._summary(end.count, end.skipped)
 
     def committed(self) -> str:
@@ -100,24 +95,19 @@ class SelectingVerb(Verb):
         return text
 
 
-def selected(options: dict[str, Any]) -> QuerySet[ArchivedMessage]:
+def selected(options: dict[str, Any]) -> Rows:
     """The dead letters that the options choose. Raises CommandError when they choose none or
     contradict each other."""
-    given = {lookup: options[name] for name, lookup in _FILTERS.items() if options[name]}
-    error = options["error"]
-    if options["all"] and (given or error):
+    given = {name: options[name] for name in _FILTERS if options[name]}
+    if options["all"] and given:
         raise CommandError(
             "--all contradicts the other filters: give --all, or filters.",
             returncode=ExitCode.CONFIGURATION,
         )
-    if not (options["all"] or given or error):
+    if not (options["all"] or given):
         raise CommandError(
             "No dead letters are chosen. Give --topic, --task, --error, --since or --until; or "
             "--all for every dead letter.",
             returncode=ExitCode.CONFIGURATION,
         )
-    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(state=Final.DEAD, **given)
-    if error:
-        named = Q(error_class=error) | Q(error_class__endswith=f".{error}") | Q(reason=error)
-        rows = rows.filter(named)
-    return rows
+    return Selection(state=Final.DEAD, **given).rows()

@@ -102,7 +102,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Forecast",
             fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("taken_at", models.DateTimeField(verbose_name="taken at")),
                 ("waiting", models.BigIntegerField(verbose_name="waiting")),
                 ("overdue", models.BigIntegerField(verbose_name="overdue")),
@@ -118,7 +123,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ArchivedMessage",
             fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("message_id", models.UUIDField(verbose_name="message id")),
                 ("enqueued_at", models.DateTimeField(verbose_name="enqueued at")),
                 ("topic", models.CharField(max_length=64, verbose_name="topic")),
@@ -189,7 +199,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="BulkOperation",
             fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "kind",
                     models.CharField(
@@ -244,7 +259,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LakeBatch",
             fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("lake", models.CharField(max_length=400, verbose_name="lake")),
                 ("lo", models.BigIntegerField(verbose_name="after id")),
                 ("hi", models.BigIntegerField(verbose_name="up to id")),
@@ -287,7 +307,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OperatorAction",
             fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("action", models.CharField(max_length=20, verbose_name="action")),
                 ("operator", models.CharField(max_length=150, verbose_name="operator")),
                 ("reason", models.TextField(blank=True, verbose_name="reason")),
@@ -342,7 +367,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OutboxMessage",
             fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("message_id", models.UUIDField(unique=True, verbose_name="message id")),
                 ("enqueued_at_us", models.BigIntegerField(verbose_name="enqueued at")),
                 ("topic", models.CharField(max_length=64, verbose_name="topic")),
@@ -400,7 +430,12 @@ class Migration(migrations.Migration):
                 ("run_sum", models.FloatField(default=0, verbose_name="sum of run times")),
                 ("run_max", models.FloatField(null=True, verbose_name="longest run")),
                 ("computed_at", models.DateTimeField(auto_now=True, verbose_name="computed at")),
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("day", models.DateField(verbose_name="day")),
                 ("topic", models.CharField(max_length=64, verbose_name="topic")),
                 ("task", models.CharField(max_length=200, verbose_name="task")),
@@ -431,7 +466,12 @@ class Migration(migrations.Migration):
                 ("run_sum", models.FloatField(default=0, verbose_name="sum of run times")),
                 ("run_max", models.FloatField(null=True, verbose_name="longest run")),
                 ("computed_at", models.DateTimeField(auto_now=True, verbose_name="computed at")),
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("hour", models.DateTimeField(verbose_name="hour")),
                 ("topic", models.CharField(max_length=64, verbose_name="topic")),
             ],
@@ -446,7 +486,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="UnarchivableEntry",
             fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("entry", models.CharField(max_length=40, verbose_name="stream entry")),
                 ("topic", models.CharField(max_length=64, verbose_name="topic")),
                 ("partition", models.PositiveSmallIntegerField(verbose_name="partition")),
@@ -469,7 +514,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ForecastCount",
             fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "unit",
                     models.CharField(

@@ -20,7 +20,6 @@ class ArchivedMessage(models.Model):
     message by its key, look for the message id that `key_id(topic, key)` gives: it is indexed.
     """
 
-    id = models.BigAutoField(primary_key=True)
     message_id = models.UUIDField(_("message id"))
     enqueued_at = models.DateTimeField(_("enqueued at"))
     topic = models.CharField(_("topic"), max_length=64)
@@ -114,7 +113,6 @@ class UnarchivableEntry(models.Model):
     """An entry of a finished stream that the archive refused, kept for people: one bad row blocks
     nobody."""
 
-    id = models.BigAutoField(primary_key=True)
     entry = models.CharField(_("stream entry"), max_length=40)
     topic = models.CharField(_("topic"), max_length=64)
     partition = models.PositiveSmallIntegerField(_("partition"))

@@ -42,7 +42,6 @@ class Figures(models.Model):
 class TopicHour(Figures):
     """Messages of a topic that finished in one hour, UTC."""
 
-    id = models.BigAutoField(primary_key=True)
     hour = models.DateTimeField(_("hour"))
     topic = models.CharField(_("topic"), max_length=64)
 
@@ -60,7 +59,6 @@ class TopicHour(Figures):
 class TaskDay(Figures):
     """Messages of a task in a topic that finished on one day, UTC."""
 
-    id = models.BigAutoField(primary_key=True)
     day = models.DateField(_("day"))
     topic = models.CharField(_("topic"), max_length=64)
     task = models.CharField(_("task"), max_length=200)

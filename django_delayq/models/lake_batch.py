@@ -27,7 +27,6 @@ class LakeBatch(models.Model):
     """One range of ids of the archive on its way to a lake. The lake's commits decide what the lake
     holds; this row only records it."""
 
-    id = models.BigAutoField(primary_key=True)
     lake = models.CharField(_("lake"), max_length=400)
     """Its directory."""
     lo = models.BigIntegerField(_("after id"))
@@ -62,7 +61,6 @@ class LakeBatch(models.Model):
 class Forecast(models.Model):
     """What waited at one instant, and when it falls due. Only the newest is kept."""
 
-    id = models.BigAutoField(primary_key=True)
     taken_at = models.DateTimeField(_("taken at"))
     """The instant that its counts are about: the beginning of the snapshot."""
     waiting = models.BigIntegerField(_("waiting"))
@@ -98,7 +96,6 @@ class ForecastUnit(models.TextChoices):
 class ForecastCount(models.Model):
     """Messages of a topic that fall due in one span; what is overdue is in the first."""
 
-    id = models.BigAutoField(primary_key=True)
     forecast = models.ForeignKey(
         Forecast, models.CASCADE, related_name="counts", verbose_name=_("forecast")
     )

@@ -45,7 +45,6 @@ class BulkOperation(models.Model):
     kill loses and repeats nothing.
     """
 
-    id = models.BigAutoField(primary_key=True)
     kind = models.CharField(_("kind"), max_length=10, choices=BulkKind.choices)
     dry_run = models.BooleanField(_("dry run"), default=False)
     """Only count."""
@@ -98,15 +97,13 @@ class BulkOperation(models.Model):
     @property
     def action(self) -> OperatorAction | None:
         """The record of the order; None for a dry run."""
-        found: OperatorAction | None = self.actions.filter(action=self.kind).first()
-        return found
+        return self.actions.filter(action=self.kind).first()
 
 
 class OperatorAction(models.Model):
     """Who did what to how many messages, and why. Programs read the fields; `selection` is only for
     people."""
 
-    id = models.BigAutoField(primary_key=True)
     action = models.CharField(_("action"), max_length=20)
     """replay, discard, prune, pause, cancel ...: what was done, in one word."""
     operator = models.CharField(_("operator"), max_length=150)

@@ -30,7 +30,6 @@ class OutboxMessage(models.Model):
     has. Times are integers: exactly what Redis will hold.
     """
 
-    id = models.BigAutoField(primary_key=True)
     message_id = models.UUIDField(_("message id"), unique=True)
     enqueued_at_us = models.BigIntegerField(_("enqueued at"))
     """Microseconds since 1970 by Redis' clock. With the message id it names one life of a key."""

@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db import IntegrityError
 from django.utils import timezone
 
-from ..archive.selection import Rows, Selection
+from ..archive.selection import Rows, Selection, newest_id
 from ..client.topics import topic_stats
 from ..core.exceptions import InvalidMessage
 from ..models import ArchivedMessage, BulkKind, BulkOperation, BulkStatus, OperatorAction
@@ -22,7 +22,6 @@ from ..outbox.existing import check_existing
 from ..outbox.listing import count_outbox
 from .bulk_run import decoded, order
 from .operations import User, check_reason, clean, require
-from .walk import newest_id
 
 #: What each kind needs beside bulk_operate.
 PERMISSIONS = {
@@ -56,12 +55,10 @@ class BulkPreview:
 
     count: int
     """Messages, counted up to MANY."""
-    is_more: bool
-    """Whether there are more than that."""
     sample: Sequence[ArchivedMessage]
     """The newest few, without their bodies; none for a purge."""
     word: str
-    """What has to be typed to confirm it; empty when nothing has to be."""
+    """What has to be typed to confirm it, because there are more than MANY; else empty."""
 
 
 def preview(kind: str, selection: Selection) -> BulkPreview:
@@ -76,12 +73,10 @@ def preview(kind: str, selection: Selection) -> BulkPreview:
         rows = selected_dead_letters(selection)
         count = rows.order_by()[: MANY + 1].count()
         sample = list(rows.order_by("-finished_at").only(*_SHOWN)[:SAMPLE]) if count else []
-    is_more = count > MANY
     return BulkPreview(
         count=min(count, MANY),
-        is_more=is_more,
         sample=sample,
-        word=(selection.topic or ALL_TOPICS) if is_more else "",
+        word=(selection.topic or ALL_TOPICS) if count > MANY else "",
     )
 
 

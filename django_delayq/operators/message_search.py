@@ -11,7 +11,6 @@ from uuid import UUID
 from django.db.models import Q, Subquery
 
 from ..client import finding
-from ..core.conf import get_settings
 from ..core.exceptions import UndecodableMessage
 from ..core.message import Message, State, key_id, parse_id
 from ..core.present import bare
@@ -106,7 +105,7 @@ def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
     each of them."""
     if not identities:
         return []
-    rows = ArchivedMessage.objects.using(get_settings().database)
+    rows = ArchivedMessage.objects.all()
     newest = Q()
     for identity in identities:
         lives = rows.filter(message_id=UUID(bytes=identity)).order_by("-enqueued_at")
@@ -124,8 +123,9 @@ def _topics(topic: str, redis: bool) -> Sequence[str]:
 def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, SearchResult]:
     """The live ones among these ids, by topic: one round trip to Redis and one query for all of
     them."""
-    uuids = {UUID(bytes=identity) for identity in identities.values()}
-    rows = OutboxMessage.objects.filter(message_id__in=uuids)
+    rows = OutboxMessage.objects.filter(
+        message_id__in={UUID(bytes=identity) for identity in identities.values()}
+    )
     kept = {row.topic: row for row in rows if identities.get(row.topic) == row.message_id.bytes}
     found = get_store().find_many(identities.items()) if redis else ()
     there = {partition.topic: _live_hit(shown(partition, record)) for partition, record in found}

@@ -19,7 +19,6 @@ from ..client import changes, moving, topics
 from ..client.decorator import DelayedTask
 from ..client.handle import Handle
 from ..client.moving import Moved
-from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage, MessageNotFound, NotPermitted
 from ..core.message import parse_id
 from ..core.times import When
@@ -224,7 +223,7 @@ def archive_again(
     """Try once more to archive one unarchivable entry, or the oldest MOST_AT_ONCE of all. Raises
     MessageNotFound and DatabaseUnavailable."""
     require(user, "replay_message", *(("bulk_operate",) if pk is None else ()))
-    rows: QuerySet[UnarchivableEntry] = UnarchivableEntry.objects.using(get_settings().database)
+    rows: QuerySet[UnarchivableEntry] = UnarchivableEntry.objects.all()
     if pk is None:
         oldest = rows.order_by("pk").values_list("pk", flat=True)[: unarchivable.MOST_AT_ONCE]
         rows = rows.filter(pk__in=list(oldest))

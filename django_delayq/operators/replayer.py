@@ -60,7 +60,7 @@ class Replayer:
         """The instant (ms) from which the rate counts."""
         self.sent_before = 0
         """Messages that were sent since then, before this walk."""
-        self._table = OutboxMessage.objects.using(walk.alias)
+        self._table = OutboxMessage.objects.all()
 
     def send(self, locked: Sequence[Any]) -> int:
         """Insert the messages and mark their origins. Returns how many."""

@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models.functions import Length
 from django.utils import timezone
 
-from ..archive.selection import Rows
+from ..archive.selection import Rows, newest_id
 from ..core.database import locked
 from ..core.exceptions import InvalidMessage
 from ..models import ArchivedMessage, Final
@@ -22,11 +22,6 @@ PAGE = 10_000
 SPAN = 500_000
 
 _STANDING = ("pk", "state", "replayed_at", "discarded_at")
-
-
-def newest_id() -> int:
-    """The highest id in the archive."""
-    return ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
 
 
 class Walk:
@@ -45,12 +40,12 @@ class Walk:
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
         ):
             raise InvalidMessage(f"limit is a whole number from 1 on, not {limit!r}.")
-        self.rows, self.force, self.limit, self.alias = rows, force, limit, rows.db
+        self.rows, self.force, self.limit = rows, force, limit
         self.on_page: Callable[[], object] | None = None
         """Called before each query for rows: a long walk may find nothing to change for a while."""
         self.count = 0
         self.skipped: Counter[str] = Counter()
-        self.table: Rows = ArchivedMessage.objects.using(self.alias)
+        self.table: Rows = ArchivedMessage.objects.all()
         self.position = after
         """Rows up to this id are dealt with, skipped ones too."""
         self.last = newest_id() if last is None else last
@@ -99,8 +94,9 @@ class Walk:
         other processes change meanwhile are skipped."""
         rows = locked(self.table.filter(pk__in=pks)).order_by("pk")
         rows = rows.annotate(size=Length("body") + Length("headers"))
-        names = (*_STANDING, "message_id", "topic", "task", "key", "size")
-        found = list(rows.values_list(*names, named=True))
+        found = list(
+            rows.values_list(*_STANDING, "message_id", "topic", "task", "key", "size", named=True)
+        )
         self.skip("locked or deleted", len(pks) - len(found))
         return [
             row

@@ -4,9 +4,8 @@ pages are keyset pages, for millions of rows."""
 from __future__ import annotations
 
 from ..core.cursors import cursor_of, numbers_of
-from ..core.exceptions import UndecodableMessage
-from ..core.message import Message, Page
-from ..core.present import bare, view
+from ..core.message import Page
+from ..core.present import readable
 from ..models import OutboxMessage, OutboxStatus
 from ..store.client import BATCH
 from .existing import check_existing
@@ -35,7 +34,7 @@ def list_outbox(topic: str, *, cursor: str | None = None, limit: int = 100) -> P
         page += rows.order_by("due_at_ms", "pk")[: limit - len(page)]
     last = page[-1] if len(page) == limit else None
     return Page(
-        messages=[_shown(row) for row in page],
+        messages=[readable(row.topic, row.task, found_of(row)) for row in page],
         cursor=cursor_of(last.due_at_ms, last.pk) if last else None,
     )
 
@@ -44,11 +43,3 @@ def count_outbox(topic: str) -> int:
     """How many rows of a topic wait, up to CAP."""
     rows = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).order_by()
     return int(rows[:CAP].count())
-
-
-def _shown(row: OutboxMessage) -> Message:
-    found = found_of(row)
-    try:
-        return view(row.topic, row.task, found.state, found)
-    except UndecodableMessage:
-        return bare(row.topic, found.id, row.task, found.state, row.due_at_ms)

@@ -85,7 +85,7 @@ def reschedule(topic: str, identity: bytes, when: When) -> int | None:
                 return None
             begin_anew(row, partition)
         move(row, due_ms_of(when))
-        row.relay_at_ms = max(outbox.redis_now_ms(), outbox.relay_at_ms(row.due_at_ms))
+        row.relay_at_ms = outbox.next_relay_ms(row.due_at_ms)
         row.save(using=row._state.db)
         return row.due_at_ms
 
@@ -98,7 +98,7 @@ def begin_anew(row: OutboxMessage, partition: Partition) -> None:
     row.may_be_in_redis = True  # Redis remembers the life before as ended
     row.status, row.relay_at_ms = (
         OutboxStatus.WAITING,
-        max(outbox.redis_now_ms(), outbox.relay_at_ms(row.due_at_ms)),
+        outbox.next_relay_ms(row.due_at_ms),
     )
     # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
     transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
@@ -146,7 +146,7 @@ def follow_move(topic: str, identity: bytes, due_ms: int, stamp_us: int | None =
         "moved_to_ms": row.moved_to_ms,
     }
     if row.status == OutboxStatus.WAITING:
-        changes["relay_at_ms"] = max(outbox.redis_now_ms(), outbox.relay_at_ms(due_ms))
+        changes["relay_at_ms"] = outbox.next_relay_ms(due_ms)
     # Not save(): the row may be gone by now, or about another life.
     OutboxMessage.objects.filter(
         pk=row.pk, enqueued_at_us=row.enqueued_at_us, status=row.status

@@ -259,10 +259,15 @@ def _parts(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
 
 def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
     """Insert a row whose id may be there. False when another message with it is live."""
-    rows = OutboxMessage.objects.using(get_settings().database)
+    alias = get_settings().database
+    rows = OutboxMessage.objects.using(alias)
+    with_id = rows.filter(message_id=row.message_id)
     for attempt in range(RACES):
         rows.bulk_create([row], ignore_conflicts=True)
-        there = _there(row, lock=attempt > 0)
+        # Locked it is the newest, also where the snapshot of the transaction shows an older state
+        # (REPEATABLE READ of MariaDB and MySQL).
+        is_locked = attempt > 0 and connections[alias].in_atomic_block
+        there = (with_id.select_for_update() if is_locked else with_id).first()
         if there is None:  # it was closed between the two statements
             continue
         if there.enqueued_at_us == row.enqueued_at_us:
@@ -281,17 +286,6 @@ def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
     if row.on_duplicate != "replace":
         return False  # a live one was there each time
     raise StoreUnavailable("Others replace this key all the time: it was not enqueued. Try again.")
-
-
-def _there(row: OutboxMessage, *, lock: bool) -> OutboxMessage | None:
-    """The row with this id. Locked it is the newest, also where the snapshot of the transaction
-    shows an older state (REPEATABLE READ of MariaDB and MySQL)."""
-    alias = get_settings().database
-    rows = OutboxMessage.objects.using(alias).filter(message_id=row.message_id)
-    if lock and connections[alias].in_atomic_block:
-        rows = rows.select_for_update()
-    there: OutboxMessage | None = rows.first()
-    return there
 
 
 def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
@@ -394,6 +388,11 @@ def adopted_stamp(word: str) -> int:
 def relay_at_ms(due_ms: int) -> int:
     """When the relay brings a message to Redis."""
     return due_ms - int(get_settings().horizon * 1000)
+
+
+def next_relay_ms(due_ms: int) -> int:
+    """When the relay takes a row that waits: not before now."""
+    return max(redis_now_ms(), relay_at_ms(due_ms))
 
 
 def redis_now_ms() -> int:

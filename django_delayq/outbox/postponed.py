@@ -129,7 +129,7 @@ def keep_move(
             return None
         move(row, due_ms_of(when))
         if row.status == OutboxStatus.WAITING and row.record and not row.may_be_in_redis:
-            row.relay_at_ms = max(outbox.redis_now_ms(), outbox.relay_at_ms(row.due_at_ms))
+            row.relay_at_ms = outbox.next_relay_ms(row.due_at_ms)
             row.save(using=row._state.db)
         else:
             mark(row, OutboxStatus.MOVED)

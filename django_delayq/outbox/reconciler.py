@@ -4,7 +4,6 @@ emptied disk."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from ..core.database import reached
@@ -50,7 +49,11 @@ class Reconciler(Service):
         if self._store.breaker.open:
             return self.interval
         with reached():
-            rows = self._page()
+            now_ms = self._store.now_us() // 1000
+            sent = OutboxMessage.objects.filter(
+                status=OutboxStatus.SENT, pk__gt=self._after, relay_at_ms__lte=now_ms
+            ).only("message_id", "enqueued_at_us", "topic")
+            rows = list(sent.order_by("pk")[:PAGE])
             lives = [(row.topic, Life(row.message_id.bytes, row.enqueued_at_us)) for row in rows]
             lost = self._store.missing(lives)
             missing = [row for row, (_, life) in zip(rows, lives, strict=True) if life in lost]
@@ -65,10 +68,3 @@ class Reconciler(Service):
         if len(rows) < PAGE:
             return self.interval
         return 0.0 if missing else PACE  # where some are lost, there are more
-
-    def _page(self) -> Sequence[OutboxMessage]:
-        now_ms = self._store.now_us() // 1000
-        rows = OutboxMessage.objects.filter(
-            status=OutboxStatus.SENT, pk__gt=self._after, relay_at_ms__lte=now_ms
-        )
-        return list(rows.only("message_id", "enqueued_at_us", "topic").order_by("pk")[:PAGE])

@@ -3,7 +3,6 @@ take them before."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,6 @@ from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.store import RedisStore
 from . import lookup, outbox, postponed
-
-logger = logging.getLogger("delayq.worker")
 
 #: Milliseconds after which it is tried again to send what waits for another message with the same
 #: key to end.
@@ -65,58 +62,55 @@ class Relay(Service):
         """Send one batch. Raises StoreUnavailable and DatabaseUnavailable: it is tried again."""
         if self._store.breaker.open:
             return min(self.interval, 0.1)
-        with self._noticing_outages():
+        with _noticing_outages(self._store):
             more = postponed.apply_all()
-            found = self._send_batch()
+            found = _send_batch(self._store)
+        self.sent += found
         self._looked = found < BATCH and not more
         return self.interval if self._looked else 0.0
 
-    def _send_batch(self, **only: Any) -> int:
-        """Send while the rows are locked: a caller that cancels one of these rows waits, and then
-        finds the message in Redis."""
-        connection = connections[get_settings().database]
-        now_ms = self._store.now_us() // 1000
-        waiting = OutboxMessage.objects.filter(
-            status=OutboxStatus.WAITING, relay_at_ms__lte=now_ms, **only
-        )
-        if not waiting.exists():
-            return 0
-        self._store.clock_ms()  # see postponed.apply_all()
-        with transaction.atomic(using=connection.alias):
-            write_first(connection, OutboxMessage)
-            rows = list(locked(waiting).order_by("relay_at_ms")[:BATCH])
-            errors = send(self._store, rows)
-        if errors:
-            raise errors[0]
-        self.sent += len(rows)
-        return len(rows)
-
-    def send_changes(self, seconds: float) -> None:
-        """Tell Redis, before anything is claimed, of changes to messages that it may have: cancels,
-        moves and replacements. Waits at most `seconds` for the changes that other processes are
-        telling. Raises StoreError and DatabaseUnavailable.
-        """
-        until, pace = time.monotonic() + seconds, Sleeper()
-        with self._noticing_outages():
-            while outbox.unheard().exists() and time.monotonic() < until:
-                if not postponed.apply_all() and not self._send_batch(may_be_in_redis=True):
-                    pace.wait(0.02)
-
-    @contextmanager
-    def _noticing_outages(self) -> Iterator[None]:
-        """Around what needs the database and Redis. After a failure of Redis the next try waits for
-        no time limit."""
-        try:
-            with reached():
-                yield
-        except StoreError:
-            self._store.breaker.trip()
-            raise
-
 
 def before_claims(seconds: float) -> None:
-    """For workers: see Relay.send_changes()."""
-    Relay(get_store()).send_changes(seconds)
+    """Tell Redis, before anything is claimed, of changes to messages that it may have: cancels,
+    moves and replacements. Waits at most `seconds` for the changes that other processes are
+    telling. Raises StoreError and DatabaseUnavailable.
+    """
+    store, until, pace = get_store(), time.monotonic() + seconds, Sleeper()
+    with _noticing_outages(store):
+        while outbox.unheard().exists() and time.monotonic() < until:
+            if not postponed.apply_all() and not _send_batch(store, may_be_in_redis=True):
+                pace.wait(0.02)
+
+
+@contextmanager
+def _noticing_outages(store: RedisStore) -> Iterator[None]:
+    """Around what needs the database and Redis. After a failure of Redis the next try waits for no
+    time limit."""
+    try:
+        with reached():
+            yield
+    except StoreError:
+        store.breaker.trip()
+        raise
+
+
+def _send_batch(store: RedisStore, **only: Any) -> int:
+    """Send waiting rows while they are locked: a caller that cancels one of them waits, and then
+    finds the message in Redis. Returns how many."""
+    connection = connections[get_settings().database]
+    waiting = OutboxMessage.objects.filter(
+        status=OutboxStatus.WAITING, relay_at_ms__lte=store.now_us() // 1000, **only
+    )
+    if not waiting.exists():
+        return 0
+    store.clock_ms()  # see postponed.apply_all()
+    with transaction.atomic(using=connection.alias):
+        write_first(connection, OutboxMessage)
+        rows = list(locked(waiting).order_by("relay_at_ms")[:BATCH])
+        errors = send(store, rows)
+    if errors:
+        raise errors[0]
+    return len(rows)
 
 
 def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreError]:

@@ -7,6 +7,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ..core.exceptions import DelayQError
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # spark-submit writes standard error and standard output to one place. A program that reads
     # JSON there gets the JSON alone.
-    tell = ignore if options.json and submitted() else _write_to_stderr
+    tell = ignore if options.json and submitted() else partial(print, file=sys.stderr, flush=True)
     try:
         params = Params.decode(_read(options.params))
         start = start_of(vars(options))
@@ -59,11 +60,6 @@ def _read(path: str) -> bytes:
         return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _write_to_stderr(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

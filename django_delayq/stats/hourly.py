@@ -15,6 +15,7 @@ from django.db import connections, transaction
 from django.db.models import QuerySet
 from django.utils import timezone as django_timezone
 
+from ..archive.selection import pages_by_time
 from ..core.conf import get_settings
 from ..core.times import stored, utc
 from ..models import ArchivedMessage, Final, TaskDay, TopicHour
@@ -92,7 +93,7 @@ class Sums:
         }
 
 
-def compute_hour(hour: datetime, pause: Callable[[], object] | None = None) -> int:
+def compute_hour(hour: datetime, pause: Callable[[], object] = bool) -> int:
     """Store the figures of the hour (UTC) that begins then. Returns how many messages the archive
     has of it. Stored figures that count pruned messages stay.
 
@@ -106,7 +107,7 @@ def compute_hour(hour: datetime, pause: Callable[[], object] | None = None) -> i
     )
 
 
-def compute_day(day: date, pause: Callable[[], object] | None = None) -> int:
+def compute_day(day: date, pause: Callable[[], object] = bool) -> int:
     """Store the figures of the day (UTC). Otherwise as compute_hour()."""
     begin = beginning_of(day)
     sums = _sums_of(begin, begin + DAY, ("topic", "task"), pause)
@@ -149,29 +150,17 @@ def most_frequent(counts: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def _sums_of(
-    begin: datetime, end: datetime, names: Sequence[str], pause: Callable[[], object] | None
+    begin: datetime, end: datetime, names: Sequence[str], pause: Callable[[], object]
 ) -> dict[tuple[str, ...], Sums]:
-    """The figures of the messages that finished in between, by the columns `names`. Reads along the
-    index of finished_at, a page at a time."""
+    """The figures of the messages that finished in between, by the columns `names`."""
     sums: dict[tuple[str, ...], Sums] = defaultdict(Sums)
     rows = ArchivedMessage.objects.filter(
         finished_at__gte=stored(begin), finished_at__lt=stored(end)
-    ).order_by("finished_at", "pk")
-    columns = rows.values_list("finished_at", "pk", *_READ, *names)
-    page = list(columns[:PAGE])
-    while page:
+    )
+    for page in pages_by_time(rows, (*_READ, *names), PAGE):
         for _, _, state, attempts, late, ran, error, reason, *group in page:
             sums[tuple(group)].add(state, attempts, late, ran, error or reason)
-        if pause:
-            pause()
-        if len(page) < PAGE:
-            break
-        finished_at, pk = page[-1][:2]
-        page = list(
-            columns.filter(finished_at__gte=finished_at).exclude(
-                finished_at=finished_at, pk__lte=pk
-            )[:PAGE]
-        )
+        pause()
     return sums
 
 
@@ -212,7 +201,7 @@ def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict
             _rows_of(model, replaced).delete()
             # Another process may have computed the same at the same moment; MariaDB takes Orders
             # and orders for one.
-            model._default_manager.using(get_settings().database).bulk_create(
+            model._default_manager.bulk_create(
                 [row for span in replaced for row in spans[span]], ignore_conflicts=True
             )
     return outcomes
@@ -242,9 +231,8 @@ def stored_as(span: date) -> Any:
 
 
 def _rows_of(model: type[Any], spans: Sequence[Any]) -> QuerySet[Any]:
-    rows = model._default_manager.using(get_settings().database)
-    of_spans: QuerySet[Any] = rows.filter(**{f"{_SPAN[model]}__in": spans})
-    return of_spans
+    rows: QuerySet[Any] = model._default_manager.filter(**{f"{_SPAN[model]}__in": spans})
+    return rows
 
 
 def _outcome(old: Sequence[Any], rows: Sequence[Any], fewer: bool) -> Replacement:

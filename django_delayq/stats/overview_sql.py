@@ -10,6 +10,7 @@ from datetime import timedelta
 from django.db import Error, OperationalError, ProgrammingError, connections
 from django.utils import timezone
 
+from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus, UnarchivableEntry
 from .history import KeptForecast, newest_forecast
@@ -89,8 +90,7 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
                 minutes[int(minute)] += count
         since = connection.ops.adapt_datetimefield_value(timezone.now() - RUNS_SINCE)
         part = _LATENESS.format(archive=archive, runs=RUNS)
-        for start in range(0, len(topics), TOPICS_AT_ONCE):
-            chunk = topics[start : start + TOPICS_AT_ONCE]
+        for chunk in chunked(topics, TOPICS_AT_ONCE):
             cursor.execute(
                 " UNION ALL ".join([part] * len(chunk)),
                 [value for topic in chunk for value in (topic, since)],

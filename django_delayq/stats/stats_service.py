@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db.models import Max, Q
 
+from ..archive.selection import newest_id
 from ..core.database import reached
 from ..core.service import Service
 from ..core.times import stored, utc
@@ -45,15 +46,12 @@ class _Range:
 
     def __init__(self, at: datetime, after: int, upto: int) -> None:
         self.at, self.after, self.upto = at, after, upto
-        self._count = self._counted()
+        self._rows = ArchivedMessage.objects.filter(pk__gt=after, pk__lte=upto)
+        self._count = self._rows.count()
 
     def has_grown(self) -> bool:
         """Whether a transaction that was open then has added rows."""
-        return self._counted() > self._count
-
-    def _counted(self) -> int:
-        count: int = ArchivedMessage.objects.filter(pk__gt=self.after, pk__lte=self.upto).count()
-        return count
+        return bool(self._rows.count() > self._count)
 
 
 class ServiceStops(Exception):
@@ -66,7 +64,7 @@ class StatsService(Service):
     name = "statistics"
     interval = INTERVAL
 
-    def __init__(self, store: RedisStore, *, tasks_run: Callable[[], bool] | None = None) -> None:
+    def __init__(self, store: RedisStore, *, tasks_run: Callable[[], bool] = bool) -> None:
         super().__init__()
         self._store = store
         self._tasks_run = tasks_run
@@ -100,7 +98,7 @@ class StatsService(Service):
         return rest
 
     def _compute_due(self, now: datetime) -> None:
-        newest = ArchivedMessage.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+        newest = newest_id()
         new = _Range(now, max(0, newest - LATE) if self._seen is None else self._seen, newest)
         due = [ids for ids in self._ranges if ids.at <= now - COMMITTED]
         ranges = [new, *(ids for ids in due if ids.has_grown())]
@@ -157,7 +155,7 @@ class StatsService(Service):
 
     def _pause(self) -> None:
         """After a page of rows. Raises ServiceStops."""
-        busy = self._tasks_run is not None and self._tasks_run()
+        busy = self._tasks_run()
         worked = time.monotonic() - self._page_began_at
         self._worked += worked
         self._store.workers.extend_lock(self.name, int(INTERVAL * 900))

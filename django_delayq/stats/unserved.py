@@ -33,11 +33,6 @@ class Unserved(NamedTuple):
     declared: bool
     """Whether this process' code declares it."""
 
-    @property
-    def topic(self) -> str:
-        """Its name."""
-        return self.stats.topic
-
     def __str__(self) -> str:
         stats, outbox = self.stats, self.outbox
         counts = f"{stats.delayed + stats.backlog:,} waiting, {stats.backlog:,} of them due"

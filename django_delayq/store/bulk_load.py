@@ -59,23 +59,12 @@ class BulkLoader:
         split: int,
         tasks: Mapping[bytes, str],
         messages: Sequence[Loadable],
-    ) -> LoadProgress:
-        """- -> delayed for at most 500 messages of a split, ids ascending; without any, it only
-        opens the fence.
-
-        To call it again is safe. Raises FenceChanged.
-        """
-        return self.begin(partition, load, split, tasks, messages)()
-
-    def begin(
-        self,
-        partition: Partition,
-        load: BulkLoad,
-        split: int,
-        tasks: Mapping[bytes, str],
-        messages: Sequence[Loadable],
     ) -> Callable[[], LoadProgress]:
-        """Send a load; the function that is returned reads its answer and must be called, once."""
+        """- -> delayed for at most 500 messages of a split, ids ascending; without any, it only
+        opens the fence. The function that is returned reads the answer and must be called, once.
+
+        To call it again is safe. The function raises FenceChanged.
+        """
         args: list[Any] = [split, load.fingerprint, int(load.record_conflicts), len(tasks)]
         for code, name in tasks.items():
             args += (code.hex(), name)

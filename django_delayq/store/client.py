@@ -69,8 +69,10 @@ class RedisClient:
 
     def read_all(self, reads: Sequence[Read]) -> list[Any]:
         """The answers of scripts and commands that change nothing. Takes one round trip; on a
-        cluster one for each read."""
-        if len(reads) == 1 or getattr(self.redis, "connection_pool", None) is None:
+        cluster one for each read when a script is among them."""
+        # The pipeline of a cluster's client takes no scripts.
+        is_cluster = getattr(self.redis, "connection_pool", None) is None
+        if len(reads) == 1 or (is_cluster and any(read.partition for read in reads)):
             return [
                 self.call(read.name, read.partition, read.args)
                 if read.partition
@@ -157,25 +159,21 @@ class RedisClient:
                     answer = connection.read_response()
                 # On the same connection: WAIT asks for the writes of its own connection.
                 connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
-                return answer, connection.read_response()
-            finally:
-                pool.release(connection)
-
-        def replicated() -> Any:
-            try:
-                answer, replicas = read()
+                replicas = connection.read_response()
             # MovedError is an AskError.
             except (redis.exceptions.AskError, redis.exceptions.TryAgainError):
                 again = partial(self.redis.execute_command, "EVALSHA", script.sha, *arguments)
                 answer, replicas = self._scripted(script, arguments, again), 0
             except ERRORS as error:
                 raise self.failed(error) from error
+            finally:
+                pool.release(connection)
             if replicas < self.settings.wait_replicas:
                 self.replicas.trip()
                 raise NotReplicated(answer)
             return answer
 
-        return replicated
+        return read
 
     def _node_pool(self, key: str) -> Any:
         """The connections to the node of a cluster that has the key."""
@@ -276,8 +274,8 @@ class RedisClient:
         """Raise an error unless Redis is back. Asks the Sentinels first: an old primary that wakes
         up does not count."""
         pool: Any = getattr(self.redis, "connection_pool", None)
-        if hasattr(pool, "recheck"):
-            pool.recheck()
+        if hasattr(pool, "sentinel_manager"):
+            pool.sentinel_manager.check()
         self.clock_ms()
 
     def stop(self) -> None:

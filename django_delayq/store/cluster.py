@@ -18,8 +18,6 @@ from redis.cluster import RedisCluster
 from .connection_pool import LISTENING, hang_up
 from .redis_errors import ERRORS
 
-Address = tuple[str, int]
-
 #: Seconds between two checks. A call that still waits at the second check waits for longer than it
 #: should.
 INTERVAL = 0.25

@@ -9,7 +9,7 @@ import msgspec
 import redis
 
 from ..core.message import is_durable, stamp_of
-from .client import BATCH
+from .client import BATCH, Read
 from .connection import RedisPy
 from .keys import Partition, finished_key
 from .redis_errors import ERRORS
@@ -133,10 +133,7 @@ class FinishedStream:
 
 def lengths(store: RedisStore, partitions: Sequence[Partition]) -> Sequence[int]:
     """How many finished messages wait for the archiver, for each partition; one round trip."""
-    try:
-        pipeline = store.client.redis.pipeline(transaction=False)
-        for partition in partitions:
-            pipeline.xlen(finished_key(store.client.prefix, partition))
-        return [int(length) for length in pipeline.execute()]
-    except ERRORS as error:
-        raise store.client.failed(error) from error
+    prefix = store.client.prefix
+    return store.client.read_all(
+        [Read("XLEN", None, (finished_key(prefix, partition),)) for partition in partitions]
+    )

@@ -12,7 +12,6 @@ from ..core.message import Attempts, Final, Found, State
 from . import keys
 from .client import BATCH, Read, RedisClient
 from .keys import Partition
-from .redis_errors import ERRORS
 
 #: The counters of a partition since its first message.
 COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
@@ -173,16 +172,15 @@ class Queries:
 
     def counters(self, partitions: Sequence[Partition]) -> Sequence[SweepCounters]:
         """The counters of each partition for a sweep: one cheap command each, in one round trip."""
-        try:
-            pipeline = self._client.redis.pipeline(transaction=False)
-            for partition in partitions:
-                pipeline.hmget(keys.meta_key(self._client.prefix, partition), _SWEPT)
-            return [
-                SweepCounters(int(wakeups or 0), sum(int(end or 0) for end in ends))
-                for wakeups, *ends in pipeline.execute()
-            ]
-        except ERRORS as error:
-            raise self._client.failed(error) from error
+        prefix = self._client.prefix
+        reads = [
+            Read("HMGET", None, (keys.meta_key(prefix, partition), *_SWEPT))
+            for partition in partitions
+        ]
+        return [
+            SweepCounters(int(wakeups or 0), sum(int(end or 0) for end in ends))
+            for wakeups, *ends in self._client.read_all(reads)
+        ]
 
     def leased_under(self, partition: Partition, token: bytes) -> Sequence[bytes]:
         """The ids that are leased under a token: the messages of a claim whose answer was lost."""

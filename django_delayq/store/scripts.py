@@ -41,9 +41,3 @@ def load(name: str) -> Script:
     shared = [named[1], *(named[2].split(", ") if named[2] else [])]
     text = ("".join(map(shared_text, shared)) + own).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest())
-
-
-def names() -> list[str]:
-    """All transitions that have a script."""
-    lua = files(__package__) / "lua"
-    return sorted(part.name[:-4] for part in lua.iterdir() if part.name.endswith(".lua"))

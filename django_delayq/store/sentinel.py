@@ -265,10 +265,6 @@ class PrimaryPool(SentinelConnectionPool):
         self.sentinel_manager.suspect()
         hang_up(self, in_use=timed_out)
 
-    def recheck(self) -> None:
-        """Ask the Sentinels now, and drop the connections when another server is primary."""
-        self.sentinel_manager.check()
-
 
 class _Primary:
     """The differences between our connections and redis-py's."""

@@ -151,21 +151,20 @@ class RedisStore:
         words = {self.cancel_in(partition, [message_id])[0] for partition in candidates}
         return next((word for word in ("RUNNING", "OK") if word in words), "NOT_FOUND")
 
-    def reschedule(
-        self, topic: str, message_id: bytes, when: When, before_us: int | None = None
-    ) -> int:
+    def reschedule(self, topic: str, message_id: bytes, when: When) -> int | None:
         """Delayed -> delayed with another due time, which is returned, in every partition that can
-        have it. Raises MessageNotFound, or MessageRunning when it runs and waits nowhere."""
+        have it. None when the message is not live. Raises MessageRunning when it runs and waits
+        nowhere."""
         due_ms, running = None, False
         for partition in self.partitions.candidates(topic, message_id):
             try:
-                due_ms = self.reschedule_in(partition, message_id, when, before_us)
+                due_ms = self.reschedule_in(partition, message_id, when)
             except MessageNotFound:
                 continue
             except MessageRunning:
                 running = True
-        if due_ms is None:
-            raise MessageRunning if running else MessageNotFound
+        if due_ms is None and running:
+            raise MessageRunning
         return due_ms
 
     def edit(self, topic: str, message_id: bytes, change: Callable[[bytes], bytes]) -> bytes | None:

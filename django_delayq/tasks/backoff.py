@@ -45,11 +45,3 @@ def ladder(steps: Sequence[timedelta | float]) -> Backoff:
     """
     waits = [step.total_seconds() if isinstance(step, timedelta) else step for step in steps]
     return lambda failures: waits[min(failures, len(waits)) - 1]
-
-
-def as_backoff(value: Backoff | Sequence[timedelta | float] | timedelta | float) -> Backoff:
-    """A function stays as it is, a sequence becomes a ladder(), a number or a timedelta a
-    constant()."""
-    if callable(value):
-        return value
-    return ladder([value] if isinstance(value, timedelta | int | float) else value)

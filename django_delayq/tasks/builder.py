@@ -11,13 +11,11 @@ from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArgume
 from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
-    HEADER,
-    VERSION,
     Body,
     Record,
-    compress,
     decode_body,
     encode_body,
+    encode_header,
     encode_record,
     key_id,
     new_ids,
@@ -53,9 +51,8 @@ class Template:
     enqueue_many."""
 
     __slots__ = (
-        "code", "durable", "expires", "extra", "fixed", "flags", "header", "identity",
-        "key", "may_exist", "mode", "name", "positional", "settings", "spills", "task",
-        "topic", "ttr_ms", "when",
+        "code", "durable", "expires", "extra", "fixed", "header", "identity", "key",
+        "may_exist", "mode", "name", "positional", "settings", "spills", "task", "topic", "when",
     )  # fmt: skip
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
@@ -94,9 +91,7 @@ class Template:
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
-        self.flags = options.priority | moves | VERSION << 4
-        self.ttr_ms = task.ttr_ms
-        self.header = HEADER.pack(self.flags, self.ttr_ms, self.code)
+        self.header = encode_header(self.code, options.priority | moves, task.ttr_ms)
         extra = Body(
             key=options.key,
             headers=dict(options.headers),
@@ -123,10 +118,7 @@ class Template:
             body = encode_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
             raise self._with_parameter(call, error) from None
-        if len(body) <= self.settings.compress_above:
-            record = self.header + body
-        else:
-            record = compress(self.flags, self.ttr_ms, self.code, body)
+        record = encode_record(self.header, body, self.settings.compress_above)
         identity = self.identity or fresh_id
         receipt = self.task.receipt(identity, self.topic, self.name, self.key)
         message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
@@ -172,8 +164,5 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     body = decode_body(old.flags, old.body)
     body.args, body.kwargs = list(args), dict(kwargs)
     content = encode_body(body if body != Body(body.args) else tuple(args), settings.body_limit)
-    flags, above = old.flags & ~COMPRESSED, settings.compress_above
-    sent = encode_record(
-        old.task_code, content, flags=flags, ttr_ms=old.ttr_ms, compress_above=above
-    )
-    return restamped(record, sent)
+    header = encode_header(old.task_code, old.flags & ~COMPRESSED, old.ttr_ms)
+    return restamped(record, encode_record(header, content, settings.compress_above))

@@ -65,9 +65,9 @@ def current_message() -> CurrentMessage:
     task = registry.by_code.get(task_code_of(lease.record))
     if task is None or len(lease.entry) < ATTEMPTS.size:
         raise UndecodableMessage
-    attempts, leased = lease.attempts, State("leased")
-    found = Found(lease.id, leased, attempts.due_at_ms, lease.record, attempts)
-    message = view(lease.partition.topic, task.name, leased, found)
+    attempts = lease.attempts
+    found = Found(lease.id, State("leased"), attempts.due_at_ms, lease.record, attempts)
+    message = view(lease.partition.topic, task.name, found)
     return CurrentMessage(
         lease=lease, **{name: getattr(message, name) for name in message.__struct_fields__}
     )

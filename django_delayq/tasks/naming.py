@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.exceptions import UndecodableMessage
 from ..core.message import Found, Message, task_code_of
-from ..core.present import bare, view
+from ..core.present import readable
 from ..store import get_store
 from ..store.keys import Partition
 from . import registry
@@ -32,12 +31,7 @@ def kept_task_name(partition: Partition, code: bytes) -> str:
 
 
 def shown(partition: Partition, found: Found) -> Message:
-    """The message as people see it. One that cannot be decoded is shown without its contents, so
-    that the other messages of the page are shown."""
+    """The message of a partition as people see it."""
     code = task_code_of(found.record)
     name = kept_task_name(partition, code) if len(code) == 4 else "undecodable"
-    try:
-        return view(partition.topic, name, found.state, found)
-    except UndecodableMessage:
-        attempt = found.attempts.attempt if found.attempts else 0
-        return bare(partition.topic, found.id, name, found.state, found.due_at_ms, attempt)
+    return readable(partition.topic, name, found)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
 from ..core.exceptions import InvalidKey, InvalidMessage
 from ..core.message import Priority, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
-from .backoff import Backoff, as_backoff, exponential
+from .backoff import Backoff, exponential, ladder
 from .recurrence import RecurrenceOptions
 
 OnDuplicate = Literal["raise", "keep", "replace"]
@@ -224,7 +224,7 @@ def _boolean(name: str, value: Any) -> bool:
     return value
 
 
-def check_key(value: Any) -> str | None:
+def check_key(value: str | None) -> str | None:
     """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
     what PostgreSQL does not (the character 0)."""
     try:
@@ -233,8 +233,7 @@ def check_key(value: Any) -> str | None:
         is_key = False
     if value is not None and not is_key:
         raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
-    key: str | None = value
-    return key
+    return value
 
 
 def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
@@ -245,16 +244,17 @@ def _retry_for(value: Any) -> tuple[type[BaseException], ...]:
 
 
 def _backoff(value: Any) -> Backoff:
-    if not callable(value):
-        steps = [value] if isinstance(value, timedelta | int | float) else value
-        if not isinstance(steps, list | tuple) or not steps:
-            raise InvalidMessage(
-                f"backoff is {value!r:.80}: use a function of the failure number, seconds, or a "
-                f"list of seconds."
-            )
-        for step in steps:
-            duration_ms(step, "backoff")
-    return as_backoff(value)
+    if callable(value):
+        return cast(Backoff, value)
+    steps = [value] if isinstance(value, timedelta | int | float) else value
+    if not isinstance(steps, list | tuple) or not steps:
+        raise InvalidMessage(
+            f"backoff is {value!r:.80}: use a function of the failure number, seconds, or a list "
+            "of seconds."
+        )
+    for step in steps:
+        duration_ms(step, "backoff")
+    return ladder(steps)
 
 
 def _headers(value: Any) -> dict[str, str]:

@@ -121,7 +121,8 @@ class EmbeddedServer:
             deadline = time.monotonic() + START_TIMEOUT_SECONDS
             while not _answers(self.socket):
                 if self._child.process.poll() is not None or time.monotonic() > deadline:
-                    log = _tail(self._log)
+                    lines = self._log.read_text(errors="replace").splitlines()
+                    log = "\n".join(lines[-10:])
                     raise DelayQError(
                         f"The embedded server did not start. Its log ends with:\n{log}"
                     )
@@ -252,9 +253,3 @@ def _answers(path: Path) -> bool:
         connection.sendall(b"PING\r\n")
         return connection.recv(64).startswith(b"+PONG")  # -LOADING while it still reads its data
     return False
-
-
-def _tail(log: Path, lines: int = 10) -> str:
-    with suppress(OSError):
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-    return ""

@@ -219,7 +219,7 @@ class Dispatcher(Service):
 
     def _feed(self, leases: list[Lease]) -> None:
         """Hand leases of one partition to the pool, and those of coroutines to the event loop."""
-        if self._has_coroutines and leases:
+        if leases and any(True in kinds for kinds in self._kinds.values()):
             kinds = self._kinds.setdefault(leases[0].partition.topic, {False})
             coroutines, functions = list[Lease](), list[Lease]()
             for lease in leases:
@@ -245,10 +245,6 @@ class Dispatcher(Service):
         for task in registry.by_name.values():
             kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)
         return kinds
-
-    @cached_property
-    def _has_coroutines(self) -> bool:
-        return any(task.definition.is_async for task in registry.by_name.values())
 
     # Finding out
 

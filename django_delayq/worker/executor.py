@@ -30,10 +30,10 @@ from ..core.log import log_failure
 from ..core.message import VERSION, Body, Record, decode_body, task_code_of
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
-from ..store.keys import Partition
 from ..store.lease import Lease
 from ..tasks import registry
 from ..tasks.context import running
+from ..tasks.naming import kept_task_name
 from ..tasks.task import Task
 from .outcome import Outcome, Result
 from .shared import Shared
@@ -90,8 +90,6 @@ class Executor:
         self._settle = settle
         self._connections_checked_at = 0.0
         self._connection_check: asyncio.Future[None] | None = None
-        self._names: dict[tuple[Partition, bytes], str] = {}
-        """Of tasks that are not declared here."""
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
@@ -260,18 +258,10 @@ class Executor:
         """The task's name, for a message that cannot run here. Its producer has stored the name in
         the partition."""
         code = task_code_of(lease.record)
-        if (task := registry.by_code.get(code)) is not None:
-            return task.name
-        known = self._names.get((lease.partition, code))
-        if known is not None or len(code) < 4:
-            return known or ""
         try:
-            name = self._shared.store.queries.task_name(lease.partition, code)
+            return kept_task_name(lease.partition, code) if len(code) == 4 else ""
         except DelayQError:
             return ""
-        if not name.startswith("code:"):
-            self._names[lease.partition, code] = name
-        return name
 
 
 def _call(resolved: Resolved) -> None:

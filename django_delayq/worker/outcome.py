@@ -89,14 +89,14 @@ class Outcome:
                 "outcome": self.result.value,
                 "error": self.text[:MAX_HISTORY_ERROR],
             }
-            return msgspec.json.encode(fields)
-        fields |= {
-            "run_ms": round(self.run_ms, 3),
-            "reason": self.reason,
-            "error": self.error_class,
-            "message": self.error_message,
-            "traceback": self.traceback,
-        }
+        else:
+            fields |= {
+                "run_ms": round(self.run_ms, 3),
+                "reason": self.reason,
+                "error": self.error_class,
+                "message": self.error_message,
+                "traceback": self.traceback,
+            }
         return msgspec.json.encode(fields)
 
     def event(self, clock: ServerClock) -> Event:

@@ -74,6 +74,7 @@ def test_messages_sent_one_at_a_time_are_consumed_one_at_a_time(
     assert not queue.history.early(handles)
 
 
+@pytest.mark.long
 def test_backlog_of_20_000_that_all_fail_once(
     own_server: Servers, queue_on: Queues, figure: Figure
 ) -> None:

@@ -10,6 +10,7 @@ from tests.acceptance.test_durability import run
 pytestmark = pytest.mark.acceptance
 
 
+@pytest.mark.long
 def test_a_replay_goes_on_after_its_worker_is_killed(figure: Figure) -> None:
     figures = run("bulk", "--count", "6000")
     assert 3_000 <= figures["killed_at"] < 6_000

@@ -49,6 +49,7 @@ def test_killed_worker_loses_nothing_and_only_what_it_held_runs_twice(
     assert took <= 2 + 2
 
 
+@pytest.mark.long
 def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(
     queue: Queue, figure: Figure
 ) -> None:
@@ -79,6 +80,7 @@ def test_task_that_kills_its_process_ends_as_poison_and_its_neighbours_run(
     assert worker.stop() == 0
 
 
+@pytest.mark.long
 def test_all_that_two_killed_workers_held_runs_in_the_third(
     aof_server: Server, queue_on: Callable[..., Queue], tmp_path: Path, figure: Figure
 ) -> None:

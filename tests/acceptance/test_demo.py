@@ -78,6 +78,7 @@ def test_the_smoke_run_passes(start: Start, output: Callable[[], str]):
     assert float(re.search(r"deadline, ([\d.]+) s after the start", output())[1]) < 10
 
 
+@pytest.mark.long
 def test_the_smoke_run_fails_without_a_worker(
     start: Start, output: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ):

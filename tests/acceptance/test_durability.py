@@ -47,6 +47,7 @@ def test_checkouts_go_on_while_redis_is_away(figure: Figure, how: tuple[str, ...
     )
 
 
+@pytest.mark.long
 def test_tasks_run_while_the_database_is_away(figure: Figure) -> None:
     databases.require("postgresql")
     figures = run("database_away", "--seconds", "3", database="postgresql")
@@ -56,6 +57,7 @@ def test_tasks_run_while_the_database_is_away(figure: Figure) -> None:
     )
 
 
+@pytest.mark.long
 def test_killed_processes_count_each_message_exactly_once(figure: Figure) -> None:
     points = "before_commit,after_send"
     figures = run("exactly_once", "--count", "200", "--seconds", "3", "--points", points)

@@ -90,7 +90,7 @@ class World:
         act.using(delay=0, **options).enqueue(*(arguments or ("unworthy",)))
         self.hands.work(MODES)
         (entry,) = FinishedStream(self.hands.store, MODES, "test").read()
-        unarchivable.put_aside(entry, ValueError(f"no row for {arguments}"), "default")
+        unarchivable.put_aside(entry, ValueError(f"no row for {arguments}"))
         self.hands.store.trim_finished(MODES, GROUP, [(entry.entry, entry.id, entry.stamp)])
         return UnarchivableEntry.objects.latest("pk").pk
 

@@ -48,16 +48,15 @@ def raw_drain(count: int) -> float:
     """Messages per second of our own claim and ack scripts in batches of 500 in one thread, nothing
     called."""
     from django_delayq.core.conf import get_settings
-    from django_delayq.core.message import encode_record, new_ids, task_code
+    from django_delayq.core.message import encode_header, encode_record, new_ids, task_code
     from django_delayq.core.times import When
     from django_delayq.store import get_store
     from django_delayq.store.keys import Partition
     from django_delayq.store.store import Outgoing
 
     store, partition, code = get_store(), Partition("raw", 0), task_code("raw")
-    record = encode_record(
-        code, b"x" * 100, flags=1, ttr_ms=30_000, compress_above=get_settings().compress_above
-    )
+    header = encode_header(code, 1, 30_000)
+    record = encode_record(header, b"x" * 100, get_settings().compress_above)
     for at in range(0, count, 500):
         messages = [
             Outgoing(identity, "raise", When.after(0), When(), record)

@@ -38,6 +38,7 @@ from django_delayq.core.message import (
     check_json,
     decode_body,
     encode_body,
+    encode_header,
     encode_record,
     key_id,
     new_ids,
@@ -66,10 +67,8 @@ def stored(
     body: Body, *, compress_above: int = 1024, flags: int = 0, ttr_ms: int = 60_000
 ) -> bytes:
     """As it lies in Redis."""
-    record = encode_record(
-        CODE, encode_body(body, LIMIT), flags=flags, ttr_ms=ttr_ms, compress_above=compress_above
-    )
-    return STAMP + record
+    header = encode_header(CODE, flags, ttr_ms)
+    return STAMP + encode_record(header, encode_body(body, LIMIT), compress_above)
 
 
 def loaded(raw: bytes) -> Body:
@@ -143,7 +142,7 @@ def test_a_message_for_people_has_everything() -> None:
     attempts = Attempts(2, 1, 0, 0, bytes(16))
     raw = stored(Body([1], {"a": 2}, "k", {"h": "x"}), flags=Priority.HIGH)
     found = Found(bytes(16), State.LEASED, 1_763_632_200_000, raw, attempts)
-    message = view("orders", "shop.close", State.LEASED, found)
+    message = view("orders", "shop.close", found)
     assert (message.id, message.topic, message.task, message.key) == (
         "0" * 32,
         "orders",
@@ -231,7 +230,7 @@ def test_garbage_is_undecodable_and_nothing_else(raw: bytes, flags: int) -> None
 @given(raw=st.binary(max_size=60))
 def test_a_garbage_record_is_undecodable_and_nothing_else(raw: bytes) -> None:
     try:
-        view("t", "x", State.READY, Found(bytes(16), State.READY, 0, raw, None))
+        view("t", "x", Found(bytes(16), State.READY, 0, raw, None))
     except UndecodableMessage:
         return
 

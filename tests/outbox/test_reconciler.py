@@ -166,14 +166,13 @@ def test_a_row_that_is_closed_meanwhile_is_not_sent(
     durable.enqueue(1)
     hands.work()
     OutboxMessage.objects.update(relay_at_ms=0)
-    look = hands.reconciler._page
+    ask = hands.store.missing
 
-    def page() -> Any:
-        found = look()
+    def missing(lives: Any) -> Any:
         hands.archive()
-        return found
+        return ask(lives)
 
-    monkeypatch.setattr(hands.reconciler, "_page", page)
+    monkeypatch.setattr(hands.store, "missing", missing)
     hands.reconciler.run_once()
     assert (hands.reconciler.restored, messages_in(hands.store), statuses()) == (0, set(), [])
 

@@ -71,7 +71,7 @@ class KilledWriter(QueueWriter):
         if context.attemptNumber() or context.partitionId() % 2 == 0:
             return super().write(iterator)
         store = RedisStore(None, msgspec.json.decode(self._redis, type=Redis).settings())
-        begin, calls = store.bulk_load.begin, [0]
+        load, calls = store.bulk_load.load, [0]
         spec = msgspec.json.decode(self._load, type=LoadSpec)
         most = 20 if (spec.rows or 0) >= 500_000 else 1  # at small scales a task has no more
 
@@ -79,7 +79,7 @@ class KilledWriter(QueueWriter):
             calls[0] += 1
             if calls[0] > most:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return begin(*arguments)
+            return load(*arguments)
 
-        store.bulk_load.begin = counted  # type: ignore[method-assign]
+        store.bulk_load.load = counted  # type: ignore[method-assign]
         return Loader(store, spec).run(iterator)

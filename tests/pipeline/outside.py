@@ -19,8 +19,12 @@ import pytest
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.job_errors import SparkMissing
 from django_delayq.pipeline.session import check_java
+from tests.pipeline.quick import JAVA
 
 ROOT = Path(__file__).resolve().parents[2]
+
+#: For every Java that is started: Spark's launcher, drivers and executors.
+QUICK_JAVA = {"JAVA_TOOL_OPTIONS": JAVA}
 
 #: Runs jobs one after another in one session: CONFIGURATION (JSON), then NAME FILE for each job.
 JOBS = """
@@ -76,8 +80,9 @@ def run(
 ) -> Ended:
     """Run it in this folder, which is also its place for temporary files."""
     (folder / "tmp").mkdir(exist_ok=True)
+    given = plain_environment() | QUICK_JAVA | {"TMPDIR": str(folder / "tmp")} | dict(environment)
     process = subprocess.Popen(
-        command, cwd=folder, env=plain_environment() | {"TMPDIR": str(folder / "tmp")} | dict(environment), text=True,
+        command, cwd=folder, env=given, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     seen: set[str] = set()

@@ -8,4 +8,5 @@ QUICK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.default.parallelism": "2",
 }
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: The code cache is that small with one compiler that Java throws code away and compiles it again.
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"

@@ -224,6 +224,7 @@ def test_nothing_has_no_hours_and_no_days_but_their_columns(spark: Any) -> None:
     assert {"day", "topic", "task", "errors", *FIGURES} == set(days.columns)
 
 
+@pytest.mark.long
 def test_rows_in_many_parts_give_the_figures_of_all(spark: Any) -> None:
     rows = [row(NINE + HOUR * (n % 3), lateness_ms=n / 7, run_ms=n % 5 or None, state=("acked", "dead")[n % 2],
                 error_class=f"E{n % 4}") for n in range(60)]  # fmt: skip

@@ -78,6 +78,7 @@ def signature(frame: Any) -> tuple[Any, ...]:
 # Contents
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", table_reader.READERS)
 def test_every_odd_content_arrives_as_it_is(reader: str, spark: Any, database: Database) -> None:
     make_odd_rows()

@@ -82,6 +82,7 @@ def at_work(hands: Hands) -> Iterator[list[int]]:
         thread.join(60)
 
 
+@pytest.mark.long
 @pytest.mark.databases
 def test_a_system_at_work_shows_nothing(
     hands: Hands, spark: Any, parameters: Make, lake: str, look: Look
@@ -147,6 +148,7 @@ def test_of_very_many_all_are_counted_and_some_repaired(world: World, look: Look
     assert len(world.store.client.redis.hkeys(world.key("attempts"))) == 1
 
 
+@pytest.mark.long
 def test_one_topic_can_be_looked_at_alone(world: World, look: Look) -> None:
     damage.no_place(world)
     damage.lost(world)

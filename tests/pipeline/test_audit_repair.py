@@ -142,6 +142,7 @@ def check_sql(planted: dict[str, list[str]]) -> None:
     assert ids["lost"] in promised and not promised & {ids["unclosed"], ids["lost end"]}
 
 
+@pytest.mark.long
 def test_a_row_too_many_leaves_the_lake(
     world: World, spark: Any, parameters: Make, lake: str
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_batch_that_would_lack_rows_is_not_committed(
     assert {commit.kind for commit in Lake(lake).commits()} == {"append"}
 
 
+@pytest.mark.long
 def test_a_row_of_another_life_is_told_and_nothing_is_done(
     world: World, look: Callable[..., Report], spark: Any, lake: str
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_row_of_another_life_is_told_and_nothing_is_done(
     assert list(confirmed(look())) == ["another life"]
 
 
+@pytest.mark.long
 def test_when_nobody_knows_when_it_was_due_it_becomes_a_dead_letter(
     world: World, look: Callable[..., Report]
 ) -> None:
@@ -277,6 +280,7 @@ def test_a_dead_letter_that_comes_back_is_not_open(
     assert rewrite(world, spark, parameters, lake, *found) == [False] * 5, "they are there"
 
 
+@pytest.mark.long
 def test_a_batch_that_nobody_can_vouch_for_is_told_whoever_pruned_it(
     world: World, look: Callable[..., Report]
 ) -> None:
@@ -286,6 +290,7 @@ def test_a_batch_that_nobody_can_vouch_for_is_told_whoever_pruned_it(
     assert confirmed(look())["altered batch"] == [name]
 
 
+@pytest.mark.long
 def test_a_batch_that_nobody_can_vouch_for_is_told(
     world: World, look: Callable[..., Report]
 ) -> None:

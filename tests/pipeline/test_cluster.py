@@ -32,6 +32,7 @@ print(json.dumps({"job": "where", "paths": [row.path for row in rows]}))
 """
 
 
+@pytest.mark.long
 def test_jobs_run_on_executors_that_have_only_the_zip(tmp_path: Path, settings: Any) -> None:
     outside.require_java()
     make_rows(3_000)

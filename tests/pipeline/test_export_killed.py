@@ -41,6 +41,7 @@ WITH_JVM = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.databases
 @pytest.mark.timeout(900)
 def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_path: Path) -> None:

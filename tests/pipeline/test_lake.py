@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from django_delayq.pipeline.job_errors import LakeConflict, LakeError
-from django_delayq.pipeline.lake.lake import Commit, Lake
+from django_delayq.pipeline.lake.lake import Commit, Digest, Lake
 from tests.hands import together
 
 Add = Callable[..., Commit]
@@ -42,7 +42,7 @@ def add_batch(lake: Lake, count: int, dt: str = "2026-11-20", **more: Any) -> Co
     file = attempt / f"dt={dt}" / "part-0.parquet"
     file.parent.mkdir(parents=True)
     pq.write_table(pa.table({"id": ids, "topic": ["orders"] * count}), file)
-    files = lake.found_in(attempt, [(file, count)])
+    files = lake.files_of({file: Digest(count)})
     plain = {
         "kind": "append",
         "lo": lo,
@@ -257,7 +257,7 @@ def test_a_compaction_and_an_append_at_once_both_count(path: Path, add: Add) -> 
     new = Lake(path).attempt(0, 3) / "dt=2026-11-20" / "a.parquet"
     new.parent.mkdir(parents=True)
     new.write_bytes(b"abc")
-    files = Lake(path).found_in(new.parent.parent, [(new, 3)])
+    files = Lake(path).files_of({new: Digest(3)})
     compaction = msgspec.structs.replace(
         old, kind="compact", files=files, removes=[old.files[0].path]
     )

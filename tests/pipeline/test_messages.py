@@ -19,7 +19,7 @@ from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import json_columns, messages, schedule_frames, task_specs
 from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.params import ParameterSpec, ScheduleOptions, TaskSpec
-from django_delayq.pipeline.sinks.queue_sink import Records
+from django_delayq.pipeline.sinks.queue_sink import load_arguments
 from django_delayq.store.keys import partition_of
 from tests.app import tasks as declared
 
@@ -214,7 +214,7 @@ def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
     columns = {name: [row[name]] for name in schemas.MESSAGES.names}
     batch = pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
     for above, compressed in ((100, True), (1000, False)):
-        ((identity, when, expires, record),) = Records(above, 777).of(batch)
+        ((identity, when, expires, record),) = load_arguments(batch, 777, above)
         found = Record.decode(bytes(14) + record)
         assert (identity, when, expires) == (bytes(row["id"]), "777", "+5000")
         assert (int(found.priority), found.ttr_ms, found.task_code) == (

@@ -180,6 +180,7 @@ def test_a_key_that_is_live_is_kept_and_its_origin_stays_open(job: Job, crowd: R
     assert set(marks()) == {kept.pk, free.pk}
 
 
+@pytest.mark.long
 def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
     job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
     assert action.count == 7
 
 
+@pytest.mark.long
 def test_what_the_fence_skipped_unsent_is_never_marked(job: Job, crowd: RedisStore) -> None:
     known = {dead().pk for _ in range(4)}
     other = {dead(task="test.later").pk for _ in range(12)}

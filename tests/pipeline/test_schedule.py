@@ -135,6 +135,7 @@ def test_each_row_becomes_a_message_once(job: Job, crowd: RedisStore, parquet: s
     assert len(live(crowd)) == ROWS - 400
 
 
+@pytest.mark.long
 def test_a_job_that_was_broken_off_adds_the_rest(
     job: Job, crowd: RedisStore, parquet: str, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_job_that_was_broken_off_adds_the_rest(
     assert len({due for due, _ in live(crowd).values()}) == 1
 
 
+@pytest.mark.long
 def test_another_source_under_the_same_name_is_refused(
     job: Job, crowd: RedisStore, parquet: str, spark: Any
 ) -> None:
@@ -208,6 +210,7 @@ def test_more_partitions_between_two_runs_are_refused(
         job(parquet)
 
 
+@pytest.mark.long
 def test_a_key_that_is_live_is_kept_also_in_an_old_partition(
     job: Job, split: Callable[[int], RedisStore], parquet: str
 ) -> None:
@@ -341,6 +344,7 @@ def test_sources_that_cannot_be_read_are_refused(job: Job, tmp_path: Path) -> No
         job("x", job="a night")
 
 
+@pytest.mark.long
 @pytest.mark.databases
 def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisStore) -> None:
     joined = datetime(2033, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
@@ -432,7 +436,7 @@ def test_a_refusal_within_a_load_stays_one(crowd: RedisStore) -> None:
 # The sink
 
 
-@pytest.mark.parametrize("where", ["bulk_load.begin", "find_many"])
+@pytest.mark.parametrize("where", ["bulk_load.load", "find_many"])
 def test_a_call_that_cannot_be_sent_is_sent_again(
     split: Callable[[int], RedisStore], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -440,7 +444,7 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     get_store().partitions.counts("crowd")
     store = split(PARTITIONS)
     monkeypatch.setattr(queue_sink, "WAIT", 0.0)
-    part, name = (store.bulk_load, "begin") if where == "bulk_load.begin" else (store, where)
+    part, name = (store.bulk_load, "load") if where == "bulk_load.load" else (store, where)
     real, broken = getattr(part, name), []
 
     def breaks(*arguments: Any) -> Any:
@@ -457,7 +461,7 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     columns = dict(zip(schemas.MESSAGES.names, map(list, zip(*rows, strict=True)), strict=True))
     batch = pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
     done = Loader(store, spec()).run(iter([batch]))
-    assert (done.new, len(broken) >= 3) == (3, True)
+    assert (done.rows, len(live(store)), len(broken) >= 3) == (3, 3, True)
 
 
 def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None:
@@ -536,8 +540,8 @@ def test_what_is_no_frame_of_messages_is_refused(
 def test_a_split_in_two_tasks_is_an_error() -> None:
     writer = QueueWriter("{}", msgspec.json.encode(spec()).decode())
     one, other = (
-        WrittenMessages(splits=[("crowd", 0, 1)], new=1),
-        WrittenMessages(splits=[("crowd", 0, 2)], new=1),
+        WrittenMessages(splits=[("crowd", 0, 1)], rows=1),
+        WrittenMessages(splits=[("crowd", 0, 2)], rows=1),
     )
     writer.commit([one, other, None])
     with pytest.raises(DelayQError, match="written by two tasks") as failed:

@@ -89,6 +89,7 @@ def jobs(folder: Path, **given: Any) -> list[str]:
     return [*words, "forecast", outside.write_params(folder / "away.json", **away)]
 
 
+@pytest.mark.long
 def test_no_secret_is_in_plans_logs_event_logs_checkpoints_manifests_reports_or_ps(
     canary: str, settings: Any, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_secrets_in_the_configuration_are_masked(spark: Any) -> None:
     assert spark.conf.get("spark.redaction.regex") == session.REDACTED
 
 
+@pytest.mark.long
 def test_a_session_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-c", _OWN], cwd=tmp_path, env=plain_environment() | {"TMPDIR": str(tmp_path)},

@@ -178,6 +178,7 @@ def test_without_use_tz_they_are_the_same(stats_now: Run, empty: None, settings:
 # Once
 
 
+@pytest.mark.long
 @pytest.mark.databases
 def test_running_it_twice_changes_nothing_not_even_when_it_was_computed(
     export_now: Run, stats_now: Run
@@ -237,6 +238,7 @@ def test_a_batch_that_is_repaired_meanwhile_has_to_be_counted_again(
 # Which hours and days
 
 
+@pytest.mark.long
 def test_only_days_with_new_rows_are_computed_and_those_from_all_their_rows(
     export_now: Run, stats_now: Run
 ) -> None:
@@ -288,6 +290,7 @@ def test_an_hour_that_is_over_is_computed_and_its_day_that_goes_on_is_not(
     )
 
 
+@pytest.mark.long
 def test_a_period_is_of_the_whole_hours_and_days_in_it(export_now: Run, stats_now: Run) -> None:
     make_rows(96, finished_at=lambda n: MIDNIGHT - DAY + n * 30 * MINUTE)
     export_now()
@@ -357,6 +360,7 @@ def test_files_are_read_in_parts_with_about_as_many_rows_each_in_their_order() -
     assert aggregates._parted([], 0) == []
 
 
+@pytest.mark.long
 def test_figures_are_the_same_however_the_rows_lie_in_files(
     export_now: Run, stats_now: Run, empty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
         tmp_path,
         {
             "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "PYSPARK_PYTHON": str(outside.python_without_us(tmp_path)),
-            "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(tmp_path / "spark"),
+            "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(tmp_path / "spark"), **outside.QUICK_JAVA,
         },
     )  # fmt: skip
     with ExitStack() as stack:
@@ -106,6 +106,7 @@ def _wait_for(port: int) -> None:
     raise TimeoutError("Spark's master does not listen")
 
 
+@pytest.mark.long
 def test_export_and_stats_through_spark_submit(cluster: Cluster, tmp_path: Path) -> None:
     make_rows(2_000)
     archive, script = str(outside.pack(tmp_path)), tmp_path / "delayq_job.py"

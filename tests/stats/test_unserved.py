@@ -133,9 +133,9 @@ def test_what_a_living_worker_serves_is_not_told(hands: Hands) -> None:
     beat("jobs", "later")
     assert unserved_topics(hands.store) == []
     beat("jobs", "later", ago_ms=70_000)
-    assert [one.topic for one in unserved_topics(hands.store)] == ["jobs", "later"]
+    assert [found.stats.topic for found in unserved_topics(hands.store)] == ["jobs", "later"]
     beat("jobs")
-    assert [one.topic for one in unserved_topics(hands.store)] == ["later"]
+    assert [found.stats.topic for found in unserved_topics(hands.store)] == ["later"]
 
 
 def test_what_is_held_on_purpose_or_empty_is_not_told(hands: Hands) -> None:
@@ -158,7 +158,7 @@ def test_a_database_that_is_away_hides_nothing_of_redis(
 
     monkeypatch.setattr(unserved, "topics_of_outbox", away)
     (found,) = unserved_topics(hands.store)
-    assert (found.topic, found.stats.delayed, found.outbox) == ("jobs", 1, 0)
+    assert (found.stats.topic, found.stats.delayed, found.outbox) == ("jobs", 1, 0)
 
 
 def test_one_of_all_workers_says_it_once_a_minute(

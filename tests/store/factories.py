@@ -20,6 +20,7 @@ from django_delayq.core.message import (
     HEADER_END,
     Attempts,
     Priority,
+    encode_header,
     encode_record,
     new_ids,
     task_code,
@@ -61,7 +62,7 @@ def record(
     flags: int = 0,
 ) -> bytes:
     """A record as a producer sends it: without its stamp."""
-    return encode_record(CODE, body, flags=flags | priority, ttr_ms=ttr_ms, compress_above=2**24)
+    return encode_record(encode_header(CODE, flags | priority, ttr_ms), body, 2**24)
 
 
 def outgoing(

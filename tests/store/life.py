@@ -58,7 +58,11 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
 def loading(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """A bulk load."""
     load, message = BulkLoad("night", "1"), outgoing()
-    yield lambda: store.bulk_load.load(PARTITION, load, 0, TASKS, [(message[0], *message[2:])])
+
+    def send_load() -> Any:
+        return store.bulk_load.load(PARTITION, load, 0, TASKS, [(message[0], *message[2:])])()
+
+    yield send_load
     yield lambda: store.bulk_load.fence(PARTITION, "night")
     yield lambda: list(store.bulk_load.conflicts(PARTITION, "night"))
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq.tasks import backoff
-from django_delayq.tasks.backoff import as_backoff, constant, exponential, ladder
+from django_delayq.tasks.backoff import constant, exponential, ladder
+from django_delayq.tasks.options import Options
 
 
 def test_the_examples_in_the_docstrings_are_right() -> None:
@@ -47,12 +48,13 @@ def test_jitter_spreads_the_waits() -> None:
     ],
 )
 def test_a_number_a_timedelta_and_a_sequence_are_understood(value: Any, waits: list[float]) -> None:
-    assert [as_backoff(value)(n) for n in (1, 2, 3)] == waits
+    backoff = Options.declared({"backoff": value}).backoff
+    assert [backoff(n) for n in (1, 2, 3)] == waits
 
 
 def test_a_function_stays_itself() -> None:
     own = constant(3)
-    assert as_backoff(own) is own
+    assert Options.declared({"backoff": own}).backoff is own
 
 
 def test_a_ladder_does_not_change_with_its_list() -> None:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from ...archive.selection import Selection
 from ...models import BulkKind
 from ...operators.bulk import BulkPreview, preview
-from .archive_form import query_of, selection_from
+from .archive_form import query_of
 
 
 class BulkForm(forms.Form):
@@ -105,11 +105,3 @@ class BulkForm(forms.Form):
         if BulkKind(self.kind_asked) is BulkKind.REPLAY:
             options |= {"delay": given.get("delay") or 0, "rate": given.get("rate")}
         return options
-
-
-def order_of(query: QueryDict) -> tuple[str, Selection]:
-    """Kind and selection of an address. Raises InvalidMessage."""
-    filters = query.copy()
-    for name in ("kind", "csrfmiddlewaretoken"):
-        filters.pop(name, None)
-    return query.get("kind", ""), selection_from(filters)

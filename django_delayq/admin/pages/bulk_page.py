@@ -17,8 +17,8 @@ from ...models import BulkKind, BulkOperation, BulkStatus
 from ...operators import bulk as service
 from ...operators.operations import require
 from ...stats import overview
-from ..forms.archive_form import query_of
-from ..forms.bulk_form import BulkForm, order_of
+from ..forms.archive_form import query_of, selection_from
+from ..forms.bulk_form import BulkForm
 from ..keyset import newest_first
 from ..site import back, register_action, register_page, show, url
 
@@ -116,7 +116,7 @@ def bulk_cancel_view(request: HttpRequest, pk: int) -> HttpResponse:
 def _asked(request: HttpRequest, query: QueryDict) -> tuple[str, Selection]:
     """Kind and selection of an address or a form. Raises NotPermitted when this user may not do it,
     and InvalidMessage."""
-    kind, selection = order_of(query)
+    kind, selection = query.get("kind", ""), selection_from(query)
     service.check_order(kind, selection)
     require(request.user, "bulk_operate", service.PERMISSIONS[BulkKind(kind)])
     return kind, selection

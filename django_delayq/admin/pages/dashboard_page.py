@@ -43,12 +43,8 @@ class DashboardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Whether it is a link there."""
         return bool(request.user.has_perm("django_delayq.view_dashboard"))
 
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never."""
-        return False
-
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Never."""
         return False
 
-    has_delete_permission = has_change_permission
+    has_add_permission = has_delete_permission = has_change_permission

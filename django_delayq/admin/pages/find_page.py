@@ -34,12 +34,12 @@ def find_view(request: HttpRequest) -> HttpResponse:
         if "argument" in search_parts(query):
             narrowed = {"q": query, "period": _PERIOD, **({"topic": topic} if topic else {})}
             return redirect(f"{url(request, 'archive')}?{urlencode(narrowed)}")
-    problem, away = "", ""
-    hits: list[SearchResult] = []
-    try:
-        hits, away = _hits_of_all(query, topic) if query else ([], "")
-    except InvalidMessage as error:
-        problem = str(error)
+    hits, problem, away = list[SearchResult](), "", ""
+    if query:
+        try:
+            hits, away = _hits_of_all(query, topic)
+        except InvalidMessage as error:
+            problem = str(error)
     if len(hits) == 1 and not away:
         return redirect(result_url(request, hits[0]))
     return show(

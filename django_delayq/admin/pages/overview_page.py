@@ -15,6 +15,7 @@ from django.utils.http import quote_etag
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...core.chunks import chunked
 from ...core.present import amount, next_due, seconds
 from ...core.times import from_ms
 from ...stats import overview as stats
@@ -60,10 +61,7 @@ def context_of(now: Overview) -> dict[str, Any]:
             "delayq-forecast-days", days, what=_("Due by day (UTC)"), unit=_("Day (UTC)")
         )
         forecast = {"kept": kept, "is_old": kept.is_old(now.at), "picture": picture}
-    groups = [
-        samples[start : start + MINUTES_IN_A_ROW]
-        for start in range(0, len(samples), MINUTES_IN_A_ROW)
-    ]
+    groups = list(chunked(samples, MINUTES_IN_A_ROW))
     return {
         "overview": now,
         "totals": totals,

@@ -50,8 +50,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the verb for call_command("delayq", verb, ...)."""
-        names = ("stdout", "stderr", "no_color", "force_color", "traceback")
-        passed = {name: options[name] for name in names if options.get(name)}
+        passed = {
+            name: options[name]
+            for name in ("stdout", "stderr", "no_color", "force_color", "traceback")
+            if options.get(name)
+        }
         call_command(_load(options["verb"]), *options["arguments"], **passed)
 
 

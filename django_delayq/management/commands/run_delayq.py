@@ -140,8 +140,14 @@ class Command(BaseCommand):
         serving = () if options["archiver"] else topics
         for topic in unserved_topics(store, serving, outbox=not options["no_archiver"]):
             say(f"  unserved  {topic}")
-        names = ("concurrency", "async_concurrency", "shutdown_timeout", "burst", "max_messages")
-        worker_options = WorkerOptions(topics=topics, **{name: options[name] for name in names})
+        worker_options = WorkerOptions(
+            topics=topics,
+            concurrency=options["concurrency"],
+            async_concurrency=options["async_concurrency"],
+            shutdown_timeout=options["shutdown_timeout"],
+            burst=options["burst"],
+            max_messages=options["max_messages"],
+        )
         count, port = options["processes"], options["health_port"]
         reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
         # Whoever reads "Ready" may stop this process: the signal waits until its handler is there.

@@ -17,11 +17,10 @@ import os
 import re
 import signal
 import sys
-import threading
 import traceback
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -43,6 +42,7 @@ from ...pipeline.jobs import (
 )
 from ...pipeline.params import Params, Report, TaskSpec
 from ...pipeline.session import java_log
+from ...pipeline.signal_handlers import handled
 from ..cli import (
     DURATIONS,
     INTERRUPTED,
@@ -75,7 +75,7 @@ class Command(Verb):
         """Run the job and print its report, or write its parameters."""
         job, self.reporter = JOBS[options["job_name"]], Reporter(self.stderr)
         try:
-            with _ends_on_sigterm():
+            with handled((signal.SIGTERM,), _end):
                 if options["write_params"]:
                     self._write_params(job, options)
                     return
@@ -135,22 +135,10 @@ class Command(Verb):
         raise CommandError(str(found), returncode=int(code)) from error
 
 
-@contextmanager
-def _ends_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the job as Ctrl-C does: files that were made for the job are removed, for
-    example one with a password."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> NoReturn:
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end(*_: object) -> NoReturn:
+    """End as Ctrl-C ends a job: files that were made for the job are removed, for example one with
+    a password."""
+    sys.exit(128 + signal.SIGTERM)
 
 
 # The command line, made from the options of the jobs
@@ -237,8 +225,12 @@ def params_of(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
 
         specs = {"task": spec_of(options["task"])} if "task" in names else {"tasks": all_specs()}
         options |= msgspec.to_builtins(specs)
-    params = ("lake", "since", "until", "topic", "dry_run")
-    return {"job": options, **{name: given[name] for name in params if given.get(name)}}
+    params = {
+        name: given[name]
+        for name in ("lake", "since", "until", "topic", "dry_run")
+        if given.get(name)
+    }
+    return {"job": options, **params}
 
 
 def _add_field(parser: ArgumentParser, field: FieldInfo, doc: str) -> None:

@@ -50,8 +50,13 @@ class Command(Verb):
             self.pruned = pruned
             self.progress(f"{verb} {counted(pruned.count, 'row')}")
 
-        given = {name: options[name] for name in ("older_than", "state", "dry_run", "by")}
-        end = prune(**given, progress=progress)
+        end = prune(
+            options["older_than"],
+            state=options["state"],
+            dry_run=options["dry_run"],
+            by=options["by"],
+            progress=progress,
+        )
         line = f"{verb} {counted(end.count, 'row')}"
         if end.kept:
             line += f"; kept {end.kept:,} open dead letters (they go with --state dead)"

@@ -13,13 +13,11 @@ import time
 from collections.abc import Sequence
 from functools import reduce
 
-from django.db.models import Max
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ...core.conf import get_settings
-from ...models import ArchivedMessage
+from ...archive.selection import newest_id
 from ...store import get_store
 from .. import schemas
 from ..job_errors import Code, LakeConflict, LakeError
@@ -82,23 +80,28 @@ class _Audit:
         if self.ledger:
             commits = self.ledger.catch_up() if self.options.repair else self.ledger.check()
             self.batches = audit_lake.batches_of(self.ledger, commits)
-        before = _newest()
+        before = newest_id()
         outbox = read_outbox(self.spark, self.params.database)
         if topics:
             outbox = outbox.where(F.col("topic").isin(topics))
         outbox = self._keep("rows of the outbox", frames.promises(outbox))
         queue = read_queue(self.spark, self.params.redis, topics)
         queue = self._keep("places in Redis", frames.places(queue))
-        archive = self._keep("rows of the archive", self._of_archive([(0, _newest())]))
+        archive = self._keep("rows of the archive", self._of_archive([(0, newest_id())]))
         lake = self.spark.createDataFrame([], from_arrow_schema(schemas.ARCHIVE))
         if self.ledger:
             lake = read_lake(self.spark, self.ledger.lake)
         self.lake = self._keep("rows of the lake", self._hashed(lake))
         ended = frames.lives(archive, self.lake)
         past = frames.lives(archive.where(F.col("row") <= before), self.lake)
+        store = get_store()
+        store.partitions.forget()
+        used = sorted({*store.topics.names(), *store.client.settings.topics})
+        counts_of = [(topic, sorted(store.partitions.counts(topic))) for topic in used]
+        partitions = self.spark.createDataFrame(counts_of, "topic string, counts array<int>")
         candidates = [
             frames.as_findings(diagnosed(frames.suspects(queue), self.params.redis)),
-            frames.misplaced(queue, self._partition_counts()),
+            frames.misplaced(queue, partitions),
             frames.ends(queue, outbox, ended),
             frames.unclosed(outbox, past),
             frames.lost(outbox, queue, ended),
@@ -130,13 +133,6 @@ class _Audit:
 
     def _hashed(self, rows: DataFrame) -> DataFrame:
         return frames.batched(frames.hashed_rows(rows), [batch.hi for batch in self.batches])
-
-    def _partition_counts(self) -> DataFrame:
-        store = get_store()
-        store.partitions.forget()
-        topics = {*store.topics.names(), *store.client.settings.topics}
-        counts = [(topic, sorted(store.partitions.counts(topic))) for topic in sorted(topics)]
-        return self.spark.createDataFrame(counts, "topic string, counts array<int>")
 
     def _confirmed(self, candidates: Sequence[Finding]) -> list[Finding]:
         """Those that are still there after a pause."""
@@ -223,9 +219,3 @@ class _Audit:
 def wait(seconds: float) -> None:
     """The pause before candidates are checked again."""
     time.sleep(seconds)
-
-
-def _newest() -> int:
-    """The biggest id of the archive."""
-    rows = ArchivedMessage.objects.using(get_settings().database)
-    return rows.aggregate(last=Max("pk"))["last"] or 0

@@ -210,9 +210,8 @@ def differing(
     gone = gone.join(ours.select("row"), "row", "left_anti").join(
         archive.select(*LIFE), LIFE, "left_anti"
     )
-    found = as_findings(differ)
-    # One row of the lake may be there twice.
-    return found.unionByName(as_findings(gone, FindingKind.LOST_ROW)).distinct()
+    # Distinct, because a row of the lake may be there twice.
+    return as_findings(differ).unionByName(as_findings(gone, FindingKind.LOST_ROW)).distinct()
 
 
 def surplus(found: DataFrame, vouched: Sequence[int]) -> DataFrame:

@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
 from django.db.models import Max
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -29,7 +30,7 @@ from ..params import Database
 from ..sources.archive_source import read_archive
 from . import audit_frames as frames
 from .findings import Finding, FindingKind
-from .restore import SOME, PutBack, stored_ids
+from .restore import IDS, restore_rows, stored_ids
 
 Sum = tuple[int, int]
 """Rows, and the sum of their hashes."""
@@ -119,7 +120,8 @@ def collected(found: DataFrame, most: int) -> tuple[list[Finding], dict[FindingK
         parts = [found]
         if max(counts.values(), default=0) > most:
             parts = [found.where(F.col("kind") == kind.value).limit(most) for kind in counts]
-        return [Finding.of(row) for part in parts for row in part.collect()], counts
+        rows = [row.asDict() for part in parts for row in part.collect()]
+        return msgspec.convert(rows, list[Finding]), counts
     finally:
         found.unpersist()
 
@@ -143,9 +145,9 @@ class LakeRepair:
     def run(self, found: Sequence[Finding], lake: DataFrame) -> list[bool]:
         """Repair, and return which findings were. `lake`: its rows with their batches. Raises
         LakeError, LakeConflict."""
-        lost = [one.row or 0 for one in found if one.kind == FindingKind.LOST_ROW]
-        back = PutBack(self._spark, self._ledger.lake).run(lost)
-        drops = self._surplus([one for one in found if one.kind == FindingKind.TWICE], lake)
+        lost = {finding.row or 0 for finding in found if finding.kind == FindingKind.LOST_ROW}
+        back = restore_rows(self._spark, self._ledger.lake, lost)
+        drops = _surplus([finding for finding in found if finding.kind == FindingKind.TWICE], lake)
         solved = {message_id for dropped in drops.values() for message_id, _ in dropped}
         for finding in found:
             if finding.batch is not None and finding.kind in REWRITTEN:
@@ -154,34 +156,12 @@ class LakeRepair:
         for number in sorted(drops):
             self._rewrite(self._batches[number], {row for _, row in drops[number]})
         return [
-            one.row in back
-            if one.kind == FindingKind.LOST_ROW
-            else one.kind in REWRITTEN
-            or (one.kind == FindingKind.TWICE and one.message_id in solved)
-            for one in found
+            finding.row in back
+            if finding.kind == FindingKind.LOST_ROW
+            else finding.kind in REWRITTEN
+            or (finding.kind == FindingKind.TWICE and finding.message_id in solved)
+            for finding in found
         ]
-
-    def _surplus(
-        self, found: Sequence[Finding], lake: DataFrame
-    ) -> dict[int, list[tuple[str, int]]]:
-        """By batch: message ids, and ids of rows that have to go, of lives that are in the lake
-        twice. The row that SQL has stays, else the first; 0 in place of an id: the same row is
-        there twice."""
-        drops: dict[int, list[tuple[str, int]]] = defaultdict(list)
-        held: dict[tuple[str, int | None], Counter[tuple[int, int]]] = defaultdict(Counter)
-        lives = {(one.message_id, one.stamp) for one in found}
-        for ids in chunked(sorted({message_id for message_id, _ in lives}), SOME):
-            there = lake.where(F.col("message_id").isin(ids))
-            for row in there.select("message_id", "stamp", "row", "batch").collect():
-                if (life := (row["message_id"], row["stamp"])) in lives:
-                    held[life][row["row"], row["batch"]] += 1
-        stored = stored_ids({pk for rows in held.values() for pk, _ in rows})
-        for (message_id, _), rows in held.items():
-            stays = min((pk for pk, _ in rows), key=lambda pk: (pk not in stored, pk))
-            for (pk, batch), times in rows.items():
-                if pk != stays or times > 1:
-                    drops[batch].append((message_id, 0 if pk == stays else pk))
-        return drops
 
     def _rewrite(self, batch: Batch, drop: Set[int]) -> None:
         """Write one batch again: what SQL has of it, and of the lake what SQL has not, but for the
@@ -191,11 +171,7 @@ class LakeRepair:
         Raises LakeError when rows of the batch are missing, or other batches are not as before.
         """
         ledger, lake = self._ledger, self._ledger.lake
-        old = [
-            file
-            for file in lake.files()
-            if not file.highest or (file.lowest <= batch.hi and file.highest > batch.lo)
-        ]
+        old = [file for file in lake.files() if file.may_have(batch.lo, batch.hi)]
         inside = (F.col("id") > batch.lo) & (F.col("id") <= batch.hi)
         before = read_files(self._spark, lake, old)
         others, stays = (
@@ -235,3 +211,23 @@ class LakeRepair:
             )
         )
         ledger.committed(commit)
+
+
+def _surplus(found: Sequence[Finding], lake: DataFrame) -> dict[int, list[tuple[str, int]]]:
+    """By batch: message ids, and ids of rows that have to go, of lives that are in the lake twice.
+    The row that SQL has stays, else the first; 0 in place of an id: the same row is there twice."""
+    drops: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    held: dict[tuple[str, int | None], Counter[tuple[int, int]]] = defaultdict(Counter)
+    lives = {(finding.message_id, finding.stamp) for finding in found}
+    for ids in chunked(sorted({message_id for message_id, _ in lives}), IDS):
+        there = lake.where(F.col("message_id").isin(ids))
+        for row in there.select("message_id", "stamp", "row", "batch").collect():
+            if (life := (row["message_id"], row["stamp"])) in lives:
+                held[life][row["row"], row["batch"]] += 1
+    stored = stored_ids({pk for rows in held.values() for pk, _ in rows})
+    for (message_id, _), rows in held.items():
+        stays = min((pk for pk, _ in rows), key=lambda pk: (pk not in stored, pk))
+        for (pk, batch), times in rows.items():
+            if pk != stays or times > 1:
+                drops[batch].append((message_id, 0 if pk == stays else pk))
+    return drops

@@ -75,7 +75,7 @@ class AuditRepair:
 
     def _close(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """As the archiver closes the rows of what it archives."""
-        rows, alias = outbox_rows(found), get_settings().database
+        rows = outbox_rows(found)
         entries = [
             Entry(
                 b"", partition, one.id, State.ACKED, 0, outbox.record_of(rows[one.life]), b"", b"{}"
@@ -83,8 +83,8 @@ class AuditRepair:
             for one in found
             if one.life in rows
         ]
-        with transaction.atomic(using=alias):
-            left = {entry.id for entry in closing.close(entries, alias)}
+        with transaction.atomic(using=get_settings().database):
+            left = {entry.id for entry in closing.close(entries)}
         return [one.life in rows and one.id not in left for one in found]
 
     def _take_out(self, partition: Partition, found: Sequence[Finding]) -> Done:

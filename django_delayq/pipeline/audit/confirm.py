@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 from ...core.chunks import chunked
-from ...core.conf import get_settings
 from ...core.message import stamp_us_of
 from ...core.times import epoch_us
 from ...models import ArchivedMessage, OutboxMessage, OutboxStatus
@@ -125,23 +124,21 @@ def by_partition(found: Iterable[Finding]) -> dict[Partition, list[Finding]]:
 
 def archived_lives(found: Sequence[Finding]) -> set[Life]:
     """The archived lives of all ids that were found."""
-    rows = ArchivedMessage.objects.using(get_settings().database)
     return {
         Life(message_id.bytes, epoch_us(enqueued_at))
         for ids in _pages_of_ids(found)
-        for message_id, enqueued_at in rows.filter(message_id__in=ids).values_list(
-            "message_id", "enqueued_at"
-        )
+        for message_id, enqueued_at in ArchivedMessage.objects.filter(
+            message_id__in=ids
+        ).values_list("message_id", "enqueued_at")
     }
 
 
 def outbox_rows(found: Sequence[Finding]) -> dict[Life, OutboxMessage]:
     """The rows of the outbox under these ids, by the lives that they are about."""
-    rows = OutboxMessage.objects.using(get_settings().database)
     return {
         Life(row.message_id.bytes, row.enqueued_at_us): row
         for ids in _pages_of_ids(found)
-        for row in rows.filter(message_id__in=ids)
+        for row in OutboxMessage.objects.filter(message_id__in=ids)
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from functools import partial
 
 import pyarrow as pa
@@ -28,8 +29,7 @@ def diagnosed(suspects: DataFrame, redis: Redis) -> DataFrame:
 
 
 def _diagnosed(batches: Iterable[pa.RecordBatch], redis: Redis) -> Iterator[pa.RecordBatch]:
-    store = RedisStore(None, redis.settings())
-    try:
+    with closing(RedisStore(None, redis.settings())) as store:
         for batch in batches:
             parts: dict[Partition, list[bytes]] = defaultdict(list)
             for suspect in batch.to_pylist():
@@ -48,5 +48,3 @@ def _diagnosed(batches: Iterable[pa.RecordBatch], redis: Redis) -> Iterator[pa.R
                 for damage in damages
             ]
             yield pa.RecordBatch.from_pylist(rows, schema=DIAGNOSED)
-    finally:
-        store.close()

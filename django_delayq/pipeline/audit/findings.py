@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 import msgspec
 
@@ -116,11 +115,6 @@ class Finding(msgspec.Struct, frozen=True):
     """Number of the lake's batch, from 0."""
     lake: bool = False
     """Whether only the lake knows its end."""
-
-    @classmethod
-    def of(cls, row: Any) -> Finding:
-        """From a row of a frame with these columns."""
-        return msgspec.convert(row.asDict(), cls)
 
     @property
     def id(self) -> bytes:

@@ -3,8 +3,7 @@ as discarded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from functools import partial
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,7 +23,7 @@ from ..lake.lake import Lake
 from ..lake.reader import read_files
 
 #: Ids of one query.
-SOME = 500
+IDS = 500
 
 
 class Replay(NamedTuple):
@@ -35,71 +34,57 @@ class Replay(NamedTuple):
     """When it was enqueued, as the models hold it."""
 
 
-class PutBack:
-    """Rows of one lake."""
+def restore_rows(spark: SparkSession, lake: Lake, pks: Set[int]) -> set[int]:
+    """Insert these rows of the lake with their ids, so that they stay the same rows. Returns the
+    ids that were inserted.
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self._spark, self._lake = spark, lake
-        self._alias = get_settings().database
-        self._archive = ArchivedMessage.objects.using(self._alias)
-
-    def run(self, pks: Sequence[int]) -> set[int]:
-        """Insert these rows with their ids, so that they stay the same rows as in the lake. Returns
-        the ids that were inserted.
-
-        The lake does not know what was done about a dead letter. It does not come back as open, or
-        an operator might replay it a second time: it is replayed by the message that replays it in
-        SQL, the outbox or the lake, and without one it is discarded.
-        """
-        if not pks:
-            return set()
-        replays = self._replays(set(pks))
-        files, done = self._lake.files(), set[int]()
-        for ids in chunked(sorted(set(pks) - stored_ids(set(pks))), SOME):
-            near = [
-                file
-                for file in files
-                if not file.highest or (file.lowest <= ids[-1] and file.highest >= ids[0])
-            ]
-            frame = read_files(self._spark, self._lake, near).where(F.col("id").isin(ids))
-            values = frame.dropDuplicates(["id"]).toArrow().to_pylist()
-            rows = [_row(fields, replays) for fields in values]
-            # Not by INSERT IGNORE: on MariaDB it swallows more than a row that is there.
-            if self._is_inserted(partial(self._archive.bulk_create, rows)):
-                done |= {row.pk for row in rows}
-                continue
-            for row in rows:  # some are there: one by one
-                if self._is_inserted(partial(row.save, force_insert=True, using=self._alias)):
-                    done.add(row.pk)
+    The lake does not know what was done about a dead letter. It does not come back as open, or an
+    operator might replay it a second time: it is replayed by the message that replays it in SQL,
+    the outbox or the lake, and without one it is discarded.
+    """
+    done: set[int] = set()
+    if not pks:
         return done
+    replays, files = _replays(spark, lake, pks), lake.files()
+    for ids in chunked(sorted(pks - stored_ids(pks)), IDS):
+        near = [file for file in files if file.may_have(ids[0] - 1, ids[-1])]
+        frame = read_files(spark, lake, near).where(F.col("id").isin(ids))
+        values = frame.dropDuplicates(["id"]).toArrow().to_pylist()
+        rows = [_row(fields, replays) for fields in values]
+        together = _are_inserted(rows)
+        # Otherwise SQL has one of them by now: one by one.
+        done |= {row.pk for row in rows if together or _are_inserted([row])}
+    return done
 
-    def _is_inserted(self, insert: Callable[[], object]) -> bool:
-        try:
-            with transaction.atomic(using=self._alias):
-                insert()
-        except IntegrityError:
-            return False
-        return True
 
-    def _replays(self, pks: Set[int]) -> dict[int, Replay]:
-        """The replays of these dead letters: in the lake, in SQL, and in the outbox."""
-        found: dict[int, Replay] = {}
-        lake = read_files(
-            self._spark, self._lake, self._lake.files(), ["replay_of", "message_id", "enqueued_at"]
-        )
-        replays = lake.where(F.col("replay_of").isNotNull())
-        for row in replays.withColumn("at", F.unix_micros("enqueued_at")).toLocalIterator():
-            if row["replay_of"] in pks:
-                at = stored_ms(row["at"] / 1000)
-                found[row["replay_of"]] = Replay(UUID(hex=row["message_id"]), at)
-        for ids in chunked(sorted(pks), SOME):
-            rows = self._archive.filter(replay_of__in=ids)
-            for pk, *replay in rows.values_list("replay_of", "message_id", "enqueued_at"):
-                found[pk] = Replay(*replay)
-        for row in OutboxMessage.objects.using(self._alias).iterator(chunk_size=SOME):
-            if (origin := _origin(row)) in pks:
-                found[origin] = Replay(row.message_id, stored_ms(row.enqueued_at_us / 1000))
-        return found
+def _are_inserted(rows: Sequence[ArchivedMessage]) -> bool:
+    """Insert all of these rows or none. Not by INSERT IGNORE: on MariaDB it swallows more than a
+    row that is there."""
+    try:
+        with transaction.atomic(using=get_settings().database):
+            ArchivedMessage.objects.bulk_create(rows)
+    except IntegrityError:
+        return False
+    return True
+
+
+def _replays(spark: SparkSession, lake: Lake, pks: Set[int]) -> dict[int, Replay]:
+    """The replays of these dead letters: in the lake, in SQL, and in the outbox."""
+    found: dict[int, Replay] = {}
+    columns = ["replay_of", "message_id", "enqueued_at"]
+    replays = read_files(spark, lake, lake.files(), columns).where(F.col("replay_of").isNotNull())
+    for row in replays.withColumn("at", F.unix_micros("enqueued_at")).toLocalIterator():
+        if row["replay_of"] in pks:
+            at = stored_ms(row["at"] / 1000)
+            found[row["replay_of"]] = Replay(UUID(hex=row["message_id"]), at)
+    for ids in chunked(sorted(pks), IDS):
+        rows = ArchivedMessage.objects.filter(replay_of__in=ids).values_list(*columns)
+        for pk, *replay in rows:
+            found[pk] = Replay(*replay)
+    for row in OutboxMessage.objects.iterator(chunk_size=IDS):
+        if (origin := _origin(row)) in pks:
+            found[origin] = Replay(row.message_id, stored_ms(row.enqueued_at_us / 1000))
+    return found
 
 
 def _origin(row: OutboxMessage) -> int:
@@ -113,11 +98,10 @@ def _origin(row: OutboxMessage) -> int:
 
 def stored_ids(pks: Set[int]) -> set[int]:
     """Those of these ids that SQL has."""
-    rows = ArchivedMessage.objects.using(get_settings().database)
     return {
         pk
-        for ids in chunked(sorted(pks), SOME)
-        for pk in rows.filter(pk__in=ids).values_list("pk", flat=True)
+        for ids in chunked(sorted(pks), IDS)
+        for pk in ArchivedMessage.objects.filter(pk__in=ids).values_list("pk", flat=True)
     }
 
 

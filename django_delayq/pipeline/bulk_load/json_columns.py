@@ -12,9 +12,9 @@ from pyspark.sql import types as T  # noqa: N812
 
 from ..job_errors import Refused
 
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FRACTION = (T.FloatType, T.DoubleType)
-_PLAIN = (*_WHOLE, *_FRACTION, T.StringType, T.BooleanType, T.NullType)
+_PLAIN = (*WHOLE, *_FRACTION, T.StringType, T.BooleanType, T.NullType)
 #: What to do about a type, by its name in Spark.
 _FIXES = {
     "timestamp": "date_format(c, \"yyyy-MM-dd'T'HH:mm:ss.SSSXXX\") or unix_millis(c)",
@@ -55,7 +55,7 @@ def json_of(value: Column, kind: T.DataType) -> Column:
     """The JSON of a value of a type that check_type() lets pass; `null` for null."""
     if isinstance(kind, T.NullType):
         return F.lit("null")
-    if isinstance(kind, (*_WHOLE, T.BooleanType)):
+    if isinstance(kind, (*WHOLE, T.BooleanType)):
         return F.coalesce(value.cast("string"), F.lit("null"))
     # {"v":...}: Spark writes JSON of structs only.
     whole = F.to_json(F.struct(value.cast(exact(kind)).alias("v")), {"ignoreNullFields": "false"})

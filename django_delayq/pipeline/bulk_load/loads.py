@@ -100,14 +100,28 @@ class Fences(NamedTuple):
                     "sent again."
                 )
 
-    def open(self, fingerprint: Mapping[str, Any], *, record_conflicts: bool = False) -> int:
+    def add(self, frame: DataFrame, redis: Redis, spec: LoadSpec, delay_ms: int) -> dict[str, int]:
+        """Write messages that are arranged(). Returns what this run has added, for its report."""
+        before, rows = self.counts(), spec.rows or 0
+        frame.sparkSession.dataSource.register(QueueSink)
+        with self.reporting(before, rows):
+            spec = msgspec.structs.replace(spec, due_ms=self.open(spec) + delay_ms)
+            given = {
+                "redis": msgspec.json.encode(redis).decode(),
+                "load": msgspec.json.encode(spec).decode(),
+            }
+            columns = messages.message_columns(frame)
+            columns.write.format(FORMAT).options(**given).mode("append").save()
+        return self.added(before, rows)
+
+    def open(self, spec: LoadSpec) -> int:
         """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged,
         StoreUnavailable."""
-        load = BulkLoad(self.job, encode_fingerprint(fingerprint), record_conflicts)
+        load = BulkLoad(self.job, spec.fingerprint, spec.record_conflicts)
         for topic in {partition.topic for partition in self.partitions}:
             self.store.partitions.counts(topic)  # says that the topic is used
         began = [
-            self.store.bulk_load.load(partition, load, 0, {}, ()).began_ms
+            self.store.bulk_load.load(partition, load, 0, {}, ())().began_ms
             for partition in self.partitions
         ]
         return min(began, default=0)
@@ -164,17 +178,6 @@ def _memory(store: RedisStore) -> list[tuple[int, int]]:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB" if size >= 1e7 else f"{size / 1e6:,.1f} MB"
-
-
-def write_messages(spark: SparkSession, frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
-    """Write messages that are arranged()."""
-    spark.dataSource.register(QueueSink)
-    options = {
-        "redis": msgspec.json.encode(redis).decode(),
-        "load": msgspec.json.encode(spec).decode(),
-    }
-    columns = messages.message_columns(frame)
-    columns.write.format(FORMAT).options(**options).mode("append").save()
 
 
 def share(spark: SparkSession, per_second: float | None, tasks: int) -> float | None:

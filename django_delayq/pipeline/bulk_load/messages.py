@@ -30,10 +30,10 @@ class FrameTotals(NamedTuple):
 
 def header(spec: TaskSpec) -> bytes:
     """The first bytes of the records of a task, after their stamps."""
-    from ...core.message import EXPIRES_WITH_DUE, HEADER, VERSION, task_code
+    from ...core.message import EXPIRES_WITH_DUE, encode_header, task_code
 
-    flags = spec.priority | (EXPIRES_WITH_DUE if spec.expires[:1] == "+" else 0) | VERSION << 4
-    return HEADER.pack(flags, spec.ttr_ms, task_code(spec.name))
+    flags = spec.priority | (EXPIRES_WITH_DUE if spec.expires[:1] == "+" else 0)
+    return encode_header(task_code(spec.name), flags, spec.ttr_ms)
 
 
 def ids(name: Column, key: Column) -> Column:

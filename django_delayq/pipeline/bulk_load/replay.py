@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -51,8 +52,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     replayed stay, and the same job again replays and marks the rest."""
     options = params.options(ReplayOptions)
     check_name(options.job, "a job", Refused)
-    store = RedisStore(None, params.redis.settings())
-    try:
+    with closing(RedisStore(None, params.redis.settings())) as store:
         fences = loads.Fences(store, options.job, store.topics.used_partitions())
         tell("reading the dead letters")
         standing, ids = _standing(params, fences)
@@ -73,8 +73,6 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             return _run(spark, params, letters, fingerprint, store, tell)
         finally:
             letters.made.unpersist()
-    finally:
-        store.close()
 
 
 def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int, int]]:
@@ -175,23 +173,17 @@ def _run(
         Partition(topic, number) for topic, count in counts.items() for number in range(count)
     ]
     fences = loads.Fences(store, options.job, partitions)
-    before = fences.counts()
     if note := loads.check_memory(store, letters.good, 0, len(partitions)):
         report.problems.append(note)
     tell(f"writing {letters.good.rows:,} messages")
     good = letters.made.where(F.col("reason").isNull())
-    with fences.reporting(before, letters.good.rows):
-        due_ms = fences.open(fingerprint, record_conflicts=True) + options.delay_ms
-        spec = LoadSpec(
-            job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
-            tasks={task_code(task.name).hex(): task.name for task in options.tasks},
-            due_ms=due_ms, rows=letters.good.rows, record_conflicts=True,
-            per_second=loads.share(
-                spark, options.max_per_second, len(partitions) * options.splits
-            ),
-        )  # fmt: skip
-        loads.write_messages(spark, good, params.redis, spec)
-    report.figures |= fences.added(before, letters.good.rows)
+    spec = LoadSpec(
+        job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
+        tasks={task_code(task.name).hex(): task.name for task in options.tasks},
+        rows=letters.good.rows, record_conflicts=True,
+        per_second=loads.share(spark, options.max_per_second, len(partitions) * options.splits),
+    )  # fmt: skip
+    report.figures |= fences.add(good, params.redis, spec, options.delay_ms)
     kept = {
         identity
         for partition in partitions

@@ -21,9 +21,7 @@ from .replay_frames import DISCARDED, OPEN, REPLAYED
 
 def standings(since: datetime | None, until: datetime | None, topic: str, last: int) -> pa.Table:
     """`id` and `standing` of every dead letter of the period and topic with an id up to `last`."""
-    rows = ArchivedMessage.objects.using(get_settings().database).filter(
-        state=Final.DEAD, pk__lte=last
-    )
+    rows = ArchivedMessage.objects.filter(state=Final.DEAD, pk__lte=last)
     times = {"finished_at__gte": since, "finished_at__lt": until}
     rows = rows.filter(**{name: stored(when) for name, when in times.items() if when})
     rows = rows.filter(topic=topic) if topic else rows

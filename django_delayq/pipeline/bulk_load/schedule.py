@@ -4,6 +4,7 @@ adds nothing twice."""
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -53,16 +54,13 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     check_name(options.job, "a job", Refused)
     if options.rejects:
         _check_rejects_folder(spark, options)
-    store = RedisStore(None, params.redis.settings())
-    try:
+    with closing(RedisStore(None, params.redis.settings())) as store:
         tell("reading the source")
         rows = _read(spark, params, options, store)
         try:
             return _run(spark, params, rows, store, tell)
         finally:
             rows.made.unpersist()
-    finally:
-        store.close()
 
 
 def _read(
@@ -105,8 +103,7 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
     }  # fmt: skip
     # In all partitions: the topic of the task, or its partitions, may have been others.
     loads.Fences(store, options.job, store.topics.used_partitions()).check(fingerprint)
-    before = fences.counts()
-    note = loads.check_memory(store, rows.good, sum(before.values()), count)
+    note = loads.check_memory(store, rows.good, sum(fences.counts().values()), count)
     report = Report(
         job="schedule",
         figures={"rows": rows.total, "refused": rows.bad},
@@ -120,16 +117,13 @@ def _run(spark: SparkSession, params: Params, rows: _Rows, store: RedisStore, te
         # JSON lines. They replace those of an earlier run of the job.
         refused.coalesce(1).write.mode("overwrite").json(_rejects_folder(options))
     tell(f"writing {rows.good.rows:,} messages")
-    with fences.reporting(before, rows.good.rows):
-        spec = LoadSpec(
-            job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
-            tasks={task_code(options.task.name).hex(): options.task.name},
-            due_ms=fences.open(fingerprint) + options.delay_ms, rows=rows.good.rows,
-            per_second=loads.share(spark, options.max_per_second, count * options.splits),
-        )  # fmt: skip
-        good = rows.made.where(F.col("reason").isNull())
-        loads.write_messages(spark, good, params.redis, spec)
-    report.figures |= fences.added(before, rows.good.rows)
+    good = rows.made.where(F.col("reason").isNull())
+    spec = LoadSpec(
+        job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
+        tasks={task_code(options.task.name).hex(): options.task.name}, rows=rows.good.rows,
+        per_second=loads.share(spark, options.max_per_second, count * options.splits),
+    )  # fmt: skip
+    report.figures |= fences.add(good, params.redis, spec, options.delay_ms)
     return report
 
 

@@ -22,15 +22,17 @@ from . import json_columns, messages
 #: Column in which a reader puts the text of a row that it cannot read.
 CORRUPT = "_corrupt_record"
 
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _ANNOTATED: dict[str, tuple[type[T.DataType], ...]] = {
     "str": (T.StringType,),
-    "int": _WHOLE,
-    "float": (*_WHOLE, T.FloatType, T.DoubleType),
+    "int": json_columns.WHOLE,
+    "float": (*json_columns.WHOLE, T.FloatType, T.DoubleType),
     "bool": (T.BooleanType,),
 }
-_CASTS = {"int": "bigint", "float": "double", "bool": "boolean"}
-_CAST_TYPES = {"int": T.LongType(), "float": T.DoubleType(), "bool": T.BooleanType()}
+_CASTS: dict[str, T.DataType] = {
+    "int": T.LongType(),
+    "float": T.DoubleType(),
+    "bool": T.BooleanType(),
+}
 #: What to do about a due time of another type.
 _DUE_FIXES = {
     "timestamp_ntz": "A time without a zone may be any of 24 instants: cast(c AS TIMESTAMP) takes "
@@ -84,7 +86,7 @@ def plan(options: ScheduleOptions, schema: T.StructType) -> Plan:
     column, its type and the fix."""
     arguments = _arguments(options, schema)
     key = _column(schema, options.key, "the key").dataType
-    if not isinstance(key, (*_WHOLE, T.StringType, T.NullType)):
+    if not isinstance(key, (*json_columns.WHOLE, T.StringType, T.NullType)):
         raise Refused(
             f"The key column {options.key!r} is of type {key.simpleString()}: text or whole "
             f"numbers are wanted. "
@@ -155,7 +157,7 @@ def _argument(options: ScheduleOptions, parameter: ParameterSpec, field: T.Struc
                 f"the column {field.name!r} is of type {kind.simpleString()}. Cast it first."
             )
         if annotation == "float" or is_text:
-            kind = _CAST_TYPES[annotation]
+            kind = _CASTS[annotation]
     return Argument(
         parameter.name,
         field.name,

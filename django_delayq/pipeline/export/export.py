@@ -6,8 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from django.db.models import Max, Q
 from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import SparkSession
 
+from ...archive.selection import newest_id
 from ...core.times import stored
 from ...models import ArchivedMessage, OperatorAction
 from ..job_errors import Code, LakeConflict, LakeError, Refused
@@ -25,6 +25,7 @@ from ..lake.lake import Commit, Lake, last_id
 from ..lake.ledger import VERIFIED, WRITTEN, Ledger
 from ..lake.watermark import last_settled_id, unseen_writers
 from ..params import Database, ExportOptions, Params, Report, Tell
+from ..signal_handlers import handled
 from ..sinks import parquet_files
 from ..sources.archive_source import read_archive
 from ..sources.ranges import Range
@@ -155,7 +156,8 @@ class _Export:
 
     def export_at_intervals(self, interval: float) -> None:
         """Export again and again until a signal ends it."""
-        with _ended_by_signals(self.ending):
+        # The batch that runs is finished first.
+        with handled((signal.SIGTERM, signal.SIGINT), lambda *_: self.ending.set()):
             while True:
                 try:
                     self.export()
@@ -260,27 +262,11 @@ class _Export:
             self.report.figures[name] = self.report.figures.get(name, 0) + count
 
 
-@contextmanager
-def _ended_by_signals(ending: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set the event, so that the current batch is finished. Only the main thread
-    can install a handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: ending.set()) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
 def refuse_restored(commits: Sequence[Commit]) -> None:
     """Raise Refused when the archive ends below the lake although nobody pruned it: the database
     would give the ids of the lake to other messages."""
     appended = [commit for commit in commits if commit.kind == "append"]
-    newest = ArchivedMessage.objects.aggregate(last=Max("pk"))["last"] or 0
+    newest = newest_id()
     if not appended or newest >= appended[-1].hi:
         return
     at = datetime.fromtimestamp(appended[-1].at, tz=timezone.utc)

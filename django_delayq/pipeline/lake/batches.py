@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import msgspec
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -65,7 +64,9 @@ def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> 
 def source_rows(
     spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None
 ) -> DataFrame:
-    """These rows, in parts that make files of a good size where there are no gaps between ids."""
+    """The rows of the archive with lo < id <= hi, in parts that make files of a good size where
+    there are no gaps between ids. With `attempt` they are written there as files by date while they
+    are read."""
     return read_archive(spark, database, ids, parts=parts_of(ids), copy=attempt)
 
 
@@ -105,30 +106,24 @@ def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
         hour = F.floor(F.unix_seconds("finished_at") / 3600).alias("hour")
         keys = (F.col("_metadata.file_path").alias("path"), hour)
         rows = hashed(frame).groupBy(*keys).agg(*signature()).collect()
-    held: dict[str, Digest] = {}
+    held: dict[Path, Digest] = {}
     hours: set[str] = set()
     for row in rows:
-        name = "/".join(unquote(row["path"]).split("/")[-2:])
+        path = paths["/".join(unquote(row["path"]).split("/")[-2:])]
         finished = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
-        if name[3:13] != finished[:10]:
-            raise LakeError(f"{paths[name]} has rows that finished in the hour {finished}.")
-        held[name] = held.get(name, Digest()) + _digest(row.asDict())
+        if path.parent.name != f"dt={finished[:10]}":
+            raise LakeError(f"{path} has rows that finished in the hour {finished}.")
+        held[path] = held.get(path, Digest()) + _digest(row.asDict())
         hours.add(finished)
-    plain = lake.found_in(attempt, [(paths[name], digest.rows) for name, digest in held.items()])
-    files = []
-    for file in plain:
-        digest = held["/".join(file.path.split("/")[-2:])]
-        known = {"lowest": digest.lowest, "highest": digest.highest}
-        files.append(msgspec.structs.replace(file, **known, signature=str(digest.signature)))
-    return WrittenFiles(sum(held.values(), Digest()), files, sorted(hours))
+    return WrittenFiles(sum(held.values(), Digest()), lake.files_of(held), sorted(hours))
 
 
 def verified(
     spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Digest
 ) -> WrittenFiles:
-    """Read the written files back, and compare them with `source`, which write_files() or copy()
-    returned. Only when they differ is the source read again, by `frame()`: Spark starts a process
-    to plan it. Raises LakeError when that differs, too."""
+    """Read the written files back, and compare them with `source`, the digest of the rows that were
+    written. Only when they differ are these read again, by `frame()`: Spark starts a process to
+    plan it. Raises LakeError when that differs, too."""
     written = read_back(spark, lake, attempt)
     # The digest that was computed while the files were written counts repeated tasks twice.
     if written.digest != source and written.digest != (again := digest_of(frame())):

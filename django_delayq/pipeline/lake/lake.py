@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,6 +47,10 @@ class LakeFile(msgspec.Struct, frozen=True):
     signature: str = ""
     """Of its rows. The signatures of the files of a commit add up to that of the commit. Empty: not
     known."""
+
+    def may_have(self, lo: int, hi: int) -> bool:
+        """Whether it may have rows with lo < id <= hi: also when its ids are not known."""
+        return self.lowest <= hi and (self.highest > lo or not self.highest)
 
 
 class Digest(msgspec.Struct, frozen=True):
@@ -214,16 +218,19 @@ class Lake:
         self.data.mkdir(parents=True, exist_ok=True)
         return self.data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
 
-    def found_in(self, attempt: Path, rows_of: Iterable[tuple[Path, int]]) -> list[LakeFile]:
-        """The files of an attempt, from their paths and numbers of rows."""
+    def files_of(self, digests: Mapping[Path, Digest]) -> list[LakeFile]:
+        """Written files as a commit names them, from what each of them holds."""
         return [
             LakeFile(
                 str(path.relative_to(self.root)),
-                rows,
+                digest.rows,
                 path.stat().st_size,
                 path.parent.name.partition("=")[2],
+                digest.lowest,
+                digest.highest,
+                str(digest.signature),
             )
-            for path, rows in sorted(rows_of)
+            for path, digest in sorted(digests.items())
         ]
 
     def add(self, commit: Commit) -> Commit:

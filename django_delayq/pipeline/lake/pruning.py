@@ -23,7 +23,6 @@ from ...stats.stats_service import SETTLE
 from ..job_errors import LakeError, Refused
 from ..params import Tell
 from . import batches
-from .lake import LakeFile
 from .ledger import COMMITTED, PRUNED, Ledger
 from .reader import read_files
 
@@ -39,8 +38,6 @@ Archive = Callable[[tuple[int, int]], DataFrame]
 class PrunedBatches:
     """What prune_batches() has done."""
 
-    action: OperatorAction | None = None
-    """The record of it; None when there was nothing to do, and in a dry run."""
     count: int = 0
     """Rows that were deleted, or would be in a dry run."""
     kept: int = 0
@@ -96,7 +93,6 @@ def prune_batches(
         with OperatorAction.recorded(
             "prune", by, before=stored(limit), lake=ledger.name, selection=words
         ) as action:
-            done.action = action
             for batch in lake_batches:
                 _prune(batch, done, action)
                 tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
@@ -141,21 +137,17 @@ def _has_other_rows(ledger: Ledger, batch: LakeBatch, archive: Archive) -> bool:
     if not batch.pruned:
         digest = batches.digest_of(rows)
         return (digest.rows, str(digest.signature)) != (batch.rows, batch.signature or "0")
-    files = [file for file in ledger.lake.files() if _may_have_rows(file, batch)]
+    files = [file for file in ledger.lake.files() if file.may_have(batch.lo, batch.hi)]
     ours = batches.hashed(rows)
     theirs = batches.hashed(read_files(ours.sparkSession, ledger.lake, files))
     return not ours.join(theirs, ["id", "hash_high", "hash_low"], "left_anti").isEmpty()
-
-
-def _may_have_rows(file: LakeFile, batch: LakeBatch) -> bool:
-    return file.lowest <= batch.hi and (file.highest > batch.lo or not file.highest)
 
 
 def _check_files(ledger: Ledger, lake_batches: Sequence[LakeBatch]) -> None:
     """Raise LakeError unless every file that may have rows of these batches can be opened and has
     the number of rows that its commit says."""
     for file in ledger.lake.files():
-        if not any(_may_have_rows(file, batch) for batch in lake_batches):
+        if not any(file.may_have(batch.lo, batch.hi) for batch in lake_batches):
             continue
         path = ledger.lake.check(file)
         try:

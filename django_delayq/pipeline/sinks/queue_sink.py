@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from ...core.exceptions import DelayQError, OutcomeUnknown, StoreFull, StoreUnavailable
-from ...core.message import HEADER, compress, task_code_sent
+from ...core.message import encode_record, task_code_sent
 from ...store.bulk_load import BulkLoad, LoadProgress
 from ...store.client import BATCH
 from ...store.keys import Partition
@@ -45,7 +45,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     tasks: Mapping[str, str]
     """Code of a task (8 hexadecimal digits) -> its name."""
-    due_ms: int
+    due_ms: int = 0
     """When messages without a due time of their own are due."""
     record_conflicts: bool = False
     """See store.bulk_load.BulkLoad."""
@@ -60,15 +60,8 @@ class WrittenMessages(WriterCommitMessage):
     """What one task of Spark has written."""
 
     splits: Sequence[tuple[Any, ...]] = ()
-    new: int = 0
-    skipped: int = 0
-    same: int = 0
-    kept: int = 0
-
-    @property
-    def rows(self) -> int:
-        """All messages that the task got."""
-        return self.new + self.skipped + self.same + self.kept
+    rows: int = 0
+    """All messages that the task got, also those that were there."""
 
 
 class QueueSink(DataSource):
@@ -99,7 +92,8 @@ class QueueSink(DataSource):
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """It can be pickled: only write() opens a connection."""
+    """It can be pickled: only write() opens a connection. When the job is aborted, messages that
+    were written stay: the fence knows them, and the load can be repeated."""
 
     def __init__(self, redis: str, load: str) -> None:
         self._redis, self._load = redis, load
@@ -128,10 +122,6 @@ class QueueWriter(DataSourceArrowWriter):
                 f"meanwhile."
             )
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing. Messages that were written stay, the fence knows them, and the load can be
-        repeated."""
-
 
 class Loader:
     """Writes batches of Arrow. While Redis works on one call, the next one is prepared."""
@@ -140,7 +130,7 @@ class Loader:
         self._store = store
         self._load = BulkLoad(spec.job, spec.fingerprint, spec.record_conflicts)
         self._names = {bytes.fromhex(code): name for code, name in spec.tasks.items()}
-        self._records = Records(store.client.settings.compress_above, spec.due_ms)
+        self._due_ms = spec.due_ms
         self._pending: Callable[[], LoadProgress] | None = None
         self._pace = Pace(spec.per_second)
         self._splits: dict[tuple[Any, ...], None] = {}
@@ -157,7 +147,7 @@ class Loader:
                     end = at + sum(1 for _ in group)
                     while at < end:
                         size = min(self._pace.batch, end - at)
-                        self._send(split, self._records.of(batch.slice(at, size)))
+                        self._send(split, batch.slice(at, size))
                         at += size
             self._settle()
         finally:
@@ -167,8 +157,10 @@ class Loader:
         self._done.splits = list(self._splits)
         return self._done
 
-    def _send(self, split: tuple[Any, ...], messages: list[Any]) -> None:
+    def _send(self, split: tuple[Any, ...], rows: pa.RecordBatch) -> None:
         topic, number, part = split
+        compress_above = self._store.client.settings.compress_above
+        messages = load_arguments(rows, self._due_ms, compress_above)
         partition = Partition(topic, number)
         rest = _repeated(lambda: lambda: self._without_elsewhere(partition, messages))()
         # The names go with each call: they are short, and Redis may have lost them.
@@ -176,8 +168,8 @@ class Loader:
         tasks = {code: self._names[code] for code in codes if code in self._names}
         self._settle()
         self._pace.wait()
-        begin = self._store.bulk_load.begin
-        self._pending = _repeated(lambda: begin(partition, self._load, part, tasks, rest))
+        load = self._store.bulk_load.load
+        self._pending = _repeated(lambda: load(partition, self._load, part, tasks, rest))
 
     def _without_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
         """The messages; one that lives in another partition has no record. A topic that once had
@@ -200,34 +192,25 @@ class Loader:
         self._pending = None
         loaded = pending()
         self._pace.count(loaded.new)
-        self._done.new += loaded.new
-        self._done.skipped += loaded.skipped
-        self._done.same += loaded.same
-        self._done.kept += loaded.kept
+        self._done.rows += loaded.new + loaded.skipped + loaded.same + loaded.kept
 
 
-class Records:
-    """Turns a batch of Arrow into the arguments of load.lua, column by column."""
-
-    def __init__(self, compress_above: int, due_ms: int) -> None:
-        self._compress_above, self._due_ms = compress_above, due_ms
-
-    def of(self, rows: pa.RecordBatch) -> list[tuple[bytes, str, str, bytes]]:
-        """Id, due time, expires and record of each row."""
-        due = pc.fill_null(rows.column("due_ms"), self._due_ms).cast(pa.string())
-        header, body = rows.column("header"), rows.column("body").cast(pa.binary())
-        if (pc.max(pc.binary_length(body)).as_py() or 0) <= self._compress_above:
-            records = pc.binary_join_element_wise(header, body, b"").to_pylist()
-        else:
-            records = list(map(self._record, header.to_pylist(), body.to_pylist()))
-        columns = (rows.column("id"), due, rows.column("expires"))
-        return list(zip(*(column.to_pylist() for column in columns), records, strict=True))
-
-    def _record(self, header: bytes, body: bytes) -> bytes:
-        if len(body) <= self._compress_above:
-            return header + body
-        flags, ttr_ms, code = HEADER.unpack(header)
-        return compress(flags, ttr_ms, code, body)
+def load_arguments(
+    rows: pa.RecordBatch, due_ms: int, compress_above: int
+) -> list[tuple[bytes, str, str, bytes]]:
+    """A batch of Arrow as the arguments of load.lua: id, due time, expires and record of each row.
+    `due_ms`: of rows without a due time. Longer bodies than `compress_above` are compressed."""
+    due = pc.fill_null(rows.column("due_ms"), due_ms).cast(pa.string())
+    header, body = rows.column("header"), rows.column("body").cast(pa.binary())
+    if (pc.max(pc.binary_length(body)).as_py() or 0) <= compress_above:
+        records = pc.binary_join_element_wise(header, body, b"").to_pylist()
+    else:
+        records = [
+            encode_record(*parts, compress_above)
+            for parts in zip(header.to_pylist(), body.to_pylist(), strict=True)
+        ]
+    columns = (rows.column("id"), due, rows.column("expires"))
+    return list(zip(*(column.to_pylist() for column in columns), records, strict=True))
 
 
 class Pace:

@@ -69,7 +69,7 @@ def last_settled(connection: Any, table: str, seconds: float) -> int:
     """
     table = connection.ops.quote_name(table)
     if connection.vendor == "sqlite":  # one writer at a time: a row that is seen is settled
-        return _value(connection, f"SELECT max(id) FROM {table}") or 0
+        return _row(connection, f"SELECT max(id) FROM {table}")[0] or 0
     if connection.vendor == "postgresql":
         horizon = _postgresql_horizon(connection, table, seconds)
     elif connection.vendor == "mysql":
@@ -79,19 +79,19 @@ def last_settled(connection: Any, table: str, seconds: float) -> int:
             f"It is not known which ids are settled on {connection.vendor}: use PostgreSQL, "
             f"MariaDB or SQLite."
         )
-    last = _value(connection, f"SELECT max(id) FROM {table}")
+    (last,) = _row(connection, f"SELECT max(id) FROM {table}")
     if last is None:
         return 0
     # The first row that the database took at the horizon or later.
     below = _surely_before(connection, table, horizon, last)
     query = f"SELECT min(id) FROM {table} WHERE id > %s AND archived_at >= %s"
-    first = _value(connection, query, below, horizon)
+    (first,) = _row(connection, query, below, horizon)
     if first is None:
         return int(last)
     # A row that came at the horizon or later may be committed since, while another transaction with
     # a smaller id is still open.
     query = f"SELECT max(id) FROM {table} WHERE id < %s AND archived_at < %s"
-    return _value(connection, query, first, horizon) or 0
+    return _row(connection, query, first, horizon)[0] or 0
 
 
 def unseen(connection: Any) -> str:
@@ -99,7 +99,7 @@ def unseen(connection: Any) -> str:
     if connection.vendor != "mysql":
         return ""
     try:
-        _value(connection, _MYSQL_SEES)
+        _row(connection, _MYSQL_SEES)
     except DatabaseError:
         return UNSEEN
     return ""
@@ -107,9 +107,7 @@ def unseen(connection: Any) -> str:
 
 def _postgresql_horizon(connection: Any, table: str, seconds: float) -> datetime:
     for _ in range(TRIES):
-        with connection.cursor() as cursor:
-            cursor.execute(_POSTGRESQL, [seconds, table])
-            horizon, unknown, standby = cursor.fetchone()
+        horizon, unknown, standby = _row(connection, _POSTGRESQL, seconds, table)
         if standby:
             raise Refused(
                 "The archive's database is a standby, which does not know who writes: use the "
@@ -130,11 +128,11 @@ def _mysql_horizon(connection: Any, seconds: float) -> datetime:
     if seconds < 1:
         time.sleep(STALE)
     try:
-        horizon: datetime = _value(connection, _MYSQL, microseconds)
+        (horizon,) = _row(connection, _MYSQL, microseconds)
     except DatabaseError as error:
         logger.warning("%s (%s)", UNSEEN, error)
-        horizon = _value(connection, _MYSQL_CLOCK, microseconds)
-    return horizon
+        (horizon,) = _row(connection, _MYSQL_CLOCK, microseconds)
+    return horizon  # type: ignore[no-any-return]
 
 
 def _surely_before(connection: Any, table: str, horizon: datetime, top: int) -> int:
@@ -144,9 +142,7 @@ def _surely_before(connection: Any, table: str, horizon: datetime, top: int) -> 
     nearest = f"SELECT id, archived_at < %s FROM {table} WHERE id <= %s ORDER BY id DESC LIMIT 1"
     step = 1_000
     while step < 2 * top:
-        with connection.cursor() as cursor:
-            cursor.execute(nearest, [horizon, top - step])
-            found = cursor.fetchone()
+        found = _row(connection, nearest, horizon, top - step)
         if found is None:
             break
         if found[1]:
@@ -155,7 +151,8 @@ def _surely_before(connection: Any, table: str, horizon: datetime, top: int) -> 
     return 0
 
 
-def _value(connection: Any, query: str, *parameters: Any) -> Any:
+def _row(connection: Any, query: str, *parameters: Any) -> Any:
+    """The first row of the answer; None when there is none."""
     with connection.cursor() as cursor:
         cursor.execute(query, parameters)
-        return cursor.fetchone()[0]
+        return cursor.fetchone()

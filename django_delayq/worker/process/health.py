@@ -3,56 +3,58 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ...core.exceptions import ConfigurationError
 
+logger = logging.getLogger("delayq.worker")
 
-class Health:
-    """/healthz: the process is able to work. /readyz: it claims messages. Bodies are JSON
-    figures."""
 
-    def __init__(
-        self,
-        port: int,
-        healthy: Callable[[], bool],
-        ready: Callable[[], bool],
-        figures: Callable[[], Any],
-    ):
-        checks = {"/healthz": healthy, "/readyz": ready}
+@contextmanager
+def probes(
+    port: int,
+    healthy: Callable[[], bool],
+    ready: Callable[[], bool],
+    figures: Callable[[], Any],
+) -> Iterator[int]:
+    """Answers probes on a port, which it gives. /healthz: the process is able to work. /readyz: it
+    claims messages. Bodies are JSON figures.
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                check = checks.get(self.path.partition("?")[0])
-                status = 404 if check is None else 200 if check() else 503
-                body = json.dumps({} if check is None else figures()).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    Raises ConfigurationError when the port cannot be used.
+    """
+    checks = {"/healthz": healthy, "/readyz": ready}
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class' name
-                """Probes come every few seconds and are not worth a line."""
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            check = checks.get(self.path.partition("?")[0])
+            status = 404 if check is None else 200 if check() else 503
+            body = json.dumps({} if check is None else figures()).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
-        try:
-            self._server = ThreadingHTTPServer(("", port), Handler)
-        except OSError as error:
-            raise ConfigurationError(
-                f"--health-port {port} cannot be used: {error.strerror}."
-            ) from error
-        self.port = self._server.server_address[1]
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class' name
+            """Probes come every few seconds and are not worth a line."""
 
-    def start(self) -> None:
-        """Answer from now on."""
-        threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="delayq-health", daemon=True
-        ).start()
-
-    def stop(self) -> None:
-        """Close the port."""
-        self._server.shutdown()
-        self._server.server_close()
+    try:
+        server = ThreadingHTTPServer(("", port), Handler)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--health-port {port} cannot be used: {error.strerror}."
+        ) from error
+    threading.Thread(
+        target=server.serve_forever, args=(0.1,), name="delayq-health", daemon=True
+    ).start()
+    logger.info("health probes on port %d: /healthz /readyz", server.server_port)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()

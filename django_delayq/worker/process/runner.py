@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from types import FrameType
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from ...core.service import Service, Sleeper
 from ..worker import Worker
 from .console import Console
-from .health import Health
+from .health import probes
 from .reloader import Reloader
 from .supervisor import STOP_SIGNALS
 
@@ -58,16 +58,20 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
     """Work until a signal, the end of --burst or --max-messages, or changed code; then drain.
     Returns the exit code."""
     restart: list[bool] = []
-    stop_requested: list[float] = []
 
     def changed() -> None:
         restart.append(True)
         worker.progress.wake()
 
+    health = (
+        contextlib.nullcontext()
+        if health_port is None
+        else probes(health_port, lambda: not worker.stuck, lambda: worker.ready, worker.figures)
+    )
     with (
         contextlib.closing(Console()) as console,
-        _signals(lambda number: _request(stop_requested, number, worker.progress)),
-        _health(health_port, lambda: not worker.stuck, lambda: worker.ready, worker.figures),
+        _signals(worker.progress) as stop_requested,
+        health,
     ):
         if reload:
             Reloader(changed).start()
@@ -98,21 +102,20 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
 def run_services(services: Sequence[Service], burst: bool, health_port: int | None = None) -> int:
     """Host services without a worker until a signal, or with `burst` until they have no work.
     Returns the exit code."""
-    stop_requested: list[float] = []
     progress = Sleeper()
 
     def ready() -> bool:
         return not stop_requested and all(service.alive for service in services)
 
-    with (
-        _signals(lambda number: _request(stop_requested, number, progress)),
-        _health(
-            health_port,
-            lambda: True,
-            ready,
-            lambda: {service.name: service.figures for service in services},
-        ),
-    ):
+    def figures() -> dict[str, Any]:
+        return {service.name: service.figures for service in services}
+
+    health = (
+        contextlib.nullcontext()
+        if health_port is None
+        else probes(health_port, lambda: True, ready, figures)
+    )
+    with _signals(progress) as stop_requested, health:
         for service in services:
             service.start()
         while not stop_requested and (not burst or any(service.has_work for service in services)):
@@ -135,39 +138,22 @@ def _request(requested: list[float], number: int, progress: Sleeper) -> None:
 
 
 @contextlib.contextmanager
-def _signals(request: Callable[[int], None]) -> Iterator[None]:
-    """TERM and INT ask to stop; USR2 prints the stack of every thread."""
+def _signals(progress: Sleeper) -> Iterator[list[float]]:
+    """TERM and INT ask to stop: gives the list of the times at which they came. USR2 prints the
+    stack of every thread."""
+    requested: list[float] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        request(number)
+        _request(requested, number, progress)
 
     old = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     try:
-        yield
+        yield requested
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _health(
-    port: int | None,
-    healthy: Callable[[], bool],
-    ready: Callable[[], bool],
-    figures: Callable[[], Any],
-) -> Iterator[None]:
-    if port is None:
-        yield
-        return
-    health = Health(port, healthy, ready, figures)
-    health.start()
-    logger.info("health probes on port %d: /healthz /readyz", health.port)
-    try:
-        yield
-    finally:
-        health.stop()
 
 
 def make_sure_to_end(code: int) -> None:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.lake.lake import Commit, Lake
+from django_delayq.pipeline.lake.lake import Commit, Digest, Lake
 from tests.benchmarks.seed import ERRORS, TASKS, WEIGHTS
 
 #: Rows of one commit.
@@ -35,8 +35,10 @@ def make(root: Path, rows: int) -> Lake:
         hi = min(lo + BATCH, rows)
         attempt = lake.attempt(lo, hi)
         table = _table(dice, lo, hi, rows)
-        written = [(_write(attempt, str(day), part), part.num_rows) for day, part in _by_day(table)]
-        _commit(lake, seq, (lo, hi), lake.found_in(attempt, written))
+        written = {
+            _write(attempt, str(day), part): Digest(part.num_rows) for day, part in _by_day(table)
+        }
+        _commit(lake, seq, (lo, hi), lake.files_of(written))
     return lake
 
 
@@ -49,11 +51,11 @@ def repeat(source: Lake, root: Path, times: int) -> Lake:
         one = commits[at]
         lo, hi = one.lo + turn * step, one.hi + turn * step
         attempt = lake.attempt(lo, hi)
-        written = [
-            (_linked(source.root / file.path, attempt / f"dt={file.dt}"), file.rows)
+        written = {
+            _linked(source.root / file.path, attempt / f"dt={file.dt}"): Digest(file.rows)
             for file in one.files
-        ]
-        _commit(lake, seq + 1, (lo, hi), lake.found_in(attempt, written))
+        }
+        _commit(lake, seq + 1, (lo, hi), lake.files_of(written))
     return lake
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_delayq.worker.process.health import Health
+from django_delayq.worker.process.health import probes
 
 Answers = dict[str, bool]
 
@@ -21,12 +21,10 @@ def answers() -> Answers:
 
 @pytest.fixture
 def port(answers: Answers) -> Iterator[int]:
-    health = Health(
+    with probes(
         0, lambda: answers["healthy"], lambda: answers["ready"], lambda: {"in_flight": 3}
-    )
-    health.start()
-    yield health.port
-    health.stop()
+    ) as port:
+        yield port
 
 
 def get(port: int, path: str) -> tuple[int, object]:
@@ -60,13 +58,10 @@ def test_other_paths_are_unknown(port: int) -> None:
 
 
 def test_port_is_free_again_after_the_stop() -> None:
-    first = Health(0, lambda: True, lambda: True, dict)
-    first.start()
-    first.stop()
-    second = Health(first.port, lambda: True, lambda: True, dict)
-    second.start()
-    assert get(second.port, "/healthz")[0] == 200
-    second.stop()
+    with probes(0, lambda: True, lambda: True, dict) as port:
+        pass
+    with probes(port, lambda: True, lambda: True, dict):
+        assert get(port, "/healthz")[0] == 200
 
 
 def test_probes_write_no_lines(port: int, capfd: pytest.CaptureFixture[str]) -> None:

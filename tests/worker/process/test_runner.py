@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -186,14 +187,15 @@ def test_health_port_answers_while_it_works(
     worker: Any, later: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports: list[int] = []
-    real = runner.Health
+    real = runner.probes
 
-    def health(*args: Any) -> Any:
-        made = real(*args)
-        ports.append(made.port)
-        return made
+    @contextmanager
+    def probes(*args: Any) -> Iterator[None]:
+        with real(*args) as port:
+            ports.append(port)
+            yield
 
-    monkeypatch.setattr(runner, "Health", health)
+    monkeypatch.setattr(runner, "probes", probes)
     wait.enqueue()
 
     def probe() -> None:
