@@ -25,7 +25,6 @@ from django_delayq.models import RecurringTask
 from django_delayq.outbox.ticker import Ticker
 from django_delayq.store.inspection import ServerReport
 from django_delayq.store.store import RedisStore
-from django_delayq.tasks import registry
 from tests.database_faults import without_table
 from tests.servers import Server
 
@@ -41,10 +40,8 @@ def ids(found: list[CheckMessage]) -> list[str]:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_recurring_task_that_nobody_enqueues_is_w023(
-    delayq: RedisStore, declared: dict[str, Any]
+    delayq: RedisStore, nothing_recurs: dict[str, Any]
 ) -> None:
-    for name in registry.recurring_tasks():
-        del declared[name]
     assert check_recurring() == []
     delayed_task(name="recurring.task", every=60)(lambda: None)
     (found,) = check_recurring()
@@ -55,7 +52,7 @@ def test_a_recurring_task_that_nobody_enqueues_is_w023(
 
 
 @pytest.mark.django_db
-def test_w023_waits_for_the_migration(delayq: RedisStore, declared: dict[str, Any]) -> None:
+def test_w023_waits_for_the_migration(delayq: RedisStore, nothing_recurs: dict[str, Any]) -> None:
     delayed_task(name="recurring.task", every=60)(lambda: None)
     with without_table(RecurringTask):
         assert check_recurring() == []

@@ -119,7 +119,7 @@ def binary() -> None:
 
 
 @pytest.fixture
-def repeating(declared: dict[str, Any]) -> dict[str, Any]:
+def repeating(nothing_recurs: dict[str, Any]) -> dict[str, Any]:
     """The tasks of docs/how-to/repeat.md, declared."""
     (code,) = blocks(docs("how-to/repeat.md"))
     module: dict[str, Any] = {"__name__": "recipe"}

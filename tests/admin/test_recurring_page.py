@@ -13,7 +13,6 @@ from django.test import Client
 from django_delayq import delayed_task
 from django_delayq.models import OperatorAction, RecurringTask
 from django_delayq.outbox.ticker import Ticker, key_of
-from django_delayq.tasks import registry
 from tests.admin.browser import address
 from tests.hands import Hands
 
@@ -22,9 +21,7 @@ HOSTILE = "</td><script>alert(1)</script>\u202e"
 
 
 @pytest.fixture
-def task(declared: dict[str, Any], hands: Hands) -> Any:
-    for name in registry.recurring_tasks():
-        del declared[name]
+def task(nothing_recurs: dict[str, Any], hands: Hands) -> Any:
     return delayed_task(name=NAME, cron="0 3 * * *", time_zone="Europe/Berlin", topic="orders")(
         lambda: None
     )

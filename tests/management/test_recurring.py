@@ -12,16 +12,13 @@ from django.core.management import CommandError, call_command
 from django_delayq import delayed_task
 from django_delayq.models import OperatorAction, OutboxMessage, RecurringTask
 from django_delayq.outbox.ticker import Ticker
-from django_delayq.tasks import registry
 from tests.hands import Hands
 
 NAME = "recurring.task"
 
 
 @pytest.fixture(autouse=True)
-def _task(declared: dict[str, Any], hands: Hands) -> None:
-    for name in registry.recurring_tasks():
-        del declared[name]
+def _task(nothing_recurs: dict[str, Any], hands: Hands) -> None:
     delayed_task(name=NAME, cron="0 3 * * *", time_zone="Europe/Berlin")(lambda: None)
 
 

@@ -15,7 +15,6 @@ from django_delayq.models import OperatorAction, OutboxMessage, RecurringTask
 from django_delayq.operators import recurring
 from django_delayq.operators.recurring import RecurringStatus
 from django_delayq.outbox.ticker import Ticker, key_of
-from django_delayq.tasks import registry
 from tests.admin.world import Root
 from tests.hands import Hands, rows
 
@@ -27,14 +26,12 @@ seen: list[Any] = []
 
 
 @pytest.fixture
-def declare(declared: dict[str, Any]) -> Callable[..., Any]:
+def declare(nothing_recurs: dict[str, Any]) -> Callable[..., Any]:
     """Declares the task of these tests; no other task is recurring."""
     seen.clear()
-    for name in registry.recurring_tasks():
-        del declared[name]
 
     def declare(**options: Any) -> Any:
-        declared.pop(NAME, None)
+        nothing_recurs.pop(NAME, None)
         return delayed_task(name=NAME, **options)(lambda: seen.append(current_message()))
 
     return declare

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone as django_timezone
 
 from django_delayq import current_message, delayed_task
 from django_delayq.core.exceptions import DatabaseUnavailable
@@ -35,7 +36,7 @@ seen: list[Any] = []
 
 
 @pytest.fixture
-def declare(declared: dict[str, Any]) -> Declare:
+def declare(nothing_recurs: dict[str, Any]) -> Declare:
     """Declares the task of these tests as recurring, or once more with another rule: as the code of
     another deploy does."""
     seen.clear()
@@ -48,7 +49,7 @@ def declare(declared: dict[str, Any]) -> Declare:
     fails: dict[str, bool] = {}
 
     def declare(name: str = NAME, **options: Any) -> Any:
-        declared.pop(name, None)
+        nothing_recurs.pop(name, None)
         task: Any = delayed_task(name=name, **options)(tick)
         task.fails = fails
         return task
@@ -306,9 +307,7 @@ def test_a_paused_task_that_was_removed_is_still_paused_when_it_comes_back(
     declare(every=60)
     declare("other.task", every=3600)
     go(ticker, 0, 0)
-    RecurringTask.objects.filter(task=NAME).update(
-        paused_at=datetime(2026, 1, 1, tzinfo=timezone.utc)
-    )
+    RecurringTask.objects.filter(task=NAME).update(paused_at=django_timezone.now())
     declared.pop(NAME)
     go(ticker, 3 * FORGET_MS / SECOND, 3 * FORGET_MS / SECOND)
     assert RecurringTask.objects.filter(task=NAME).exists()
@@ -322,9 +321,8 @@ def test_the_lengths_fit_each_other() -> None:
 # What others pay
 
 
-def test_without_recurring_tasks_there_is_no_ticker(hands: Hands, declared: dict[str, Any]) -> None:
-    for name in registry.recurring_tasks():
-        del declared[name]
+@pytest.mark.usefixtures("nothing_recurs")
+def test_without_recurring_tasks_there_is_no_ticker(hands: Hands) -> None:
     names = [service.name for service in sql_services(hands.store, "host:1:name")]
     assert "ticker" not in names
     assert "relay" in names
