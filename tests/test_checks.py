@@ -194,6 +194,7 @@ def test_server_that_keeps_everything(delayq: RedisStore, server: Server) -> Non
         assert check_server() == []
 
 
+@pytest.mark.usefixtures("nothing_recurs")
 def test_server_checks_run_with_deploy_only(delayq: RedisStore) -> None:
     assert ids(run_checks(tags=["delayq"])) == []
     assert set(ids(run_checks(tags=["delayq"], include_deployment_checks=True))) == {
@@ -298,6 +299,7 @@ def test_every_server_is_judged() -> None:
     )
 
 
+@pytest.mark.usefixtures("nothing_recurs")
 def test_findings_can_be_silenced(settings: Any, delayq: RedisStore) -> None:
     settings.SILENCED_SYSTEM_CHECKS = ["delayq.W012", "delayq.W007"]
     assert all(

@@ -83,7 +83,7 @@ def test_the_last_run_is_shown_while_it_waits_runs_and_after_it_has_ended(
     last = status().last
     assert last is not None
     assert (last.message_id, last.tick) == (handle.id, from_ms(tick_ms - 3_600_000))
-    assert last.state == "ready"
+    assert last.state in ("delayed", "ready"), "a message is due one millisecond later"
     (lease,) = hands.claim()
     assert status().last.state == "leased"  # type: ignore[union-attr]
     hands.run(lease)
