@@ -8,15 +8,18 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, register
+from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
 from .core.conf import get_settings
 from .core.exceptions import ConfigurationError, DelayQError
+from .operators.recurring import silent_tasks
 from .stats.unserved import unserved_topics
 from .store import get_store
 from .store.connection import caches_beside
 from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
 from .tasks import registry
+from .tasks.registry import recurring_tasks
 
 #: The checks by their ids without "delayq.": first those of every `check`, then those that run with
 #: `--deploy` and when a worker starts.
@@ -43,6 +46,7 @@ WITH_DEPLOY = {
     "W017": "Redis has fewer replicas than `WAIT_REPLICAS`: all messages go to the outbox.",
     "W021": "Messages wait in a topic that no code declares here.",
     "W022": "Messages wait in a topic that is declared and that no worker serves.",
+    "W023": "No process that archives writes the messages of a recurring task.",
 }
 
 
@@ -171,6 +175,22 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     except DelayQError as error:
         found.append(Error(str(error), id="delayq.E010"))
     return found
+
+
+@register("delayq", deploy=True)
+def check_recurring(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """Somebody writes the messages of recurring tasks."""
+    if any(message.is_serious() for message in check_settings()) or not recurring_tasks():
+        return []
+    try:
+        silent = silent_tasks()
+    except DatabaseError:  # away, or not migrated: others report that
+        return []
+    hint = "Start a worker with this code, without --no-archiver, or run_delayq --archiver."
+    return [
+        checks.Warning(f"Nobody enqueues the recurring task {name}.", hint=hint, id="delayq.W023")
+        for name in silent
+    ]
 
 
 def check_reports(reports: Sequence[ServerReport], wait_replicas: int = 0) -> list[CheckMessage]:

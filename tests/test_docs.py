@@ -19,11 +19,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
 from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
 from django.dispatch import Signal
-from django.utils import timezone
 
 import django_delayq
 from django_delayq import checks
@@ -33,6 +33,7 @@ from django_delayq.core.exceptions import InvalidArguments
 from django_delayq.core.times import When
 from django_delayq.integrations import tasks_api
 from django_delayq.models import OutboxMessage
+from django_delayq.outbox.ticker import Ticker
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
@@ -132,37 +133,32 @@ def binary() -> None:
 
 
 @pytest.fixture
-def ticking(declared: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of docs/how-to/repeat.md, declared."""
-    (recipe,) = [block for block in blocks(docs("how-to/repeat.md")) if "def tick" in block]
+def repeating(nothing_recurs: dict[str, Any]) -> dict[str, Any]:
+    """The tasks of docs/how-to/repeat.md, declared."""
+    (code,) = blocks(docs("how-to/repeat.md"))
     module: dict[str, Any] = {"__name__": "recipe"}
-    exec(recipe, module)
-    return module
+    days: list[str] = []
+    module["days"] = days
+    exec(code.replace("    ...\n", "    days.append(day)\n"), module)
+    return {"days": days, "report": registry.by_name["recipe.report"]}
 
 
-def test_the_recipe_of_a_task_that_comes_again_does(hands: Hands, ticking: dict[str, Any]) -> None:
-    assert {"recipe.tick", "recipe.report"} <= registry.by_name.keys()
-    reports = Partition("reports", 0)
-    tick = ticking["tick"]
-    for _ in range(2):
-        tick.using(key="daily").enqueue()  # a second start moves it
-    for day in range(3):
-        assert hands.work(reports) == 1, "the tick"
-        assert hands.work(reports) == 1, "the report"
-        waiting = tick.get(key="daily")
-        assert (
-            waiting is not None
-            and 0 < (waiting.due_at - timezone.now()).total_seconds() < 2 * 86_400
-        )
-        hands.archive()
-        hands.reconcile()
-        assert OutboxMessage.objects.count() == 1, day
-        tick.reschedule(key="daily", delay=0)
-        hands.relay()
-    assert {(row.task, row.state) for row in hands.archive()} == {
-        ("recipe.tick", "acked"),
-        ("recipe.report", "acked"),
+def test_the_task_that_comes_again_reports_the_day_before_its_tick(
+    hands: Hands, repeating: dict[str, Any], settings: Any
+) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    ticker, three = Ticker(hands.store), datetime(2026, 3, 30, 3, tzinfo=ZoneInfo("Europe/Berlin"))
+    ticker.write_ticks(int(three.timestamp() * 1000) - 12_000)
+    ticker.write_ticks(int(three.timestamp() * 1000) - 4_000)
+    assert set(OutboxMessage.objects.values_list("task", flat=True)) == {
+        "recipe.fetch_rates",
+        "recipe.report",
     }
+    hands.relay()
+    hands.work(Partition("reports", 0))
+    repeating["report"].enqueue("2026-03-01")
+    hands.work(Partition("reports", 0))
+    assert repeating["days"] == ["2026-03-29", "2026-03-01"]
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from ..core.exceptions import InvalidArguments, InvalidKey, InvalidTask
-from ..core.limits import names_in
 from ..core.message import Message
 from ..core.times import Duration, When
 from ..tasks.declaration import check_function, name_of
 from ..tasks.options import CallOptions, ChangeOptions, Options, TaskOptions
+from ..tasks.recurrence import Recurrence
 from ..tasks.registry import by_name, register
 from ..tasks.task import Call, Definition, Receipt, Task
 from .handle import Handle
@@ -284,7 +284,8 @@ def delayed_task(
     """Make a function a task that can be enqueued. With or without options; `def` or `async def`.
 
     `name` stands for the task in stored messages (default: module and qualified name); keep it when
-    you move the function. The options are those of TaskOptions. Raises InvalidMessage, InvalidTask
+    you move the function. The options are those of TaskOptions. With `every` or `cron` the task is
+    recurring: a process that archives enqueues it at each tick. Raises InvalidMessage, InvalidTask
     or DuplicateTask at import.
     """
 
@@ -294,20 +295,9 @@ def delayed_task(
                 f"{function.name} is a task already: leave one of the two decorators away."
             )
         check_function(function)
-        checked = Options.declared(options)
-        definition = Definition(function, name_of(function, name), checked)
-        if checked.exactly_once and definition.is_async:
-            raise InvalidTask(
-                f"{definition.name} is async def, and Django has no transactions for those: "
-                "exactly_once needs a def task."
-            )
-        if checked.limit_by is not None:
-            unknown = set(names_in(checked.limit_by)) - definition.signature.parameters.keys()
-            if unknown:
-                raise InvalidTask(
-                    f"{definition.name} has no argument {', '.join(sorted(unknown))}, which its "
-                    f"limit_by names: {checked.limit_by!r}."
-                )
+        checked, recurrence = Options.declared(options), Recurrence.declared(options)
+        definition = Definition(function, name_of(function, name), checked, recurrence)
+        definition.check_options()
         if checked.key_maker is not None:
             maker = checked.key_maker.of(definition.name, definition.signature)
             definition = replace(definition, options=replace(checked, key_maker=maker))

@@ -343,6 +343,29 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="RecurringTask",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("task", models.CharField(max_length=200, unique=True, verbose_name="task")),
+                ("rule", models.CharField(max_length=300, verbose_name="rule")),
+                ("upto_ms", models.BigIntegerField(verbose_name="written up to")),
+                ("last_tick_ms", models.BigIntegerField(default=0, verbose_name="last tick")),
+                ("paused_at", models.DateTimeField(null=True, verbose_name="paused at")),
+                (
+                    "paused_by",
+                    models.CharField(blank=True, max_length=150, verbose_name="paused by"),
+                ),
+                (
+                    "pause_reason",
+                    models.TextField(blank=True, verbose_name="reason of the pause"),
+                ),
+            ],
+            options={
+                "verbose_name": "recurring task",
+                "verbose_name_plural": "recurring tasks",
+            },
+        ),
+        migrations.CreateModel(
             name="OutboxMessage",
             fields=[
                 (

@@ -239,9 +239,11 @@ class RedisClient:
             raise self.failed(error) from error
 
     def clock_ms(self) -> float:
-        """Redis' clock."""
+        """Redis' clock. now_us() follows it."""
         seconds, microseconds = self.command("TIME")
-        return int(seconds) * 1000 + int(microseconds) / 1000 + self.ahead_ms
+        now_ms = int(seconds) * 1000 + int(microseconds) / 1000 + self.ahead_ms
+        self.clock.sync(int(now_ms * 1000))
+        return now_ms
 
     def now_us(self) -> int:
         """Redis' clock in microseconds as this process knows it; this machine's while Redis cannot
@@ -251,7 +253,7 @@ class RedisClient:
         """
         if time.monotonic() - self._asked_at >= CLOCK_REFRESH and not self.breaker.open:
             try:
-                self.clock.sync(int(self.clock_ms() * 1000))
+                self.clock_ms()
             except DelayQError:
                 self.breaker.trip()
             self._asked_at = time.monotonic()

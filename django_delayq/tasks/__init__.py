@@ -7,5 +7,5 @@ from __future__ import annotations
 
 __all__ = [
     "task", "options", "backoff", "context", "declaration", "annotations", "arguments", "builder",
-    "naming", "registry",
+    "naming", "recurrence", "registry",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from ..core.task_report import TaskProgress, TaskReport, checked_progress
 from ..store import get_store
 from ..store.lease import Lease
 from . import registry
+from .recurrence import TICK
 
 logger = logging.getLogger("delayq.worker")
 
@@ -62,6 +64,13 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
         stop here."""
         return bool(self.lease.ended)
 
+    @property
+    def tick(self) -> datetime | None:
+        """Of a recurring task: the instant that this run is for, the same in each attempt. None
+        when the message was enqueued by other code."""
+        text = self.headers.get(TICK)
+        return datetime.fromisoformat(text) if text else None
+
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report how far the task has come, for the pages and `handle.progress()`: `progress(3, 10,
         "pages")`. Call it as often as you like: at most two reports a second are sent.
@@ -92,8 +101,8 @@ def _send_progress(lease: Lease, progress: TaskProgress) -> None:
 
 
 def current_message() -> CurrentMessage:
-    """The message that this task runs for: id, key, attempt, headers and so on. Raises DelayQError
-    when no worker runs the task."""
+    """The message that this task runs for: id, key, attempt, headers, of a recurring task the
+    tick, and so on. Raises DelayQError when no worker runs the task."""
     lease = running.get()
     if lease is None:
         raise DelayQError("current_message() is known only while a worker runs a task.")

@@ -18,6 +18,7 @@ from ..core.message import Priority, check_key, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, exponential, ladder
 from .key_maker import KeyMaker
+from .recurrence import RecurrenceOptions
 
 OnDuplicate = Literal["raise", "keep", "replace"]
 
@@ -53,7 +54,7 @@ class SharedOptions(TypedDict, total=False):
     DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one."""
 
 
-class TaskOptions(SharedOptions, total=False):
+class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
     """What @delayed_task takes. These do not travel with a message: the worker reads them from the
     task."""
 
@@ -146,10 +147,11 @@ class Options:
 
     @classmethod
     def declared(cls, options: TaskOptions) -> Options:
-        """What @delayed_task was given. Raises InvalidMessage and its subclasses."""
-        key, others = options.get("key"), {**options}
-        others.pop("key", None)
-        declared = cls()._with(others, _OF_TASK)
+        """What @delayed_task was given, without its recurrence. Raises InvalidMessage and its
+        subclasses."""
+        key, elsewhere = options.get("key"), {"key", *RecurrenceOptions.__annotations__}
+        given = {name: value for name, value in options.items() if name not in elsewhere}
+        declared = cls()._with(given, _OF_TASK)
         if declared.limit_by is not None and not declared.rule.holds_back:
             raise InvalidMessage("limit_by says what a limit counts by: give rate or concurrency.")
         return declared if key is None else replace(declared, key_maker=KeyMaker(key))
@@ -182,6 +184,10 @@ class Options:
 _ELSEWHERE = {
     "countdown": "delay (a timedelta or seconds)",
     "defer_by": "delay (a timedelta or seconds)",
+    "crontab": "cron (a line of five fields), or every (a timedelta)",
+    "interval": "every (a timedelta or seconds)",
+    "schedule": "cron (a line of five fields), or every (a timedelta)",
+    "timezone": "time_zone (a name such as Europe/Berlin)",
     "eta": "due_at (an aware datetime)",
     "run_after": "due_at (an aware datetime)",
     "run_at": "due_at (an aware datetime)",

@@ -10,6 +10,7 @@ from ..core.exceptions import DuplicateTask, UnknownTopic
 from .declaration import fingerprint, place_of
 
 if TYPE_CHECKING:
+    from .recurrence import Recurrence
     from .task import Task
 
 #: Every declared task by name and by code. Messages are resolved here and nowhere else.
@@ -60,3 +61,9 @@ def known_topics() -> set[str]:
         *get_settings().topics,
         *(task.options.topic for task in by_name.values()),
     }
+
+
+def recurring_tasks() -> dict[str, tuple[Task[Any, Any], Recurrence]]:
+    """The tasks that run again and again, by name, and when they do."""
+    found = {name: (task, task.definition.recurrence) for name, task in by_name.items()}
+    return {name: (task, recurrence) for name, (task, recurrence) in found.items() if recurrence}

@@ -18,6 +18,7 @@ from ..core.message import task_code
 from .annotations import Annotations
 from .declaration import declaring
 from .options import CallOptions, Options
+from .recurrence import Recurrence
 
 #: Worth another attempt whatever retry_for says.
 _WORTH = (Retry, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
@@ -32,6 +33,8 @@ class Definition:
     func: Callable[..., Any]
     name: str
     options: Options
+    recurrence: Recurrence | None = None
+    """When it runs again and again; None: only when somebody enqueues it."""
 
     @cached_property
     def code(self) -> bytes:
@@ -82,6 +85,28 @@ class Definition:
         except TypeError as error:
             words = f"{self.name}{self.signature} cannot be called so: {error}."
             raise InvalidArguments(f"{words}{self._hint(args, kwargs)}") from None
+
+    def check_options(self) -> None:
+        """Raise InvalidTask when the options do not fit the function."""
+        if self.options.exactly_once and self.is_async:
+            raise InvalidTask(
+                f"{self.name} is async def, and Django has no transactions for those: exactly_once "
+                "needs a def task."
+            )
+        unknown = {*names_in(self.options.limit_by or "")} - self.signature.parameters.keys()
+        if unknown:
+            raise InvalidTask(
+                f"{self.name} has no argument {', '.join(sorted(unknown))}, which its limit_by "
+                f"names: {self.options.limit_by!r}."
+            )
+        if self.recurrence is not None:
+            try:
+                self.check_arguments((), {})
+            except InvalidArguments:
+                raise InvalidTask(
+                    f"{self.name}{self.signature} is recurring, and a tick gives no arguments: give "
+                    "each parameter a default."
+                ) from None
 
     def stored(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -191,3 +191,29 @@ if os.environ.get("DELAYQ_TEST_CODE") == "twice":
 
 if "DELAYQ_TEST_CHANGING" in os.environ:
     import changing  # noqa: F401 - the reloader looks at what is imported
+
+
+if os.environ.get("DELAYQ_TEST_RECURRING"):
+    BERLIN: dict[str, Any] = {"time_zone": "Europe/Berlin", "missed": "all"}
+
+    @delayed_task(cron="30 2 * * *", **BERLIN)
+    def nightly() -> None:
+        """In the hour that a clock skips, or has twice."""
+        _write(f"nightly {current_message().tick}")
+
+    @delayed_task(cron="0 * * * *", max_attempts=2, backoff=constant(0), **BERLIN)
+    def hourly() -> None:
+        """Each run needs a second attempt."""
+        if current_message().attempt == 1:
+            raise ValueError("the first attempt")
+        _write(f"hourly {current_message().tick}")
+
+    @delayed_task(every=3600, missed="skip")
+    def skipping() -> None:
+        """Makes up for nothing."""
+        _write(f"skipping {current_message().tick}")
+
+    @delayed_task(every=3600, missed="once")
+    def once() -> None:
+        """Makes up for the newest tick."""
+        _write(f"once {current_message().tick}")

@@ -1,7 +1,7 @@
 -- progress: leased -> leased, with how far its task has come.
 -- Guarantee: only the holder of the lease reports, and the report ends by itself.
 -- KEYS: the partition (shared/partition.lua). Shared: leases.
---   The tenth is that of the report.
+--   The eleventh is that of the report.
 -- ARGV: id, token, progress (JSON), ms that it is kept.
 -- Returns: index, word of the message if it was refused: SETTLED, GONE or LEASE_LOST.
 local PROGRESS, progress, for_ms = KEYS[11], ARGV[3], ARGV[4]
