@@ -24,6 +24,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 from django.dispatch import Signal
+from django.utils import timezone
 
 import django_delayq
 from django_delayq import checks

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from ..core.conf import get_settings
-from ..core.exceptions import InvalidArguments, Reject, Retry, Snooze
+from ..core.exceptions import InvalidArguments, InvalidTask
+from ..core.limits import names_in
 from ..core.message import task_code
 from .annotations import Annotations
 from .declaration import declaring
@@ -104,8 +105,8 @@ class Definition:
                 self.check_arguments((), {})
             except InvalidArguments:
                 raise InvalidTask(
-                    f"{self.name}{self.signature} is recurring, and a tick gives no arguments: give "
-                    "each parameter a default."
+                    f"{self.name}{self.signature} is recurring, and a tick gives no arguments: "
+                    "give each parameter a default."
                 ) from None
 
     def stored(
