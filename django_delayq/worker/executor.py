@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from asgiref.sync import sync_to_async
 
 from ..core import signals
+from ..core.conf import Settings
 from ..core.connections import close_all, close_broken
 from ..core.exceptions import (
     DelayQError,
@@ -156,23 +157,15 @@ class Executor:
         close_broken()
         try:
             if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, partial(self._call, lease, resolved))
+                self._perform_once(lease, partial(_call, lease, resolved, self._settings))
             else:
-                self._call(lease, resolved)
+                _call(lease, resolved, self._settings)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
             return None
         finally:
             close_broken()
-
-    def _call(self, lease: Lease, resolved: Resolved) -> None:
-        definition = resolved.task.definition
-        result = definition.func(*resolved.body.args, **resolved.body.kwargs)
-        if result is not None:
-            _refuse_unrun(resolved.task.name, result)
-        if definition.options.result:
-            keep_result(lease, result, self._settings.body_limit)
 
     def _perform_once(self, lease: Lease, run: Callable[[], object]) -> None:
         perform_once = self._shared.perform_once
@@ -284,6 +277,15 @@ class Executor:
             return kept_task_name(lease.partition, code) if len(code) == 4 else ""
         except DelayQError:
             return ""
+
+
+def _call(lease: Lease, resolved: Resolved, settings: Settings) -> None:
+    definition = resolved.task.definition
+    result = definition.func(*resolved.body.args, **resolved.body.kwargs)
+    if result is not None:
+        _refuse_unrun(resolved.task.name, result)
+    if definition.options.result:
+        keep_result(lease, result, settings.body_limit)
 
 
 def keep_result(lease: Lease, value: object, limit: int) -> None:

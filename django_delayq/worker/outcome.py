@@ -77,12 +77,13 @@ class Outcome:
         started_ms = clock.at_ms(self.lease.started_at) if self.lease.started_at else 0
         # Built by hand: a third of the encoder's time, once per message.
         if self.result is Result.ACKED:
-            return b'{"worker":"%s","started_ms":%.3f,"run_ms":%.3f%s}' % (
+            detail = b'{"worker":"%s","started_ms":%.3f,"run_ms":%.3f}' % (
                 worker.encode(),
                 started_ms,
                 self.run_ms,
-                self.lease.report.fields() if self.lease.report else b"",
             )
+            report = self.lease.report
+            return detail if report is None else detail[:-1] + report.fields() + b"}"
         fields: dict[str, Any] = {"worker": worker, "started_ms": round(started_ms, 3)}
         if self.result is not Result.DEAD:  # it goes on, and this becomes a line of its history
             fields |= {
