@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from ..core.conf import get_settings
-from ..core.exceptions import InvalidArguments, InvalidTask
+from ..core.exceptions import InvalidArguments, InvalidTask, Reject, Retry, Snooze
 from ..core.limits import names_in
 from ..core.message import task_code
 from .annotations import Annotations
