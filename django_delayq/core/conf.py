@@ -13,7 +13,7 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 from .exceptions import ConfigurationError, InvalidDelay, InvalidName
-from .limits import Rule, rate_problem
+from .limits import LimitRule, rate_problem
 from .times import duration_ms
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
@@ -52,10 +52,10 @@ class TopicSettings:
     as expired. Default: none is too late."""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> LimitRule:
         """The limits of the topic itself."""
         too_late_ms = None if self.too_late is None else int(self.too_late * 1000)
-        return Rule(self.rate, self.concurrency, too_late_ms)
+        return LimitRule(self.rate, self.concurrency, too_late_ms)
 
     @property
     def holds_back(self) -> bool:

@@ -16,7 +16,7 @@ MAX_RATE = 100_000
 MAX_CONCURRENCY = 1_000
 
 
-class Rule(NamedTuple):
+class LimitRule(NamedTuple):
     """What a topic, or a task for each of its keys, allows. None: no limit."""
 
     rate: str | None = None
@@ -34,11 +34,11 @@ class Rule(NamedTuple):
 class TopicLimits:
     """All that a claim under limits has to know of a topic."""
 
-    rule: Rule = field(default_factory=Rule)
+    rule: LimitRule = field(default_factory=LimitRule)
     """Of the topic itself."""
     release_rate: str | None = None
     """Of the messages that are more than 5 s late."""
-    tasks: Mapping[bytes, Rule] = field(default_factory=dict)
+    tasks: Mapping[bytes, LimitRule] = field(default_factory=dict)
     """Of single keys, by the code of their task."""
 
     @property

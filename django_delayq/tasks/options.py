@@ -13,7 +13,7 @@ from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
 from ..core.exceptions import InvalidMessage
-from ..core.limits import MAX_CONCURRENCY, Rule, names_in, rate_problem
+from ..core.limits import MAX_CONCURRENCY, LimitRule, names_in, rate_problem
 from ..core.message import Priority, check_key, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, exponential, ladder
@@ -157,9 +157,9 @@ class Options:
         return declared if key is None else replace(declared, key_maker=KeyMaker(key))
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> LimitRule:
         """The limits of the task."""
-        return Rule(self.rate, self.concurrency, self.too_late_ms)
+        return LimitRule(self.rate, self.concurrency, self.too_late_ms)
 
     def changed(self, changes: CallOptions) -> Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from ..core.conf import Settings, TopicSettings
-from ..core.limits import Rule, TopicLimits
+from ..core.limits import LimitRule, TopicLimits
 from ..store.keys import Partition
 from ..store.store import Claimed, RedisStore
 from ..tasks import registry
@@ -20,10 +20,10 @@ NO_LIMITS = TopicLimits()
 
 def limits_by_topic(settings: Settings) -> dict[str, TopicLimits]:
     """The limits of each topic that has any. Claims of all others know nothing of limits."""
-    rules: dict[str, dict[bytes, Rule]] = {}
+    rules: dict[str, dict[bytes, LimitRule]] = {}
     for task in registry.by_name.values():
         options = task.definition.options
-        if options.rule != Rule():
+        if options.rule != LimitRule():
             rules.setdefault(options.topic, {})[task.definition.code] = options.rule
     found: dict[str, TopicLimits] = {}
     for name in {*rules, *settings.topics}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.core.limits import Rule, TopicLimits, interval_ms, names_in, rate_problem
+from django_delayq.core.limits import LimitRule, TopicLimits, interval_ms, names_in, rate_problem
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,14 @@ def test_the_names_of_a_template_are_those_of_its_arguments() -> None:
 
 
 def test_a_claim_is_told_the_limits_of_the_topic_and_of_each_task() -> None:
-    limits = TopicLimits(Rule("10/s", 3, 5000), "1/s", {b"code": Rule(concurrency=1)})
+    limits = TopicLimits(LimitRule("10/s", 3, 5000), "1/s", {b"code": LimitRule(concurrency=1)})
     assert limits.arguments() == [100.0, 3, 1000.0, 5000, b"code", "", 1, ""]
     assert TopicLimits().arguments() == ["", "", "", ""]
 
 
 def test_being_too_late_lets_nothing_wait() -> None:
-    assert not TopicLimits(Rule(too_late_ms=1), None, {b"code": Rule(too_late_ms=1)}).holds_back
+    assert not TopicLimits(
+        LimitRule(too_late_ms=1), None, {b"code": LimitRule(too_late_ms=1)}
+    ).holds_back
     assert TopicLimits(release_rate="1/s").holds_back
-    assert TopicLimits(tasks={b"code": Rule(concurrency=1)}).holds_back
+    assert TopicLimits(tasks={b"code": LimitRule(concurrency=1)}).holds_back

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from django_delayq.core.limits import Rule, TopicLimits
+from django_delayq.core.limits import LimitRule, TopicLimits
 from django_delayq.store import finished
 from django_delayq.store.bulk_load import BulkLoad
 from django_delayq.store.finished import FinishedStream, lengths
@@ -63,7 +63,7 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
 
 def limiting(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """Two messages under a limit of one: the second goes when the first has ended."""
-    limits = TopicLimits(Rule("1/s", 5), "1/s", {CODE: Rule("1/h", 1)})
+    limits = TopicLimits(LimitRule("1/s", 5), "1/s", {CODE: LimitRule("1/h", 1)})
 
     def claim_limited() -> Claimed:
         return store.claim_limited(PARTITION, 5, None, limits)

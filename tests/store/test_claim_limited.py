@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.core.limits import Rule, TopicLimits
+from django_delayq.core.limits import LimitRule, TopicLimits
 from django_delayq.core.message import Priority
 from django_delayq.store import keys
 from django_delayq.store.lease import Lease
@@ -35,8 +35,8 @@ from tests.store.factories import (
 )
 
 OTHER = b"a second"
-ONE = TopicLimits(tasks={CODE: Rule(concurrency=1)})
-SLOW = TopicLimits(tasks={CODE: Rule("1/h")})
+ONE = TopicLimits(tasks={CODE: LimitRule(concurrency=1)})
+SLOW = TopicLimits(tasks={CODE: LimitRule("1/h")})
 FREE = TopicLimits()
 
 
@@ -62,7 +62,7 @@ def ack(store: RedisStore, *leases: Lease) -> None:
 
 def test_the_concurrency_of_a_topic_counts_all_that_is_leased(store: RedisStore) -> None:
     enqueue_many(store, 5)
-    limits = TopicLimits(Rule(concurrency=3))
+    limits = TopicLimits(LimitRule(concurrency=3))
     first = claim(store, limits)
     assert len(first.leases) == 3
     assert claimed_ids(store, limits) == []
@@ -86,7 +86,7 @@ def test_what_waits_for_a_limit_burns_no_attempt_and_keeps_its_place(store: Redi
 
 def test_a_rate_lets_so_many_start_and_says_when_the_next_may(store: RedisStore) -> None:
     enqueue_many(store, 90)
-    limits = TopicLimits(Rule("100/s"))
+    limits = TopicLimits(LimitRule("100/s"))
     first = claim(store, limits)
     # What half a second gives, and one.
     assert len(first.leases) == 51
@@ -100,7 +100,7 @@ def test_a_rate_lets_so_many_start_and_says_when_the_next_may(store: RedisStore)
 
 def test_a_slow_rate_lets_one_start(store: RedisStore) -> None:
     enqueue_many(store, 3)
-    limits = TopicLimits(Rule("1/h"))
+    limits = TopicLimits(LimitRule("1/h"))
     assert len(claimed_ids(store, limits)) == 1
     assert claimed_ids(store, limits) == []
     rewind(store, PARTITION, 3_600_000)
@@ -112,14 +112,14 @@ def test_what_half_a_second_gives_may_start_at_once(
     store: RedisStore, rate: str, at_once: int
 ) -> None:
     enqueue_many(store, 20)
-    assert len(claimed_ids(store, TopicLimits(Rule(rate)))) == at_once
+    assert len(claimed_ids(store, TopicLimits(LimitRule(rate)))) == at_once
     rewind(store, PARTITION, 3_600_000)
-    assert len(claimed_ids(store, TopicLimits(Rule(rate)))) == at_once
+    assert len(claimed_ids(store, TopicLimits(LimitRule(rate)))) == at_once
 
 
 def test_a_dispatcher_that_comes_late_loses_nothing(store: RedisStore) -> None:
     enqueue_many(store, 90)
-    limits = TopicLimits(Rule("20/s"))
+    limits = TopicLimits(LimitRule("20/s"))
     assert len(claimed_ids(store, limits)) == 11
     rewind(store, PARTITION, 450)
     assert 9 <= len(claimed_ids(store, limits)) <= 11
@@ -128,15 +128,15 @@ def test_a_dispatcher_that_comes_late_loses_nothing(store: RedisStore) -> None:
 def test_another_rate_counts_at_once(store: RedisStore) -> None:
     """A bucket that a slow rate has emptied does not hold up a quick one for an hour."""
     enqueue_many(store, 5)
-    assert len(claimed_ids(store, TopicLimits(Rule("1/h")))) == 1
-    claimed = claim(store, TopicLimits(Rule("1/s")))
+    assert len(claimed_ids(store, TopicLimits(LimitRule("1/h")))) == 1
+    claimed = claim(store, TopicLimits(LimitRule("1/s")))
     assert (claimed.next_due_ms or 0) - claimed.now_us / 1000 <= 1050
 
 
 def test_no_clock_says_when_a_place_is_free(store: RedisStore) -> None:
     """The next look is a second or two later; the end of what runs wakes the dispatchers."""
     enqueue_many(store, 2)
-    limits = TopicLimits(Rule(concurrency=1))
+    limits = TopicLimits(LimitRule(concurrency=1))
     claimed = claim(store, limits)
     assert 1000 <= (claimed.next_due_ms or 0) - claimed.now_us / 1000 <= 2000
     before = wakeups(store)
@@ -146,7 +146,7 @@ def test_no_clock_says_when_a_place_is_free(store: RedisStore) -> None:
 
 def test_an_end_wakes_nobody_when_nothing_waits(store: RedisStore) -> None:
     enqueue_many(store, 1)
-    claimed = claim(store, TopicLimits(Rule(concurrency=1)))
+    claimed = claim(store, TopicLimits(LimitRule(concurrency=1)))
     assert claimed.next_due_ms is None
     before = wakeups(store)
     ack(store, *claimed.leases)
@@ -174,7 +174,7 @@ def test_the_next_visit_is_for_a_punctual_one_if_that_is_sooner(store: RedisStor
 
 def test_what_is_too_late_ends_as_expired(store: RedisStore) -> None:
     late, punctual = enqueue(store), enqueue(store, when=str(int(store.clock_ms())))
-    claimed = claim(store, TopicLimits(Rule(too_late_ms=60_000)))
+    claimed = claim(store, TopicLimits(LimitRule(too_late_ms=60_000)))
     assert ([lease.id for lease in claimed.leases], claimed.over) == ([punctual], [late])
     assert ends(store) == [(late, "expired")]
     assert finished(store)[0]["detail"] == b'{"reason":"too_late"}'
@@ -182,7 +182,7 @@ def test_what_is_too_late_ends_as_expired(store: RedisStore) -> None:
 
 def test_a_task_has_a_lateness_of_its_own(store: RedisStore) -> None:
     message_id = enqueue(store)
-    rule = Rule(too_late_ms=60_000)
+    rule = LimitRule(too_late_ms=60_000)
     assert claim(store, TopicLimits(tasks={b"else": rule})).over == []
     make_due_again(store, message_id)
     assert claim(store, TopicLimits(tasks={CODE: rule})).over == [message_id]
@@ -251,7 +251,7 @@ def test_a_stale_holder_makes_no_room(store: RedisStore) -> None:
 
 def test_several_may_run_under_a_limit(store: RedisStore) -> None:
     enqueue_in_order(store, 5)
-    limits = TopicLimits(tasks={CODE: Rule(concurrency=3)})
+    limits = TopicLimits(tasks={CODE: LimitRule(concurrency=3)})
     first = claim(store, limits)
     assert len(first.leases) == 3
     ack(store, *first.leases[:2])
@@ -277,7 +277,7 @@ def rewind_buckets(store: RedisStore, milliseconds: float) -> None:
 
 def test_the_rate_of_a_key_brings_its_messages_back(store: RedisStore) -> None:
     ids = enqueue_in_order(store, 3)
-    limits = TopicLimits(tasks={CODE: Rule("1/s")})
+    limits = TopicLimits(tasks={CODE: LimitRule("1/s")})
     claimed = claim(store, limits)
     assert [lease.id for lease in claimed.leases] == ids[:1]
     assert 850 <= (claimed.next_due_ms or 0) - claimed.now_us / 1000 <= 1050
@@ -288,7 +288,7 @@ def test_the_rate_of_a_key_brings_its_messages_back(store: RedisStore) -> None:
 def test_the_rate_of_a_task_brings_many_back_at_each_step(store: RedisStore) -> None:
     """Not one a second, as where only the end of a run makes room."""
     enqueue_in_order(store, 300)
-    limits = TopicLimits(tasks={CODE: Rule("100/s")})
+    limits = TopicLimits(tasks={CODE: LimitRule("100/s")})
     claimed = first = claim(store, limits)
     started, rewound_ms = len(first.leases), 0.0
     for _ in range(10):
@@ -303,7 +303,7 @@ def test_the_rate_of_a_task_brings_many_back_at_each_step(store: RedisStore) -> 
 
 def test_where_only_an_end_makes_room_nobody_asks_at_each_step(store: RedisStore) -> None:
     enqueue_in_order(store, 5)
-    claimed = claim(store, TopicLimits(tasks={CODE: Rule("100/s", 1)}))
+    claimed = claim(store, TopicLimits(tasks={CODE: LimitRule("100/s", 1)}))
     assert len(claimed.leases) == 1
     assert (claimed.next_due_ms or 0) - claimed.now_us / 1000 >= 1000
 
@@ -358,7 +358,7 @@ def test_a_list_has_what_waits_in_its_order(store: RedisStore) -> None:
     ids = enqueue_in_order(store, 4)
     free = [enqueue(store, when=str(int(PAST) + n)) for n in (1, 5)]
     claim(store, ONE, limit=1)
-    claim(store, TopicLimits(Rule(concurrency=1), tasks=ONE.tasks))
+    claim(store, TopicLimits(LimitRule(concurrency=1), tasks=ONE.tasks))
     for _ in range(2):
         store.claim_limited(PARTITION, 1, None, ONE)
     expected = sorted(waiting(store).items(), key=lambda pair: (pair[1], pair[0]))

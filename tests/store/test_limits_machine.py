@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, multiple, rule, run_state_machine_as_test
 
-from django_delayq.core.limits import Rule, TopicLimits
+from django_delayq.core.limits import LimitRule, TopicLimits
 from django_delayq.store import keys
 from django_delayq.store.store import RedisStore
 from tests.servers import Server
@@ -16,7 +16,7 @@ from tests.store import factories
 from tests.store.factories import CODE, LIMIT, PARTITION
 from tests.store.machine import StoreMachine, leases
 
-LIMITS = TopicLimits(tasks={CODE: Rule(concurrency=1)})
+LIMITS = TopicLimits(tasks={CODE: LimitRule(concurrency=1)})
 
 
 class LimitedMachine(StoreMachine):

@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from django_delayq import delayed_task, topic_stats
 from django_delayq.core.conf import TopicSettings, get_settings
-from django_delayq.core.limits import Rule, TopicLimits
+from django_delayq.core.limits import LimitRule, TopicLimits
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.worker.claims import Claims, limits_by_topic
@@ -94,8 +94,8 @@ def test_the_limits_are_those_of_the_settings_and_of_the_tasks(per_customer: Any
         get_settings(), topics={"mail": TopicSettings(rate="1/s"), "plain": TopicSettings()}
     )
     assert limits_by_topic(settings) == {
-        "mail": TopicLimits(Rule("1/s")),
-        "served": TopicLimits(tasks={per_customer.definition.code: Rule(concurrency=1)}),
+        "mail": TopicLimits(LimitRule("1/s")),
+        "served": TopicLimits(tasks={per_customer.definition.code: LimitRule(concurrency=1)}),
     }
 
 
