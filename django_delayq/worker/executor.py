@@ -7,11 +7,10 @@ import logging
 import math
 import time
 import traceback as tracebacks
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
-from inspect import isasyncgen, isawaitable, isgenerator
-from typing import Any, NamedTuple
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
@@ -20,6 +19,7 @@ from ..core.connections import close_all, close_broken
 from ..core.exceptions import (
     DelayQError,
     InvalidArguments,
+    MiddlewareFailed,
     NewerRecord,
     Reject,
     Retry,
@@ -27,15 +27,15 @@ from ..core.exceptions import (
     UndecodableMessage,
 )
 from ..core.log import log_failure
-from ..core.message import VERSION, Body, Record, decode_body, task_code_of
+from ..core.message import VERSION, Record, decode_body, task_code_of
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
 from ..store.lease import Lease
 from ..tasks import registry
 from ..tasks.context import running
 from ..tasks.naming import kept_task_name
-from ..tasks.task import Task
 from .outcome import Outcome, Result
+from .resolved import Resolved, refuse_unrun
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
@@ -71,13 +71,10 @@ _REASONS: dict[type[DelayQError], str] = {
 }
 #: Another version of the code may be able to run these messages.
 _ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
-
-
-class Resolved(NamedTuple):
-    """A message whose task is known and can be called."""
-
-    task: Task[..., Any]
-    body: Body
+#: Worth another attempt, whatever retry_for says: the task's own code says nothing against it.
+_WORTH_A_RETRY = (
+    Retry, MiddlewareFailed, asyncio.CancelledError, SystemExit, KeyboardInterrupt,
+)  # fmt: skip
 
 
 class Executor:
@@ -90,16 +87,25 @@ class Executor:
         self._settle = settle
         self._connections_checked_at = 0.0
         self._connection_check: asyncio.Future[None] | None = None
+        self._call: Callable[[Resolved], object] = Resolved.call
+        self._start: Callable[[Resolved], Awaitable[object]] = Resolved.start
+        if self._settings.middleware:
+            from .middleware import Middleware
+
+            middleware = Middleware(self._settings.middleware)
+            self._call, self._start = middleware.call, middleware.start
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
+        # A copy of the thread's context, which has nothing but its caches. What a task, a
+        # middleware or a receiver of `started` sets (a language, a time zone) ends with the run.
+        copy_context().run(self._run, lease)
+
+    def _run(self, lease: Lease) -> None:
         try:
             resolved, outcome = self._resolve(lease)
             if resolved is not None:
-                # A context of its own: a language or a time zone that a task activates ends with
-                # the task.
-                error = copy_context().run(self._perform, lease, resolved)
-                outcome = self._classify(lease, resolved, error)
+                outcome = self._classify(lease, resolved, self._perform(lease, resolved))
         except BaseException as error:
             outcome = self._fail(lease, error)
         self._settle(outcome)
@@ -149,9 +155,9 @@ class Executor:
         close_broken()
         try:
             if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, partial(_call, resolved))
+                self._perform_once(lease, partial(self._call, resolved))
             else:
-                _call(resolved)
+                self._call(resolved)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
@@ -182,11 +188,9 @@ class Executor:
             ):
                 self._connections_checked_at = now
                 self._connection_check = asyncio.ensure_future(sync_to_async(close_broken)())
-            result = await resolved.task.definition.func(
-                *resolved.body.args, **resolved.body.kwargs
-            )
+            result = await self._start(resolved)
             if result is not None:
-                _refuse_unrun(resolved.task.name, result)
+                refuse_unrun(resolved.task.name, result)
         except BaseException as error:
             return error
         return None
@@ -205,7 +209,7 @@ class Executor:
         outcome.traceback = _traceback(error)
         failures = lease.attempts.attempt - lease.attempts.crashes
         attempts = resolved.body.max_attempts or task.max_attempts
-        worth = isinstance(error, Retry | asyncio.CancelledError | SystemExit | KeyboardInterrupt)
+        worth = isinstance(error, _WORTH_A_RETRY)
         try:
             if isinstance(error, Snooze):
                 outcome.result, outcome.delay_ms = Result.SNOOZED, duration_ms(error.delay)
@@ -262,24 +266,6 @@ class Executor:
             return kept_task_name(lease.partition, code) if len(code) == 4 else ""
         except DelayQError:
             return ""
-
-
-def _call(resolved: Resolved) -> None:
-    result = resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
-    if result is not None:
-        _refuse_unrun(resolved.task.name, result)
-
-
-def _refuse_unrun(name: str, result: object) -> None:
-    """Raise TypeError when the task returned a coroutine or a generator: then nothing has run, and
-    the message must not be acked."""
-    if isgenerator(result) or isasyncgen(result) or isawaitable(result):
-        if isinstance(result, Generator | Coroutine):
-            result.close()  # or Python warns of it later
-        kind = type(result).__name__
-        raise TypeError(
-            f"Nothing has run: {name} returned a {kind}, which nobody awaits or iterates over."
-        )
 
 
 def _storable(text: str) -> str:
