@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, iscoroutinefunction, sync_to_async
 from django.core.exceptions import MiddlewareNotUsed
 from django.utils.module_loading import import_string
 
@@ -102,6 +102,12 @@ def _build(paths: Sequence[str], innermost: Run, *, is_async: bool) -> tuple[Run
         if not callable(layer):
             raise ConfigurationError(
                 f"{where}: it returned {layer!r:.80} and not a function that takes a message."
+            )
+        is_coroutine = iscoroutinefunction(layer) or iscoroutinefunction(type(layer).__call__)
+        if is_coroutine and not layer_is_async:
+            raise ConfigurationError(
+                f"{where}, which is async and does not say so: decorate it with "
+                "async_only_middleware of django.utils.decorators."
             )
         is_mixed = is_mixed or layer_is_async != is_async
         handler, handler_is_async = layer, layer_is_async
