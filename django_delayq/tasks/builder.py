@@ -259,6 +259,10 @@ def limit_of(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
 def build(calls: Sequence[Call]) -> list[Item]:
     """One item per call. Raises InvalidMessage and its subclasses; then nothing was sent."""
     settings = get_settings()
+    if settings.enqueue_hooks:
+        from .enqueue_hooks import with_hooked_headers
+
+        calls = with_hooked_headers(calls, settings.enqueue_hooks)
     items: list[Item] = []
     for call, fresh_id in zip(calls, new_ids(len(calls)), strict=True):
         template: Template | None = call.task.template

@@ -316,7 +316,8 @@ def _backoff(value: Any) -> Backoff:
     return ladder(steps)
 
 
-def _headers(value: Any) -> dict[str, str]:
+def check_headers(value: Any) -> dict[str, str]:
+    """A copy of the headers. Raises InvalidMessage unless they are a mapping of str to str."""
     if not isinstance(value, Mapping) or not all(
         isinstance(x, str) for pair in value.items() for x in pair
     ):
@@ -341,7 +342,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "key": ("key", check_key),
     "id": ("id", parse_id),
-    "headers": ("headers", _headers),
+    "headers": ("headers", check_headers),
     "database": ("database", str),
     "after_commit": ("after_commit", partial(_boolean, "after_commit")),
     "durable": ("durable", partial(_boolean, "durable")),

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from ..core.conf import get_settings
-from ..core.exceptions import InvalidArguments, InvalidTask, Reject, Retry, Snooze
+from ..core.exceptions import (
+    InvalidArguments,
+    InvalidTask,
+    MiddlewareFailed,
+    Reject,
+    Retry,
+    Snooze,
+)
 from ..core.limits import names_in
 from ..core.message import task_code
 from .annotations import Annotations
@@ -22,7 +29,7 @@ from .options import CallOptions, Options
 from .recurrence import Recurrence
 
 #: Worth another attempt whatever retry_for says.
-_WORTH = (Retry, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
+_WORTH = (Retry, MiddlewareFailed, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 P = ParamSpec("P")
 R = TypeVar("R")
 
