@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
@@ -17,7 +17,7 @@ from ..core.message import Priority, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, exponential, ladder
 
-OnDuplicate = Literal["raise", "keep", "replace"]
+OnDuplicate = Literal["raise", "keep", "replace", "extend", "earliest"]
 
 NOW, NEVER = When.after(0), When()
 
@@ -48,7 +48,8 @@ class SharedOptions(TypedDict, total=False):
     `"raise"` raises. Default: `ON_REDIS_ERROR`."""
     on_duplicate: OnDuplicate
     """What enqueue does when a message with this key is live: `"raise"` (the default) raises
-    DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one."""
+    DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one. So do
+    `"extend"`, at the later of the two due times, and `"earliest"`, at the earlier one."""
 
 
 class TaskOptions(SharedOptions, total=False):
@@ -270,7 +271,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "expires": ("expires", _expires),
     "on_duplicate": (
         "on_duplicate",
-        partial(_choice, "on_duplicate", ("raise", "keep", "replace")),
+        partial(_choice, "on_duplicate", get_args(OnDuplicate)),
     ),
     "key": ("key", check_key),
     "id": ("id", parse_id),

@@ -13,7 +13,7 @@ local function standing(id, existing, record, when, mode)
   local word = from_sql and known(id, existing, string.sub(record, 1, 8))
   if word then return word == 'LIVE' and 'SAME' or word end
   if not existing then return mode == 'adopt' and 'GONE' end
-  if mode == 'replace' then
+  if mode == 'replace' or mode == 'extend' or mode == 'earliest' then
     if from_sql and follower_of(id) ~= '' then existing = follower_of(id) end -- this is what would be replaced
     return from_sql and #existing >= 8 and struct.unpack('>I8', existing) > struct.unpack('>I8', record) and 'OLDER'
   end
@@ -32,6 +32,12 @@ end
 
 -- When what an enqueue takes the place of would have run.
 local function planned(id, record, word)
-  if word == 'FOLLOWS' then return struct.unpack('>I6', redis.call('HGET', FOLLOWERS, id)) end
+  if word == 'FOLLOWS' then return (struct.unpack('>I6', redis.call('HGET', FOLLOWERS, id))) end
   return redis.call('ZSCORE', lane_of(record), id)
+end
+
+-- The due time that the mode chooses of the new message's and that of the one whose place it takes.
+local function choice(mode, due, other)
+  if not other then return due end -- a damaged one has none
+  return mode == 'extend' and math.max(due, other) or math.min(due, other)
 end
