@@ -328,10 +328,8 @@ def _is_refused(item: Item, word: str) -> bool:
     outcome, _, due_ms = word.partition(":")
     if outcome in _OUTCOMES:
         receipt.outcome = _OUTCOMES[outcome]
-        if due_ms:  # Redis has chosen between two due times
-            receipt.due_ms = int(due_ms)
-            if item.template.durable:
-                _follow_choice(item, receipt.due_ms)
+        if due_ms:
+            _follow_choice(item, int(due_ms))
         return False
     if item.template.durable:
         # Write the word into the row. Where that fails, the reconciler finds out.
@@ -358,7 +356,11 @@ _OUTCOMES = {"REPLACED": "replaced", "FOLLOWS": "follows"}
 
 
 def _follow_choice(item: Item, due_ms: int) -> None:
-    """The row of a durable message gets the due time that Redis has chosen."""
+    """Redis has chosen between two due times: the receipt gets it, and the row of a durable
+    message."""
+    item.receipt.due_ms = due_ms
+    if not item.template.durable:
+        return
     topic, identity = item.address
     try:
         lookup.follow_move(topic, identity, due_ms, item.message.when.stamp_us)

@@ -12,7 +12,7 @@ from django.db import transaction
 from ..archive import archive_rows
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, MessageChanged
-from ..core.message import EXPIRES_WITH_DUE, Found, State, restamped, stamp_us_of, without_stamp
+from ..core.message import Found, State, restamped, stamp_us_of, without_stamp
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store

@@ -295,8 +295,7 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
     # The clocks of hosts differ by a little: the later life is newer all the same.
     stamp_us = max(row.enqueued_at_us, there.enqueued_at_us + 1)
     changes = {name: getattr(row, name) for name in _CONTENT} | {"enqueued_at_us": stamp_us}
-    if there.status == OutboxStatus.WAITING and there.record:
-        changes |= _chosen(row, there)
+    changes |= _chosen(row, there)
     if there.status == OutboxStatus.CANCELLED:
         # Unless Redis has obeyed, it may still have the cancelled message.
         changes["on_duplicate"] = "replace" if there.changed_at_us else row.on_duplicate
@@ -320,7 +319,10 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
             changes["relay_at_ms"] = redis_now_ms()
         changes["may_be_in_redis"] = True
     rows = OutboxMessage.objects.using(get_settings().database).filter(
-        pk=there.pk, enqueued_at_us=there.enqueued_at_us, status=there.status
+        pk=there.pk,
+        enqueued_at_us=there.enqueued_at_us,
+        status=there.status,
+        due_at_ms=there.due_at_ms,
     )
     if not rows.update(**changes):
         return False
@@ -331,7 +333,8 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
 def _chosen(row: OutboxMessage, there: OutboxMessage) -> dict[str, Any]:
     """What changes when the row's mode chooses between its due time and that of the waiting row
     whose place it takes. Of rows that Redis has, Redis chooses."""
-    if row.on_duplicate not in ("extend", "earliest"):
+    waits_here = there.status == OutboxStatus.WAITING and there.record
+    if row.on_duplicate not in ("extend", "earliest") or not waits_here:
         return {}
     choice = max if row.on_duplicate == "extend" else min
     merged = copy(row)

@@ -4,7 +4,9 @@ sent."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import msgspec
 
 from ..core.conf import Settings, get_settings
 from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArguments
@@ -25,7 +27,7 @@ from ..store.store import Outgoing
 from . import registry
 from .options import OnDuplicate
 from .registry import check_topic
-from .task import Call, Receipt, Task
+from .task import Call, PlacedCall, Receipt, Task
 
 
 class Item(NamedTuple):
@@ -46,6 +48,12 @@ class Item(NamedTuple):
 _named = tuple.__new__
 
 
+_WRONG_ID = (
+    "This id is not that of the key, so nobody could find the message by its key. Leave the id or "
+    "the key away."
+)
+
+
 class Template:
     """What all messages of one copy of a task share. It is made once: that halves the cost of
     enqueue_many."""
@@ -59,10 +67,7 @@ class Template:
         options = task.options
         # Options that contradict each other are refused.
         if options.id and options.key and options.id != key_id(options.topic, options.key):
-            raise InvalidMessage(
-                "This id is not that of the key, so nobody could find the message by its key. "
-                "Leave the id or the key away."
-            )
+            raise InvalidMessage(_WRONG_ID)
         if options.durable and options.database not in (None, settings.database):
             raise InvalidMessage(
                 f'A durable message is written to DELAYQ["DATABASE"], {settings.database!r}, not '
@@ -103,7 +108,16 @@ class Template:
 
     def item(self, call: Call, fresh_id: bytes) -> Item:
         """The message of one call. Raises InvalidMessage and its subclasses."""
-        args, kwargs, extra = call.args, call.kwargs, self.extra
+        record = self.record(call, self.extra)
+        identity = self.identity or fresh_id
+        receipt = self.task.receipt(identity, self.topic, self.name, self.key)
+        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
+        return _named(Item, (receipt, message, self))
+
+    def record(self, call: Call, extra: Body | None) -> bytes:
+        """The record of one call, without its stamp. `extra`: what the body holds beside the
+        arguments. Raises InvalidMessage and its subclasses."""
+        args, kwargs = call.args, call.kwargs
         if kwargs or len(args) not in self.positional:
             self.task.definition.check_arguments(args, kwargs)
         content: Body | Sequence[Any] = args
@@ -118,11 +132,7 @@ class Template:
             body = encode_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
             raise self._with_parameter(call, error) from None
-        record = encode_record(self.header, body, self.settings.compress_above)
-        identity = self.identity or fresh_id
-        receipt = self.task.receipt(identity, self.topic, self.name, self.key)
-        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
-        return _named(Item, (receipt, message, self))
+        return encode_record(self.header, body, self.settings.compress_above)
 
     def _with_parameter(
         self, call: Call, error: UnserialisableArguments
@@ -139,6 +149,35 @@ class Template:
         return UnserialisableArguments(f"{self.name}: {error}")
 
 
+class PlacedTemplate(Template):
+    """Of calls with a key or a due time of their own."""
+
+    __slots__ = ("keyed",)
+
+    def __init__(self, task: Task[..., Any], settings: Settings) -> None:
+        super().__init__(task, settings)
+        self.keyed = Template(task, settings)
+        """For calls with a key of their own."""
+        self.keyed.fixed, self.keyed.may_exist = True, task.options.id is not None
+
+    def item(self, call: Call, fresh_id: bytes) -> Item:
+        """The message of one call. Raises InvalidMessage and its subclasses."""
+        placed = cast(PlacedCall, call)
+        key, when = placed.key, placed.when or self.when
+        if key is None:
+            item = super().item(call, fresh_id)
+            return item._replace(message=item.message._replace(when=when))
+        identity = key_id(self.topic, key)
+        if self.task.options.id not in (None, identity):
+            raise InvalidMessage(_WRONG_ID)
+        extra = self.extra
+        extra = Body(key=key) if extra is None else msgspec.structs.replace(extra, key=key)
+        record = self.record(call, extra)
+        receipt = self.task.receipt(identity, self.topic, self.name, key)
+        message = _named(Outgoing, (identity, self.mode, when, self.expires, record))
+        return _named(Item, (receipt, message, self.keyed))
+
+
 def build(calls: Sequence[Call]) -> list[Item]:
     """One item per call. Raises InvalidMessage and its subclasses; then nothing was sent."""
     settings = get_settings()
@@ -146,7 +185,8 @@ def build(calls: Sequence[Call]) -> list[Item]:
     for call, fresh_id in zip(calls, new_ids(len(calls)), strict=True):
         template: Template | None = call.task.template
         if template is None or template.settings is not settings:
-            template = call.task.template = Template(call.task, settings)
+            kind = PlacedTemplate if isinstance(call, PlacedCall) else Template
+            template = call.task.template = kind(call.task, settings)
         items.append(template.item(call, fresh_id))
     return items
 
