@@ -333,15 +333,22 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
 def _chosen(row: OutboxMessage, there: OutboxMessage) -> dict[str, Any]:
     """What changes when the row's mode chooses between its due time and that of the waiting row
     whose place it takes. Of rows that Redis has, Redis chooses."""
+    mode, _, limit = row.on_duplicate.partition(":")
     waits_here = there.status == OutboxStatus.WAITING and there.record
-    if row.on_duplicate not in ("extend", "earliest") or not waits_here:
+    if not waits_here or row.on_duplicate == "replace" or not replaces(mode):
         return {}
-    choice = max if row.on_duplicate == "extend" else min
+    choice = {"extend": max, "earliest": min}.get(mode, lambda mine, _: mine)
+    due_ms = choice(row.due_at_ms, there.due_at_ms)
+    before, *limits = there.on_duplicate.split(":")
+    if limit:
+        first_ms = int(limits[1]) if len(limits) > 1 else there.enqueued_at_us // 1000
+        due_ms = min(due_ms, first_ms + int(limit))
+        limit = f":{limit}:{first_ms}"
     merged = copy(row)
-    move(merged, choice(row.due_at_ms, there.due_at_ms))
-    if there.on_duplicate == "replace":  # what Redis may have was to be replaced
-        merged.on_duplicate = "replace"
-    elif not there.may_be_in_redis and not row.may_be_in_redis:
+    move(merged, due_ms)
+    # What Redis may have was to be replaced.
+    merged.on_duplicate = ("replace" if before == "replace" else mode) + limit
+    if not there.may_be_in_redis and not row.may_be_in_redis:
         merged.relay_at_ms = next_relay_ms(merged.due_at_ms)
         if merged.relay_at_ms > redis_now_ms():
             merged.status = OutboxStatus.WAITING

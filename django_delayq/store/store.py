@@ -43,7 +43,8 @@ class Outgoing(NamedTuple):
 
     id: bytes
     mode: str
-    """raise, keep, replace, extend, earliest or adopt: see enqueue.lua."""
+    """raise, keep, replace, extend, earliest or adopt; also with a limit, such as replace:60000:
+    see enqueue.lua."""
     when: When
     expires: When
     record: bytes
@@ -57,7 +58,7 @@ class Outgoing(NamedTuple):
 
 def replaces(mode: str) -> bool:
     """Whether a message of this mode takes the place of a live one with its id."""
-    return mode in ("replace", "extend", "earliest")
+    return mode.partition(":")[0] in ("replace", "extend", "earliest")
 
 
 class Claimed(NamedTuple):

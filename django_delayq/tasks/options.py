@@ -19,6 +19,9 @@ from .backoff import Backoff, exponential, ladder
 
 OnDuplicate = Literal["raise", "keep", "replace", "extend", "earliest"]
 
+#: Values of on_duplicate with which max_wait goes.
+LIMITED = ("replace", "extend")
+
 NOW, NEVER = When.after(0), When()
 
 
@@ -50,6 +53,9 @@ class SharedOptions(TypedDict, total=False):
     """What enqueue does when a message with this key is live: `"raise"` (the default) raises
     DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one. So do
     `"extend"`, at the later of the two due times, and `"earliest"`, at the earlier one."""
+    max_wait: Duration | None
+    """With `"replace"` or `"extend"`: replacing gives no due time later than so long after the first
+    enqueue. Default: no limit."""
 
 
 class TaskOptions(SharedOptions, total=False):
@@ -105,6 +111,7 @@ class Options:
     priority: Priority = Priority.NORMAL
     expires: When = NEVER
     on_duplicate: OnDuplicate = "raise"
+    max_wait_ms: int | None = None
     key: str | None = None
     id: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -135,7 +142,10 @@ class Options:
             if value is not None or name in ("key", "expires"):
                 target, check = _CHECKS[name]
                 values[target] = check(value)
-        return replace(self, **values)
+        options = replace(self, **values)
+        if "max_wait_ms" in values and options.on_duplicate not in LIMITED:
+            raise InvalidMessage('max_wait goes with on_duplicate="replace" or "extend".')
+        return options
 
 
 #: Names that other queues have for these options.
@@ -273,6 +283,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "on_duplicate",
         partial(_choice, "on_duplicate", get_args(OnDuplicate)),
     ),
+    "max_wait": ("max_wait_ms", partial(_duration, "max_wait", 3650 * 86_400)),
     "key": ("key", check_key),
     "id": ("id", parse_id),
     "headers": ("headers", _headers),

@@ -1,4 +1,5 @@
-"""on_duplicate="extend" and "earliest": which of two due times counts, wherever the message is."""
+"""on_duplicate="extend" and "earliest", and max_wait: which due time counts, wherever the message
+is."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_delayq import topic_stats
+from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.core.times import from_ms
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox.relay import Relay
@@ -179,3 +181,119 @@ def test_a_new_due_time_in_the_transaction_counts_whatever_the_mode(
             record.reschedule(key="k", due_at=middle)
         assert the_message() == ("b", middle)
         record.cancel(key="k")
+
+
+# max_wait
+
+
+def first_at() -> Any:
+    """When the message that is live was enqueued."""
+    message = record.get(key="k")
+    assert message is not None
+    return message.enqueued_at
+
+
+@pytest.mark.parametrize("mode", ["replace", "extend"])
+@kinds
+def test_no_replacement_is_due_later_than_max_wait_after_the_first(
+    delayq: RedisStore, mode: str, durable: bool
+) -> None:
+    task = choosing(mode, max_wait=600, durable=durable)
+    task.using(delay=300).enqueue("a")
+    limit = first_at() + timedelta(seconds=600)
+    assert task.using(delay=400).enqueue("b").due_at < limit
+    for value in "cd":
+        handle = task.using(due_at=LATE).enqueue(value)
+        assert abs(handle.due_at - limit) < timedelta(milliseconds=2)
+    assert the_message() == ("d", handle.due_at)
+    if durable:
+        assert rows() == [handle.due_at]
+    claim_at(handle)
+    assert sent() == []
+
+
+def claim_at(handle: Any) -> None:
+    """A worker takes the message; nothing of the wait is left."""
+    record.reschedule(key="k", due_at=LONG_AGO)
+    (lease,) = claim()
+    assert (lease.attempts.attempt, lease.attempts.first_claimed_at_ms > 0) == (1, True)
+    ack(lease)
+
+
+def test_after_its_run_a_key_waits_anew(delayq: RedisStore) -> None:
+    task = choosing("replace", max_wait=600)
+    for value in "ab":
+        handle = task.using(delay=300).enqueue(value)
+    claim_at(handle)
+    task.using(delay=300).enqueue("c")
+    limit = first_at() + timedelta(seconds=600)
+    assert abs(task.using(due_at=LATE).enqueue("d").due_at - limit) < timedelta(milliseconds=2)
+
+
+def test_a_retry_that_is_replaced_waits_anew(delayq: RedisStore) -> None:
+    task = choosing("replace", max_wait=600)
+    task.using(due_at=LONG_AGO).enqueue("a")
+    (lease,) = claim()
+    delayq.nack(lease.partition, [(lease, 60_000, True, b"{}")])
+    before = timezone.now()
+    due_at = task.using(due_at=LATE).enqueue("b").due_at
+    assert due_at is not None
+    assert due_at >= before + timedelta(seconds=599)
+
+
+def test_a_follower_is_not_limited_while_the_run_goes_on(delayq: RedisStore) -> None:
+    task = choosing("replace", max_wait=600)
+    task.using(due_at=LONG_AGO).enqueue("a")
+    (lease,) = claim()
+    for value in "bc":
+        assert task.using(due_at=LATE).enqueue(value).due_at == LATE
+    ack(lease)
+    limit = first_at() + timedelta(seconds=600)
+    assert abs(task.using(due_at=LATE).enqueue("d").due_at - limit) < timedelta(milliseconds=2)
+
+
+@kinds
+def test_while_redis_is_away_the_outbox_keeps_the_limit(delayq: RedisStore, durable: bool) -> None:
+    task = choosing("extend", max_wait=600, durable=durable)
+    with unreachable():
+        first = task.using(delay=300).enqueue("a")
+        limit = first.due_at + timedelta(seconds=300)
+        for value in "bc":
+            handle = task.using(due_at=LATE).enqueue(value)
+            assert abs(handle.due_at - limit) < timedelta(milliseconds=2)
+    when_redis_is_back(delayq)
+    assert the_message() == ("c", handle.due_at)
+
+
+@kinds
+def test_a_wait_that_began_before_the_outage_is_limited_by_its_beginning(
+    delayq: RedisStore, durable: bool
+) -> None:
+    task = choosing("replace", max_wait=600, durable=durable)
+    for value in "ab":
+        task.using(delay=300).enqueue(value)
+        if value == "a":
+            limit = first_at() + timedelta(seconds=600)
+    with unreachable():
+        task.using(due_at=LATE).enqueue("c")
+    when_redis_is_back(delayq)
+    value, due_at = the_message()
+    assert value == "c"
+    assert abs(due_at - limit) < timedelta(milliseconds=2)
+    assert rows() == [due_at]
+
+
+@pytest.mark.parametrize("options", [{}, {"on_duplicate": "keep"}, {"on_duplicate": "earliest"}])
+def test_max_wait_is_refused_where_nothing_is_put_off(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidMessage, match="max_wait goes with"):
+        record.using(max_wait=60, **options)
+
+
+def test_a_delay_beyond_max_wait_is_refused(delayq: RedisStore) -> None:
+    with pytest.raises(InvalidMessage, match="longer than max_wait"):
+        choosing("replace", max_wait=60, delay=61).enqueue("x")
+
+
+def test_a_call_with_another_mode_has_no_limit(delayq: RedisStore) -> None:
+    task = choosing("replace", max_wait=60).using(on_duplicate="keep", due_at=LATE)
+    assert [task.enqueue(value).outcome for value in "ab"] == ["stored", "kept"]

@@ -3,9 +3,9 @@
 --   refuses, before anything has changed. A kept message keeps its due time.
 -- KEYS: the partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting.
 -- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep; replace, extend: at the later due time,
---   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. when: also
---   '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time, or an instant. record: without
---   its stamp.
+--   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with ':ms'
+--   replaces to no due time later than so long after the first enqueue. when: also '@stamp:due' for what SQL has
+--   accepted. expires: '' never, '+ms' after the due time, or an instant. record: without its stamp.
 -- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
 --   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on), these two with ':due' when the mode has
 --   chosen between two due times; of what SQL has accepted also
@@ -14,7 +14,7 @@ local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
 local present = redis.call('HMGET', MESSAGES, unpack(ids))
-local records, followers, adopted, replaced, superseded, moves, seen, ended = {}, {}, {}, {}, {}, {}, {}, {}
+local records, followers, adopted, replaced, superseded, moves, seen, ended, waits = {}, {}, {}, {}, {}, {}, {}, {}, {}
 
 for i, id in ipairs(ids) do
   local mode, when, expires, record = unpack(ARGV, first + i * 5 - 4, first + i * 5 - 1)
@@ -25,8 +25,12 @@ for i, id in ipairs(ids) do
   local word = standing(id, existing, record, when, mode)
   if not word and existing then word = redis.call('ZSCORE', LEASED, id) and 'FOLLOWS' or 'REPLACED' end
   local old = word == 'REPLACED' and existing or word == 'FOLLOWS' and follower_of(id)
-  local chosen = old and old ~= '' and mode ~= 'replace' and choice(mode, due, planned(id, old, word))
-  if chosen then record, due = expiring(record, chosen - due), chosen end
+  local chosen, first
+  if old and old ~= '' and mode ~= 'replace' then
+    chosen, first = choice(mode, due, id, old, word)
+    record, due = expiring(record, chosen - due), chosen
+    if first then put(waits, id, waiting_since(first)) end
+  end
   if word == 'FOLLOWS' then
     put(followers, id, struct.pack('>I6', due) .. record)
   elseif word and string.sub(word, 1, 7) == 'ADOPTED' then
@@ -50,6 +54,7 @@ for i = 1, #replaced, 2 do
   redis.call('ZREM', replaced[i], replaced[i + 1])
   redis.call('HDEL', ATTEMPTS, replaced[i + 1])
 end
+if #waits > 0 then redis.call('HSET', ATTEMPTS, unpack(waits)) end
 park(moves)
 for i = 1, #ended, 2 do forget_older(ended[i], ended[i + 1]) end
 for i = 2, #superseded, 2 do supersede(unpack(superseded[i])) end

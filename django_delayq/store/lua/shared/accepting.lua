@@ -13,7 +13,8 @@ local function standing(id, existing, record, when, mode)
   local word = from_sql and known(id, existing, string.sub(record, 1, 8))
   if word then return word == 'LIVE' and 'SAME' or word end
   if not existing then return mode == 'adopt' and 'GONE' end
-  if mode == 'replace' or mode == 'extend' or mode == 'earliest' then
+  local how = string.match(mode, '^%a+')
+  if how == 'replace' or how == 'extend' or how == 'earliest' then
     if from_sql and follower_of(id) ~= '' then existing = follower_of(id) end -- this is what would be replaced
     return from_sql and #existing >= 8 and struct.unpack('>I8', existing) > struct.unpack('>I8', record) and 'OLDER'
   end
@@ -36,8 +37,26 @@ local function planned(id, record, word)
   return redis.call('ZSCORE', lane_of(record), id)
 end
 
--- The due time that the mode chooses of the new message's and that of the one whose place it takes.
-local function choice(mode, due, other)
+-- Since when the id waits without a run: the attempts entry of a message that was never claimed has it where that has
+-- its due time. Without an entry nothing was replaced; after a run the wait begins anew.
+local function first_of(id, record)
+  local entry = redis.call('HGET', ATTEMPTS, id)
+  if not entry then return math.floor(struct.unpack('>I8', record) / 1000) end
+  return string.sub(entry, 11, 16) == string.rep('\0', 6) and struct.unpack('>I6', entry, 5) or NOW
+end
+
+local function waiting_since(first) return string.rep('\0', 4) .. struct.pack('>I6', first) .. string.rep('\0', 28) end
+
+-- The due time that the mode chooses for what takes the place of `old`; with a limit, also since when its id waits.
+local function choice(mode, due, id, old, word)
+  local other, how, most = tonumber(planned(id, old, word)), string.match(mode, '^(%a+):?(%d*)')
+  most = tonumber(most)
   if not other then return due end -- a damaged one has none
-  return mode == 'extend' and math.max(due, other) or math.min(due, other)
+  if how == 'extend' then due = math.max(due, other) end
+  if how == 'earliest' then due = math.min(due, other) end
+  if most and word == 'REPLACED' then
+    local first = first_of(id, old)
+    return math.min(due, first + most), first
+  end
+  return due
 end
