@@ -54,8 +54,8 @@ class SharedOptions(TypedDict, total=False):
     DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one. So do
     `"extend"`, at the later of the two due times, and `"earliest"`, at the earlier one."""
     max_wait: Duration | None
-    """With `"replace"` or `"extend"`: replacing gives no due time later than so long after the first
-    enqueue. Default: no limit."""
+    """With `"replace"` or `"extend"`: a replacement is due so long after the first enqueue at the
+    latest; 1 s to ten years. Default: no limit."""
 
 
 class TaskOptions(SharedOptions, total=False):
