@@ -337,8 +337,9 @@ def _chosen(row: OutboxMessage, there: OutboxMessage) -> dict[str, Any]:
     waits_here = there.status == OutboxStatus.WAITING and there.record
     if not waits_here or row.on_duplicate == "replace" or not replaces(mode):
         return {}
-    choice = {"extend": max, "earliest": min}.get(mode, lambda mine, _: mine)
-    due_ms = choice(row.due_at_ms, there.due_at_ms)
+    due_ms = row.due_at_ms
+    if mode != "replace":
+        due_ms = (max if mode == "extend" else min)(due_ms, there.due_at_ms)
     before, *limits = there.on_duplicate.split(":")
     if limit:
         first_ms = int(limits[1]) if len(limits) > 1 else there.enqueued_at_us // 1000

@@ -25,7 +25,6 @@ from ..core.message import (
 )
 from ..store.store import Outgoing
 from . import registry
-from .options import LIMITED
 from .registry import check_topic
 from .task import Call, PlacedCall, Receipt, Task
 
@@ -91,11 +90,7 @@ class Template:
         in an old partition. Else each message gets a fresh id."""
         self.may_exist = options.id is not None or options.key is None
         """The id is explicit, or nobody else makes it: to find the very same record is success."""
-        self.mode: str = options.on_duplicate
-        if options.max_wait_ms is not None and options.on_duplicate in LIMITED:
-            self.mode = f"{options.on_duplicate}:{options.max_wait_ms}"
-            if options.when.is_delay and options.when.ms > options.max_wait_ms:
-                raise InvalidMessage("The delay is longer than max_wait. Make one of both fit.")
+        self.mode = options.mode
         self.durable = options.durable
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires

@@ -132,6 +132,16 @@ class Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
         return self._with(changes, _OF_CALL)
 
+    @property
+    def mode(self) -> str:
+        """on_duplicate, with max_wait where that counts. Raises InvalidMessage when the delay is
+        longer."""
+        if self.max_wait_ms is None or self.on_duplicate not in LIMITED:
+            return self.on_duplicate
+        if self.when.is_delay and self.when.ms > self.max_wait_ms:
+            raise InvalidMessage("The delay is longer than max_wait. Make one of both fit.")
+        return f"{self.on_duplicate}:{self.max_wait_ms}"
+
     def _with(self, changes: Mapping[str, Any], known: frozenset[str]) -> Options:
         if "delay" in changes and changes.get("due_at") is not None and "due_at" in known:
             raise InvalidMessage("Give delay or due_at, not both.")

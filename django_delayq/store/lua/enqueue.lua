@@ -1,7 +1,8 @@
 -- enqueue: nothing -> delayed; for an id that is live, what its on_duplicate says.
 -- Guarantee: each message is stored once, however often the call is repeated. The first write is one that a full Redis
 --   refuses, before anything has changed. A kept message keeps its due time.
--- KEYS: the partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting.
+-- KEYS: the partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting,
+--   choosing.
 -- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep; replace, extend: at the later due time,
 --   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with ':ms'
 --   replaces to no due time later than so long after the first enqueue. when: also '@stamp:due' for what SQL has
@@ -14,7 +15,8 @@ local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
 local present = redis.call('HMGET', MESSAGES, unpack(ids))
-local records, followers, adopted, replaced, superseded, moves, seen, ended, waits = {}, {}, {}, {}, {}, {}, {}, {}, {}
+local records, followers, adopted, replaced, superseded, moves = {}, {}, {}, {}, {}, {}
+local seen, ended, waits = {}, {}, {}
 
 for i, id in ipairs(ids) do
   local mode, when, expires, record = unpack(ARGV, first + i * 5 - 4, first + i * 5 - 1)
