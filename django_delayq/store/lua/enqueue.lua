@@ -1,16 +1,14 @@
 -- enqueue: nothing -> delayed; for an id that is live, what its on_duplicate says.
 -- Guarantee: each message is stored once, however often the call is repeated. The first write is one that a full Redis
 --   refuses, before anything has changed. A kept message keeps its due time.
--- KEYS: the partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting,
---   choosing.
+-- KEYS: the partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting, choosing.
 -- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep; replace, extend: at the later due time,
---   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with ':ms'
---   replaces to no due time later than so long after the first enqueue. when: also '@stamp:due' for what SQL has
+--   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with
+--   ':ms' replaces to no due time later than so long after the first enqueue. when: also '@stamp:due' for what SQL has
 --   accepted. expires: '' never, '+ms' after the due time, or an instant. record: without its stamp.
 -- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
---   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on), these two with ':due' when the mode has
---   chosen between two due times; of what SQL has accepted also
---   ADOPTED:stamp (the same content was there, and is this message from now on), OLDER, DONE (ended), GONE (not live).
+--   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on), these two with ':due' when the mode
+--   has chosen between two due times; of what SQL has accepted also ADOPTED:stamp (the same content was there, and is this message from now on), OLDER, DONE (ended), GONE (not live).
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end

@@ -30,6 +30,3 @@ local function adopt(existing)
   local flags = string.byte(existing, 15)
   return string.sub(existing, 1, 14) .. string.char(flags % 128 + 128) .. string.sub(existing, 16)
 end
-  if word == 'FOLLOWS' then return (struct.unpack('>I6', redis.call('HGET', FOLLOWERS, id))) end
-  local score = redis.call('ZSCORE', lane_of(record), id)
-  return score and due_in(score)

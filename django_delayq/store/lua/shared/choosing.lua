@@ -3,7 +3,8 @@
 -- When what an enqueue takes the place of would have run.
 local function planned(id, record, word)
   if word == 'FOLLOWS' then return (struct.unpack('>I6', redis.call('HGET', FOLLOWERS, id))) end
-  return redis.call('ZSCORE', lane_of(record), id)
+  local score = redis.call('ZSCORE', lane_of(record), id)
+  return score and due_in(score)
 end
 
 -- Since when the id waits without a run: the attempts entry of a message that was never claimed has it where that has
