@@ -8,7 +8,8 @@
 --   accepted. expires: '' never, '+ms' after the due time, or an instant. record: without its stamp.
 -- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
 --   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on), these two with ':due' when the mode
---   has chosen between two due times; of what SQL has accepted also ADOPTED:stamp (the same content was there, and is this message from now on), OLDER, DONE (ended), GONE (not live).
+--   has chosen between two due times; of what SQL has accepted also ADOPTED:stamp
+--   (the same content was there, and is this message from now on), OLDER, DONE (ended), GONE (not live).
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
