@@ -6,6 +6,6 @@ Stands on the store and core, and sends nothing. Start with task.py, then builde
 from __future__ import annotations
 
 __all__ = [
-    "task", "options", "backoff", "context", "declaration", "arguments", "builder", "enqueue_hooks",
-    "naming", "registry",
+    "task", "options", "backoff", "context", "declaration", "annotations", "arguments", "builder",
+    "enqueue_hooks", "naming", "recurrence", "registry",
 ]  # fmt: skip

@@ -19,7 +19,6 @@ from ..core.connections import close_all, close_broken
 from ..core.exceptions import (
     DelayQError,
     InvalidArguments,
-    MiddlewareFailed,
     NewerRecord,
     Reject,
     Retry,
@@ -28,12 +27,14 @@ from ..core.exceptions import (
 )
 from ..core.log import log_failure
 from ..core.message import VERSION, Record, decode_body, task_code_of
+from ..core.task_report import TaskReport, encode_result
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
 from ..store.lease import Lease
-from ..tasks import registry
+from ..tasks import context, registry
 from ..tasks.context import running
 from ..tasks.naming import kept_task_name
+from ..tasks.task import Task
 from .outcome import Outcome, Result
 from .resolved import Resolved, refuse_unrun
 from .shared import Shared
@@ -71,10 +72,6 @@ _REASONS: dict[type[DelayQError], str] = {
 }
 #: Another version of the code may be able to run these messages.
 _ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
-#: Worth another attempt, whatever retry_for says: the task's own code says nothing against it.
-_WORTH_A_RETRY = (
-    Retry, MiddlewareFailed, asyncio.CancelledError, SystemExit, KeyboardInterrupt,
-)  # fmt: skip
 
 
 class Executor:
@@ -87,13 +84,14 @@ class Executor:
         self._settle = settle
         self._connections_checked_at = 0.0
         self._connection_check: asyncio.Future[None] | None = None
-        self._call: Callable[[Resolved], object] = Resolved.call
-        self._start: Callable[[Resolved], Awaitable[object]] = Resolved.start
+        self._call: Callable[[Resolved], Any] = Resolved.call
+        self._start: Callable[[Resolved], Awaitable[Any]] = Resolved.call
         if self._settings.middleware:
             from .middleware import Middleware
 
             middleware = Middleware(self._settings.middleware)
             self._call, self._start = middleware.call, middleware.start
+        context.worker_name = shared.name
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
@@ -139,9 +137,14 @@ class Executor:
             record = Record.decode(lease.record)
             task = registry.by_code.get(record.task_code)
             if task is None:
-                raise UnknownTask
+                task = self._find(lease)
+                if task.definition.is_async:  # this is a thread; now the dispatcher knows the task
+                    return None, Outcome(lease, None, Result.RELEASED, now)
             body = decode_body(record.flags, record.body)
             task.definition.check_arguments(body.args, body.kwargs)
+            if not task.definition.annotations.are_json:
+                read = task.definition.annotations.read
+                body.args, body.kwargs = read(body.args, body.kwargs)
         except DelayQError as error:
             return None, self._unrunnable(lease, error)
         lease.started_at = now
@@ -155,15 +158,22 @@ class Executor:
         close_broken()
         try:
             if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, partial(self._call, resolved))
+                self._perform_once(lease, partial(self._run_def, lease, resolved))
             else:
-                self._call(resolved)
+                self._run_def(lease, resolved)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
             return None
         finally:
             close_broken()
+
+    def _run_def(self, lease: Lease, resolved: Resolved) -> None:
+        result = self._call(resolved)
+        if result is not None:
+            refuse_unrun(resolved.task.name, result)
+        if resolved.task.definition.options.result:
+            keep_result(lease, result, self._settings.body_limit)
 
     def _perform_once(self, lease: Lease, run: Callable[[], object]) -> None:
         perform_once = self._shared.perform_once
@@ -191,6 +201,8 @@ class Executor:
             result = await self._start(resolved)
             if result is not None:
                 refuse_unrun(resolved.task.name, result)
+            if resolved.task.definition.options.result:
+                keep_result(lease, result, self._settings.body_limit)
         except BaseException as error:
             return error
         return None
@@ -208,12 +220,10 @@ class Executor:
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         outcome.traceback = _traceback(error)
         failures = lease.attempts.attempt - lease.attempts.crashes
-        attempts = resolved.body.max_attempts or task.max_attempts
-        worth = isinstance(error, _WORTH_A_RETRY)
         try:
             if isinstance(error, Snooze):
                 outcome.result, outcome.delay_ms = Result.SNOOZED, duration_ms(error.delay)
-            elif failures < attempts and (worth or isinstance(error, task.options.retry_for)):
+            elif task.tries_again(error, failures, resolved.body.max_attempts):
                 wait = error.delay if isinstance(error, Retry) else None
                 wait = task.options.backoff(failures) if wait is None else wait
                 outcome.result, outcome.delay_ms = Result.RETRIED, duration_ms(wait)
@@ -258,6 +268,13 @@ class Executor:
             outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         return outcome
 
+    def _find(self, lease: Lease) -> Task[..., Any]:
+        """A task that is declared now, because somebody asks for it. Raises UnknownTask."""
+        task = registry.find(self._task_name(lease)) if registry.finders else None
+        if task is None:
+            raise UnknownTask
+        return task
+
     def _task_name(self, lease: Lease) -> str:
         """The task's name, for a message that cannot run here. Its producer has stored the name in
         the partition."""
@@ -266,6 +283,12 @@ class Executor:
             return kept_task_name(lease.partition, code) if len(code) == 4 else ""
         except DelayQError:
             return ""
+
+
+def keep_result(lease: Lease, value: object, limit: int) -> None:
+    """Let the ack take the return value with it. Raises InvalidResult."""
+    lease.report = lease.report or TaskReport()
+    lease.report.result = encode_result(value, limit)
 
 
 def _storable(text: str) -> str:

@@ -10,7 +10,6 @@ where its key is live in the other topic. Ctrl-C ends it safely: run it again to
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from dataclasses import dataclass
 from typing import Any
 
 from ...client import topics
@@ -18,22 +17,7 @@ from ...client.moving import Moved
 from ...operators import operations
 from ...outbox.listing import CAP, count_outbox
 from ...tasks.registry import check_topic
-from ..cli import Verb, add_record
-
-
-@dataclass(frozen=True)
-class ShellUser:
-    """The user of the shell, who has every permission."""
-
-    name: str
-
-    def has_perm(self, permission: str) -> bool:
-        """Everything."""
-        return True
-
-    def get_username(self) -> str:
-        """For the record."""
-        return self.name
+from ..cli import ShellUser, Verb, add_record
 
 
 class Command(Verb):
