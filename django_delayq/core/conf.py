@@ -106,6 +106,9 @@ class Settings:
     `kwargs={"result": value}`."""
     result_ttl: float = 3600.0
     """How long Redis keeps the result of a task with `result=True`. The archive has it longer."""
+    archive_retention: Mapping[str, float] = field(default_factory=dict)
+    """How long the archive keeps rows, by state. Without an entry they stay until somebody prunes
+    them."""
     middleware: Sequence[str] = ()
     """Dotted paths of the middleware around each run of a task, the outermost first."""
     enqueue_hooks: Sequence[str] = ()
@@ -183,7 +186,30 @@ def _checked_paths(value: Any, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+#: The states that rows of the archive have.
+RETAINED_STATES = ("acked", "dead", "cancelled", "expired")
+
+
+def _checked_retention(value: Any, where: str) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{where} must be a dict of state -> duration, not {value!r}.")
+    seconds: dict[str, float] = {}
+    for state, age in value.items():
+        if state not in RETAINED_STATES:
+            raise ConfigurationError(
+                f"{where} has no state {state!r}: use one of {', '.join(RETAINED_STATES)}."
+            )
+        try:
+            seconds[state] = duration_ms(age, f'{where}["{state}"]') / 1000
+        except InvalidDelay as error:
+            raise ConfigurationError(str(error)) from None
+        if seconds[state] < 3600:
+            raise ConfigurationError(f'{where}["{state}"] must be at least 1 hour, not {age!r}.')
+    return seconds
+
+
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "archive_retention": _checked_retention,
     "middleware": _checked_paths,
     "enqueue_hooks": _checked_paths,
 }

@@ -84,14 +84,14 @@ class Executor:
         self._settle = settle
         self._connections_checked_at = 0.0
         self._connection_check: asyncio.Future[None] | None = None
-        context.worker_name = shared.name
-        self._call: Callable[[Resolved], object] = Resolved.call
-        self._start: Callable[[Resolved], Awaitable[object]] = Resolved.start
+        self._call: Callable[[Resolved], Any] = Resolved.call
+        self._start: Callable[[Resolved], Awaitable[Any]] = Resolved.call
         if self._settings.middleware:
             from .middleware import Middleware
 
             middleware = Middleware(self._settings.middleware)
             self._call, self._start = middleware.call, middleware.start
+        context.worker_name = shared.name
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
@@ -158,9 +158,9 @@ class Executor:
         close_broken()
         try:
             if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, partial(self._run_task, lease, resolved))
+                self._perform_once(lease, partial(self._run_def, lease, resolved))
             else:
-                self._run_task(lease, resolved)
+                self._run_def(lease, resolved)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
@@ -168,9 +168,10 @@ class Executor:
         finally:
             close_broken()
 
-    def _run_task(self, lease: Lease, resolved: Resolved) -> None:
-        """Run a `def` task, and keep what it returns if that is asked for."""
+    def _run_def(self, lease: Lease, resolved: Resolved) -> None:
         result = self._call(resolved)
+        if result is not None:
+            refuse_unrun(resolved.task.name, result)
         if resolved.task.definition.options.result:
             keep_result(lease, result, self._settings.body_limit)
 

@@ -28,12 +28,14 @@ Run = Callable[[CurrentMessage], Any]
 class _Inside:
     """What the innermost layer runs."""
 
-    __slots__ = ("failed", "resolved")
+    __slots__ = ("failed", "resolved", "result")
 
     def __init__(self, resolved: Resolved) -> None:
         self.resolved = resolved
         self.failed = False
         """Whether the task itself has raised."""
+        self.result: Any = None
+        """What the task returned, whatever the layers return."""
 
 
 _inside: ContextVar[_Inside] = ContextVar("delayq_inside")
@@ -47,33 +49,37 @@ class Middleware:
         self._chain, _ = _build(paths, _call, is_async=False)
         self._async_chain, self._borrows = _build(paths, _await, is_async=True)
 
-    def call(self, resolved: Resolved) -> object:
-        """Run a `def` task inside its layers."""
+    def call(self, resolved: Resolved) -> Any:
+        """The result of a `def` task that ran inside its layers."""
         inside = _Inside(resolved)
         _inside.set(inside)
         try:
-            result = self._chain(current_message())
-            refuse_unrun("a middleware", result)
+            refuse_unrun("a middleware", self._chain(current_message()))
         except Exception as error:
             _raise(error, inside)
-        return result
+        return inside.result
 
-    async def start(self, resolved: Resolved) -> object:
-        """Run an `async def` task inside its layers."""
+    async def start(self, resolved: Resolved) -> Any:
+        """The result of an `async def` task that ran inside its layers."""
         inside = _Inside(resolved)
         _inside.set(inside)
         try:
-            if not self._borrows:
-                return await self._async_chain(current_message())
-            # As Django does for a request: a sync layer waits in a thread of this run alone, and
-            # does not hold up other coroutines. The run's database connections are that thread's.
-            async with ThreadSensitiveContext():
-                try:
-                    return await self._async_chain(current_message())
-                finally:
-                    await sync_to_async(close_all)()
+            if self._borrows:
+                await self._lend_a_thread()
+            else:
+                await self._async_chain(current_message())
         except Exception as error:
             _raise(error, inside)
+        return inside.result
+
+    async def _lend_a_thread(self) -> None:
+        """As Django does for a request: a sync layer waits in a thread of this run alone, and does
+        not hold up other coroutines. The run's database connections are that thread's."""
+        async with ThreadSensitiveContext():
+            try:
+                await self._async_chain(current_message())
+            finally:
+                await sync_to_async(close_all)()
 
 
 def _build(paths: Sequence[str], innermost: Run, *, is_async: bool) -> tuple[Run, bool]:
@@ -120,24 +126,26 @@ def _adapted(handler: Any, handler_is_async: bool, wanted_async: bool) -> Any:
     return sync_to_async(handler) if wanted_async else async_to_sync(handler)
 
 
-def _call(message: CurrentMessage) -> object:
+def _call(message: CurrentMessage) -> Any:
     inside = _inside.get()
     try:
-        return inside.resolved.call()
+        inside.result = inside.resolved.call()
+        refuse_unrun(inside.resolved.task.name, inside.result)
     except BaseException:
         inside.failed = True
         raise
+    return inside.result
 
 
-async def _await(message: CurrentMessage) -> object:
+async def _await(message: CurrentMessage) -> Any:
     inside = _inside.get()
     try:
-        result = await inside.resolved.start()
-        refuse_unrun(inside.resolved.task.name, result)
+        inside.result = await inside.resolved.call()
+        refuse_unrun(inside.resolved.task.name, inside.result)
     except BaseException:
         inside.failed = True
         raise
-    return result
+    return inside.result
 
 
 def _raise(error: Exception, inside: _Inside) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any, NamedTuple
 
@@ -16,19 +16,9 @@ class Resolved(NamedTuple):
     task: Task[..., Any]
     body: Body
 
-    def call(self) -> object:
-        """Run a `def` task. Raises what it raises, and TypeError when nothing has run."""
-        result = self.task.definition.func(*self.body.args, **self.body.kwargs)
-        if result is not None:
-            refuse_unrun(self.task.name, result)
-        return result
-
-    def start(self) -> Awaitable[object]:
-        """The coroutine of an `async def` task, to be awaited."""
-        coroutine: Awaitable[object] = self.task.definition.func(
-            *self.body.args, **self.body.kwargs
-        )
-        return coroutine
+    def call(self) -> Any:
+        """Call the function: the result of a `def` task, the coroutine of an `async def` task."""
+        return self.task.definition.func(*self.body.args, **self.body.kwargs)
 
 
 def refuse_unrun(name: str, result: object) -> None:

@@ -141,6 +141,13 @@ def forgets_to_say(run: Run) -> Run:
     return layer
 
 
+def returns_nothing(run: Run) -> Run:
+    def layer(message: CurrentMessage) -> None:
+        run(message)
+
+    return layer
+
+
 def unused(run: Run) -> Run:
     raise MiddlewareNotUsed
 

@@ -133,6 +133,22 @@ def test_the_task_sees_what_a_middleware_has_set(
     assert set(seen) == {("r-7", "de")}
 
 
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_the_result_is_what_the_task_returned_whatever_a_middleware_returns(
+    with_layers: WithLayers, claim: Claim, declared: dict[str, Any], kind: str
+) -> None:
+    def call() -> int:
+        return 42
+
+    async def call_async() -> int:
+        return 42
+
+    task = delayed_task(name="returns", result=True)(call if kind == "def" else call_async)
+    lease = claim(task)
+    run(with_layers("returns_nothing"), lease, is_async=is_async(task))
+    assert lease.report is not None and lease.report.result == b"42"
+
+
 # Errors
 
 
