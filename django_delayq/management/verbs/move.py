@@ -10,7 +10,7 @@ where its key is live in the other topic. Ctrl-C ends it safely: run it again to
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ...client import topics
@@ -18,22 +18,7 @@ from ...client.moving import Moved
 from ...operators import operations
 from ...outbox.listing import CAP, count_outbox
 from ...tasks.registry import check_topic
-from ..cli import Verb, add_record
-
-
-@dataclass(frozen=True)
-class ShellUser:
-    """The user of the shell, who has every permission."""
-
-    name: str
-
-    def has_perm(self, permission: str) -> bool:
-        """Everything."""
-        return True
-
-    def get_username(self) -> str:
-        """For the record."""
-        return self.name
+from ..cli import Answer, ShellUser, Verb, add_record
 
 
 class Command(Verb):
@@ -53,23 +38,29 @@ class Command(Verb):
         )
         add_record(parser)
 
-    def run(self, options: dict[str, Any]) -> str:
+    def run(self, options: dict[str, Any]) -> Answer:
         """Move the messages."""
         topic, to = options["topic"], options["to"]
         if options["dry_run"]:
             check_topic(to)
             stats, outbox = topics.topic_stats(topic), count_outbox(topic)
-            return (
+            text = (
                 f"{stats.delayed + stats.backlog:,} messages wait in Redis, {outbox:,}"
                 f"{'+' if outbox == CAP else ''} in the outbox; {stats.leased:,} run. "
                 "Nothing was changed"
             )
+            data = {
+                "dry_run": True,
+                "redis": stats.delayed + stats.backlog,
+                "outbox": outbox,
+                "running": stats.leased,
+            }
+            return Answer(text=text, data=data)
 
         def progress(moved: Moved) -> None:
             self.progress(str(moved))
 
-        return str(
-            operations.move(
-                ShellUser(options["by"]), topic, to, reason=options["reason"], progress=progress
-            )
+        done = operations.move(
+            ShellUser(options["by"]), topic, to, reason=options["reason"], progress=progress
         )
+        return Answer(text=str(done), data={"dry_run": False, **asdict(done)})
