@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline servers test test-long test-all screenshots lint docs bench chaos mutations clean
+.PHONY: help demo pipeline servers test test-long test-all matrix screenshots lint docs bench chaos mutations clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -67,6 +67,10 @@ test-all: test test-long ## Run every test on every server and every database (a
 	$(ON) mariadb $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
 	$(WITH_JAVA) $(ON) mariadb $(PYTEST) tests/pipeline -m databases
 
+matrix: $(VENV)/dev.stamp ## Run the tests of Django's tasks on each Python and Django that the machine can have (ARGS="3.12 django6.1")
+	@.ci/system-packages redis-server || true
+	$(BIN)/python -m tests.matrix $(ARGS)
+
 screenshots: $(VENV)/dev.stamp ## Take the pictures of the docs anew (docs/images)
 	@.ci/system-packages redis-server $(CHROMIUM_PACKAGE)
 	DELAYQ_SCREENSHOTS=docs/images CI=true $(PYTEST) tests/admin/test_story.py -k busy
@@ -94,7 +98,7 @@ mutations: $(VENV)/dev.stamp ## Break the scripts line by line, and see that a t
 	JOBS=$(JOBS) $(BIN)/python -m tests.store.mutations
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) docs/_build .delayq .delayq-demo .delayq-pipeline .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .matrix docs/_build .delayq .delayq-demo .delayq-pipeline .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip and not python: where ensurepip is missing, a failed attempt leaves an environment with python alone.

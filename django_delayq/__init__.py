@@ -17,8 +17,12 @@ from .core.exceptions import (
     DuplicateMessage,
     EnqueueUnknown,
     InvalidMessage,
+    MessageCancelled,
+    MessageExpired,
+    MessageFailed,
     MessageNotFound,
     MessageRunning,
+    NoResult,
     NotWaiting,
     OutcomeUnknown,
     Reject,
@@ -27,8 +31,10 @@ from .core.exceptions import (
     StoreError,
     StoreUnavailable,
     UnknownTopic,
+    WaitTimeout,
 )
 from .core.message import Message, Page, Priority, State
+from .core.task_report import TaskProgress
 from .core.version import PACKAGE_VERSION
 from .store.topic_state import TopicStats
 from .tasks.backoff import constant, exponential, ladder
@@ -44,9 +50,10 @@ __all__ = [
     # Topics
     "list_messages", "move_topic", "pause_topic", "purge_topic", "resume_topic", "topic_stats",
     # Types
-    "DelayedTask", "Handle", "Message", "Page", "Priority", "State", "TopicStats",
+    "DelayedTask", "Handle", "Message", "Page", "Priority", "TaskProgress", "State", "TopicStats",
     # Errors
     "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
-    "MessageNotFound", "MessageRunning", "NotWaiting", "OutcomeUnknown", "StoreError",
-    "StoreUnavailable", "UnknownTopic",
+    "MessageCancelled", "MessageExpired", "MessageFailed", "MessageNotFound", "MessageRunning",
+    "NoResult", "NotWaiting", "OutcomeUnknown", "StoreError", "StoreUnavailable", "UnknownTopic",
+    "WaitTimeout",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
@@ -22,3 +23,8 @@ class DelayQConfig(AppConfig):
 
         log.connect_receivers()
         autodiscover_modules("tasks")
+        backends = getattr(settings, "TASKS", None) or {}
+        if any("django_delayq" in str(params) for params in backends.values()):
+            from .integrations.django_tasks import make_known
+
+            make_known()

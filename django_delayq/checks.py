@@ -8,14 +8,18 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, register
+from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
 from .core.conf import get_settings
 from .core.exceptions import ConfigurationError, DelayQError
+from .operators.recurring import silent_tasks
 from .stats.unserved import unserved_topics
 from .store import get_store
 from .store.connection import caches_beside
 from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
+from .tasks import registry
+from .tasks.registry import recurring_tasks
 
 #: The checks by their ids without "delayq.": first those of every `check`, then those that run with
 #: `--deploy` and when a worker starts.
@@ -24,6 +28,8 @@ ALWAYS = {
     "E002": '`DELAYQ["REDIS"]` is missing.',
     "E003": '`DELAYQ["DATABASE"]` is not in `DATABASES`.',
     "E004": '`DELAYQ["REDACT"]` cannot be imported, or is no function.',
+    "E005": "A task has a limit, and its topic has several partitions.",
+    "E008": "`TASKS` gives the backend `DelayqBackend` a queue or an option that it cannot take.",
     "W005": "A cache uses the same Redis database: its `clear()` deletes all messages.",
     "W006": '`DELAYQ["DATABASE"]` is not `"default"`: durable messages need transactions there.',
 }
@@ -40,6 +46,7 @@ WITH_DEPLOY = {
     "W017": "Redis has fewer replicas than `WAIT_REPLICAS`: all messages go to the outbox.",
     "W021": "Messages wait in a topic that no code declares here.",
     "W022": "Messages wait in a topic that is declared and that no worker serves.",
+    "W023": "No process that archives writes the messages of a recurring task.",
 }
 
 
@@ -103,6 +110,24 @@ def check_database(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
     ]
 
 
+@register("delayq")
+def check_limits(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """A limit counts in one partition: those of a topic may lie on different servers."""
+    if any(message.is_serious() for message in check_settings()):
+        return []
+    found: list[CheckMessage] = []
+    for task in registry.by_name.values():
+        topic = get_settings().topics.get(task.options.topic)
+        if topic is not None and topic.partitions > 1 and task.options.rule.holds_back:
+            message = (
+                f"{task.name} has a limit, and its topic {task.options.topic!r} has "
+                f"{topic.partitions} partitions."
+            )
+            hint = "Give the task a topic of its own, with one partition."
+            found.append(Error(message, hint=hint, id="delayq.E005"))
+    return found
+
+
 @register("delayq", deploy=True)
 def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """A project with several databases has to know which transaction a message waits for."""
@@ -150,6 +175,22 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     except DelayQError as error:
         found.append(Error(str(error), id="delayq.E010"))
     return found
+
+
+@register("delayq", deploy=True)
+def check_recurring(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """Somebody writes the messages of recurring tasks."""
+    if any(message.is_serious() for message in check_settings()) or not recurring_tasks():
+        return []
+    try:
+        silent = silent_tasks()
+    except DatabaseError:  # away, or not migrated: others report that
+        return []
+    hint = "Start a worker with this code, without --no-archiver, or run_delayq --archiver."
+    return [
+        checks.Warning(f"Nobody enqueues the recurring task {name}.", hint=hint, id="delayq.W023")
+        for name in silent
+    ]
 
 
 def check_reports(reports: Sequence[ServerReport], wait_replicas: int = 0) -> list[CheckMessage]:

@@ -144,6 +144,14 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.fixture
+def nothing_recurs(declared: dict[str, Any]) -> dict[str, Any]:
+    """The same, without the recurring tasks of other modules."""
+    for name in registry.recurring_tasks():
+        del declared[name]
+    return declared
+
+
+@pytest.fixture
 def quiet() -> Iterator[None]:
     """Logging, signals and what tasks have seen are as before, whatever run_delayq does in this
     process."""

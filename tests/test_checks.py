@@ -12,15 +12,20 @@ from django.core.checks import CheckMessage, run_checks
 from django.core.management import call_command
 from redis import Redis
 
+from django_delayq import delayed_task
 from django_delayq.checks import (
     check_aliases,
     check_database,
+    check_recurring,
     check_reports,
     check_server,
     check_settings,
 )
+from django_delayq.models import RecurringTask
+from django_delayq.outbox.ticker import Ticker
 from django_delayq.store.inspection import ServerReport
 from django_delayq.store.store import RedisStore
+from tests.database_faults import without_table
 from tests.servers import Server
 
 GOOD = ServerReport("Redis 7.0.15", (7, 0, 15), "noeviction", 0, True, "everysec", 0.4)
@@ -28,6 +33,29 @@ GOOD = ServerReport("Redis 7.0.15", (7, 0, 15), "noeviction", 0, True, "everysec
 
 def ids(found: list[CheckMessage]) -> list[str]:
     return [str(message.id) for message in found]
+
+
+# Recurring tasks
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_recurring_task_that_nobody_enqueues_is_w023(
+    delayq: RedisStore, nothing_recurs: dict[str, Any]
+) -> None:
+    assert check_recurring() == []
+    delayed_task(name="recurring.task", every=60)(lambda: None)
+    (found,) = check_recurring()
+    assert ids([found]) == ["delayq.W023"]
+    assert "recurring.task" in found.msg
+    Ticker(delayq).run_once()
+    assert check_recurring() == []
+
+
+@pytest.mark.django_db
+def test_w023_waits_for_the_migration(delayq: RedisStore, nothing_recurs: dict[str, Any]) -> None:
+    delayed_task(name="recurring.task", every=60)(lambda: None)
+    with without_table(RecurringTask):
+        assert check_recurring() == []
 
 
 # Settings
@@ -166,6 +194,7 @@ def test_server_that_keeps_everything(delayq: RedisStore, server: Server) -> Non
         assert check_server() == []
 
 
+@pytest.mark.usefixtures("nothing_recurs")
 def test_server_checks_run_with_deploy_only(delayq: RedisStore) -> None:
     assert ids(run_checks(tags=["delayq"])) == []
     assert set(ids(run_checks(tags=["delayq"], include_deployment_checks=True))) == {
@@ -270,6 +299,7 @@ def test_every_server_is_judged() -> None:
     )
 
 
+@pytest.mark.usefixtures("nothing_recurs")
 def test_findings_can_be_silenced(settings: Any, delayq: RedisStore) -> None:
     settings.SILENCED_SYSTEM_CHECKS = ["delayq.W012", "delayq.W007"]
     assert all(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import itertools
 import os
 import re
@@ -10,9 +12,16 @@ import subprocess
 import sys
 import time
 from dataclasses import fields, is_dataclass
+from datetime import date, datetime, timedelta
+from datetime import time as clock_time
+from decimal import Decimal
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
+from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from django.dispatch import Signal
 from django.utils import timezone
@@ -21,9 +30,16 @@ import django_delayq
 from django_delayq import checks
 from django_delayq.core import signals
 from django_delayq.core.conf import Settings, TopicSettings
+from django_delayq.core.exceptions import InvalidArguments
+from django_delayq.core.times import When
+from django_delayq.integrations import tasks_api
 from django_delayq.models import OutboxMessage
+from django_delayq.outbox.ticker import Ticker
+from django_delayq.store.keys import Partition
+from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
-from django_delayq.tasks.options import CallOptions, TaskOptions
+from django_delayq.tasks.options import CallOptions, Options, TaskOptions
+from django_delayq.tasks.task import Definition
 from tests.acceptance.harness import free_port
 from tests.hands import Hands
 from tests.store.test_scripts import ACL
@@ -46,7 +62,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_each_system_check_has_an_id_of_its_own_and_a_meaning() -> None:
-    used = re.findall(r'"delayq\.([EW]\d+)"', (ROOT / "django_delayq/checks.py").read_text())
+    files = ("checks.py", "integrations/django_tasks.py")
+    texts = [(ROOT / "django_delayq" / name).read_text() for name in files]
+    used = re.findall(r'"delayq\.([EW]\d+)"', "".join(texts))
     assert len(used) > 10
     assert sorted(used) == sorted({*checks.ALWAYS, *checks.WITH_DEPLOY})
 
@@ -76,11 +94,8 @@ def test_the_rights_of_a_redis_user_are_those_that_the_tests_give_it() -> None:
 
 
 def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) -> None:
-    for name, code in zip(
-        ("conftest.py", "test_orders.py"), blocks(docs("how-to/test.md")), strict=True
-    ):
-        assert code.startswith(f"# {name}\n")
-        tmp_path.joinpath(name).write_text(code)
+    for code in blocks(docs("how-to/test.md")):
+        tmp_path.joinpath(code.partition("\n")[0].removeprefix("# ")).write_text(code)
     command = [
         sys.executable,
         "-m",
@@ -88,6 +103,8 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) 
         "-q",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "pytest_delayq",
         "--ds=tests.settings",
         "-c",
         os.devnull,
@@ -96,10 +113,11 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) 
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
     }
+    environment.pop("DELAYQ_TEST_REDIS", None)
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    assert "8 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -116,39 +134,32 @@ def binary() -> None:
 
 
 @pytest.fixture
-def ticking(declared: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of docs/how-to/repeat.md, declared."""
-    (recipe,) = [block for block in blocks(docs("how-to/repeat.md")) if "def tick" in block]
+def repeating(nothing_recurs: dict[str, Any]) -> dict[str, Any]:
+    """The tasks of docs/how-to/repeat.md, declared."""
+    (code,) = blocks(docs("how-to/repeat.md"))
     module: dict[str, Any] = {"__name__": "recipe"}
-    exec(recipe, module)
-    return module
+    days: list[str] = []
+    module["days"] = days
+    exec(code.replace("    ...\n", "    days.append(day)\n"), module)
+    return {"days": days, "report": registry.by_name["recipe.report"]}
 
 
-def test_the_recipe_of_a_task_that_comes_again_does(hands: Hands, ticking: dict[str, Any]) -> None:
-    from django_delayq.store.keys import Partition
-
-    assert {"recipe.tick", "recipe.report"} <= registry.by_name.keys()
-    reports = Partition("reports", 0)
-    tick = ticking["tick"]
-    for _ in range(2):
-        tick.using(key="daily").enqueue()  # a second start moves it
-    for day in range(3):
-        assert hands.work(reports) == 1, "the tick"
-        assert hands.work(reports) == 1, "the report"
-        waiting = tick.get(key="daily")
-        assert (
-            waiting is not None
-            and 0 < (waiting.due_at - timezone.now()).total_seconds() < 2 * 86_400
-        )
-        hands.archive()
-        hands.reconcile()
-        assert OutboxMessage.objects.count() == 1, day
-        tick.reschedule(key="daily", delay=0)
-        hands.relay()
-    assert {(row.task, row.state) for row in hands.archive()} == {
-        ("recipe.tick", "acked"),
-        ("recipe.report", "acked"),
+def test_the_task_that_comes_again_reports_the_day_before_its_tick(
+    hands: Hands, repeating: dict[str, Any], settings: Any
+) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    ticker, three = Ticker(hands.store), datetime(2026, 3, 30, 3, tzinfo=ZoneInfo("Europe/Berlin"))
+    ticker.write_ticks(int(three.timestamp() * 1000) - 12_000)
+    ticker.write_ticks(int(three.timestamp() * 1000) - 4_000)
+    assert set(OutboxMessage.objects.values_list("task", flat=True)) == {
+        "recipe.fetch_rates",
+        "recipe.report",
     }
+    hands.relay()
+    hands.work(Partition("reports", 0))
+    repeating["report"].enqueue("2026-03-01")
+    hands.work(Partition("reports", 0))
+    assert repeating["days"] == ["2026-03-29", "2026-03-01"]
 
 
 @pytest.fixture
@@ -228,6 +239,8 @@ def test_the_tutorial_does_what_it_says(tutorial: Tutorial) -> None:
     finally:
         worker.send_signal(signal_numbers.SIGTERM)
         worker.communicate(timeout=30)
+    tutorial.write()
+    tutorial.run("manage.py", "test")
 
 
 def wait_for_line(worker: subprocess.Popen[str], word: str) -> None:
@@ -245,3 +258,132 @@ def wait_for_line(worker: subprocess.Popen[str], word: str) -> None:
 def test_the_code_of_a_guide_can_be_imported(name: str, declared: dict[str, Any]) -> None:
     for block in blocks(docs(f"how-to/{name}.md")):
         exec(block, {"__name__": "guide"})
+
+
+@pytest.fixture
+def declarations(declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that the code of docs/how-to/declare-tasks.md makes."""
+    module = ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", module)
+    imports = """
+import functools
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from uuid import UUID, uuid4
+
+from django.db.models import TextChoices
+from django_delayq import delayed_task
+"""
+    for block in (imports, *blocks(docs("how-to/declare-tasks.md"))):
+        exec(compile(block, "guide", "exec", dont_inherit=True), vars(module))
+    return module
+
+
+def test_the_tasks_of_the_page_about_declarations_do_what_it_says(
+    hands: Hands, declarations: Any
+) -> None:
+    declarations.order_paid()
+    (message,) = django_delayq.list_messages("default").messages
+    assert message.args[1][0]["price"] == "9.90"
+    assert message.args[2:] == ["2026-12-01", "mail"]
+    assert hands.work() == 1
+    assert [row.state for row in hands.archive()] == ["acked"]
+    with pytest.raises(InvalidArguments) as caught:
+        declarations.send_invoice.enqueue(uuid4(), [], "soon", "mail")
+    error = str(caught.value).replace("guide.", "shop.tasks.").replace("datetime.date", "date")
+    assert f"\n{error}\n" in docs("how-to/declare-tasks.md")
+
+    declarations.order_placed(7)
+    assert declarations.close_order.get(key="order:7").args == [7]
+    declarations.order_changed(7)
+    declarations.order_changed(7)
+    assert declarations.close_order.get(key="order:7") is None
+    assert declarations.send_coupon.enqueue(5, "").key is None
+    assert declarations.send_coupon.enqueue(5, "spring").key == "spring:5"
+    assert declarations.send_coupon.enqueue(5, "spring").outcome == "kept"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (UUID, UUID("0190a5f0-0000-7000-8000-000000000001")),
+        (datetime, datetime(2026, 11, 20, 10, tzinfo=timezone.get_fixed_timezone(60))),
+        (date, date(2026, 11, 20)),
+        (clock_time, clock_time(9, 30)),
+        (timedelta, timedelta(seconds=90)),
+        (Decimal, Decimal("9.90")),
+        (bytes, b"\0\xff"),
+    ],
+)
+def test_the_table_of_types_has_the_json_that_is_written(kind: type, value: Any) -> None:
+    def task(value: Any) -> None: ...
+
+    task.__annotations__["value"] = kind
+    ((written,), _) = Definition(task, "t", Options()).stored([value], {})
+    (row,) = re.findall(
+        rf"^\|.*`{kind.__name__}`.*\|(.*)\|.*\|$", docs("how-to/declare-tasks.md"), re.MULTILINE
+    )
+    assert f'`"{written}"`' in row
+
+
+def test_the_code_of_the_page_about_results_does_what_it_says(
+    hands: Hands, declared: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    declaring, waiting, awaiting = blocks(docs("how-to/results.md"))
+    guide: dict[str, Any] = {"__name__": "guide"}
+    exec(declaring, guide)
+    guide["handle"] = guide["export_orders"].enqueue(2026)
+    hands.work(Partition("exports", 0))
+    exec(waiting, guide)
+    assert guide["answer"] == {"file": "orders-2026.csv", "rows": 3}
+    assert msgspec.json.decode(hands.archive()[0].result)["progress"] == [3, 3, "rows", 1]
+    exec(awaiting, guide)
+    assert asyncio.run(guide["download"](guide["handle"])) == "orders-2026.csv"
+
+
+def test_the_code_of_the_page_about_django_tasks_does_what_it_says(
+    hands: Hands, declared: dict[str, Any], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "topics", set())
+    monkeypatch.setattr(registry, "finders", [])
+    page = docs("how-to/django-tasks.md").replace(
+        "from django.tasks import", "from django_delayq.integrations.tasks_api import"
+    )
+    configuring, tasks, using, extras = blocks(page)
+    namespace: dict[str, Any] = {}
+    exec(configuring, namespace)
+    settings.TASKS = namespace["TASKS"]
+    module = ModuleType("guide_of_django_tasks")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(tasks, vars(module))
+    vars(module)["user"] = SimpleNamespace(pk=7)
+    exec(using, vars(module))
+    result = vars(module)["result"]
+    assert hands.work(Partition("emails", 0)) == 0
+    hands.store.reschedule("emails", bytes.fromhex(result.id), When("1000000000000"))
+    assert hands.work(Partition("emails", 0)) == 1
+    result.refresh()
+    assert (result.status, result.return_value) == ("SUCCESSFUL", "welcome, user 7, attempt 1")
+    if "kwargs" in inspect.signature(tasks_api.task).parameters:
+        exec(extras, vars(module))
+
+
+def test_the_guide_to_limits_says_what_holds(declared: dict[str, Any], delayq: RedisStore) -> None:
+    from django_delayq.core.conf import parse_settings
+    from django_delayq.store.keys import Partition
+    from django_delayq.worker.claims import Claims
+
+    module: dict[str, Any] = {"__name__": "guide"}
+    for block in blocks(docs("how-to/limit-rates.md")):
+        exec(block, module)
+    topics = parse_settings(module["DELAYQ"]).topics
+    assert (topics["mail"].rate, topics["push"].too_late) == ("600/m", 3600)
+    module["send_mail"].enqueue_many([("anna@example.org", "Hello")] * 20)
+    module["charge"].enqueue_many([(1, 100), (1, 200), (2, 300)])
+    claims = Claims(delayq, delayq.client.settings)
+    claimed = {
+        topic: len(claims.claim(Partition(topic, 0), 100, bytes(16)).leases)
+        for topic in ("mail", "payments")
+    }
+    assert claimed == {"mail": 6, "payments": 2}

@@ -25,12 +25,15 @@ from shop.tasks import (
     auto_review,
     close_order,
     expire_coupon,
+    mail_sales,
     pay_late,
     remind_unpaid,
     webhook_retry,
 )
 
 from django_delayq import State, list_messages, topic_stats
+from django_delayq.models import OutboxMessage
+from django_delayq.outbox.ticker import Ticker
 from tests.sending import ack, claim
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -85,6 +88,27 @@ def _close_event_loops() -> None:
 
 def told(response: Any) -> str:
     return " ".join(str(message) for message in get_messages(response.wsgi_request))
+
+
+class TestSales:
+    def test_the_sales_of_a_day_are_mailed_in_the_night_after_it(self, order: Order, delayq: Any):
+        checkout.pay(order.pk)
+        midnight = (timezone.now() + timedelta(days=1)).replace(hour=0, minute=5, second=0)
+        Order.objects.update(paid_at=timezone.now())
+        ticker = Ticker(delayq)
+        for seconds in (20, 5):
+            ticker.write_ticks(int((midnight.timestamp() - seconds) * 1000))
+        row = OutboxMessage.objects.get(task="shop.tasks.mail_sales")
+        mail_sales.reschedule(key=row.key, delay=0)
+        work("reminders")
+        (sent,) = mail.outbox
+        assert sent.subject == f"Sales of {timezone.now():%F}"
+        assert sent.body == "1 orders, 49.00"
+
+    def test_those_of_another_day_are_mailed_on_demand(self, order: Order):
+        mail_sales("2026-01-31")
+        assert mail.outbox[0].subject == "Sales of 2026-01-31"
+        assert mail.outbox[0].body.startswith("0 orders")
 
 
 class TestBuying:

@@ -49,6 +49,7 @@ TABS = (
     ("statistics", _("Statistics")),
     ("bulk_list", _("Bulk operations")),
     ("workers", _("Workers")),
+    ("recurring", _("Recurring")),
     ("operator_actions", _("Operator actions")),
     ("schedule", _("Schedule")),
 )

@@ -7,6 +7,6 @@ the columns.
 from __future__ import annotations
 
 __all__ = [
-    "archiver", "archive_rows", "closing", "exactly_once", "unarchivable", "selection", "search",
-    "dead_letters", "prune",
+    "archiver", "archive_rows", "endings", "closing", "exactly_once", "unarchivable", "selection",
+    "search", "dead_letters", "prune",
 ]  # fmt: skip

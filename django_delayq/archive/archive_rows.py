@@ -34,7 +34,7 @@ from ..core.message import (
 )
 from ..core.times import stored_ms
 from ..models import ArchivedMessage
-from ..store.finished import Entry
+from ..store.entries import Entry
 from ..store.keys import Partition
 from ..tasks.naming import kept_task_name
 
@@ -44,7 +44,7 @@ COLUMNS = (
     "message_id", "enqueued_at", "topic", "partition", "task", "key", "state", "reason", "body",
     "headers", "priority", "ttr_ms", "max_attempts", "attempts", "crashes", "history", "due_at",
     "started_at", "finished_at", "lateness_ms", "run_ms", "worker", "error_class", "error_message",
-    "traceback", "replay_of",
+    "traceback", "replay_of", "result",
 )  # fmt: skip
 RowValues = tuple[Any, ...]
 #: The body of a message and its arguments as the archive shows them.
@@ -53,11 +53,12 @@ Content = tuple[Body, str]
 _IGNORE = "ON CONFLICT (message_id, enqueued_at) DO NOTHING"
 _REDACTION_FAILED = '{"args":[],"kwargs":{},"redaction":"failed"}'
 _NEVER_CLAIMED = Attempts(0, 0, 0, 0, b"")
+_NOTHING = msgspec.Raw(b"")
 #: The last instant that a datetime can hold, in ms. A later one is damage.
 _LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp() * 1000)
 
 
-class FinishDetail(msgspec.Struct):
+class FinishDetail(msgspec.Struct, omit_defaults=True):
     """What the process that ended a message reports about the last run. Each line of a history has
     the same form."""
 
@@ -69,6 +70,10 @@ class FinishDetail(msgspec.Struct):
     """Class of the exception."""
     message: str = ""
     traceback: str = ""
+    result: msgspec.Raw = _NOTHING
+    """JSON, of a task that keeps its result."""
+    progress: msgspec.Raw = _NOTHING
+    """JSON, of a task that reported one."""
 
 
 _decode_detail = msgspec.json.Decoder(FinishDetail).decode
@@ -88,15 +93,17 @@ def rows_of(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> list[R
 
 
 def row_of(
-    entry: Entry, connection: BaseDatabaseWrapper, content: Content | None = None
+    entry: Entry, connection: BaseDatabaseWrapper | None, content: Content | None = None
 ) -> RowValues:
-    """The values of COLUMNS, as the database takes them. A record that cannot be read becomes a row
-    that says so.
+    """The values of COLUMNS, as the database takes them; without one, instants are datetimes. A
+    record that cannot be read becomes a row that says so.
 
     `content`: see content_of(). Raises StoreError when Redis has to be asked for the name of a task
     that is unknown here, and ValueError or OverflowError for times that no calendar has.
     """
-    adapt = connection.ops.adapt_datetimefield_value
+    adapt: Callable[[datetime], Any] = (
+        connection.ops.adapt_datetimefield_value if connection else _as_it_is
+    )
     attempts = (
         Attempts.decode(entry.attempts) if len(entry.attempts) >= ATTEMPTS.size else _NEVER_CLAIMED
     )
@@ -134,6 +141,7 @@ def row_of(
         _without_nul(detail.message),
         _without_nul(detail.traceback),
         body.replay_of,
+        _result(entry, record.task_code, detail) if detail.result or detail.progress else "",
     )
 
 
@@ -218,6 +226,43 @@ def detail_of(raw: bytes) -> FinishDetail:
         return _decode_detail(raw)
     except (msgspec.MsgspecError, UnicodeError):
         return FinishDetail(reason="unreadable detail")
+
+
+def reported_in(text: str) -> dict[str, Any]:
+    """What the column `result` holds: `result`, `progress` and `redaction`, as far as there are
+    any."""
+    return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
+
+
+def without_result(raw: bytes) -> bytes:
+    """The report of the process that ended a message, without a result: that may not be shown."""
+    return _encode(msgspec.structs.replace(detail_of(raw), result=_NOTHING))
+
+
+def _result(entry: Entry, code: bytes, detail: FinishDetail) -> str:
+    fields: dict[str, Any] = {}
+    if detail.progress:
+        fields["progress"] = detail.progress
+    redact = get_settings().redact
+    if detail.result and not redact:
+        fields["result"] = detail.result
+    elif detail.result:
+        topic, name = entry.partition.topic, kept_task_name(entry.partition, code)
+        try:
+            value = {"result": msgspec.json.decode(detail.result)}
+            _, shown = _redactor(redact)(topic, name, [], value)
+            encoded = _encode(shown["result"])
+            fields["result"] = msgspec.Raw(encoded)
+            if encoded != _encode(msgspec.json.decode(detail.result)):
+                fields["redaction"] = "done"
+        except Exception:  # as for the arguments
+            logger.exception("DELAYQ['REDACT'] failed; the result is left out of the archive")
+            fields["redaction"] = "failed"
+    return _without_nul(_encode(fields).decode())
+
+
+def _as_it_is(when: datetime) -> datetime:
+    return when
 
 
 def _arguments(partition: Partition, code: bytes, body: Body) -> str:

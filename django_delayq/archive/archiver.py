@@ -24,7 +24,8 @@ from ..core.database import may_pass
 from ..core.exceptions import ArchiveUnavailable, DelayQError
 from ..core.message import new_id
 from ..core.service import Service
-from ..store.finished import Entry, FinishedStream, lengths
+from ..store.entries import Entry
+from ..store.finished import FinishedStream, lengths
 from ..store.keys import Partition
 from ..store.store import RedisStore
 from . import archive_rows, closing, unarchivable

@@ -8,7 +8,7 @@ from uuid import UUID
 from ..core.chunks import chunked
 from ..core.database import locked
 from ..models import OutboxMessage
-from ..store.finished import Entry
+from ..store.entries import Entry
 
 
 def close(entries: Sequence[Entry]) -> Sequence[Entry]:

@@ -9,7 +9,7 @@ from django.db import Error, IntegrityError, transaction
 from ..core.conf import get_settings
 from ..core.exceptions import Snooze
 from ..core.message import stamp_us_of
-from ..store.finished import Entry
+from ..store.entries import Entry
 from ..store.lease import Lease
 from ..worker.executor import NO_DATABASE_DELAY
 from . import archive_rows

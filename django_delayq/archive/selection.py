@@ -11,11 +11,10 @@ import msgspec
 from django.db.models import Q, QuerySet
 
 from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.message import key_id, parse_id
+from ..core.message import check_key, key_id, parse_id
 from ..core.times import stored, stored_ms
 from ..models import ArchivedMessage, Final
 from ..tasks import registry
-from ..tasks.options import check_key
 
 #: What every zone's calendar has, in ms.
 _FIRST_MS, _LAST_MS = (

@@ -21,7 +21,7 @@ from ..core.exceptions import DatabaseUnavailable, DelayQError, StoreError
 from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body
 from ..core.times import stored_ms
 from ..models import OperatorAction, UnarchivableEntry
-from ..store.finished import Entry
+from ..store.entries import Entry
 from ..store.keys import Partition
 from ..tasks.naming import kept_task_name
 from . import archive_rows, closing
@@ -58,6 +58,7 @@ def put_aside(entry: Entry, error: Exception) -> None:
             "record": entry.record[:HEADER_END],
             "body": msgspec.json.encode(shown),
             "arguments": arguments.encode(),
+            "detail": archive_rows.without_result(entry.detail),
         }
     content |= {name: base64.b64encode(value[:MOST_BYTES]).decode() for name, value in raw.items()}
     row = UnarchivableEntry(

@@ -9,5 +9,5 @@ from __future__ import annotations
 
 __all__ = [
     "enqueue", "on_commit", "changes", "topics", "moving", "finding", "handle",
-    "sender", "decorator",
+    "sender", "decorator", "waiting",
 ]  # fmt: skip

@@ -16,11 +16,12 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
-from ..core.exceptions import InvalidArguments, InvalidTask
+from ..core.exceptions import InvalidArguments, InvalidKey, InvalidTask
 from ..core.message import Message
 from ..core.times import Duration, When
 from ..tasks.declaration import check_function, name_of
 from ..tasks.options import CallOptions, ChangeOptions, Options, TaskOptions
+from ..tasks.recurrence import Recurrence
 from ..tasks.registry import by_name, register
 from ..tasks.task import Call, Definition, Receipt, Task
 from .handle import Handle
@@ -90,6 +91,23 @@ class DelayedTask(Task[P, R]):
         from .enqueue import in_chunks
 
         return cast("list[Handle]", _enqueue()(in_chunks(map(self._call, calls))))
+
+    def key_for(self, *args: Any, **kwargs: Any) -> str | None:
+        """The key of a message with these arguments, as `key` of @delayed_task makes it: for
+        cancel, reschedule and get. None when it has none.
+
+        Arguments of which the key is not made may be left out. Raises InvalidArguments and
+        InvalidKey, also when the task has no `key`.
+        """
+        if self.options.key_maker is None and self.options.key is None:
+            raise InvalidKey(
+                f"{self.name} makes no keys. @delayed_task(key='order:{{order_id}}') would."
+            )
+        try:
+            self.definition.signature.bind_partial(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArguments(f"{self.name}.key_for(): {error}.") from None
+        return self.key_of(args, kwargs)
 
     def cancel(
         self,
@@ -239,7 +257,7 @@ class DelayedTask(Task[P, R]):
                 "enqueue_many takes tuples of arguments, mappings or prepare(...), not "
                 f"{element!r}."
             )
-        return Call(self, element, {})
+        return Call(self, tuple(element), {})
 
 
 def _restored(module: str, name: str, changes: Mapping[str, Any]) -> Task[Any, Any]:
@@ -266,7 +284,8 @@ def delayed_task(
     """Make a function a task that can be enqueued. With or without options; `def` or `async def`.
 
     `name` stands for the task in stored messages (default: module and qualified name); keep it when
-    you move the function. The options are those of TaskOptions. Raises InvalidMessage, InvalidTask
+    you move the function. The options are those of TaskOptions. With `every` or `cron` the task is
+    recurring: a process that archives enqueues it at each tick. Raises InvalidMessage, InvalidTask
     or DuplicateTask at import.
     """
 
@@ -276,14 +295,13 @@ def delayed_task(
                 f"{function.name} is a task already: leave one of the two decorators away."
             )
         check_function(function)
-        checked = Options.declared(options)
-        definition = Definition(function, name_of(function, name), checked)
-        if checked.exactly_once and definition.is_async:
-            raise InvalidTask(
-                f"{definition.name} is async def, and Django has no transactions for those: "
-                "exactly_once needs a def task."
-            )
-        task: DelayedTask[P, R] = DelayedTask(definition, checked)
+        checked, recurrence = Options.declared(options), Recurrence.declared(options)
+        definition = Definition(function, name_of(function, name), checked, recurrence)
+        definition.check_options()
+        if checked.key_maker is not None:
+            maker = checked.key_maker.of(definition.name, definition.signature)
+            definition = replace(definition, options=replace(checked, key_maker=maker))
+        task: DelayedTask[P, R] = DelayedTask(definition, definition.options)
         register(task)
         return task
 

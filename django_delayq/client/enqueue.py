@@ -116,11 +116,13 @@ def awaited_by_durable(database: str | None) -> str | None:
 def _of_several(home: BaseDatabaseWrapper) -> str | None:
     """The alias among all databases of the project. A transaction of a TestCase counts only if no
     other is open."""
-    if home.in_atomic_block and not _of_a_test(home):
+    if home.in_atomic_block and not is_of_a_test(home):
         return home.alias
     known = connections.all(initialized_only=True)
     in_atomic = [connection for connection in known if connection.in_atomic_block]
-    in_atomic = [connection for connection in in_atomic if not _of_a_test(connection)] or in_atomic
+    in_atomic = [
+        connection for connection in in_atomic if not is_of_a_test(connection)
+    ] or in_atomic
     if home in in_atomic or len(in_atomic) == 1:
         return home.alias if home in in_atomic else in_atomic[0].alias
     if not in_atomic:
@@ -134,7 +136,8 @@ def _of_several(home: BaseDatabaseWrapper) -> str | None:
     )
 
 
-def _of_a_test(connection: BaseDatabaseWrapper) -> bool:
+def is_of_a_test(connection: BaseDatabaseWrapper) -> bool:
+    """Whether only a TestCase has opened transactions here, which never commit."""
     return all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 

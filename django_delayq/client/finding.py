@@ -12,14 +12,13 @@ from ..core.exceptions import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from ..core.message import Message, key_id, parse_id, task_code_of
+from ..core.message import Message, check_key, key_id, parse_id, task_code_of
 from ..core.present import view
 from ..core.signals import Event
 from ..outbox import lookup
 from ..outbox.existing import check_existing
 from ..store import get_store
 from ..tasks.naming import task_name
-from ..tasks.options import check_key
 from .sender import named
 
 

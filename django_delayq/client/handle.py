@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
-from typing import Literal, overload
+from datetime import datetime, timedelta
+from typing import Any, Literal, overload
 
 from asgiref.sync import sync_to_async
 
 from ..core.message import Message
+from ..core.task_report import TaskProgress
 from ..core.times import Duration, When, from_ms
+from ..store import get_store
 from ..tasks.options import ChangeOptions
 from ..tasks.task import Receipt
 
@@ -43,6 +45,31 @@ class Handle(Receipt):
         from .changes import cancel
 
         return cancel(self.topic, None, self.identity, ChangeOptions(missing_ok, after_commit))
+
+    def wait(self, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait until the message has ended, and return the result of its task: JSON values, None
+        for a task without `result=True`.
+
+        An ack with a result is seen at once, every other end within a second. `timeout` is a
+        timedelta or seconds; None waits for ever. Raises MessageFailed, MessageCancelled,
+        MessageExpired, WaitTimeout, or NoResult itself when nobody keeps how it has ended;
+        InvalidMessage while the open transaction has yet to send it; StoreUnavailable.
+        """
+        from .waiting import wait_for
+
+        return wait_for(self, timeout)
+
+    async def result(self, *, timeout: timedelta | float | None = None) -> Any:
+        """wait() for async code. Looks after 20 ms, then less and less often, twice a second in
+        the end."""
+        from .waiting import await_end
+
+        return await await_end(self, timeout)
+
+    def progress(self) -> TaskProgress | None:
+        """What the running task has reported last. None before the first report, and an hour after
+        the last one."""
+        return get_store().reports.progress(self.topic, self.identity)
 
     async def aget(self) -> Message | None:
         """get() for async code."""

@@ -8,7 +8,7 @@ rolled back; the steps that are left make the plan.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,36 @@ def give_way(items: Iterable[Item]) -> None:
                 if pending[1].template.durable:
                     break  # the rows decide
                 replace(*pending, None)
+
+
+def planned() -> Iterator[tuple[Sequence[Item], Set[Address]]]:
+    """For each open transaction: the items that it will send, and the live messages that it will
+    cancel."""
+    for batch in _open_batches():
+        plan = batch.planned()
+        yield list(plan.items.values()), plan.cancelled
+
+
+def act_early(database: str) -> None:
+    """Do now what the commit of the open transaction would do. For tests, whose transaction never
+    commits."""
+    steps = [step for step in _steps(database) if not step.done]
+    for step in steps:
+        step()
+    if steps:
+        steps[0].batch.flush()
+
+
+def forget_early(database: str) -> None:
+    """Let act_early() do the same again: what was enqueued for all tests of a class is sent in each
+    of them."""
+    for step in _steps(database):
+        step.done, step.batch.hooks = False, []
+
+
+def _steps(database: str) -> list[_Step]:
+    hooks: list[Any] = connections[database].run_on_commit
+    return [hook for _, hook, _ in hooks if isinstance(hook, _Step)]
 
 
 def _open_batches() -> Iterator[_Batch]:
@@ -194,8 +224,9 @@ class _Step:
     done: bool = field(default=False, init=False)
 
     def __call__(self) -> None:
-        self.done = True
-        self.batch.confirmed.append(self)
+        if not self.done:  # a TestCase calls it once more
+            self.done = True
+            self.batch.confirmed.append(self)
 
     def apply(self, plan: _Plan) -> None:
         raise NotImplementedError

@@ -13,10 +13,13 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 from .exceptions import ConfigurationError, InvalidDelay, InvalidName
+from .limits import LimitRule, rate_problem
 from .times import duration_ms
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 DEFAULT_TOPIC = "default"
+#: Entries that stand before those of the settings file. Only the test kit writes here.
+overrides: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +37,30 @@ class TopicSettings:
     """Failed attempts for tasks of this topic that name none. Default: `MAX_ATTEMPTS`."""
     archive: str | None = None
     """Which ended messages of this topic become rows of the archive. Default: `ARCHIVE`."""
+    rate: str | None = None
+    """How many messages of this topic may start: `"10/s"`, `"100/m"` or `"1000/h"`. It holds for
+    all workers together, and needs a topic with one partition. Default: no limit."""
+    concurrency: int | None = None
+    """How many messages of this topic may run at the same time, in all workers together. It needs a
+    topic with one partition. Default: no limit."""
+    release_rate: str | None = None
+    """How many of the messages that are more than 5 s late may start: those that have piled up
+    while Redis, the workers or the topic stood still. It needs a topic with one partition. Default:
+    no limit."""
+    too_late: float | None = None
+    """A message that no worker has claimed so long after its due time does not run. It is archived
+    as expired. Default: none is too late."""
+
+    @property
+    def rule(self) -> LimitRule:
+        """The limits of the topic itself."""
+        too_late_ms = None if self.too_late is None else int(self.too_late * 1000)
+        return LimitRule(self.rate, self.concurrency, too_late_ms)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether due messages may have to wait."""
+        return self.rule.holds_back or self.release_rate is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,14 +95,17 @@ class Settings:
     """How long a message that a worker's code cannot run waits for a worker that can. This is what
     makes rolling deploys safe."""
     body_limit: int = 64 * 1024
-    """Largest size of the arguments of a message, in bytes of JSON."""
+    """Largest size of the arguments of a message, and of a result, in bytes of JSON."""
     compress_above: int = 1024
     """Arguments of more bytes than this are compressed, when that makes them smaller."""
     archive: str = "all"
     """Which ended messages become rows of the archive; `"dead"` means dead letters only."""
     redact: str = ""
     """Dotted path of a function `redact(topic, task, args, kwargs)`. It returns `(args, kwargs)` as
-    the archive may keep them."""
+    the archive may keep them. For a result it is called with `args=[]` and
+    `kwargs={"result": value}`."""
+    result_ttl: float = 3600.0
+    """How long Redis keeps the result of a task with `result=True`. The archive has it longer."""
     finished_limit: int = 200_000
     """How many ended messages of a partition may wait for the archiver. With more of them, workers
     claim nothing there."""
@@ -115,6 +145,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "unknown_task_grace": (0, 7 * 86_400),
     "body_limit": (1, 1024 * 1024),
     "compress_above": (0, 1024 * 1024),
+    "result_ttl": (1, 30 * 86_400),
     "finished_limit": (500, 100_000_000),
     "horizon": (60, 10 * 366 * 86_400),
     "wait_replicas": (0, 10),
@@ -125,6 +156,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "socket_timeout": (0.05, 600),
     "partitions": (1, 256),
     "weight": (1, 100),
+    "concurrency": (1, 100_000),
+    "too_late": (1, 366 * 86_400),
 }
 _TYPES: dict[str, type] = {
     "redis": str,
@@ -136,14 +169,15 @@ _TYPES: dict[str, type] = {
 _CHOICES = {"archive": ("all", "dead", "none"), "on_redis_error": ("spill", "raise")}
 _DURATIONS = {
     "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval",
-    "connect_timeout", "socket_timeout", "horizon", "reconcile_after",
+    "connect_timeout", "socket_timeout", "horizon", "reconcile_after", "result_ttl", "too_late",
 }  # fmt: skip
 
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
     """DELAYQ of the Django settings, checked. Raises ConfigurationError."""
-    return parse_settings(getattr(django_settings, "DELAYQ", {}))
+    raw = getattr(django_settings, "DELAYQ", {})
+    return parse_settings({**raw, **overrides} if overrides else raw)
 
 
 def parse_settings(raw: Any) -> Settings:
@@ -167,12 +201,26 @@ def parse_settings(raw: Any) -> Settings:
                 f"{where} must be a dict of options, not {type(options).__name__}."
             )
         check_name(name, "a topic", ConfigurationError)
-        values["topics"][name] = TopicSettings(**_checked(TopicSettings, dict(options), where, str))
+        topic = TopicSettings(**_checked(TopicSettings, dict(options), where, str))
+        _check_limits(topic, where)
+        values["topics"][name] = topic
     if "{" in str(values.get("prefix", "")) or not NAME.match(str(values.get("prefix", "delayq"))):
         raise ConfigurationError(
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
     return Settings(**values)
+
+
+def _check_limits(topic: TopicSettings, where: str) -> None:
+    for name, rate in (("rate", topic.rate), ("release_rate", topic.release_rate)):
+        if rate is not None and (problem := rate_problem(rate)):
+            raise ConfigurationError(f'{where}["{name}"] {problem}')
+    if topic.holds_back and topic.partitions > 1:
+        raise ConfigurationError(
+            f"{where} has a limit and {topic.partitions} partitions. The partitions of a topic may "
+            "lie on different servers, and nothing counts for all of them: a topic with a limit "
+            "has one partition."
+        )
 
 
 def _checked(

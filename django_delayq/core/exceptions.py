@@ -65,6 +65,11 @@ class InvalidKey(InvalidMessage):
 class InvalidArguments(InvalidMessage):
     """The arguments do not fit the signature of the task."""
 
+    def __init__(self, message: str = "", *, parameter: str = "") -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        """Name of the one parameter that it is about, if there is one."""
+
 
 class UnserialisableArguments(InvalidMessage):
     """Arguments are JSON: None, bool, int, finite float, str, list, tuple and dict with str
@@ -117,6 +122,38 @@ class UndecodableMessage(DelayQError):
 
 class NewerRecord(UndecodableMessage):
     """The stored record was written by a newer version. A worker of that version can read it."""
+
+
+# What wait() and result() raise
+
+
+class NoResult(DelayQError):
+    """The message has no result to return: see the subclasses. This class itself: it has ended, and
+    nobody keeps how (its topic is not archived, or its row was pruned), or it was never sent."""
+
+
+class MessageFailed(NoResult):
+    """The message is dead."""
+
+    def __init__(self, message: str = "", *, error_class: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.error_class = error_class
+        """Full name of the class of the task's last exception. Empty when the task raised none:
+        then the message says why."""
+        self.traceback = traceback
+        """The traceback of the last run, as text."""
+
+
+class MessageCancelled(NoResult):
+    """The message was cancelled before it ran."""
+
+
+class MessageExpired(NoResult):
+    """The message was not started before its own expires_at."""
+
+
+class WaitTimeout(NoResult, TimeoutError):
+    """The message has not ended within the timeout. It goes on."""
 
 
 # Redis
@@ -240,3 +277,9 @@ class Reject(ControlFlow):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class InvalidResult(Reject):
+    """The return value of a task with result=True is no JSON, or larger than BODY_LIMIT. The
+    message becomes a dead letter at once: the task has run, and another run would return the
+    same."""

@@ -6,10 +6,11 @@ A record, as it lies in Redis, is a fixed header that the Lua scripts can unpack
     0       8     enqueued_at_us  Redis clock, microseconds: with the id it names one life of a key
     8       6     expires_at_ms   0 = never
     14      1     flags           bits 0-1 priority, 2 compressed, 3 expiry moves with due_at,
-                                  4-6 version, 7 durable
+                                  4-5 version, 6 under a limit, 7 durable
     15      4     ttr_ms          length of a lease
     19      4     task code       first bytes of a hash of the task's name; `meta` has the name
-    23      ...   body            JSON in UTF-8: an array of arguments, or an object with more
+    23      8     limit           only with its flag: a hash of the limit's name
+    23, 31  ...   body            JSON in UTF-8: an array of arguments, or an object with more
 
 All integers are unsigned and big-endian. The first 14 bytes are the stamp: the enqueue script
 writes them, because only Redis' clock counts. A code in place of the name saves some 25 bytes in
@@ -37,6 +38,7 @@ from django.db.models import TextChoices
 
 from .exceptions import (
     BodyTooLarge,
+    InvalidKey,
     InvalidMessage,
     NewerRecord,
     UndecodableMessage,
@@ -52,7 +54,10 @@ HEADER_END = STAMP.size + HEADER.size
 PRIORITY_BITS = 0b0011
 COMPRESSED = 0b0100
 EXPIRES_WITH_DUE = 0b1000
-VERSION_BITS = 0b0111_0000
+VERSION_BITS = 0b0011_0000
+#: Eight bytes of a limit's name stand before the body. The scripts know this bit too.
+LIMITED = 0b0100_0000
+LIMIT_SIZE = 8
 #: The outbox holds a row of this message, which its end has to close. The scripts know this bit
 #: too.
 DURABLE = 0b1000_0000
@@ -225,6 +230,8 @@ class Record(msgspec.Struct, frozen=True):
     ttr_ms: int
     task_code: bytes
     body: bytes
+    limit: bytes = b""
+    """Stands for the name of the limit that it is under; empty without one."""
 
     @property
     def priority(self) -> Priority:
@@ -250,8 +257,15 @@ class Record(msgspec.Struct, frozen=True):
             raise (NewerRecord if version > VERSION else UndecodableMessage)(
                 f"The record has version {version}, django-delayq here reads version {VERSION}."
             )
+        body_at = HEADER_END + LIMIT_SIZE * bool(flags & LIMITED)
         return cls(
-            enqueued_at_us, int.from_bytes(expires_at, "big"), flags, ttr_ms, code, raw[HEADER_END:]
+            enqueued_at_us,
+            int.from_bytes(expires_at, "big"),
+            flags,
+            ttr_ms,
+            code,
+            raw[body_at:],
+            raw[HEADER_END:body_at],
         )
 
 
@@ -316,7 +330,7 @@ def is_same_content(sent: bytes, other: bytes) -> bool:
     return sent[1:] == other[1:]
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A str, int or float of a subclass as what it is (msgspec knows enums by itself)."""
     for kind in (str, int, float):
         if isinstance(value, kind):
@@ -324,7 +338,7 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_plain)
+_encoder = msgspec.json.Encoder(enc_hook=plain_value)
 _decode_array = msgspec.json.Decoder(list[Any]).decode
 _decode_object = msgspec.json.Decoder(Body).decode
 
@@ -340,6 +354,12 @@ def encode_body(content: Body | Sequence[Any], limit: int) -> bytes:
         check_json(content.kwargs)
     else:
         check_json(content if type(content) is tuple else list(content))
+    return write_body(content, limit)
+
+
+def write_body(content: Body | Sequence[Any], limit: int) -> bytes:
+    """encode_body() of arguments that are known to be JSON. Raises UnserialisableArguments and
+    BodyTooLarge too: half characters and whole numbers beyond 64 bits are found only here."""
     try:
         encoded = _encoder.encode(content)
     except (TypeError, ValueError, OverflowError, UnicodeError) as error:
@@ -357,6 +377,11 @@ def encode_body(content: Body | Sequence[Any], limit: int) -> bytes:
 def encode_header(code: bytes, flags: int, ttr_ms: int) -> bytes:
     """The header of a record of this version."""
     return HEADER.pack(flags | VERSION << 4, ttr_ms, code)
+
+
+def with_limit(header: bytes, limit: bytes) -> bytes:
+    """The header of a message that is under this limit (8 bytes)."""
+    return bytes((header[0] | LIMITED,)) + header[1:] + limit
 
 
 def encode_record(header: bytes, body: bytes, compress_above: int) -> bytes:
@@ -389,6 +414,7 @@ _SHOWN = (float, bytes, date, time, timedelta, Decimal, UUID)
 
 
 _SCALARS = frozenset({str, int, bool, type(None)})
+_CONTAINERS = frozenset({list, tuple, dict})
 
 
 def check_json(value: Any, depth: int = 0) -> None:
@@ -396,10 +422,9 @@ def check_json(value: Any, depth: int = 0) -> None:
     become lists)."""
     kind = type(value)
     # A str or int of a subclass (TextChoices, SafeString) comes back as a plain one that is equal.
-    if (
-        kind in _SCALARS
-        or isinstance(value, str | int)
-        or (isinstance(value, float) and math.isfinite(value))
+    if kind in _SCALARS or (
+        kind not in _CONTAINERS
+        and (isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)))
     ):
         return
     if depth > MAX_DEPTH:
@@ -411,7 +436,8 @@ def check_json(value: Any, depth: int = 0) -> None:
         raise UnserialisableArguments(
             f"An argument is {shown}of type {kind.__name__}. "
             f"{UnserialisableArguments.meaning()} "
-            "Pass a primary key or an ISO string and load the rest in the task."
+            "Annotate the parameter with its type, or pass a primary key and load the rest in the "
+            "task."
         )
     for item in value:
         if type(item) not in _SCALARS:
@@ -434,6 +460,11 @@ class Found(msgspec.Struct, frozen=True):
 def task_code(name: str) -> bytes:
     """Four bytes that stand for the task's name in records."""
     return hashlib.blake2b(name.encode(), digest_size=4).digest()
+
+
+def limit_id(name: str) -> bytes:
+    """Eight bytes that stand for the name of a limit in records."""
+    return hashlib.blake2b(name.encode(), digest_size=LIMIT_SIZE).digest()
 
 
 def new_ids(count: int) -> list[bytes]:
@@ -463,6 +494,18 @@ def key_id(topic: str, key: str) -> bytes:
         + bytes((0x80 | digest[6] & 0x0F, digest[7], 0x80 | max(1, digest[8] & 0x3F)))
         + digest[9:]
     )
+
+
+def check_key(value: str | None) -> str | None:
+    """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
+    what PostgreSQL does not (the character 0)."""
+    try:
+        is_key = isinstance(value, str) and 1 <= len(value) <= 256 and b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        is_key = False
+    if value is not None and not is_key:
+        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
+    return value
 
 
 def parse_id(value: str | UUID | bytes) -> bytes:

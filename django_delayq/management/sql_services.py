@@ -15,9 +15,11 @@ from ..core.service import Service
 from ..operators.bulk_runner import BulkRunner
 from ..outbox.reconciler import Reconciler
 from ..outbox.relay import Relay
+from ..outbox.ticker import Ticker
 from ..stats.stats_service import StatsService
 from ..stats.unserved import UnservedWatch
 from ..store.store import RedisStore
+from ..tasks import registry
 from ..worker.worker import Worker
 
 logger = logging.getLogger("delayq.worker")
@@ -36,6 +38,7 @@ def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> 
     def tasks_run() -> bool:
         return worker is not None and bool(worker.shared.held)
 
+    tickers = (Ticker(store),) if registry.recurring_tasks() else ()
     return (
         Archiver(store, name, tasks_run=tasks_run, interval=IDLE if worker else POLL),
         Relay(store),
@@ -43,6 +46,7 @@ def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> 
         BulkRunner(store, name, tasks_run=tasks_run),
         StatsService(store, tasks_run=tasks_run),
         UnservedWatch(store),
+        *tickers,
     )
 
 

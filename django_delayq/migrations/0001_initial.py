@@ -170,6 +170,7 @@ class Migration(migrations.Migration):
                 ("error_message", models.TextField(blank=True, verbose_name="error message")),
                 ("traceback", models.TextField(blank=True, verbose_name="traceback")),
                 ("replay_of", models.BigIntegerField(null=True, verbose_name="replay of")),
+                ("result", models.TextField(blank=True, verbose_name="result")),
                 ("replayed_by", models.UUIDField(null=True, verbose_name="replayed by")),
                 ("replayed_at", models.DateTimeField(null=True, verbose_name="replayed at")),
                 ("discarded_at", models.DateTimeField(null=True, verbose_name="discarded at")),
@@ -339,6 +340,29 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "operator action",
                 "verbose_name_plural": "operator actions",
+            },
+        ),
+        migrations.CreateModel(
+            name="RecurringTask",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("task", models.CharField(max_length=200, unique=True, verbose_name="task")),
+                ("rule", models.CharField(max_length=300, verbose_name="rule")),
+                ("upto_ms", models.BigIntegerField(verbose_name="written up to")),
+                ("last_tick_ms", models.BigIntegerField(default=0, verbose_name="last tick")),
+                ("paused_at", models.DateTimeField(null=True, verbose_name="paused at")),
+                (
+                    "paused_by",
+                    models.CharField(blank=True, max_length=150, verbose_name="paused by"),
+                ),
+                (
+                    "pause_reason",
+                    models.TextField(blank=True, verbose_name="reason of the pause"),
+                ),
+            ],
+            options={
+                "verbose_name": "recurring task",
+                "verbose_name_plural": "recurring tasks",
             },
         ),
         migrations.CreateModel(

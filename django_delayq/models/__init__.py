@@ -13,11 +13,12 @@ from .lake_batch import BatchState, Forecast, ForecastCount, ForecastUnit, LakeB
 from .manager import DelayQManager
 from .operator_action import BulkKind, BulkOperation, BulkStatus, Dashboard, OperatorAction
 from .outbox_message import OutboxMessage, OutboxStatus
+from .recurring_task import RecurringTask
 
 __all__ = [
     "ArchivedMessage", "Final", "UnarchivableEntry",
     "BulkKind", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
-    "OutboxMessage", "OutboxStatus",
+    "OutboxMessage", "OutboxStatus", "RecurringTask",
     "TaskDay", "TopicHour",
     "BatchState", "Forecast", "ForecastCount", "ForecastUnit", "LakeBatch",
     "DelayQManager",

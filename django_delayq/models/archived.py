@@ -58,6 +58,9 @@ class ArchivedMessage(models.Model):
     traceback = models.TextField(_("traceback"), blank=True)
     replay_of = models.BigIntegerField(_("replay of"), null=True)
     """The id of the archived message that this one replays."""
+    result = models.TextField(_("result"), blank=True)
+    """JSON object with `result` and `progress`, of a task that has them; else empty. `redaction`
+    says that the result was redacted."""
     replayed_by = models.UUIDField(_("replayed by"), null=True)
     """The message id under which it was replayed."""
     replayed_at = models.DateTimeField(_("replayed at"), null=True)

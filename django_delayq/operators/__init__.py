@@ -8,5 +8,5 @@ from __future__ import annotations
 
 __all__ = [
     "operations", "replay", "bulk", "bulk_runner", "message_search", "recent_actions", "bulk_run",
-    "replayer", "walk",
+    "recurring", "replayer", "walk",
 ]  # fmt: skip

@@ -12,14 +12,14 @@ from django.db.models import Q, Subquery
 
 from ..client import finding
 from ..core.exceptions import UndecodableMessage
-from ..core.message import Message, State, key_id, parse_id
+from ..core.message import Message, State, check_key, key_id, parse_id
 from ..core.present import bare
+from ..core.task_report import TaskProgress
 from ..core.times import shown_instant
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
 from ..outbox.existing import check_existing, every_topic
 from ..store import get_store
 from ..tasks.naming import shown
-from ..tasks.options import check_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ class LiveMessage:
     outbox: str = ""
     """Status of its row in the outbox: waiting (only there), sent (in Redis too), or empty for
     none."""
+    progress: TaskProgress | None = None
+    """What its task has reported, while it runs."""
 
 
 def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> SearchResult | None:
@@ -88,10 +90,14 @@ def live(topic: str, message_id: str) -> LiveMessage | None:
             known = bare(topic, identity, row.task, State("delayed"), row.due_at_ms)
             return LiveMessage(message=known, problem=str(error))
         return None
-    return (
-        LiveMessage(message=message, outbox=rows.values_list("status", flat=True).first() or "")
-        if message
-        else None
+    if message is None:
+        return None
+    return LiveMessage(
+        message=message,
+        outbox=rows.values_list("status", flat=True).first() or "",
+        progress=(
+            get_store().reports.progress(topic, identity) if message.state == State.LEASED else None
+        ),
     )
 
 

@@ -11,8 +11,7 @@ from datetime import datetime
 from ..client import changes
 from ..client.topics import list_messages
 from ..core.cursors import cursor_of
-from ..core.exceptions import MessageRunning
-from ..core.message import Message, Page
+from ..core.message import Message, Page, check_key
 from ..core.present import counted
 from ..core.times import aware, epoch_us, from_ms
 from ..models import OperatorAction
@@ -20,7 +19,7 @@ from ..outbox.existing import check_existing, every_topic
 from ..outbox.listing import list_outbox
 from ..store import get_store
 from ..store.client import BATCH
-from ..tasks.options import ChangeOptions, check_key
+from ..tasks.options import ChangeOptions
 from .operations import User, clean, require
 
 #: Where a selection is read, in this order. A message that the relay sends meanwhile is met in
@@ -139,10 +138,7 @@ def cancel_waiting(
         for message in waiting(selection):
             if message.enqueued_at > began_at:
                 continue
-            try:
-                is_cancelled = changes.cancel(message.topic, None, message.id, how)
-            except MessageRunning:
-                is_cancelled = False
+            is_cancelled = changes.cancel(message.topic, None, message.id, how)
             done.count += is_cancelled
             done.skipped += not is_cancelled
             if is_cancelled:

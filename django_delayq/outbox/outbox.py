@@ -24,7 +24,7 @@ from ..core.message import DURABLE, with_stamp
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
-from ..store.finished import Entry
+from ..store.entries import Entry
 from ..store.keys import Partition, partition_of
 from ..store.queries import Life
 from ..store.store import Outgoing
@@ -214,7 +214,7 @@ def new_row(item: Item, now_us: int, status: str) -> OutboxMessage:
         enqueued_at_us=now_us,
         topic=item.template.topic,
         task=item.template.name,
-        key=item.template.key or "",
+        key=item.receipt.key or "",
         on_duplicate=mode,
         due_at_ms=due_ms,
         expires_at_ms=expires.from_ms(due_ms),

@@ -346,6 +346,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires: str = ""
     """Empty: never; `+ms` after the due time; or an instant in ms."""
     parameters: Sequence[ParameterSpec] = ()
+    limit: bytes = b""
+    """Stands for the limit of its messages in their records; empty without one."""
 
 
 class ScheduleOptions(JobOptions):

@@ -52,6 +52,10 @@ class RedisClient:
         self.settings = settings
         self.prefix = settings.prefix
         self.where = mask(settings.redis)
+        self.load: Callable[[str], Script] = load
+        """Gives the script of a name. for_tests.py puts scripts here whose clock is ahead."""
+        self.ahead_ms = 0
+        """How far the clock of these scripts is ahead of Redis'."""
         self.clock = ServerClock()
         self.breaker = CircuitBreaker(self._probe)
         self.replicas = CircuitBreaker(self._probe_replicas)
@@ -64,7 +68,7 @@ class RedisClient:
         return open_client(self.settings)
 
     def call(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Any:
-        """Run a script on a partition. `more_keys`: keys of its slot besides the nine."""
+        """Run a script on a partition. `more_keys`: keys of its slot besides the ten."""
         return self.begin(name, (*keys.partition_keys(self.prefix, partition), *more_keys), args)()
 
     def read_all(self, reads: Sequence[Read]) -> list[Any]:
@@ -82,7 +86,7 @@ class RedisClient:
         commands = [
             (
                 "EVALSHA",
-                load(name).sha,
+                self.load(name).sha,
                 len(on := keys.partition_keys(self.prefix, part)),
                 *on,
                 *args,
@@ -100,7 +104,9 @@ class RedisClient:
             raise self.failed(error) from error
         for at, answer in enumerate(answers):
             if isinstance(answer, redis.exceptions.NoScriptError):
-                answers[at] = self.command("EVAL", load(reads[at].name).text, *commands[at][2:])
+                answers[at] = self.command(
+                    "EVAL", self.load(reads[at].name).text, *commands[at][2:]
+                )
             elif isinstance(answer, Exception):
                 raise self.failed(answer) from answer
         return answers
@@ -113,7 +119,7 @@ class RedisClient:
 
         The caller may do other things in between. On a cluster this method waits for the answer.
         """
-        script = load(name)
+        script = self.load(name)
         arguments = (len(script_keys), *script_keys, *args)
         pool = getattr(self.redis, "connection_pool", None)  # a cluster's client has one per node
         if pool is None:
@@ -145,7 +151,7 @@ class RedisClient:
         """
         if self.replicas.open:
             raise TooFewReplicas
-        script = load(name)
+        script = self.load(name)
         arguments = (len(script_keys), *script_keys, *args)
         pool = getattr(self.redis, "connection_pool", None) or self._node_pool(script_keys[0])
         connection = self._send(pool, "EVALSHA", script.sha, *arguments)
@@ -233,9 +239,11 @@ class RedisClient:
             raise self.failed(error) from error
 
     def clock_ms(self) -> float:
-        """Redis' clock."""
+        """Redis' clock. now_us() follows it."""
         seconds, microseconds = self.command("TIME")
-        return int(seconds) * 1000 + int(microseconds) / 1000
+        now_ms = int(seconds) * 1000 + int(microseconds) / 1000 + self.ahead_ms
+        self.clock.sync(int(now_ms * 1000))
+        return now_ms
 
     def now_us(self) -> int:
         """Redis' clock in microseconds as this process knows it; this machine's while Redis cannot
@@ -245,7 +253,7 @@ class RedisClient:
         """
         if time.monotonic() - self._asked_at >= CLOCK_REFRESH and not self.breaker.open:
             try:
-                self.clock.sync(int(self.clock_ms() * 1000))
+                self.clock_ms()
             except DelayQError:
                 self.breaker.trip()
             self._asked_at = time.monotonic()

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
 import redis
 
-from ..core.message import is_durable, stamp_of
 from .client import BATCH, Read
 from .connection import RedisPy
+from .entries import Entry, entry_of
 from .keys import Partition, finished_key
 from .redis_errors import ERRORS
 from .store import RedisStore
@@ -25,31 +24,6 @@ FORGET_AFTER_MS = 3_600_000
 
 #: Entries as redis-py gives them: the stream's id, and the fields.
 Found = Sequence[tuple[bytes, dict[bytes, bytes] | None]]
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """One finished message, as the scripts wrote it down."""
-
-    entry: bytes
-    """The stream's id of the entry."""
-    partition: Partition
-    id: bytes
-    state: str
-    at_ms: int
-    """When it ended, by Redis' clock."""
-    record: bytes
-    """Empty when it was missing."""
-    attempts: bytes
-    """Empty when it was never claimed."""
-    detail: bytes
-    """JSON: reason, error and times, from the worker or the call that ended it."""
-    due_ms: int = 0
-    """When a message would have run that never ran. Else 0: `attempts` has the due time."""
-
-    @property
-    def stamp(self) -> bytes:
-        """Names the outbox row of a durable message. Empty for others."""
-        return stamp_of(self.record) if is_durable(self.record) else b""
 
 
 class FinishedStream:
@@ -115,17 +89,7 @@ class FinishedStream:
                 raise client.failed(error) from error
             return []
         return [
-            Entry(
-                entry,
-                self.partition,
-                fields[b"id"],
-                fields[b"state"].decode(),
-                int(fields[b"at"]),
-                fields[b"record"],
-                fields[b"attempts"],
-                fields[b"detail"],
-                int(fields.get(b"due", 0)),
-            )
+            entry_of(self.partition, entry, fields)
             for entry, fields in found
             if fields  # None: deleted since it was read
         ]

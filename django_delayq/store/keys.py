@@ -11,12 +11,18 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:finished | stream | one entry per finished message, until it is archived |
 | PREFIX:{topic:p}:followers | hash | id -> due_at and record to enqueue when its run ends |
 | PREFIX:{topic:p}:meta | hash | paused, wakeups, counters, task:<code> -> name |
+| PREFIX:{topic:p}:result:ID | stream | entry of an acked message with a result, for a time |
+| PREFIX:{topic:p}:progress:ID | string | how far a running task has come (JSON), for a time |
+| PREFIX:{topic:p}:limits | zset | what runs under a limit and what waits for it, by bytes |
+| PREFIX:{topic:p}:buckets | zset | limit -> when the next message may start under its rate |
+| PREFIX:{topic:p}:timers | zset | limit that something waits for -> when to look at it |
 | PREFIX:{topic:p}:bulk:JOB | hash | fence of a bulk load: split -> highest id it has passed |
 | PREFIX:topics | set | topic:N, every number of partitions it has had |
 | PREFIX:workers | hash | worker -> heartbeat (JSON) |
 | PREFIX:quiet | hash | worker that claims nothing -> since when (ms) |
 | PREFIX:samples | stream | one entry per minute: figures of each topic (JSON) |
 | PREFIX:lock:NAME | string | a lock for some time: one of all processes does the work |
+| PREFIX:ahead_us | string | how far the clock is ahead, in a test that has moved it |
 | PREFIX:wakeups | channel | topic:p:due_at_ms, a hint that a partition has more to do |
 """
 
@@ -43,11 +49,11 @@ class Partition(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
-    """The nine keys of a partition in the order that the scripts expect (shared/partition.lua)."""
+    """The ten keys of a partition in the order that the scripts expect (shared/partition.lua)."""
     base = f"{prefix}:{{{partition}}}:"
     names = ("delayed:high", "delayed:normal", "delayed:low", "leased", "messages", "attempts",
     "finished",
-             "followers", "meta")  # fmt: skip
+             "followers", "meta", "limits")  # fmt: skip
     return tuple(base + name for name in names)
 
 
@@ -66,9 +72,25 @@ def meta_key(prefix: str, partition: Partition) -> str:
     return partition_keys(prefix, partition)[8]
 
 
+def rate_keys(prefix: str, partition: Partition) -> tuple[str, str]:
+    """The zsets that a claim under limits needs besides: of rates, and of what waits for them."""
+    base = f"{prefix}:{{{partition}}}:"
+    return f"{base}buckets", f"{base}timers"
+
+
 def fence_key(prefix: str, partition: Partition, job: str) -> str:
     """The hash that keeps a bulk load from adding anything twice."""
     return f"{prefix}:{{{partition}}}:bulk:{job}"
+
+
+def result_key(prefix: str, partition: Partition, message_id: bytes) -> str:
+    """The copy of the finished entry of a message with a result."""
+    return f"{prefix}:{{{partition}}}:result:{message_id.hex()}"
+
+
+def progress_key(prefix: str, partition: Partition, message_id: bytes) -> str:
+    """How far the task of a message has come."""
+    return f"{prefix}:{{{partition}}}:progress:{message_id.hex()}"
 
 
 def topics_key(prefix: str) -> str:
@@ -118,3 +140,8 @@ def partition_of(topic: str, message_id: bytes, count: int) -> Partition:
     """Where a message lives among `count` partitions: by the last bytes of its id, which are random
     or a hash."""
     return Partition(topic, int.from_bytes(message_id[-4:], "big") % count)
+
+
+def ahead_key(prefix: str) -> str:
+    """By how many microseconds a test has moved the clock."""
+    return f"{prefix}:ahead_us"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ..core.message import Attempts, token_of, ttr_ms_of
+from ..core.task_report import TaskReport
 from .keys import Partition
 
 
@@ -21,6 +22,7 @@ class Lease:
         "partition",
         "record",
         "renewed_at",
+        "report",
         "started_at",
         "token",
     )
@@ -45,6 +47,8 @@ class Lease:
         """Local monotonic time at which the task began; 0 while it waits in the worker."""
         self.lost = False
         """True once Redis refused to extend it: the run's result will be refused too."""
+        self.report: TaskReport | None = None
+        """What the task has to say beside its end. None for nearly all."""
 
     @property
     def ended(self) -> bool:

@@ -56,6 +56,8 @@ class PartitionStats(NamedTuple):
     finished: int
     next_due_ms: int | None
     meta: dict[str, str]
+    held: int = 0
+    """How many of those that are ready wait for the limit of their key."""
 
 
 class Snapshot(NamedTuple):
@@ -201,18 +203,28 @@ class Queries:
         ]
         return [word.decode() for word in self._client.call("durable_status", partition, args)]
 
+    def holding_back(self, partitions: Sequence[Partition]) -> set[Partition]:
+        """The partitions where messages wait for the limits of their keys, or run under them."""
+        prefix = self._client.prefix
+        reads = [
+            Read("EXISTS", None, (keys.partition_keys(prefix, partition)[9],))
+            for partition in partitions
+        ]
+        answers = self._client.read_all(reads) if reads else []
+        return {partition for partition, some in zip(partitions, answers, strict=True) if some}
+
     def oldest_lease_ms(self, partition: Partition) -> float | None:
         """The deadline of the lease that ends first. None when nothing is leased."""
         return next((lease.deadline_ms for lease in self.leases([partition], 1)), None)
 
 
 def _stats(answer: Sequence[Any]) -> PartitionStats:
-    now_us, waiting, ready, leased, finished, next_due, meta = answer
+    now_us, waiting, ready, leased, finished, next_due, meta, held = answer
     fields = {
         name: value.decode() for name, value in zip(_META, meta, strict=True) if value is not None
     }
     return PartitionStats(
-        now_us / 1000, waiting, ready, leased, finished, optional(next_due), fields
+        now_us / 1000, waiting, ready, leased, finished, optional(next_due), fields, held
     )
 
 

@@ -4,6 +4,7 @@ transition."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import defaultdict
@@ -13,16 +14,18 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..core.conf import Settings
 from ..core.exceptions import MessageChanged, MessageNotFound, MessageRunning, NotReplicated
+from ..core.limits import TopicLimits
 from ..core.message import Found, lane_sent
 from ..core.times import When
 from .bulk_load import BulkLoader
 from .client import BATCH, Read, RedisClient
 from .connection import RedisPy
-from .keys import Partition, partition_keys
+from .keys import Partition, partition_keys, progress_key, rate_keys, result_key
 from .lease import Lease
 from .partitions import Partitions
 from .queries import Life, Queries, found_in, optional
 from .repair import Repair
+from .reports import Reports
 from .topic_catalog import Topics
 from .workers import Workers
 
@@ -105,6 +108,8 @@ class RedisStore:
         """Heartbeats, quiet workers, locks, samples."""
         self.bulk_load = BulkLoader(self.client)
         """Adds very many messages, each once."""
+        self.reports = Reports(self.client, self.partitions)
+        """Reads results and progress."""
         self.repair = Repair(self.client)
         """Finds and mends damage, for the audit."""
         self._names_sent_at: dict[tuple[Partition, bytes], float] = {}
@@ -291,17 +296,30 @@ class RedisStore:
 
     def claim(self, partition: Partition, limit: int, token: bytes | None = None) -> Claimed:
         """Delayed and due -> leased, at most `limit` (and 500) messages."""
+        args = self._claim_args(partition, limit, token)
+        return self._claimed(partition, self.client.call("claim", partition, args))
+
+    def claim_limited(
+        self, partition: Partition, limit: int, token: bytes | None, limits: TopicLimits
+    ) -> Claimed:
+        """claim() in a topic with limits. The next due time is when the next message may start."""
+        args = (*self._claim_args(partition, limit, token), *limits.arguments())
+        more_keys = rate_keys(self.client.prefix, partition)
+        answer = self.client.call("claim_limited", partition, args, *more_keys)
+        return self._claimed(partition, answer)
+
+    def _claim_args(self, partition: Partition, limit: int, token: bytes | None) -> Sequence[Any]:
         settings = self.client.settings
-        token = token or os.urandom(16)
-        ageing_ms = int(settings.priority_ageing * 1000)
-        args = (
+        return (
             min(limit, BATCH),
-            token,
-            ageing_ms,
+            token or os.urandom(16),
+            int(settings.priority_ageing * 1000),
             self._archive(partition),
             settings.finished_limit,
         )
-        now_us, next_due, wakeups, flat, over, paused = self.client.call("claim", partition, args)
+
+    def _claimed(self, partition: Partition, answer: Sequence[Any]) -> Claimed:
+        now_us, next_due, wakeups, flat, over, paused = answer
         at = time.monotonic()
         triples = iter(flat)
         leases = [
@@ -320,10 +338,21 @@ class RedisStore:
     ) -> Leases:
         """Leased -> acked, each with its detail (JSON). Returns the leases that were refused as
         lost."""
-        args: list[Any] = [self._archive(partition)]
+        settings = self.client.settings
+        results: tuple[str, ...] = ()
+        with_result = [pair for pair in settled if pair[0].report and pair[0].report.result]
+        if with_result:
+            # The script takes those with results first.
+            others = [pair for pair in settled if not (pair[0].report and pair[0].report.result)]
+            settled = [*with_result, *others]
+            results = tuple(
+                result_key(settings.prefix, partition, lease.id) for lease, _ in with_result
+            )
+        args: list[Any] = [self._archive(partition), math.ceil(settings.result_ttl)]
         for lease, detail in settled:
             args += (lease.id, lease.token, detail)
-        return self._fenced("ack", partition, args, [lease for lease, _ in settled], repeated)
+        leases = [lease for lease, _ in settled]
+        return self._fenced("ack", partition, args, leases, repeated, *results)
 
     def nack(
         self,
@@ -381,6 +410,13 @@ class RedisStore:
         lease that is settled is not lost."""
         args = [part for lease in leases for part in (lease.id, lease.token, lease.ttr_ms)]
         return self._fenced("extend", partition, args, leases, True)
+
+    def progress(self, lease: Lease, progress: bytes, for_ms: int) -> bool:
+        """Leased -> leased, with how far its task has come (JSON), kept for so many ms. Returns
+        False when the lease is lost."""
+        key = progress_key(self.client.prefix, lease.partition, lease.id)
+        args = (lease.id, lease.token, progress, for_ms)
+        return not self._fenced("progress", lease.partition, args, [lease], True, key)
 
     def reclaim(self, partition: Partition) -> Reclaimed:
         """Leased past the deadline -> delayed or dead, for up to 500 messages."""
@@ -475,6 +511,7 @@ class RedisStore:
         args: Sequence[Any],
         leases: Sequence[Lease],
         repeated: bool,
+        *more_keys: str,
     ) -> Leases:
         """Call a script of lease holders. Returns the leases that are really lost, and marks them.
 
@@ -483,7 +520,7 @@ class RedisStore:
         if not leases:
             return []
         fine = {"SETTLED", "GONE"} if repeated else set()
-        words = _words(self.client.call(name, partition, args))
+        words = _words(self.client.call(name, partition, args, *more_keys))
         lost = [leases[index] for index, word in words.items() if word not in fine]
         for lease in lost:
             lease.lost = True

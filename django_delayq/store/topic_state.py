@@ -41,6 +41,8 @@ class TopicStats:
     """When the next message is due; in the past with a backlog."""
     paused: Pause | None
     """Who paused the topic, why and until when; None while it runs."""
+    held: int = 0
+    """Messages of the backlog that wait until the limit of their key lets them start."""
     counters: dict[str, int] = field(default_factory=dict)
     """Since the first message: enqueued, acked, retried, dead, cancelled, expired, reclaimed."""
 
@@ -53,6 +55,7 @@ def stats_of_topic(topic: str, parts: Sequence[PartitionStats]) -> TopicStats:
         delayed=sum(part.waiting - part.ready for part in parts),
         backlog=sum(part.ready for part in parts),
         leased=sum(part.leased for part in parts),
+        held=sum(part.held for part in parts),
         finished=sum(part.finished for part in parts),
         lag=lag_of(parts),
         next_due_at=shown_instant(min(heads)) if heads else None,

@@ -6,6 +6,6 @@ Stands on the store and core, and sends nothing. Start with task.py, then builde
 from __future__ import annotations
 
 __all__ = [
-    "task", "options", "backoff", "context", "declaration", "arguments", "builder", "naming",
-    "registry",
+    "task", "options", "backoff", "context", "declaration", "annotations", "arguments", "builder",
+    "naming", "recurrence", "registry",
 ]  # fmt: skip

@@ -19,14 +19,6 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class WrongArgument(InvalidArguments):
-    """The value of one parameter is not allowed there."""
-
-    def __init__(self, parameter: str, message: str) -> None:
-        super().__init__(message)
-        self.parameter = parameter
-
-
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
     """One parameter, as a form shows it."""
@@ -109,7 +101,7 @@ class Layout:
         """Arguments that give these values to the parameters. A value that came by position still
         does, where that is possible.
 
-        Raises WrongArgument.
+        Raises InvalidArguments with the parameter that it is about.
         """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -139,13 +131,13 @@ class Layout:
         return args, kwargs
 
     def _others(self, parameter: Parameter, others: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What goes to **kwargs. Raises WrongArgument for the name of another parameter."""
+        """What goes to **kwargs. Raises InvalidArguments for the name of another parameter."""
         named = {p.name for p in self.parameters if not p.is_array and not p.is_object}
         named -= {p.name for p in self.parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY}
         if twice := sorted(named & others.keys()):
-            raise WrongArgument(
-                parameter.name,
+            raise InvalidArguments(
                 _("%(name)s has a field of its own: write it there.") % {"name": twice[0]},
+                parameter=parameter.name,
             )
         return others
 
@@ -188,8 +180,8 @@ def _parameter(raw: inspect.Parameter) -> Parameter:
 
 def _refuse_gap(missing: str, value: Any) -> None:
     if missing and value:
-        raise WrongArgument(
-            missing, _("Give this one too: what comes after it is given by position.")
+        raise InvalidArguments(
+            _("Give this one too: what comes after it is given by position."), parameter=missing
         )
 
 

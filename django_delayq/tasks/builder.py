@@ -4,22 +4,31 @@ sent."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import NoneType
 from typing import Any, NamedTuple
+
+import msgspec
 
 from ..core.conf import Settings, get_settings
 from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArguments
 from ..core.message import (
     COMPRESSED,
     EXPIRES_WITH_DUE,
+    LIMITED,
     Body,
     Record,
+    check_json,
     decode_body,
     encode_body,
     encode_header,
     encode_record,
     key_id,
+    limit_id,
     new_ids,
     restamped,
+    with_limit,
+    write_body,
 )
 from ..store.store import Outgoing
 from . import registry
@@ -46,23 +55,33 @@ class Item(NamedTuple):
 _named = tuple.__new__
 
 
+#: Types of values that JSON carries unchanged, whatever they are, and those of which a value may
+#: hold something else: NaN, an object.
+_SCALARS = {str, int, bool, NoneType}
+_JSON_TYPES = _SCALARS | {float, list, tuple, dict}
+_WRONG_ID = (
+    "This id is not that of the key, so nobody could find the message by its key. Leave the id or "
+    "the key away."
+)
+#: Most shapes of calls that are remembered for a task.
+MOST_SHAPES = 500
+
+
 class Template:
     """What all messages of one copy of a task share. It is made once: that halves the cost of
     enqueue_many."""
 
     __slots__ = (
-        "code", "durable", "expires", "extra", "fixed", "header", "identity", "key",
-        "may_exist", "mode", "name", "positional", "settings", "spills", "task", "topic", "when",
+        "code", "durable", "expires", "extra", "fitting", "fixed", "header", "identity",
+        "is_limited", "key", "may_exist", "mode", "name", "settings", "spills", "task", "topic",
+        "when",
     )  # fmt: skip
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
         options = task.options
         # Options that contradict each other are refused.
         if options.id and options.key and options.id != key_id(options.topic, options.key):
-            raise InvalidMessage(
-                "This id is not that of the key, so nobody could find the message by its key. "
-                "Leave the id or the key away."
-            )
+            raise InvalidMessage(_WRONG_ID)
         if options.durable and options.database not in (None, settings.database):
             raise InvalidMessage(
                 f'A durable message is written to DELAYQ["DATABASE"], {settings.database!r}, not '
@@ -78,7 +97,7 @@ class Template:
         self.topic = check_topic(options.topic)
         self.name = task.name
         self.code = task.definition.code
-        self.positional = task.definition.positional
+        self.fitting = task.definition.fitting
         self.key = options.key
         self.identity = options.id or (key_id(options.topic, options.key) if options.key else None)
         self.fixed = self.identity is not None
@@ -91,6 +110,7 @@ class Template:
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
+        self.is_limited = has_limit(task, settings)
         self.header = encode_header(self.code, options.priority | moves, task.ttr_ms)
         extra = Body(
             key=options.key,
@@ -103,9 +123,27 @@ class Template:
 
     def item(self, call: Call, fresh_id: bytes) -> Item:
         """The message of one call. Raises InvalidMessage and its subclasses."""
-        args, kwargs, extra = call.args, call.kwargs, self.extra
-        if kwargs or len(args) not in self.positional:
-            self.task.definition.check_arguments(args, kwargs)
+        record = self.record(call, self.extra)
+        identity = self.identity or fresh_id
+        receipt = self.task.receipt(identity, self.topic, self.name, self.key)
+        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
+        return _named(Item, (receipt, message, self))
+
+    def record(self, call: Call, extra: Body | None) -> bytes:
+        """The record of one call, without its stamp. `extra`: what the body holds beside the
+        arguments. Raises InvalidMessage and its subclasses.
+
+        Names of arguments and types of values say of most calls whether they fit: a shape that fits
+        is checked in full only once.
+        """
+        args, kwargs = call.args, call.kwargs
+        shape: tuple[Any, ...] = tuple(map(type, args))
+        if kwargs:
+            shape = (*shape, *kwargs, *map(type, kwargs.values()))
+        is_checked = self.fitting.get(shape)
+        if is_checked is None:
+            args, kwargs = self.task.definition.stored(args, kwargs)
+            self._remember(shape)
         content: Body | Sequence[Any] = args
         if extra is not None:
             content = Body(
@@ -115,20 +153,31 @@ class Template:
         elif kwargs:
             content = Body(list(args), dict(kwargs))
         try:
-            body = encode_body(content, self.settings.body_limit)
+            if is_checked is False:
+                check_json([*args, *kwargs.values()])
+            body = write_body(content, self.settings.body_limit)
         except UnserialisableArguments as error:
-            raise self._with_parameter(call, error) from None
-        record = encode_record(self.header, body, self.settings.compress_above)
-        identity = self.identity or fresh_id
-        receipt = self.task.receipt(identity, self.topic, self.name, self.key)
-        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
-        return _named(Item, (receipt, message, self))
+            raise self._with_parameter(args, kwargs, error) from None
+        header = self.header
+        if self.is_limited:
+            header = with_limit(header, limit_of(self.task, call.args, call.kwargs))
+        return encode_record(header, body, self.settings.compress_above)
+
+    def _remember(self, shape: tuple[Any, ...]) -> None:
+        """A call of this shape fits, if the types alone say so."""
+        types = {part for part in shape if isinstance(part, type)}
+        if (
+            self.task.definition.annotations.decide_by_type
+            and types <= _JSON_TYPES
+            and len(self.fitting) < MOST_SHAPES
+        ):
+            self.fitting[shape] = types <= _SCALARS
 
     def _with_parameter(
-        self, call: Call, error: UnserialisableArguments
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], error: UnserialisableArguments
     ) -> UnserialisableArguments:
         """The same error, with the task and the parameter that it is about."""
-        bound = self.task.definition.signature.bind(*call.args, **call.kwargs)
+        bound = self.task.definition.signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
             try:
                 encode_body((value,), self.settings.body_limit)
@@ -139,6 +188,74 @@ class Template:
         return UnserialisableArguments(f"{self.name}: {error}")
 
 
+class KeyedTemplate(Template):
+    """Of a task that makes the key of each message from its arguments."""
+
+    __slots__ = ("unkeyed",)
+
+    def __init__(self, task: Task[..., Any], settings: Settings) -> None:
+        super().__init__(task, settings)
+        options = replace(task.options, key_maker=None)
+        self.unkeyed = Template(type(task)(task.definition, options), settings)
+        """For messages without a key: a function may return None."""
+        self.fixed, self.may_exist = True, self.identity is not None
+
+    def item(self, call: Call, fresh_id: bytes) -> Item:
+        """The message of one call. Raises InvalidMessage and its subclasses, and what the function
+        that makes the key raises."""
+        self.task.definition.check_arguments(call.args, call.kwargs)
+        key = self.task.key_of(call.args, call.kwargs)
+        if key is None:
+            return self.unkeyed.item(call, fresh_id)
+        identity = key_id(self.topic, key)
+        if self.identity not in (None, identity):
+            raise InvalidMessage(_WRONG_ID)
+        extra = Body(key=key)
+        if self.extra is not None:
+            extra = msgspec.structs.replace(self.extra, key=key)
+        record = self.record(call, extra)
+        receipt = self.task.receipt(identity, self.topic, self.name, key)
+        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
+        return _named(Item, (receipt, message, self))
+
+
+def has_limit(task: Task[..., Any], settings: Settings) -> bool:
+    """Whether each message of the task is under a limit. Raises InvalidMessage when the limit could
+    not hold."""
+    declared = task.definition.options
+    if not declared.rule.holds_back:
+        return False
+    topic = task.options.topic
+    if topic != declared.topic:
+        raise InvalidMessage(
+            f"{task.name} has a limit, which counts in its own topic {declared.topic!r}: it cannot "
+            f"be sent to {topic!r}."
+        )
+    options = settings.topics.get(topic)
+    if options is not None and options.partitions > 1:
+        raise InvalidMessage(
+            f"{task.name} has a limit, and its topic {topic!r} has {options.partitions} "
+            "partitions. Give the task a topic with one partition."
+        )
+    return True
+
+
+def limit_of(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """What stands for the limit of a call in its record. Raises InvalidMessage."""
+    template = task.definition.options.limit_by
+    if template is None:
+        return limit_id(task.name)
+    bound = task.definition.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    try:
+        return limit_id(template.format_map(bound.arguments))
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidMessage(
+            f"{task.name}: limit_by {template!r} cannot be made of these arguments: "
+            f"{type(error).__name__}: {error}."
+        ) from None
+
+
 def build(calls: Sequence[Call]) -> list[Item]:
     """One item per call. Raises InvalidMessage and its subclasses; then nothing was sent."""
     settings = get_settings()
@@ -146,7 +263,8 @@ def build(calls: Sequence[Call]) -> list[Item]:
     for call, fresh_id in zip(calls, new_ids(len(calls)), strict=True):
         template: Template | None = call.task.template
         if template is None or template.settings is not settings:
-            template = call.task.template = Template(call.task, settings)
+            kind = KeyedTemplate if call.task.options.key_maker else Template
+            template = call.task.template = kind(call.task, settings)
         items.append(template.item(call, fresh_id))
     return items
 
@@ -160,9 +278,11 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
         raise InvalidMessage(
             "The task of this message is not declared here, so nobody can tell what it takes."
         )
-    task.definition.check_arguments(args, kwargs)
     body = decode_body(old.flags, old.body)
-    body.args, body.kwargs = list(args), dict(kwargs)
-    content = encode_body(body if body != Body(body.args) else tuple(args), settings.body_limit)
-    header = encode_header(old.task_code, old.flags & ~COMPRESSED, old.ttr_ms)
+    body.args, body.kwargs = task.definition.stored(args, kwargs)
+    content = write_body(body if body != Body(body.args) else body.args, settings.body_limit)
+    flags = old.flags & ~(COMPRESSED | LIMITED)
+    header = encode_header(old.task_code, flags, old.ttr_ms)
+    if task.definition.options.rule.holds_back:
+        header = with_limit(header, limit_of(task, args, kwargs))
     return restamped(record, encode_record(header, content, settings.compress_above))

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from ..core.exceptions import DelayQError, UndecodableMessage
 from ..core.message import ATTEMPTS, Found, Message, State, task_code_of
 from ..core.present import view
+from ..core.task_report import TaskProgress, TaskReport, checked_progress
+from ..store import get_store
 from ..store.lease import Lease
 from . import registry
+from .recurrence import TICK
 
+logger = logging.getLogger("delayq.worker")
+
+#: Seconds between two reports of progress of one message.
+PROGRESS_INTERVAL = 0.5
+#: Redis forgets a progress that was not renewed for so many ms.
+PROGRESS_TTL_MS = 3_600_000
 #: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody
 #: asks.
 running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
+
+
+#: The worker of this process, as heartbeats and the archive name it; empty where none runs.
+worker_name = ""
 
 
 class MessageFilter(logging.Filter):
@@ -46,10 +64,45 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
         stop here."""
         return bool(self.lease.ended)
 
+    @property
+    def tick(self) -> datetime | None:
+        """Of a recurring task: the instant that this run is for, the same in each attempt. None
+        when the message was enqueued by other code."""
+        text = self.headers.get(TICK)
+        return datetime.fromisoformat(text) if text else None
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Report how far the task has come, for the pages and `handle.progress()`: `progress(3, 10,
+        "pages")`. Call it as often as you like: at most two reports a second are sent.
+
+        The first report is sent, and the one with `done == total`. The last one is kept with the
+        archive's row. Never waits for Redis in a coroutine, and never fails because of Redis.
+        Raises InvalidMessage for what is no number or no text.
+        """
+        report = self.lease.report = self.lease.report or TaskReport()
+        report.progress = checked_progress(done, total, note, self.attempt)
+        now = time.monotonic()
+        if now - report.sent_at < PROGRESS_INTERVAL and done != total:
+            return
+        report.sent_at = now
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            _send_progress(self.lease, report.progress)
+        else:
+            loop.run_in_executor(None, _send_progress, self.lease, report.progress)
+
+
+def _send_progress(lease: Lease, progress: TaskProgress) -> None:
+    try:
+        get_store().progress(lease, msgspec.json.encode(progress), PROGRESS_TTL_MS)
+    except DelayQError as error:
+        logger.debug("a progress of message %s was not stored: %s", lease.id.hex(), error)
+
 
 def current_message() -> CurrentMessage:
-    """The message that this task runs for: id, key, attempt, headers and so on. Raises DelayQError
-    when no worker runs the task."""
+    """The message that this task runs for: id, key, attempt, headers, of a recurring task the
+    tick, and so on. Raises DelayQError when no worker runs the task."""
     lease = running.get()
     if lease is None:
         raise DelayQError("current_message() is known only while a worker runs a task.")

@@ -87,8 +87,8 @@ def name_of(func: Callable[..., Any], given: str | None) -> str:
     )
 
 
-def signature_of(func: Callable[..., Any]) -> inspect.Signature:
-    """What a call of the function takes.
+def declaring(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function whose own signature says what a call takes.
 
     A decorator's (*args, **kwargs) says nothing: then the function behind it counts. A decorator
     that names its parameters, or has a __signature__, is believed: it may give the function an
@@ -102,9 +102,9 @@ def signature_of(func: Callable[..., Any]) -> inspect.Signature:
             pass
         else:
             if [parameter.kind for parameter in own.parameters.values()] != open_:
-                return own
+                return func
         func = func.__wrapped__
-    return inspect.signature(func)
+    return func
 
 
 def place_of(func: Callable[..., Any]) -> str:

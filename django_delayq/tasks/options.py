@@ -12,10 +12,13 @@ from typing import Any, Literal, NamedTuple, TypedDict, cast
 from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
-from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.message import Priority, parse_id
+from ..core.exceptions import InvalidMessage
+from ..core.limits import MAX_CONCURRENCY, LimitRule, names_in, rate_problem
+from ..core.message import Priority, check_key, parse_id
 from ..core.times import Duration, When, duration_ms, instant_ms
 from .backoff import Backoff, exponential, ladder
+from .key_maker import KeyMaker
+from .recurrence import RecurrenceOptions
 
 OnDuplicate = Literal["raise", "keep", "replace"]
 
@@ -51,10 +54,14 @@ class SharedOptions(TypedDict, total=False):
     DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one."""
 
 
-class TaskOptions(SharedOptions, total=False):
+class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
     """What @delayed_task takes. These do not travel with a message: the worker reads them from the
     task."""
 
+    key: str | Callable[..., str | None]
+    """Makes the key of each message from its arguments: a template such as `"order:{order_id}"`, or
+    a function that is called with the arguments and returns the key, or None for none. Default: no
+    key."""
     max_runtime: Duration | None
     """How long a run may take, 1 s to 7 days. After it the message runs again elsewhere. Default:
     `MAX_RUNTIME`."""
@@ -67,6 +74,22 @@ class TaskOptions(SharedOptions, total=False):
     exactly_once: bool
     """Run in a transaction of `DELAYQ["DATABASE"]` that also records the run, so that its writes
     there happen once. Not for `async def`. Default False."""
+    result: bool
+    """Keep the return value, as JSON of at most `BODY_LIMIT` bytes, for `handle.wait()`: in Redis
+    for `RESULT_TTL`, and in the archive. Default False: it is thrown away."""
+    rate: str | None
+    """How many messages of the task may start: `"10/s"`, `"100/m"` or `"1000/h"`, in all workers
+    together; with `limit_by` for each key. Default: no limit."""
+    concurrency: int | None
+    """How many messages of the task may run at the same time, 1 to 1,000, in all workers together;
+    with `limit_by` for each key. Default: no limit."""
+    limit_by: str | None
+    """What `rate` and `concurrency` count by: a template of the arguments, as
+    `"customer:{customer_id}"`. Tasks of one topic with the same text share the limit. Default: the
+    task."""
+    too_late: Duration | None
+    """A message that no worker has claimed so long after its due time does not run, 1 second to a
+    year. It is archived as expired. Default: that of the topic."""
 
 
 class CallOptions(SharedOptions, total=False):
@@ -75,7 +98,8 @@ class CallOptions(SharedOptions, total=False):
     due_at: datetime | None
     """When to run: an aware datetime, instead of a delay."""
     key: str | None
-    """Business identity inside the topic, 1 to 256 characters. At most one live message has it."""
+    """Business identity inside the topic, 1 to 256 characters. At most one live message has it.
+    It replaces the one that the task's own `key` makes; None is no key."""
     id: str | UUID | None
     """Id of an earlier enqueue whose outcome is unknown. Enqueueing it again stores it once."""
     headers: Mapping[str, str]
@@ -105,6 +129,7 @@ class Options:
     expires: When = NEVER
     on_duplicate: OnDuplicate = "raise"
     key: str | None = None
+    key_maker: KeyMaker | None = None
     id: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     database: str | None = None
@@ -112,13 +137,29 @@ class Options:
     durable: bool = False
     on_redis_error: Literal["spill", "raise"] | None = None
     exactly_once: bool = False
+    result: bool = False
+    rate: str | None = None
+    concurrency: int | None = None
+    limit_by: str | None = None
+    too_late_ms: int | None = None
     replay_of: int | None = None
     """Id of the archived message that is replayed. Only a replay sets it."""
 
     @classmethod
     def declared(cls, options: TaskOptions) -> Options:
-        """What @delayed_task was given. Raises InvalidMessage and its subclasses."""
-        return cls()._with(options, _OF_TASK)
+        """What @delayed_task was given, without its recurrence. Raises InvalidMessage and its
+        subclasses."""
+        key, elsewhere = options.get("key"), {"key", *RecurrenceOptions.__annotations__}
+        given = {name: value for name, value in options.items() if name not in elsewhere}
+        declared = cls()._with(given, _OF_TASK)
+        if declared.limit_by is not None and not declared.rule.holds_back:
+            raise InvalidMessage("limit_by says what a limit counts by: give rate or concurrency.")
+        return declared if key is None else replace(declared, key_maker=KeyMaker(key))
+
+    @property
+    def rule(self) -> LimitRule:
+        """The limits of the task."""
+        return LimitRule(self.rate, self.concurrency, self.too_late_ms)
 
     def changed(self, changes: CallOptions) -> Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
@@ -134,6 +175,8 @@ class Options:
             if value is not None or name in ("key", "expires"):
                 target, check = _CHECKS[name]
                 values[target] = check(value)
+        if "key" in values:
+            values["key_maker"] = None
         return replace(self, **values)
 
 
@@ -141,6 +184,10 @@ class Options:
 _ELSEWHERE = {
     "countdown": "delay (a timedelta or seconds)",
     "defer_by": "delay (a timedelta or seconds)",
+    "crontab": "cron (a line of five fields), or every (a timedelta)",
+    "interval": "every (a timedelta or seconds)",
+    "schedule": "cron (a line of five fields), or every (a timedelta)",
+    "timezone": "time_zone (a name such as Europe/Berlin)",
     "eta": "due_at (an aware datetime)",
     "run_after": "due_at (an aware datetime)",
     "run_at": "due_at (an aware datetime)",
@@ -152,6 +199,9 @@ _ELSEWHERE = {
     "retry_backoff": "backoff",
     "retry_delay": "backoff",
     "default_retry_delay": "backoff",
+    "rate_limit": "rate",
+    "max_concurrency": "concurrency",
+    "concurrency_key": "limit_by",
     "autoretry_for": "retry_for",
     "timeout": "max_runtime",
     "time_limit": "max_runtime",
@@ -195,6 +245,35 @@ def _duration(name: str, high_s: int, value: Any) -> int:
     return milliseconds
 
 
+def _rate(value: Any) -> str:
+    if problem := rate_problem(value):
+        raise InvalidMessage(f"rate {problem}")
+    rate: str = value
+    return rate
+
+
+def _concurrency(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CONCURRENCY:
+        raise InvalidMessage(
+            f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY:,}, not {value!r:.80}."
+        )
+    return value
+
+
+def _limit_by(value: Any) -> str:
+    try:
+        is_template = isinstance(value, str) and all(names_in(value)) and 1 <= len(value) <= 256
+    except ValueError:
+        is_template = False
+    if not is_template:
+        raise InvalidMessage(
+            'limit_by is a template with the names of arguments, as "customer:{customer_id}", not '
+            f"{value!r:.80}."
+        )
+    template: str = value
+    return template
+
+
 def _expires(value: Any) -> When:
     if value is None:
         return NEVER
@@ -213,18 +292,6 @@ def _choice(name: str, choices: Sequence[str], value: Any) -> Any:
 def _boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise InvalidMessage(f"{name} is True or False, not {value!r:.80}.")
-    return value
-
-
-def check_key(value: str | None) -> str | None:
-    """The key itself. Raises InvalidKey, also for what UTF-8 does not have (half characters) and
-    what PostgreSQL does not (the character 0)."""
-    try:
-        is_key = isinstance(value, str) and 1 <= len(value) <= 256 and b"\0" not in value.encode()
-    except UnicodeEncodeError:
-        is_key = False
-    if value is not None and not is_key:
-        raise InvalidKey(f"key is {value!r:.80}. {InvalidKey.meaning()}")
     return value
 
 
@@ -280,6 +347,11 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "durable": ("durable", partial(_boolean, "durable")),
     "on_redis_error": ("on_redis_error", partial(_choice, "on_redis_error", ("spill", "raise"))),
     "exactly_once": ("exactly_once", partial(_boolean, "exactly_once")),
+    "result": ("result", partial(_boolean, "result")),
+    "rate": ("rate", _rate),
+    "concurrency": ("concurrency", _concurrency),
+    "limit_by": ("limit_by", _limit_by),
+    "too_late": ("too_late_ms", partial(_duration, "too_late", 366 * 86_400)),
 }
 
 

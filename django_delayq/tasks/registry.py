@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.conf import DEFAULT_TOPIC, get_settings
@@ -9,11 +10,23 @@ from ..core.exceptions import DuplicateTask, UnknownTopic
 from .declaration import fingerprint, place_of
 
 if TYPE_CHECKING:
+    from .recurrence import Recurrence
     from .task import Task
 
 #: Every declared task by name and by code. Messages are resolved here and nowhere else.
 by_name: dict[str, Task[Any, Any]] = {}
 by_code: dict[bytes, Task[Any, Any]] = {}
+
+
+#: Topics that exist without a task of ours: the queues of TASKS.
+topics: set[str] = set()
+#: Each takes the name of a task that nobody has declared, and declares it if it can.
+finders: list[Callable[[str], Task[Any, Any] | None]] = []
+
+
+def find(name: str) -> Task[Any, Any] | None:
+    """A task that another library declares once somebody asks for it."""
+    return next((task for finder in finders if (task := finder(name)) is not None), None)
 
 
 def register(task: Task[Any, Any]) -> None:
@@ -44,6 +57,13 @@ def known_topics() -> set[str]:
     """Every topic that a task or the settings declare."""
     return {
         DEFAULT_TOPIC,
+        *topics,
         *get_settings().topics,
         *(task.options.topic for task in by_name.values()),
     }
+
+
+def recurring_tasks() -> dict[str, tuple[Task[Any, Any], Recurrence]]:
+    """The tasks that run again and again, by name, and when they do."""
+    found = {name: (task, task.definition.recurrence) for name, task in by_name.items()}
+    return {name: (task, recurrence) for name, (task, recurrence) in found.items() if recurrence}

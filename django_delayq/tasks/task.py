@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,16 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from ..core.conf import get_settings
-from ..core.exceptions import InvalidArguments
+from ..core.exceptions import InvalidArguments, InvalidTask, Reject, Retry, Snooze
+from ..core.limits import names_in
 from ..core.message import task_code
-from .declaration import signature_of
+from .annotations import Annotations
+from .declaration import declaring
 from .options import CallOptions, Options
+from .recurrence import Recurrence
 
+#: Worth another attempt whatever retry_for says.
+_WORTH = (Retry, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -28,6 +34,8 @@ class Definition:
     func: Callable[..., Any]
     name: str
     options: Options
+    recurrence: Recurrence | None = None
+    """When it runs again and again; None: only when somebody enqueues it."""
 
     @cached_property
     def code(self) -> bytes:
@@ -42,7 +50,18 @@ class Definition:
     @cached_property
     def signature(self) -> inspect.Signature:
         """What a call takes."""
-        return signature_of(self.func)
+        return inspect.signature(declaring(self.func), follow_wrapped=False)
+
+    @cached_property
+    def annotations(self) -> Annotations:
+        """What its parameters take. Resolved at the first enqueue or run."""
+        return Annotations(self.name, declaring(self.func), self.signature)
+
+    @cached_property
+    def fitting(self) -> dict[tuple[Any, ...], bool]:
+        """Shapes of calls that were found to fit, and whether that is all there is to check; see
+        Template.record()."""
+        return {}
 
     @cached_property
     def positional(self) -> range:
@@ -67,6 +86,36 @@ class Definition:
         except TypeError as error:
             words = f"{self.name}{self.signature} cannot be called so: {error}."
             raise InvalidArguments(f"{words}{self._hint(args, kwargs)}") from None
+
+    def check_options(self) -> None:
+        """Raise InvalidTask when the options do not fit the function."""
+        if self.options.exactly_once and self.is_async:
+            raise InvalidTask(
+                f"{self.name} is async def, and Django has no transactions for those: exactly_once "
+                "needs a def task."
+            )
+        unknown = {*names_in(self.options.limit_by or "")} - self.signature.parameters.keys()
+        if unknown:
+            raise InvalidTask(
+                f"{self.name} has no argument {', '.join(sorted(unknown))}, which its limit_by "
+                f"names: {self.options.limit_by!r}."
+            )
+        if self.recurrence is not None:
+            try:
+                self.check_arguments((), {})
+            except InvalidArguments:
+                raise InvalidTask(
+                    f"{self.name}{self.signature} is recurring, and a tick gives no arguments: "
+                    "give each parameter a default."
+                ) from None
+
+    def stored(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The JSON values that a message of this call has. Raises InvalidArguments and
+        UnserialisableArguments, which name the parameter."""
+        self.check_arguments(args, kwargs)
+        return self.annotations.stored(args, kwargs)
 
     def _hint(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """What the caller may have meant."""
@@ -149,6 +198,18 @@ class Task(Generic[P, R]):
     def __name__(self) -> str:
         return self.definition.func.__name__
 
+    def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """The key of a call, by using() or by the task's own `key`. Raises InvalidMessage and its
+        subclasses."""
+        maker = self.options.key_maker
+        if maker is None:
+            return self.options.key
+        annotations = self.definition.annotations
+        if not annotations.are_json:
+            # The same whether the caller has the values or their JSON.
+            args, kwargs = annotations.read(*annotations.stored(args, kwargs))
+        return maker.key(args, kwargs)
+
     @property
     def ttr_ms(self) -> int:
         """The task's, else the topic's, else DELAYQ's."""
@@ -170,6 +231,15 @@ class Task(Generic[P, R]):
             return self.options.max_attempts
         topic = get_settings().topics.get(self.options.topic)
         return (topic.max_attempts if topic else None) or get_settings().max_attempts
+
+    def tries_again(self, error: BaseException, failures: int, most: int | None) -> bool:
+        """Whether a message that has failed so often, with this error the last time, runs again.
+        `most`: its own max_attempts, if it has one."""
+        if isinstance(error, Snooze | Reject):
+            return isinstance(error, Snooze)
+        return failures < (most or self.max_attempts) and isinstance(
+            error, (*_WORTH, *self.options.retry_for)
+        )
 
     @property
     def max_attempts_of_call(self) -> int | None:

@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 
 from ..core import signals
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
@@ -21,6 +21,7 @@ from ..store.lease import Lease
 from ..tasks import registry
 from .agenda import Agenda, Visit
 from .claim_hold import ClaimHold
+from .claims import Claims
 from .event_loop import EventLoop
 from .quarantine import Quarantine
 from .shared import Shared
@@ -53,6 +54,7 @@ class Dispatcher(Service):
         super().__init__()
         self._shared = shared
         self._store = shared.store
+        self._claims = Claims(shared.store, shared.settings)
         self._clock = shared.clock
         self._pool = pool
         self._event_loop = event_loop
@@ -66,6 +68,8 @@ class Dispatcher(Service):
         self._down_since = 0.0
         self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
         self._taken = 0
+        self._declared = 0
+        self._met: dict[str, set[bool]] = {}
         self.returned: Callable[[], int] = lambda: 0
         """How many claimed messages have been given back unrun."""
         self.limit: int | None = None
@@ -179,7 +183,7 @@ class Dispatcher(Service):
     def _claim(self, visit: Visit, limit: int) -> None:
         token = os.urandom(16)
         try:
-            claimed = self._store.claim(visit.partition, limit, token)
+            claimed = self._claims.claim(visit.partition, limit, token)
         except OutcomeUnknown:
             self._unanswered.append((visit.partition, token))
             raise
@@ -237,14 +241,15 @@ class Dispatcher(Service):
         if leases:
             self._pool.feed(leases)
 
-    @cached_property
+    @property
     def _kinds(self) -> dict[str, set[bool]]:
         """Topic -> whether it has `async def` tasks (True), `def` tasks (False), or both: declared
         for it, or met."""
-        kinds: dict[str, set[bool]] = {}
-        for task in registry.by_name.values():
-            kinds.setdefault(task.options.topic, set()).add(task.definition.is_async)
-        return kinds
+        if len(registry.by_name) != self._declared:  # some are declared by their first message
+            self._declared = len(registry.by_name)
+            for task in list(registry.by_name.values()):
+                self._met.setdefault(task.options.topic, set()).add(task.definition.is_async)
+        return self._met
 
     # Finding out
 
@@ -256,8 +261,9 @@ class Dispatcher(Service):
             return
         if now >= self._partitions_at:  # partitions may be added while we run
             for topic in self._shared.topics:
-                for partition in self._store.partitions.all(topic):
+                for partition in self._claims.served(topic):
                     self.agenda.add(partition)
+            self._claims.look(self.agenda.visits)
             self._partitions_at = now + 10.0
         partitions = list(self.agenda.visits)
         for partition, (wakeups, finished) in zip(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from asgiref.sync import sync_to_async
 
 from ..core import signals
+from ..core.conf import Settings
 from ..core.connections import close_all, close_broken
 from ..core.exceptions import (
     DelayQError,
@@ -28,10 +29,11 @@ from ..core.exceptions import (
 )
 from ..core.log import log_failure
 from ..core.message import VERSION, Body, Record, decode_body, task_code_of
+from ..core.task_report import TaskReport, encode_result
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
 from ..store.lease import Lease
-from ..tasks import registry
+from ..tasks import context, registry
 from ..tasks.context import running
 from ..tasks.naming import kept_task_name
 from ..tasks.task import Task
@@ -90,6 +92,7 @@ class Executor:
         self._settle = settle
         self._connections_checked_at = 0.0
         self._connection_check: asyncio.Future[None] | None = None
+        context.worker_name = shared.name
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
@@ -133,9 +136,14 @@ class Executor:
             record = Record.decode(lease.record)
             task = registry.by_code.get(record.task_code)
             if task is None:
-                raise UnknownTask
+                task = self._find(lease)
+                if task.definition.is_async:  # this is a thread; now the dispatcher knows the task
+                    return None, Outcome(lease, None, Result.RELEASED, now)
             body = decode_body(record.flags, record.body)
             task.definition.check_arguments(body.args, body.kwargs)
+            if not task.definition.annotations.are_json:
+                read = task.definition.annotations.read
+                body.args, body.kwargs = read(body.args, body.kwargs)
         except DelayQError as error:
             return None, self._unrunnable(lease, error)
         lease.started_at = now
@@ -149,9 +157,9 @@ class Executor:
         close_broken()
         try:
             if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, partial(_call, resolved))
+                self._perform_once(lease, partial(_call, lease, resolved, self._settings))
             else:
-                _call(resolved)
+                _call(lease, resolved, self._settings)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
@@ -187,6 +195,8 @@ class Executor:
             )
             if result is not None:
                 _refuse_unrun(resolved.task.name, result)
+            if resolved.task.definition.options.result:
+                keep_result(lease, result, self._settings.body_limit)
         except BaseException as error:
             return error
         return None
@@ -204,12 +214,10 @@ class Executor:
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         outcome.traceback = _traceback(error)
         failures = lease.attempts.attempt - lease.attempts.crashes
-        attempts = resolved.body.max_attempts or task.max_attempts
-        worth = isinstance(error, Retry | asyncio.CancelledError | SystemExit | KeyboardInterrupt)
         try:
             if isinstance(error, Snooze):
                 outcome.result, outcome.delay_ms = Result.SNOOZED, duration_ms(error.delay)
-            elif failures < attempts and (worth or isinstance(error, task.options.retry_for)):
+            elif task.tries_again(error, failures, resolved.body.max_attempts):
                 wait = error.delay if isinstance(error, Retry) else None
                 wait = task.options.backoff(failures) if wait is None else wait
                 outcome.result, outcome.delay_ms = Result.RETRIED, duration_ms(wait)
@@ -254,6 +262,13 @@ class Executor:
             outcome.error_class, outcome.error_message = _class_name(error), _message(error)
         return outcome
 
+    def _find(self, lease: Lease) -> Task[..., Any]:
+        """A task that is declared now, because somebody asks for it. Raises UnknownTask."""
+        task = registry.find(self._task_name(lease)) if registry.finders else None
+        if task is None:
+            raise UnknownTask
+        return task
+
     def _task_name(self, lease: Lease) -> str:
         """The task's name, for a message that cannot run here. Its producer has stored the name in
         the partition."""
@@ -264,10 +279,19 @@ class Executor:
             return ""
 
 
-def _call(resolved: Resolved) -> None:
-    result = resolved.task.definition.func(*resolved.body.args, **resolved.body.kwargs)
+def _call(lease: Lease, resolved: Resolved, settings: Settings) -> None:
+    definition = resolved.task.definition
+    result = definition.func(*resolved.body.args, **resolved.body.kwargs)
     if result is not None:
         _refuse_unrun(resolved.task.name, result)
+    if definition.options.result:
+        keep_result(lease, result, settings.body_limit)
+
+
+def keep_result(lease: Lease, value: object, limit: int) -> None:
+    """Let the ack take the return value with it. Raises InvalidResult."""
+    lease.report = lease.report or TaskReport()
+    lease.report.result = encode_result(value, limit)
 
 
 def _refuse_unrun(name: str, result: object) -> None:

@@ -77,11 +77,13 @@ class Outcome:
         started_ms = clock.at_ms(self.lease.started_at) if self.lease.started_at else 0
         # Built by hand: a third of the encoder's time, once per message.
         if self.result is Result.ACKED:
-            return b'{"worker":"%s","started_ms":%.3f,"run_ms":%.3f}' % (
+            detail = b'{"worker":"%s","started_ms":%.3f,"run_ms":%.3f}' % (
                 worker.encode(),
                 started_ms,
                 self.run_ms,
             )
+            report = self.lease.report
+            return detail if report is None else detail[:-1] + report.fields() + b"}"
         fields: dict[str, Any] = {"worker": worker, "started_ms": round(started_ms, 3)}
         if self.result is not Result.DEAD:  # it goes on, and this becomes a line of its history
             fields |= {
@@ -89,7 +91,11 @@ class Outcome:
                 "outcome": self.result.value,
                 "error": self.text[:MAX_HISTORY_ERROR],
             }
+            if self.error_class:
+                fields["error_class"] = self.error_class
         else:
+            if self.lease.report and self.lease.report.progress:
+                fields["progress"] = self.lease.report.progress
             fields |= {
                 "run_ms": round(self.run_ms, 3),
                 "reason": self.reason,

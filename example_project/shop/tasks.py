@@ -7,9 +7,11 @@ from urllib.request import Request, urlopen
 
 from django.conf import settings
 from django.core.mail import send_mail
+from django.db.models import Count, Sum
 from django.utils import timezone
+from django.utils.dateparse import parse_date
 
-from django_delayq import Retry, delayed_task
+from django_delayq import Retry, current_message, delayed_task
 
 from .models import Coupon, Order
 
@@ -65,3 +67,18 @@ def pay_late(order_id: int) -> None:
     from .checkout import pay
 
     pay(order_id)
+
+
+@delayed_task(topic="reminders", cron="5 0 * * *", max_attempts=5, expires=timedelta(hours=12))
+def mail_sales(day: str = "") -> None:
+    """Mail what was sold on a day (2026-11-20), or on the day before the tick."""
+    date = parse_date(day) if day else None
+    if date is None:
+        tick = current_message().tick or timezone.now()
+        date = timezone.localdate(tick) - timedelta(days=1)
+    sold = Order.objects.filter(state=Order.State.PAID, paid_at__date=date).aggregate(
+        orders=Count("pk"), sum=Sum("product__price", default=0)
+    )
+    send_mail(
+        f"Sales of {date}", "{orders} orders, {sum:.2f}".format(**sold), None, ["you@example.com"]
+    )

@@ -100,6 +100,29 @@ async def use_lent_thread(seconds: float) -> None:
     await sync_to_async(time.sleep)(seconds)
 
 
+@delayed_task(topic="paced", rate="50/s")
+def paced(number: int) -> None:
+    """No more than so many a second."""
+    _write()
+
+
+@delayed_task(topic="keyed", ttr=2, limit_by="customer:{customer}", concurrency=2)
+def keyed(customer: int, seconds: float) -> None:
+    """Two at a time for each customer."""
+    _write(f"start:{customer}")
+    time.sleep(seconds)
+    _write(f"done:{customer}")
+
+
+@delayed_task(topic="keyed", ttr=1, limit_by="alone", concurrency=1)
+def alone(gate: str) -> None:
+    """One at a time; runs until the test opens the gate of this attempt."""
+    attempt = _write()
+    until = time.monotonic() + GATE_SECONDS
+    while not Path(f"{gate}.{attempt}").exists() and time.monotonic() < until:
+        time.sleep(0.005)
+
+
 @delayed_task(max_attempts=3, backoff=constant(0))
 def fail_odd(number: int) -> None:
     """Odd numbers fail at every attempt."""
@@ -168,3 +191,29 @@ if os.environ.get("DELAYQ_TEST_CODE") == "twice":
 
 if "DELAYQ_TEST_CHANGING" in os.environ:
     import changing  # noqa: F401 - the reloader looks at what is imported
+
+
+if os.environ.get("DELAYQ_TEST_RECURRING"):
+    BERLIN: dict[str, Any] = {"time_zone": "Europe/Berlin", "missed": "all"}
+
+    @delayed_task(cron="30 2 * * *", **BERLIN)
+    def nightly() -> None:
+        """In the hour that a clock skips, or has twice."""
+        _write(f"nightly {current_message().tick}")
+
+    @delayed_task(cron="0 * * * *", max_attempts=2, backoff=constant(0), **BERLIN)
+    def hourly() -> None:
+        """Each run needs a second attempt."""
+        if current_message().attempt == 1:
+            raise ValueError("the first attempt")
+        _write(f"hourly {current_message().tick}")
+
+    @delayed_task(every=3600, missed="skip")
+    def skipping() -> None:
+        """Makes up for nothing."""
+        _write(f"skipping {current_message().tick}")
+
+    @delayed_task(every=3600, missed="once")
+    def once() -> None:
+        """Makes up for the newest tick."""
+        _write(f"once {current_message().tick}")

@@ -67,7 +67,7 @@ def test_health_port_tells_whether_it_works(own_server: Servers, queue_on: Queue
     wait_until(lambda: statuses("/readyz") == [200, 200], "both are ready")
     assert statuses("/healthz") == [200, 200]
     assert statuses("/nothing") == [404, 404]
-    assert http_status(port, "/readyz")[1]["topics"] == ["async", "default"]
+    assert http_status(port, "/readyz")[1]["topics"] == ["async", "default", "keyed", "paced"]
 
     server.kill()
     wait_until(lambda: statuses("/readyz") == [503, 503], "both say that Redis is gone")

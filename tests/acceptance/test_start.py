@@ -76,7 +76,11 @@ def test_redis_that_evicts_is_refused_with_code_2(own_server: Servers, queue_on:
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        (["--topics", "orders"], {}, "'orders' is not declared. Known: async, default."),
+        (
+            ["--topics", "orders"],
+            {},
+            "'orders' is not declared. Known: async, default, keyed, paced.",
+        ),
         (["--topics", "default:0"], {}, "a weight is a whole number from 1 to 100"),
         (["--concurrency", "0"], {}, "from 1 to 1,000"),
         (["--embedded"], {}, "--embedded is for development"),

@@ -216,3 +216,28 @@ def test_looking_at_a_row_does_not_run_its_task(as_user: AsUser) -> None:
     page = as_user(*EVERYTHING).get(address("archived", pk=row.pk) + "?edit=1").content.decode()
     assert "not declared here" not in page
     assert not seen
+
+
+def test_a_row_shows_its_result_and_its_progress(as_user: AsUser) -> None:
+    row = make(result='{"progress":[7,10,"pages",2],"result":{"file":"a<b.pdf"}}')
+    page = as_user(*EVERYTHING).get(address("archived", pk=row.pk)).content.decode()
+    assert "a&lt;b.pdf" in page
+    assert '<progress max="100" value="70"' in page
+    assert "7 of 10 pages" in " ".join(page.split())
+    assert "attempt 2" in page
+    hidden = as_user("view_dashboard").get(address("archived", pk=row.pk)).content.decode()
+    assert "b.pdf" not in hidden
+    assert "pages" not in hidden
+
+
+def test_a_redacted_result_says_so(as_user: AsUser) -> None:
+    row = make(result='{"result":"***","redaction":"done"}')
+    page = as_user(*EVERYTHING).get(address("archived", pk=row.pk)).content.decode()
+    assert "The result was redacted before it was archived." in page
+    assert "***" in page
+
+
+@pytest.mark.parametrize("damaged", ["{", "[1]", '{"progress":"x"}'])
+def test_a_damaged_result_hides_no_page(as_user: AsUser, damaged: str) -> None:
+    row = make(result=damaged, body=BODY)
+    assert "unpaid" in as_user(*EVERYTHING).get(address("archived", pk=row.pk)).content.decode()

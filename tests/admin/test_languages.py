@@ -33,9 +33,9 @@ from tests.admin.world import World
 LANGUAGES = {
     "de": [
         "Übersicht", "Dead Letters", "Archiv", "Statistik", "Sammelaktionen", "Worker", "Operator-Aktionen",
-        "Einplanen",
+        "Einplanen", "Wiederkehrend",
     ],
-    "zh-hans": ["概览", "死信", "归档", "统计", "批量操作", "工作进程", "操作记录", "计划"],
+    "zh-hans": ["概览", "死信", "归档", "统计", "批量操作", "工作进程", "操作记录", "计划", "周期"],
 }  # fmt: skip
 
 # The catalogues
@@ -217,6 +217,7 @@ def test_nothing_is_wider_than_a_telephone(
         "dead_letters",
         "bulk",
         "workers",
+        "recurring",
         "schedule",
     ):
         page = next(page for page in site._pages if page.name == name)

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from django.test import Client
 
-from django_delayq import DelayedTask, delayed_task
+from django_delayq import DelayedTask, current_message, delayed_task
 from django_delayq.admin.forms.message_forms import ArgumentsForm
 from django_delayq.client import topics
 from django_delayq.client.handle import Handle
@@ -19,10 +19,11 @@ from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.stats import overview
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.tasks import registry
+from django_delayq.tasks.context import running
 from tests.admin.browser import address
 from tests.admin.messages import AsUser, edited, html_of, operator, path, waiting
 from tests.admin.world import heartbeat
-from tests.app.tasks import act, close_order, noop
+from tests.app.tasks import act, close_order, count_to, noop
 from tests.faults import unreachable
 from tests.hands import DAY, ORDERS, Hands
 
@@ -279,3 +280,26 @@ def test_redis_away_is_said_with_503(operator: Client, waiting: Handle) -> None:
         )
     assert waiting.get() is not None
     assert not OperatorAction.objects.exists()
+
+
+# Progress
+
+
+def test_the_page_of_a_running_message_shows_how_far_it_is(operator: Client, hands: Hands) -> None:
+    handle = count_to.enqueue(10)
+    (lease,) = hands.claim()
+    running.set(lease)
+    current_message().progress(3, 10, "pages <b>")
+    html = html_of(operator, handle)
+    assert '<progress max="100" value="30"' in html
+    assert "3 of 10 pages &lt;b&gt;" in " ".join(html.split())
+    running.set(None)
+
+
+def test_who_may_not_see_arguments_sees_no_progress(as_user: AsUser, hands: Hands) -> None:
+    handle = count_to.enqueue(10)
+    (lease,) = hands.claim()
+    running.set(lease)
+    current_message().progress(3, 10, "pages")
+    assert "pages" not in html_of(as_user("view_dashboard"), handle)
+    running.set(None)

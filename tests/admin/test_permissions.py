@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.test import Client
+from django.utils import timezone as django_timezone
 
+from django_delayq import delayed_task
 from django_delayq.admin import site
 from django_delayq.archive.selection import Selection
 from django_delayq.client import decorator
 from django_delayq.core.exceptions import NotPermitted
-from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction
-from django_delayq.operators import bulk, operations
+from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction, RecurringTask
+from django_delayq.operators import bulk, operations, recurring
 from django_delayq.store import get_store
 from tests.admin.browser import address
 from tests.admin.world import WORKER, World
@@ -27,6 +29,8 @@ from tests.app.tasks import close_order, noop
 from tests.hands import DAY, Hands
 
 ALL = frozenset(codename for codename, _ in Dashboard._meta.permissions)
+
+RECURRING, PAUSED = "tests.recurring", "tests.paused"
 
 #: Kinds of staff, by the permissions that they have.
 STAFF = {
@@ -53,6 +57,9 @@ NEEDED = {
     "operations.archive_again": {"replay_message"},
     "operations.quiet": {"pause_topic"},
     "operations.unquiet": {"pause_topic"},
+    "recurring.pause_recurring": {"pause_topic"},
+    "recurring.resume_recurring": {"pause_topic"},
+    "recurring.run_recurring_now": {"cancel_message"},
     "bulk.start": {"bulk_operate", "replay_message"},
     "bulk.cancel": {"bulk_operate", "replay_message"},
 }
@@ -83,11 +90,26 @@ CALLS: dict[str, Callable[[Any, World], Any]] = {
         get_store().workers.quiet(WORKER),
         operations.unquiet(user, WORKER),
     ),
+    "recurring.pause_recurring": lambda user, world: recurring.pause_recurring(
+        user, RECURRING, reason="a test"
+    ),
+    "recurring.resume_recurring": lambda user, world: recurring.resume_recurring(user, PAUSED),
+    "recurring.run_recurring_now": lambda user, world: recurring.run_recurring_now(user, RECURRING),
     "bulk.start": lambda user, world: bulk.start(
         user, "replay", Selection(topic="modes"), reason="a test"
     ),
     "bulk.cancel": lambda user, world: bulk.cancel(user, world.bulk),
 }
+
+
+@pytest.fixture(autouse=True)
+def _recurring_tasks(declared: dict[str, Any], transactional_db: None) -> None:
+    """Two recurring tasks; an operator has paused one of them."""
+    for name in (RECURRING, PAUSED):
+        delayed_task(name=name, every=3600)(lambda: None)
+    RecurringTask.objects.create(
+        task=PAUSED, rule="every 3600 s", upto_ms=1, paused_at=django_timezone.now()
+    )
 
 
 @pytest.fixture
@@ -204,7 +226,7 @@ def service_calls(module: ModuleType) -> set[str]:
         f"{prefix}.{name}"
         for name, function in functions
         if function.__module__ == module.__name__
-        and name not in ("require", "_recorded")
+        and name not in ("require", "_recorded", "_changed")
         and next(iter(inspect.signature(function).parameters), "") == "user"
     }
 
@@ -217,7 +239,8 @@ def before(world: World) -> Callable[[], int]:
 
 
 def test_every_call_of_the_service_layer_is_in_this_matrix():
-    assert service_calls(operations) | service_calls(bulk) == set(CALLS) == set(NEEDED)
+    found = service_calls(operations) | service_calls(bulk) | service_calls(recurring)
+    assert found == set(CALLS) == set(NEEDED)
 
 
 @pytest.mark.parametrize("kind", ["anonymous", *STAFF])

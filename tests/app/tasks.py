@@ -135,3 +135,38 @@ async def act_async(mode: str = "return") -> None:
 @delayed_task(topic="modes", backoff=lambda failures: failures / 0)
 def wrongly_backed_off() -> None:
     raise ValueError("it failed")
+
+
+_ODD: dict[str, Any] = {"huge": "x" * 100_000, "object": object()}
+
+
+@delayed_task(result=True)
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@delayed_task(result=True)
+async def add_async(a: int, b: int) -> int:
+    await asyncio.sleep(0)
+    return a + b
+
+
+@delayed_task(result=True, exactly_once=True)
+def add_once(a: int, b: int) -> int:
+    return a + b
+
+
+@delayed_task(result=True)
+def answer(value: Any = None) -> Any:
+    """Returns what it is given, or what JSON cannot carry."""
+    return _ODD.get(value, value) if isinstance(value, str) else value
+
+
+@delayed_task(result=True)
+def count_to(total: int, fail: bool = False) -> int:
+    """Reports how far it has come."""
+    for number in range(1, total + 1):
+        current_message().progress(number, total, "pages")
+        if fail and number == total - 1:
+            raise ValueError("no paper")
+    return total

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.utils import timezone as django_timezone
 
+from django_delayq.core.exceptions import NoResult
 from django_delayq.core.times import stored_ms
-from tests.app.tasks import noop
+from tests.app.tasks import answer, noop
 from tests.archive.test_archive_rows import NOW_US, body
-from tests.hands import DEFAULT, ORDERS, Hands, only_row, put_entry, stored_record
+from tests.hands import DEFAULT, ORDERS, Hands, lose_redis, only_row, put_entry, stored_record
 
 pytestmark = pytest.mark.databases
 
@@ -93,3 +94,23 @@ def test_without_use_tz_an_activated_time_zone_changes_nothing(settings: Any) ->
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
     with django_timezone.override("America/New_York"):
         assert stored_ms(NOW_US / 1000) == datetime(2025, 11, 20, 18, 50, 0, 123456)
+
+
+def test_redact_changes_results_too(hands: Hands, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDACT": f"{__name__}.hide"}
+    handle = answer.enqueue("secret")
+    hands.work()
+    assert handle.wait() == "secret"  # Redis has what the task returned
+    hands.archive()
+    assert only_row().result == '{"result":"***","redaction":"done"}'
+    lose_redis(hands.store)
+    with pytest.raises(NoResult, match="redacted"):
+        handle.wait()
+
+
+def test_a_redact_that_fails_leaves_the_result_out(hands: Hands, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDACT": f"{__name__}.hide_wrongly"}
+    answer.enqueue("secret")
+    hands.work()
+    hands.archive()
+    assert only_row().result == '{"redaction":"failed"}'

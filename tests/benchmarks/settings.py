@@ -22,7 +22,10 @@ if "sqlite3" in DATABASES["default"]["ENGINE"]:  # as docs/how-to/databases.md a
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DELAYQ = {
     "REDIS": os.environ["DELAYQ_BENCH_REDIS"],
-    "TOPICS": {"bench": {"partitions": int(os.environ.get("DELAYQ_BENCH_PARTITIONS", "1"))}},
+    "TOPICS": {
+        "bench": {"partitions": int(os.environ.get("DELAYQ_BENCH_PARTITIONS", "1"))},
+        "paced": {"rate": "100/s"},
+    },
     # As by default. Where no archiver runs beside the workers the finished stream grows, and must
     # not stop them.
     "ARCHIVE": os.environ.get("DELAYQ_BENCH_ARCHIVE", "all"),

@@ -8,7 +8,19 @@ import time
 from django_delayq import delayed_task
 from tests.benchmarks.journal import SLOT, SLOTS, journal, note
 
-__all__ = ["SLOT", "SLOTS", "io", "journal", "mixed", "neighbour", "noop", "note", "short"]
+__all__ = [
+    "SLOT",
+    "SLOTS",
+    "io",
+    "journal",
+    "keyed",
+    "mixed",
+    "neighbour",
+    "noop",
+    "note",
+    "paced",
+    "short",
+]
 
 
 @delayed_task(topic="bench", ttr=30)
@@ -21,6 +33,20 @@ def noop(index: int, padding: str) -> None:
 def neighbour(index: int, padding: str) -> None:
     """The no-op of a small topic beside a flooded one."""
     note(index)
+
+
+@delayed_task(topic="paced", ttr=30)
+def paced(index: int, padding: str) -> None:
+    """The no-op of a topic with a rate."""
+    note(index)
+
+
+@delayed_task(topic="keyed", ttr=30, limit_by="key:{key}", concurrency=3)
+def keyed(index: int, key: int, seconds: float) -> None:
+    """Notes its start, takes a while, and notes its end."""
+    note(index)
+    time.sleep(seconds)
+    note(index + SLOTS // 2)
 
 
 @delayed_task(topic="mixed", ttr=30)

@@ -264,22 +264,22 @@ def test_an_edit_whose_answer_is_lost_is_said_to_be_unknown_and_may_be_repeated(
 
 @pytest.mark.parametrize("delay", [60, DAY], ids=["in Redis", "in SQL"])
 @pytest.mark.parametrize(
-    ("args", "error"),
+    ("call", "error"),
     [
-        ([], InvalidMessage),
-        ([1, 2], InvalidMessage),
-        ([{1}], InvalidMessage),
-        (["x" * 70_000], BodyTooLarge),
+        (([], {}), InvalidMessage),
+        (([1, 2], {}), InvalidMessage),
+        (([{1}], {}), InvalidMessage),
+        (([5], {"reason": "x" * 70_000}), BodyTooLarge),
     ],
     ids=["too few", "too many", "no JSON", "too large"],
 )
 def test_arguments_that_do_not_fit_are_refused(
-    hands: Hands, delay: int, args: Any, error: Any
+    hands: Hands, delay: int, call: Any, error: Any
 ) -> None:
     handle = close_order.using(durable=True, delay=delay).enqueue(5)
     before, shown = row_of(handle), handle.get()
     with pytest.raises(error):
-        edit("orders", handle.id, args, {})
+        edit("orders", handle.id, *call)
     assert (bytes(row_of(handle).record), fields_of(row_of(handle))) == (
         bytes(before.record),
         fields_of(before),

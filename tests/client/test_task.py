@@ -499,7 +499,8 @@ def test_refusal_of_a_queryset_does_not_run_its_query(wrap: Callable[[Any], Any]
 
 def test_refusal_says_what_to_pass_instead() -> None:
     with pytest.raises(
-        exceptions.UnserialisableArguments, match="Pass a primary key or an ISO string"
+        exceptions.UnserialisableArguments,
+        match="Annotate the parameter with its type, or pass a primary key",
     ):
         noop.enqueue(object())
 

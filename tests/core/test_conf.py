@@ -72,6 +72,19 @@ def test_topics_are_parsed() -> None:
             r'DELAYQ\["TOPICS"\]\["a"\] has no option partition. Did you mean partitions\?',
         ),
         (
+            {"TOPICS": {"a": {"rate": "10"}}},
+            r'\["rate"\] must be a text as "10/s", "100/m" or "1000/h", not',
+        ),
+        ({"TOPICS": {"a": {"rate": 10}}}, "not 10"),
+        ({"TOPICS": {"a": {"release_rate": "0/s"}}}, r'\["release_rate"\] must be a text'),
+        ({"TOPICS": {"a": {"rate": "100001/s"}}}, "may be 100,000/s at most"),
+        ({"TOPICS": {"a": {"concurrency": 0}}}, "from 1 to 100000, not 0"),
+        ({"TOPICS": {"a": {"too_late": 0}}}, "from 1 to"),
+        (
+            {"TOPICS": {"a": {"concurrency": 3, "partitions": 2}}},
+            "has a limit and 2 partitions.*a topic with a limit has one partition",
+        ),
+        (
             {"TOPICS": {"a": {"partitions": 257}}},
             r'\["partitions"\] must be from 1 to 256, not 257',
         ),

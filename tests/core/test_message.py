@@ -200,7 +200,7 @@ def test_a_truncated_record_is_refused(cut: int) -> None:
         Record.decode(stored(Body([1]))[:cut])
 
 
-@pytest.mark.parametrize("version", [0, 2, 7])
+@pytest.mark.parametrize("version", [0, 2, 3])
 def test_a_record_of_another_version_is_refused(version: int) -> None:
     raw = bytearray(stored(Body()))
     raw[14] = version << 4
@@ -263,7 +263,7 @@ def test_a_subclass_of_str_or_int_comes_back_as_a_plain_one_that_is_equal() -> N
 
 def test_the_refusal_says_what_to_do() -> None:
     with pytest.raises(
-        UnserialisableArguments, match=r"b'x' of type bytes.*JSON.*Pass a primary key"
+        UnserialisableArguments, match=r"b'x' of type bytes.*JSON.*pass a primary key"
     ):
         check_json([b"x"])
 

@@ -93,7 +93,7 @@ def test_archiver_alone_archives_and_runs_nothing(run_delayq: Any) -> None:
 @pytest.mark.parametrize(
     ("args", "names"),
     [
-        ([], ["archiver", "relay", "reconciler", "bulk", "statistics", "unserved"]),
+        ([], ["archiver", "relay", "reconciler", "bulk", "statistics", "unserved", "ticker"]),
         (["--no-archiver"], []),
     ],
 )
@@ -124,4 +124,4 @@ def test_one_of_several_processes_hosts_them(
         module, "run", lambda worker, port: hosted.append(len(worker.sql_services)) or 0
     )
     run_delayq("--processes", "3")
-    assert hosted == [6, 0, 0]
+    assert hosted == [7, 0, 0]

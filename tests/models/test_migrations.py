@@ -16,6 +16,7 @@ from django_delayq.models import (
     BulkOperation,
     OperatorAction,
     OutboxMessage,
+    RecurringTask,
     TaskDay,
     TopicHour,
     UnarchivableEntry,
@@ -30,6 +31,7 @@ MODELS = (
     UnarchivableEntry,
     OperatorAction,
     BulkOperation,
+    RecurringTask,
     TopicHour,
     TaskDay,
 )

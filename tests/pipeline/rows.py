@@ -98,7 +98,13 @@ def _row(number: int, given: Mapping[str, Any], connection: Any) -> tuple[Any, .
         "started_at": finished - timedelta(seconds=1),
         "finished_at": finished,
     }
-    row = {**_PLAIN, **times, **told, "message_id": UUID(bytes=told["message_id"]).hex}
+    row = {
+        "result": "",
+        **_PLAIN,
+        **times,
+        **told,
+        "message_id": UUID(bytes=told["message_id"]).hex,
+    }
     row |= {name: _stored(row[name], connection) for name in _TIMES}
     return tuple(row[name] for name in archive_rows.COLUMNS)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -21,6 +23,8 @@ from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.params import ParameterSpec, ScheduleOptions, TaskSpec
 from django_delayq.pipeline.sinks.queue_sink import load_arguments
 from django_delayq.store.keys import partition_of
+from django_delayq.tasks.options import Options
+from django_delayq.tasks.task import Definition
 from tests.app import tasks as declared
 
 pytestmark = pytest.mark.timeout(300)
@@ -187,6 +191,92 @@ def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
         body = decode_body(0, row["body"].encode())
         assert body.args == [value for value, _ in VALUES]
         assert (body.kwargs, body.key) == ({}, "1" if keyed else None)
+
+
+TYPED = {
+    "id": "UUID", "at": "datetime", "day": "date | None", "amount": "Decimal", "raw": "bytes", "wait": "timedelta",
+}  # fmt: skip
+SOME_ID = "0190a5f0-0000-7000-8000-000000000001"
+
+
+def read_by_a_worker(body: str) -> dict[str, Any]:
+    """The values that a task with these parameters gets."""
+
+    def remind(
+        id: UUID,  # noqa: A002
+        at: datetime,
+        day: date | None,
+        amount: Decimal,
+        raw: bytes,
+        wait: timedelta,
+    ) -> None: ...
+
+    found = decode_body(0, body.encode())
+    annotations = Definition(remind, "shop.remind", Options()).annotations
+    return annotations.read(found.args, found.kwargs)[1]
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["columns of types", "text"])
+def test_typed_arguments_are_written_as_the_task_reads_them(spark: Any, as_text: bool) -> None:
+    given = options(*(parameter(name, kind) for name, kind in TYPED.items()))
+    frame = spark.sql(
+        f"""SELECT '1' AS k, '{SOME_ID}' AS id, timestamp'2026-11-20T10:00:00.123456+01:00' AS at,
+        date'2026-11-21' AS day, cast(9.90 AS DECIMAL(38,2)) AS amount, unhex(repeat('00ff', 60)) AS raw, 'PT90S' AS wait"""
+    )
+    if as_text:
+        frame = frame.selectExpr(
+            "k", "id", "'2026-11-20T09:00:00.123456Z' AS at", "'2026-11-21' AS day",
+            "cast(amount AS STRING) AS amount", "replace(base64(raw), '\r\n') AS raw", "wait",
+        )  # fmt: skip
+    (row,) = schedule_frames.message_rows(
+        frame, schedule_frames.plan(given, frame.schema), NOW, 1_000
+    ).collect()
+    assert row["reason"] is None
+    assert read_by_a_worker(row["body"]) == {
+        "id": UUID(SOME_ID),
+        "at": datetime(2026, 11, 20, 9, 0, 0, 123456, tzinfo=timezone.utc),
+        "day": date(2026, 11, 21),
+        "amount": Decimal("9.90"),
+        "raw": b"\x00\xff" * 60,
+        "wait": timedelta(seconds=90),
+    }
+
+
+def test_text_that_is_no_value_of_its_type_is_refused_row_by_row(spark: Any) -> None:
+    given = options(parameter("id", "UUID"), parameter("day", "date | None"))
+    rows = [("1", SOME_ID, None), ("2", "5", None), ("3", SOME_ID, "21.11.2026"), ("4", None, None)]
+    assert reasons(made(spark, rows, "k string, id string, day string", given)) == {
+        "1": None,
+        "2": "id is 5, and the task takes UUID",
+        "3": "day is 21.11.2026, and the task takes date",
+        "4": "id is null, and the task takes UUID",
+    }
+    texts = [
+        ("1", f'"{SOME_ID}"', "null"),
+        ("2", "5", '"2026-11-21"'),
+        ("3", f'"{SOME_ID}"', '"x"'),
+    ]
+    given = options(parameter("id", "UUID"), parameter("day", "date | None"), format="json")
+    found = made(
+        spark, [(f'"{k}"', *rest) for k, *rest in texts], "k string, id string, day string", given
+    )
+    assert reasons(found) == {
+        "1": None,
+        "2": "id is 5, and the task takes UUID",
+        "3": 'day is "x", and the task takes date',
+    }
+
+
+def test_a_column_that_cannot_be_the_type_is_refused(spark: Any) -> None:
+    for annotation, column in (
+        ("UUID", "bigint"),
+        ("date", "timestamp"),
+        ("Decimal", "double"),
+        ("bytes", "date"),
+    ):
+        frame = spark.createDataFrame([], f"k string, v {column}")
+        with pytest.raises(Refused, match=rf"takes v: {annotation}, but the column 'v' is of type"):
+            schedule_frames.plan(options(parameter("v", annotation)), frame.schema)
 
 
 def test_a_float_is_the_number_that_it_is(spark: Any) -> None:
@@ -425,7 +515,16 @@ def test_a_task_is_described_by_its_signature(declared: Any) -> None:
     from django_delayq import delayed_task
 
     @delayed_task(name="test.described", topic="mail", ttr=90, priority="low", expires=5)
-    def described(a: int, /, b: str | None = None, *, c: float, **rest: Any) -> None: ...
+    def described(
+        a: int,
+        /,
+        b: str | None = None,
+        *,
+        c: float,
+        at: datetime,
+        owner: UUID | None = None,
+        **rest: Any,
+    ) -> None: ...
 
     spec = task_specs.spec_of("test.described")
     assert (spec.topic, spec.ttr_ms, spec.priority, spec.max_attempts, spec.expires) == (
@@ -437,8 +536,27 @@ def test_a_task_is_described_by_its_signature(declared: Any) -> None:
     )
     assert [(one.name, one.kind, one.annotation, one.required) for one in spec.parameters] == [
         ("a", "positional", "int", True), ("b", "both", "str | None", False), ("c", "named", "float", True),
+        ("at", "named", "datetime", True), ("owner", "named", "UUID | None", False),
         ("rest", "others", "Any", False),
     ]  # fmt: skip
+
+
+def test_a_task_with_a_limit_says_so_and_one_with_many_is_refused(declared: Any) -> None:
+    from django_delayq import delayed_task
+    from django_delayq.core.message import Record, limit_id
+
+    @delayed_task(name="test.limited", rate="5/s")
+    def limited(a: int) -> None: ...
+
+    @delayed_task(name="test.keyed", rate="5/s", limit_by="{a}")
+    def keyed(a: int) -> None: ...
+
+    raw = bytes(14) + messages.header(task_specs.spec_of("test.limited")) + b"[1]"
+    record = Record.decode(raw)
+    assert (record.limit, record.body) == (limit_id("test.limited"), b"[1]")
+    with pytest.raises(Refused, match="has limit_by"):
+        task_specs.spec_of("test.keyed")
+    assert "test.keyed" not in {spec.name for spec in task_specs.all_specs()}
 
 
 def test_a_task_that_does_not_exist_is_refused_with_its_neighbours() -> None:

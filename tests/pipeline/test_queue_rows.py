@@ -35,7 +35,7 @@ def an_id(number: int) -> bytes:
 
 
 def keys_of(store: RedisStore, partition: Partition = ORDERS) -> dict[str, str]:
-    names = (*LANES, "leased", "messages", "attempts", "finished", "followers", "meta")
+    names = (*LANES, "leased", "messages", "attempts", "finished", "followers", "meta", "limits")
     return dict(zip(names, partition_keys(store.client.prefix, partition), strict=True))
 
 
@@ -234,6 +234,15 @@ def test_a_due_time_that_no_calendar_has_is_its_last_or_first_day(
     store.client.redis.zadd(keys["low"], {one: score})
     (row,) = read(store, "low")
     assert row["due_at"].year == year
+
+
+def test_what_a_limit_holds_back_has_its_due_time(
+    damaged: tuple[RedisStore, dict[str, str], bytes],
+):
+    store, keys, one = damaged
+    store.client.redis.zadd(keys["low"], {one: 2**48 + 1_700_000_000_000})
+    (row,) = read(store, "low")
+    assert row["due_at"].year == 2023
 
 
 def test_an_entry_of_the_stream_without_its_fields_is_a_row_all_the_same(

@@ -24,6 +24,7 @@ from django_delayq.core.message import (
     encode_record,
     new_ids,
     task_code,
+    with_limit,
 )
 from django_delayq.core.message import STAMP as STAMP_OF
 from django_delayq.core.times import When
@@ -45,9 +46,16 @@ LATER = f"+{DAY_MS}"
 FAR = "9000000000000"
 """An instant far ahead."""
 DETAIL = b'{"reason":"test"}'
+LIMIT = b"customer"
+"""Stands for the name of a limit."""
 STAMP = 1_700_000_000_000_000
 """When SQL has accepted a durable message, in microseconds: before anything else in a test."""
-NAMES = ("high", "normal", "low", "leased", "messages", "attempts", "finished", "followers", "meta")
+NAMES = (
+    "high", "normal", "low", "leased", "messages", "attempts", "finished", "followers", "meta",
+    "limits",
+)  # fmt: skip
+HELD = 2**48
+"""Added to the due time of a message that a limit holds back, in its lane."""
 
 
 def new_id() -> bytes:
@@ -60,9 +68,11 @@ def record(
     priority: Priority = Priority.NORMAL,
     ttr_ms: int = 60_000,
     flags: int = 0,
+    limit: bytes = b"",
 ) -> bytes:
     """A record as a producer sends it: without its stamp."""
-    return encode_record(encode_header(CODE, flags | priority, ttr_ms), body, 2**24)
+    header = encode_header(CODE, flags | priority, ttr_ms)
+    return encode_record(with_limit(header, limit) if limit else header, body, 2**24)
 
 
 def outgoing(
@@ -171,6 +181,13 @@ def make_due(store: RedisStore, message_id: bytes) -> None:
     store.reschedule_in(PARTITION, message_id, PAST)
 
 
+def rewind(store: RedisStore, partition: Partition, milliseconds: float) -> None:
+    """As if so much time had passed for its limits: moves their rates and timers back."""
+    for key in keys.rate_keys(store.client.prefix, partition):
+        for member, score in store.client.redis.zrange(key, 0, -1, withscores=True):
+            store.client.redis.zadd(key, {member: score - milliseconds})
+
+
 def corrupt(store: RedisStore, message_id: bytes, raw: bytes | None) -> None:
     """Overwrite the stored record, or lose it (None)."""
     if raw is None:
@@ -193,7 +210,7 @@ def dump(store: RedisStore) -> dict[str, Any]:
 
 
 def _content(store: RedisStore, name: str) -> Any:
-    if name in ("high", "normal", "low", "leased"):
+    if name in ("high", "normal", "low", "leased", "limits"):
         return dict(_pairs(store.client.command("ZRANGE", key(store, name), 0, -1, "WITHSCORES")))
     if name == "finished":
         return store.client.command("XRANGE", key(store, name), "-", "+")
@@ -211,7 +228,20 @@ def _pairs(flat: Iterable[Any]) -> Iterator[tuple[bytes, float]]:
 def waiting(store: RedisStore) -> dict[bytes, float]:
     """Due time in ms of every message that waits, whatever its lane."""
     content = dump(store)
-    return content["high"] | content["normal"] | content["low"]
+    scores = content["high"] | content["normal"] | content["low"]
+    return {i: due_in(score) for i, score in scores.items()}
+
+
+def due_in(score: float) -> float:
+    """The due time behind a score of a lane."""
+    return score - HELD if HELD <= score < 2 * HELD else score
+
+
+def held_back(store: RedisStore) -> set[bytes]:
+    """What the limits of keys hold back."""
+    content = dump(store)
+    scores = content["high"] | content["normal"] | content["low"]
+    return {i for i, score in scores.items() if due_in(score) != score}
 
 
 def leased(store: RedisStore) -> set[bytes]:

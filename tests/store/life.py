@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from django_delayq.core.limits import LimitRule, TopicLimits
 from django_delayq.store import finished
 from django_delayq.store.bulk_load import BulkLoad
 from django_delayq.store.finished import FinishedStream, lengths
 from django_delayq.store.repair import Suspect
-from django_delayq.store.store import RedisStore
+from django_delayq.store.store import Claimed, RedisStore
 from tests.store.factories import (
+    CODE,
     DETAIL,
+    LIMIT,
     PARTITION,
     STAMP,
     TASKS,
@@ -47,12 +50,29 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: end_leases(store)
     yield lambda: store.reclaim(PARTITION)
     yield lambda: store.ack(PARTITION, [(store.claim(PARTITION, 1).leases[0], DETAIL)])
+    yield lambda: store.reports.ended("orders", message_id)
     yield lambda: enqueue(store)
     yield lambda: store.purge(PARTITION)
+    yield lambda: store.progress(claim(store), b"[1]", 60_000)
+    yield from limiting(store)
     yield from loading(store)
     yield from archiving(store)
     yield from looking(store)
     yield from auditing(store)
+
+
+def limiting(store: RedisStore) -> Iterator[Callable[[], Any]]:
+    """Two messages under a limit of one: the second goes when the first has ended."""
+    limits = TopicLimits(LimitRule("1/s", 5), "1/s", {CODE: LimitRule("1/h", 1)})
+
+    def claim_limited() -> Claimed:
+        return store.claim_limited(PARTITION, 5, None, limits)
+
+    yield lambda: send(store, outgoing(limit=LIMIT), outgoing(limit=LIMIT))
+    yield lambda: store.ack(PARTITION, [(claim_limited().leases[0], DETAIL)])
+    yield claim_limited
+    yield lambda: store.queries.holding_back([PARTITION])
+    yield lambda: store.purge(PARTITION)
 
 
 def loading(store: RedisStore) -> Iterator[Callable[[], Any]]:

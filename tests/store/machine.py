@@ -51,6 +51,9 @@ leases = Bundle("leases")
 class StoreMachine(RuleBasedStateMachine):
     """Every public transition of the store."""
 
+    limit = b""
+    """Every message is under this limit."""
+
     def __init__(self, store: RedisStore, server: Server) -> None:
         super().__init__()
         self.shared, self.server = store, server
@@ -95,6 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
             body=body,
             priority=priority,
             expires="5" if expired else "",
+            limit=self.limit,
         )
         word = self.model.enqueue(
             message_id, mode, Known(body, int(priority), int(when), 5 if expired else 0)
@@ -139,8 +143,9 @@ class StoreMachine(RuleBasedStateMachine):
     def edit(self, message_id: bytes, body: bytes) -> None:
         """Other arguments for what waits; a running message and its follower stay as they are."""
         known, before = self.model.live.get(message_id), self._dump()
-        record = before["messages"].get(message_id, bytes(HEADER_END))
-        after = record[:HEADER_END] + body
+        header = HEADER_END + len(self.limit)
+        record = before["messages"].get(message_id, bytes(header))
+        after = record[:header] + body
         word = self.store.edit_in(PARTITION, message_id, record, after)
         if known is None:
             assert word == "NOT_FOUND"
@@ -352,7 +357,7 @@ class StoreMachine(RuleBasedStateMachine):
                 for i, known in live.items()
                 if known.token is None and known.lane == lane
             }
-            assert content[name] == here  # I1
+            assert {i: factories.due_in(score) for i, score in content[name].items()} == here  # I1
         assert content["leased"].keys() == {
             i for i, known in live.items() if known.token is not None
         }  # I1, I3

@@ -7,7 +7,8 @@ import pytest
 from django_delayq.core.exceptions import StoreUnavailable
 from django_delayq.store import finished as module
 from django_delayq.store.client import BATCH
-from django_delayq.store.finished import GROUP, Entry, FinishedStream, lengths
+from django_delayq.store.entries import Entry
+from django_delayq.store.finished import GROUP, FinishedStream, lengths
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.faults import unreachable

@@ -26,11 +26,12 @@ class Clocks:
         self.asked = 0
         self.away = False
 
-    def clock_ms(self) -> float:
+    def command(self, name: str) -> tuple[int, int]:
+        assert name == "TIME"
         self.asked += 1
         if self.away:
             raise StoreUnavailable("away")
-        return self.redis_us / 1000
+        return divmod(self.redis_us, 1_000_000)
 
     def move(self, seconds: float) -> None:
         self.redis_us += int(seconds * 1e6)
@@ -41,7 +42,7 @@ class Clocks:
 def clocks(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clocks]:
     clocks = Clocks(int(time.time() * 1e6) + HOUR_US)
     monkeypatch.setattr(breaker, "PROBE_INTERVAL", 3600)
-    monkeypatch.setattr(store.client, "clock_ms", clocks.clock_ms)
+    monkeypatch.setattr(store.client, "command", clocks.command)
     monkeypatch.setattr(time, "monotonic", lambda: clocks.monotonic)
     yield clocks
     store.breaker.stop()

@@ -14,29 +14,32 @@ import pytest
 from django_delayq import store as package
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.exceptions import StoreForbidden
-from django_delayq.store import client, keys, scripts
+from django_delayq.core.task_report import TaskProgress, TaskReport
+from django_delayq.store import keys, scripts
 from django_delayq.store.bulk_load import BulkLoader
 from django_delayq.store.connection import open_client
 from django_delayq.store.hints import HintStream
 from django_delayq.store.queries import Queries
 from django_delayq.store.repair import Repair
+from django_delayq.store.reports import Reports
 from django_delayq.store.scripts import Script
 from django_delayq.store.store import RedisStore
 from django_delayq.store.topic_catalog import Topics
 from tests.servers import Server
-from tests.store.factories import PARTITION, dump, enqueue, on_all_nodes
+from tests.store.factories import PARTITION, claim, dump, enqueue, new_id, on_all_nodes
 from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")
+PARTS = (RedisStore, Queries, Topics, BulkLoader, Repair, Reports)
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
-READING = {"durable_status", "find", "forecast", "leased_under", "list", "stats"}
+READING = {"durable_status", "ended", "find", "forecast", "leased_under", "list", "stats"}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/how-to/redis-user.md shows the
 #: same.
 ACL = (
     "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hscan", "+hset", "+hdel",
     "+hincrby", "+exists", "+expire", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
-    "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
+    "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zrangebylex", "+zlexcount", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
     "+xadd", "+xlen", "+xdel", "+xack", "+xrevrange", "+xreadgroup", "+xautoclaim", "+xgroup|create",
     "+xgroup|delconsumer", "+xinfo|consumers",
 )  # fmt: skip
@@ -80,7 +83,7 @@ every_file = pytest.mark.parametrize(("name", "text"), list(all_files()))
 @every_script
 def test_a_script_is_named_as_the_method_that_calls_it(name: str) -> None:
     method = METHODS.get(name, name)
-    assert any(hasattr(part, method) for part in (RedisStore, Queries, Topics, BulkLoader, Repair))
+    assert any(hasattr(part, method) for part in PARTS)
 
 
 @every_script
@@ -104,7 +107,7 @@ def test_a_script_fits_on_a_screen(name: str, text: str) -> None:
 
 @every_file
 def test_no_script_decodes_a_body_hides_an_error_or_searches_keys(name: str, text: str) -> None:
-    code = re.sub(r"--.*", "", text)
+    code = re.sub(r"--.*", "", text).replace("'EXPIRE', RESULTS[i]", "")  # no message is there
     assert not re.search(
         r"cjson|cmsgpack|pcall|loadstring|'(KEYS|SCAN|SELECT|EXPIRE|PEXPIRE|RANDOMKEY)'", code
     )
@@ -114,14 +117,16 @@ def test_no_script_decodes_a_body_hides_an_error_or_searches_keys(name: str, tex
 def test_keys_are_bound_once_and_the_clock_is_read_once(name: str, text: str) -> None:
     first = name in ("partition.lua", "lone.lua")
     code = re.sub(r"--.*", "", text)
-    assert len(re.findall(r"\bKEYS\b", code)) == first
+    own = name in ("ack.lua", "progress.lua")  # keys beside those of the partition
+    assert len(re.findall(r"\bKEYS\b", code)) == first + own
     assert len(re.findall(r"'TIME'", code)) == first
 
 
 @every_file
 def test_every_command_names_a_key_of_the_partition(name: str, text: str) -> None:
     bound = {"LEASED", "MESSAGES", "ATTEMPTS", "FINISHED", "FOLLOWERS", "META", "FENCE"}
-    bound |= {"LANE", "lane", "lane_of(record)", "replaced[i]"}
+    bound |= {"LIMITS", "BUCKETS", "TIMERS"}
+    bound |= {"PROGRESS", "RESULTS[i]", "LANE", "lane", "lane_of(record)", "replaced[i]"}
     for command, key in re.findall(r"redis\.call\('(\w+)', ([^,()]+(?:\([^)]*\))?)", text):
         assert key in bound or command == "PUBLISH"
 
@@ -140,15 +145,18 @@ def test_the_first_lines_bind_the_keys_in_the_order_of_keys_py() -> None:
     assert (
         bound
         and bound[1]
-        == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, FENCE"
+        == "HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, LIMITS, "
+        "BUCKETS, TIMERS"
     )
     names = [key.rpartition("}:")[2] for key in keys.partition_keys("p", PARTITION)]
     assert names == [
         "delayed:high",
         "delayed:normal",
         "delayed:low",
-        *bound[1].lower().split(", ")[3:-1],
+        *bound[1].lower().split(", ")[3:-2],
     ]
+    of_rates = keys.rate_keys("p", PARTITION)
+    assert [key.rpartition("}:")[2] for key in of_rates] == ["buckets", "timers"]
     assert keys.fence_key("p", PARTITION, "night") == f"p:{{{PARTITION}}}:bulk:night"
 
 
@@ -224,7 +232,7 @@ def test_the_life_above_calls_every_script(
         called.add(name)
         return scripts.load(name)
 
-    monkeypatch.setattr(client, "load", spy)
+    monkeypatch.setattr(store.client, "load", spy)
     for call in whole_life(store):
         call()
     assert called == set(NAMES)
@@ -263,6 +271,23 @@ def test_a_user_limited_to_the_prefix_can_do_everything(server: Server, prefix: 
         for call in whole_life(store):
             call()
         listen(store)
+
+
+def test_who_waits_for_results_needs_two_rights_more(server: Server, prefix: str) -> None:
+    rights = *prefix_rules(prefix), *ACL, *client_rules(server)
+    with limited(server, prefix, *rights) as store:
+        with pytest.raises(StoreForbidden):
+            store.reports.result("orders", new_id())
+        with pytest.raises(StoreForbidden):
+            store.reports.progress("orders", new_id())
+    with limited(server, prefix, *rights, "+xread", "+get") as store:
+        lease = claim(store)
+        lease.report = TaskReport()
+        lease.report.result = b"1"
+        store.progress(lease, b"[1]", 60_000)
+        assert store.reports.progress("orders", lease.id) == TaskProgress(1)
+        store.ack(PARTITION, [(lease, b"{}")])
+        assert store.reports.result("orders", lease.id) is not None
 
 
 @pytest.mark.parametrize("missing", ACL)

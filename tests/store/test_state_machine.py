@@ -12,7 +12,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 
 from django_delayq.core.message import DURABLE, Priority, Record
 from django_delayq.store import finished as module
-from django_delayq.store.finished import Entry, FinishedStream
+from django_delayq.store.entries import Entry
+from django_delayq.store.finished import FinishedStream
 from django_delayq.store.store import RedisStore
 from tests.servers import Server
 from tests.store import factories

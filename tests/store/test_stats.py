@@ -18,7 +18,7 @@ from tests.store.factories import (
 
 def test_an_empty_partition_counts_nothing(store: RedisStore) -> None:
     stats = store.queries.stats(PARTITION)
-    assert stats[1:] == (0, 0, 0, 0, None, {})
+    assert stats[1:] == (0, 0, 0, 0, None, {}, 0)
 
 
 def test_the_counts_come_from_the_structures(store: RedisStore) -> None:

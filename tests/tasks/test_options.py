@@ -73,6 +73,15 @@ BAD_DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"backoff": -1}, exceptions.InvalidDelay, "backoff"),
     ({"backoff": [5, "x"]}, exceptions.InvalidDelay, "backoff"),
     ({"backoff": object()}, exceptions.InvalidMessage, "backoff"),
+    ({"rate": "10/day"}, exceptions.InvalidMessage, 'rate must be a text as "10/s"'),
+    ({"rate_limit": "10/s"}, exceptions.InvalidMessage, "here it is rate"),
+    ({"concurrency": 0}, exceptions.InvalidMessage, "whole number from 1 to 1,000, not 0"),
+    ({"concurrency": True}, exceptions.InvalidMessage, "concurrency must be a whole number"),
+    ({"too_late": 0}, exceptions.InvalidMessage, "too_late must be from 1"),
+    ({"limit_by": "a{b}"}, exceptions.InvalidMessage, "give rate or concurrency"),
+    ({"limit_by": "a{}", "rate": "1/s"}, exceptions.InvalidMessage, "limit_by is a template"),
+    ({"limit_by": "a{b", "rate": "1/s"}, exceptions.InvalidMessage, "limit_by is a template"),
+    ({"limit_by": "", "rate": "1/s"}, exceptions.InvalidMessage, "limit_by is a template"),
 ]
 
 
@@ -104,14 +113,17 @@ def test_wrong_declaration_says_what_is_wrong(
         delayed_task(**changes)(lambda: None)
 
 
-@pytest.mark.parametrize("name", ["backoff", "retry_for", "max_runtime", "exactly_once"])
+@pytest.mark.parametrize(
+    "name",
+    ["backoff", "retry_for", "max_runtime", "exactly_once", "rate", "concurrency", "limit_by"],
+)
 def test_what_does_not_travel_with_a_message_is_not_for_using(name: str) -> None:
     """Silently ignored, it would be believed."""
     with pytest.raises(exceptions.InvalidMessage, match=f"{name}.*@delayed_task"):
         noop.using(**{name: 5})  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["key", "id", "due_at"])
+@pytest.mark.parametrize("name", ["headers", "id", "due_at"])
 def test_what_names_one_message_is_not_for_the_decorator(
     declared: dict[str, Any], name: str
 ) -> None:

@@ -17,11 +17,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...core.conf import get_settings
-from ...core.exceptions import InvalidMessage
+from ...core.exceptions import InvalidArguments, InvalidMessage
 from ...core.message import Body, encode_body
 from ...core.times import MAX_DELAY_MS, aware, duration_ms, local
 from ...tasks import registry
-from ...tasks.arguments import Arguments, Layout, Parameter, WrongArgument, layout, write_json
+from ...tasks.arguments import Arguments, Layout, Parameter, layout, write_json
 
 #: The value of a parameter that gets its default.
 NOT_GIVEN = object()
@@ -145,10 +145,11 @@ class ArgumentsForm(forms.Form):
         try:
             cleaned["arguments"] = args, kwargs = self.layout.arguments(values)
             if self.is_known:
-                registry.by_name[self.task].definition.check_arguments(args, kwargs)
+                registry.by_name[self.task].definition.stored(args, kwargs)
             encode_body(Body(list(args), dict(kwargs)), get_settings().body_limit)
-        except WrongArgument as error:
-            self.add_error(_PREFIX + error.parameter, str(error))
+        except InvalidArguments as error:
+            named = error.parameter in names
+            self.add_error(_PREFIX + error.parameter if named else None, str(error))
         except InvalidMessage as error:
             self.add_error(None, str(error))
         return cleaned

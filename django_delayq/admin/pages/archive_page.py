@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
@@ -12,8 +13,10 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
+from ...archive.archive_rows import reported_in
 from ...archive.search import ArchivePage, page_of
 from ...core.exceptions import InvalidMessage
+from ...core.task_report import TaskProgress
 from ...models import ArchivedMessage, Final, UnarchivableEntry
 from ...operators import operations
 from ...tasks import registry
@@ -24,7 +27,7 @@ from ..runs import shown_run
 from ..site import back, may, register_action, register_page, show, url
 
 #: Only with view_payload.
-_PAYLOAD = ("body", "headers", "traceback")
+_PAYLOAD = ("body", "headers", "traceback", "result")
 #: Fields of a row that are not among its facts.
 _HIDDEN = {*_PAYLOAD, "history", "error_message"}
 #: Other rows of the same id that a row's page names.
@@ -189,10 +192,25 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
             "error_message": row.error_message,
             "traceback": row.traceback,
             "redaction": content.get("redaction"),
+            **_reported(row),
         }
     return show(
         request, "archived.html", _("Message %(id)s") % {"id": row.message_id.hex}, **context
     )
+
+
+def _reported(row: ArchivedMessage) -> dict[str, Any]:
+    """What the task has reported: its result as JSON text, and how far it came."""
+    try:
+        kept = reported_in(row.result)
+        progress = msgspec.convert(kept.get("progress"), TaskProgress | None)
+    except ValueError:  # damaged: hides no page
+        return {}
+    return {
+        "result": json.dumps(kept["result"]) if "result" in kept else "",
+        "result_redacted": kept.get("redaction"),
+        "progress": progress,
+    }
 
 
 def _content(row: ArchivedMessage) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from . import (  # noqa: F401 - their pages
     message_page,
     operator_actions_page,
     overview_page,
+    recurring_page,
     schedule_page,
     statistics_page,
     topic_page,

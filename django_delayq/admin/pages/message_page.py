@@ -77,6 +77,7 @@ def message_view(
             "content": {"args": shown.args, "kwargs": shown.kwargs},
             "headers": shown.headers,
             "problem": found.problem,
+            "progress": found.progress,
         }
         may_edit = may(request, "edit_message")
         if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:

@@ -15,17 +15,17 @@ from django.utils.translation import gettext_lazy
 from ...core.exceptions import (
     DelayQError,
     DuplicateMessage,
+    InvalidMessage,
     NotPermitted,
     OutcomeUnknown,
     StoreError,
     StoreUnavailable,
 )
-from ...core.message import Priority, key_id, new_id, parse_id
+from ...core.message import Priority, check_key, key_id, new_id, parse_id
 from ...operators import message_search, operations
 from ...store import get_store
 from ...tasks import registry
 from ...tasks.arguments import read_json
-from ...tasks.options import check_key
 from ...tasks.task import Task
 from ..forms.message_forms import ArgumentsForm, DurationField, WhenForm, field_errors
 from ..site import register_page, show, url
@@ -155,6 +155,12 @@ def schedule_view(request: HttpRequest) -> HttpResponse:
     form, arguments = ScheduleForm(task, request.POST), ArgumentsForm(name, None, request.POST)
     if not (form.is_valid() & arguments.is_valid()):
         return _page(request, task, form, arguments)
+    if not form.cleaned_data["key"]:
+        try:
+            form.cleaned_data["key"] = task.key_of(*arguments.arguments())
+        except InvalidMessage as error:
+            form.add_error("key", str(error))
+            return _page(request, task, form, arguments)
     return _send(request, task, form, arguments)
 
 

@@ -8,6 +8,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ...client import topics
+from ...core.conf import get_settings
 from ...core.exceptions import InvalidMessage, UnknownTopic
 from ...core.message import Page
 from ...operators import operations, recent_actions
@@ -52,6 +53,7 @@ def topic_view(request: HttpRequest, topic: str, form: PauseForm | None = None) 
         "topic.html",
         _("Topic %(topic)s") % {"topic": topic},
         stats=stats,
+        limits=get_settings().topics.get(topic),
         declared=topic in registry.known_topics(),
         now=timezone.now(),
         pause=pause,

@@ -29,6 +29,7 @@ import msgspec
 from django.core.management.base import CommandError
 from msgspec.structs import FieldInfo
 
+from ...core.signal_handlers import handled
 from ...core.times import in_words, utc
 from ...pipeline import params_from_django, rendering
 from ...pipeline.job_errors import Refused, cause, code_of
@@ -42,7 +43,6 @@ from ...pipeline.jobs import (
 )
 from ...pipeline.params import Params, Report, TaskSpec
 from ...pipeline.session import java_log
-from ...pipeline.signal_handlers import handled
 from ..cli import (
     DURATIONS,
     INTERRUPTED,

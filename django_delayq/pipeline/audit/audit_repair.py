@@ -21,7 +21,7 @@ from ...core.message import DURABLE, VERSION, Priority, State
 from ...models import OperatorAction, OutboxStatus
 from ...outbox import outbox, relay
 from ...store.client import BATCH
-from ...store.finished import Entry
+from ...store.entries import Entry
 from ...store.keys import Partition, partition_of
 from ...store.store import RedisStore
 from .confirm import archived_lives, by_partition, outbox_rows

@@ -62,6 +62,15 @@ def json_of(value: Column, kind: T.DataType) -> Column:
     return F.substring(whole, F.lit(6), F.length(whole) - 6)
 
 
+def text_of(value: Column, kind: T.DataType) -> Column:
+    """The text that JSON has for a timestamp, a date, a decimal, a whole number or bytes."""
+    if isinstance(kind, T.TimestampType):
+        return F.date_format(value, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX")
+    if isinstance(kind, T.BinaryType):
+        return F.regexp_replace(F.base64(value), "\\s", "")
+    return value.cast("string")
+
+
 def exact(kind: T.DataType) -> T.DataType:
     """The type that a value is cast to before it becomes JSON: double for float, because the 0.1 of
     a float is another number than that of JSON."""

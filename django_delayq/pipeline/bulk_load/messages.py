@@ -30,10 +30,11 @@ class FrameTotals(NamedTuple):
 
 def header(spec: TaskSpec) -> bytes:
     """The first bytes of the records of a task, after their stamps."""
-    from ...core.message import EXPIRES_WITH_DUE, encode_header, task_code
+    from ...core.message import EXPIRES_WITH_DUE, encode_header, task_code, with_limit
 
     flags = spec.priority | (EXPIRES_WITH_DUE if spec.expires[:1] == "+" else 0)
-    return encode_header(task_code(spec.name), flags, spec.ttr_ms)
+    plain = encode_header(task_code(spec.name), flags, spec.ttr_ms)
+    return with_limit(plain, spec.limit) if spec.limit else plain
 
 
 def ids(name: Column, key: Column) -> Column:

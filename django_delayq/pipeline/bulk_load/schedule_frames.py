@@ -6,10 +6,14 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import NamedTuple
+from uuid import UUID
 
+import msgspec
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
@@ -27,7 +31,19 @@ _ANNOTATED: dict[str, tuple[type[T.DataType], ...]] = {
     "int": json_columns.WHOLE,
     "float": (*json_columns.WHOLE, T.FloatType, T.DoubleType),
     "bool": (T.BooleanType,),
+    "UUID": (T.StringType,),
+    "datetime": (T.TimestampType, T.StringType),
+    "date": (T.DateType, T.StringType),
+    "time": (T.StringType,),
+    "timedelta": (T.StringType,),
+    "Decimal": (*json_columns.WHOLE, T.DecimalType, T.StringType),
+    "bytes": (T.BinaryType, T.StringType),
 }
+#: Of these JSON has the text. The task's own check of an argument is made for each row.
+_WRITTEN: dict[str, type] = {
+    "UUID": UUID, "datetime": datetime, "date": date, "time": time, "timedelta": timedelta,
+    "Decimal": Decimal, "bytes": bytes,
+}  # fmt: skip
 _CASTS: dict[str, T.DataType] = {
     "int": T.LongType(),
     "float": T.DoubleType(),
@@ -56,17 +72,21 @@ class Argument(NamedTuple):
     column: str
     kind: T.DataType
     annotation: str
-    """str, int, float, bool; else empty: anything."""
+    """str, int, float, bool, UUID, datetime and so on; else empty: anything."""
     nullable: bool
     by_position: bool
     is_text: bool
     """The source holds text where the task wants something else (CSV)."""
     required: bool
+    source: T.DataType | None = None
+    """Type of a column whose text the task gets."""
 
     @property
     def value(self) -> Column:
         """As the task gets it."""
         column = F.col(_quoted(self.column))
+        if self.source is not None:
+            return json_columns.text_of(column, self.source)
         return column.try_cast(_CASTS[self.annotation]) if self.is_text else column
 
 
@@ -146,10 +166,12 @@ def _argument(options: ScheduleOptions, parameter: ParameterSpec, field: T.Struc
     plain = [part for part in kinds if part != "None"]
     annotation = plain[0] if len(plain) == 1 and plain[0] in _ANNOTATED else ""
     is_text, kind = options.format == "csv" and annotation in _CASTS, field.dataType
+    source: T.DataType | None = None
     if options.format == "json":  # checked row by row
         kind = T.StringType()
     else:
-        json_columns.check_type(kind, f"The column {field.name!r}")
+        if annotation not in _WRITTEN:
+            json_columns.check_type(kind, f"The column {field.name!r}")
         allowed = _ANNOTATED.get(annotation, ())
         if annotation and not is_text and not isinstance(kind, (*allowed, T.NullType)):
             raise Refused(
@@ -158,6 +180,8 @@ def _argument(options: ScheduleOptions, parameter: ParameterSpec, field: T.Struc
             )
         if annotation == "float" or is_text:
             kind = _CASTS[annotation]
+        if annotation in _WRITTEN:
+            source, kind = kind, T.StringType()
     return Argument(
         parameter.name,
         field.name,
@@ -167,6 +191,7 @@ def _argument(options: ScheduleOptions, parameter: ParameterSpec, field: T.Struc
         by_position=parameter.kind == "positional",
         is_text=is_text,
         required=parameter.required,
+        source=source,
     )
 
 
@@ -296,7 +321,11 @@ def _reasons(options: ScheduleOptions, argument: Argument) -> list[Column]:
         if argument.required or argument.by_position:
             reasons.append(F.when(given.isNull(), F.lit(f"{column} is missing")))
         if annotation:
-            fits = given.rlike(_JSON_PATTERNS[annotation])
+            fits = (
+                messages.arrow_function(_reader(annotation), T.BooleanType())(given)
+                if annotation in _WRITTEN
+                else given.rlike(_JSON_PATTERNS[annotation])
+            )
             fits = fits | (given == "null") & F.lit(argument.nullable)
             wrong = F.concat(F.lit(f"{column} is "), F.substring(given, 1, 80), takes)
             reasons.append(F.when(~fits, wrong))
@@ -307,10 +336,36 @@ def _reasons(options: ScheduleOptions, argument: Argument) -> list[Column]:
     if argument.is_text:
         wrong = F.concat(F.lit(f"{column} is "), given, takes)
         reasons.append(F.when(given.isNotNull() & argument.value.isNull(), wrong))
+    if annotation in _WRITTEN:
+        text = argument.value
+        json = json_columns.json_of(text, T.StringType())
+        fits = messages.arrow_function(_reader(annotation), T.BooleanType())(json)
+        wrong = F.concat(F.lit(f"{column} is "), F.substring(text, 1, 80), takes)
+        reasons.append(F.when(text.isNotNull() & ~fits, wrong))
     if (found := json_columns.fault(argument.value, argument.kind)) is not None:
         why = f"{column} has a value that JSON has not (NaN, infinite, not UTF-8)"
         reasons.append(F.when(found, F.lit(why)))
     return reasons
+
+
+def _reader(annotation: str) -> Callable[[pa.Array], pa.Array]:
+    """Whether a worker could make a value of this type from each JSON text; null for null."""
+    kind = _WRITTEN[annotation]
+
+    def readable(texts: pa.Array) -> pa.Array:
+        return pa.array([_is_readable(text, kind) for text in texts.to_pylist()], pa.bool_())
+
+    return readable
+
+
+def _is_readable(text: str | None, kind: type) -> bool | None:
+    if text is None:
+        return None
+    try:
+        msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeError):
+        return False
+    return True
 
 
 def _body(planned: Plan, name: Column) -> Column:

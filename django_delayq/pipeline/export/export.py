@@ -17,6 +17,7 @@ from django.utils.timezone import get_default_timezone, make_aware
 from pyspark.sql import SparkSession
 
 from ...archive.selection import newest_id
+from ...core.signal_handlers import handled
 from ...core.times import stored
 from ...models import ArchivedMessage, OperatorAction
 from ..job_errors import Code, LakeConflict, LakeError, Refused
@@ -25,7 +26,6 @@ from ..lake.lake import Commit, Lake, last_id
 from ..lake.ledger import VERIFIED, WRITTEN, Ledger
 from ..lake.watermark import last_settled_id, unseen_writers
 from ..params import Database, ExportOptions, Params, Report, Tell
-from ..signal_handlers import handled
 from ..sinks import parquet_files
 from ..sources.archive_source import read_archive
 from ..sources.ranges import Range

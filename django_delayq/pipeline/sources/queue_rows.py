@@ -25,6 +25,9 @@ REPLY_BYTES = 32 * 1024 * 1024
 #: 9999-12-31, the last day of Python's calendar. Later due times, such as infinity, become this.
 LAST_MS = 253_402_214_400_000.0
 
+#: HELD of shared/partition.lua.
+HELD_MS = 2.0**48
+
 LANES = ("high", "normal", "low")
 #: The structures, with the numbers of their keys in partition_keys(). Two of them give rows of the
 #: place `none`: the records, and the attempts.
@@ -255,6 +258,8 @@ def _place(partition: Partition, ids: Sequence[bytes]) -> list[pa.Array]:
 
 def _times(milliseconds: Sequence[float | None]) -> pa.Array:
     exact = np.array(milliseconds, float)  # None as NaN, which no score is
+    # What a limit holds back has so much added to its due time in its lane.
+    exact = np.where((exact >= HELD_MS) & (exact < 2 * HELD_MS), exact - HELD_MS, exact)
     missing = np.isnan(exact)
     microseconds = np.rint(np.where(missing, 0.0, np.clip(exact, 0.0, LAST_MS)) * 1000).astype(
         np.int64

@@ -22,7 +22,7 @@ for at = 4, #ARGV do
     local entry = redis.call('HGET', ATTEMPTS, id)
     redis.call('HDEL', MESSAGES, id)
     redis.call('HDEL', ATTEMPTS, id)
-    finish(archive, id, 'cancelled', record, entry, detail, due)
+    finish(archive, id, 'cancelled', record, entry, detail, due_in(due))
     cancelled = cancelled + 1
     answers[#answers + 1] = 'OK'
   else

@@ -11,7 +11,8 @@ for i, id in ipairs(ARGV) do
     local entry = redis.call('HGET', ATTEMPTS, id) or ''
     local due = redis.call('ZSCORE', lane_of(record), id)
     if due then
-      found[i] = {tonumber(due) <= NOW and 'ready' or 'delayed', tonumber(due), record, entry}
+      due = due_in(due)
+      found[i] = {due <= NOW and 'ready' or 'delayed', due, record, entry}
     else
       found[i] = {'leased', entry ~= '' and struct.unpack('>I6', entry, 5) or 0, record, entry}
     end

@@ -3,10 +3,15 @@
 -- KEYS: the partition (shared/partition.lua).
 -- ARGV: instants in ms (100 at most).
 -- Returns: now in us, then for each instant how many waiting messages are due before it.
-local counts = {NOW_US}
+local counts, holding = {NOW_US}, {}
+for i, lane in ipairs(LANES) do holding[i] = redis.call('ZCOUNT', lane, HELD, '+inf') > 0 end
 for i, instant in ipairs(ARGV) do
   local count = 0
-  for _, lane in ipairs(LANES) do count = count + redis.call('ZCOUNT', lane, '-inf', '(' .. instant) end
+  local held = string.format('(%.0f', HELD + tonumber(instant))
+  for n, lane in ipairs(LANES) do
+    count = count + redis.call('ZCOUNT', lane, '-inf', '(' .. instant)
+    if holding[n] then count = count + redis.call('ZCOUNT', lane, HELD, held) end
+  end
   counts[i + 1] = count
 end
 return counts

@@ -1,6 +1,6 @@
 -- mend: a message that is damaged -> as it has to be. Modes: diagnose and check only read, mend changes what is damaged.
 -- Guarantee: the step that mends sees that it is damaged; what is not stays as it is. A full Redis takes it.
--- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, states, damages.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, limits, states, damages.
 -- ARGV: mode, damage ('' to diagnose), archive (all, dead or none); to diagnose: ids; else id, stamp, argument of each
 --   (shared/damages.lua).
 -- Returns: to diagnose: how many ids it has read, then {id, stamp, damages} of each that is damaged; else 1 (damaged, or

@@ -1,7 +1,7 @@
 -- nack: leased -> delayed (failed with attempts left, Retry, Snooze), or leased -> dead.
 -- Guarantee: only the holder of the lease moves the message. A follower of its key takes the place of the retry: the
 --   newest event wins, as when it had come a moment later.
--- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, followers, leases, history.
+-- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, followers, leases, limits, history.
 -- ARGV: archive (all, dead or none), then id, token, delay in ms ('' = dead), 1 when the attempt counts else 0, detail
 --   (JSON; unless dead, a line of the history) for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
@@ -34,6 +34,7 @@ local followed = start_followers(mine, moves, again)
 for id, place in pairs(again) do
   if not followed[id] then move(moves, place[2], place[1], id) end
 end
+make_room(ids, entries, records, moves)
 park(moves)
 if dead > 0 then redis.call('HINCRBY', META, 'dead', dead) end
 if retried > 0 then redis.call('HINCRBY', META, 'retried', retried) end

@@ -6,7 +6,7 @@
 local limit, archive, detail = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 for _, lane in ipairs(LANES) do
   local found, ids, dues = redis.call('ZRANGEBYSCORE', lane, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, limit), {}, {}
-  for at = 1, #found, 2 do ids[#ids + 1], dues[#dues + 1] = found[at], found[at + 1] end
+  for at = 1, #found, 2 do ids[#ids + 1], dues[#dues + 1] = found[at], due_in(found[at + 1]) end
   if #ids > 0 then
     local records, entries = redis.call('HMGET', MESSAGES, unpack(ids)), redis.call('HMGET', ATTEMPTS, unpack(ids))
     redis.call('ZREM', lane, unpack(ids))

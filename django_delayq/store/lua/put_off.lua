@@ -1,7 +1,7 @@
 -- put_off: leased -> delayed after a wait: this worker's code cannot run the message, that of another may.
 -- Guarantee: only the holder of the lease puts a message off; it loses no attempt. When a worker met it so first is
 --   remembered until it has run, with one line of history: many may meet it so, again and again.
--- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, followers, leases, history.
+-- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, followers, leases, limits, history.
 -- ARGV: id, token, delay in ms, detail (JSON, a line of the history) for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
 local ids, entries, refused = held(1, 4)
@@ -27,5 +27,6 @@ for i, id in ipairs(ids) do
     move(moves, lane_of(records[i]), due_of('+' .. ARGV[i * 4 - 1]), id)
   end
 end
+make_room(ids, entries, records, moves)
 park(moves)
 return refused

@@ -1,7 +1,7 @@
 -- reclaim: leased and past its deadline -> delayed; after too many crashes -> dead with reason poison.
 -- Guarantee: a message whose holder vanished runs again; one that kills its holders stops. The token is wiped, so a
 --   holder that wakes up again is refused. A first crash costs no wait, each further one `backoff` more.
--- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, history.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, history, limits.
 -- ARGV: limit (500 at most), poison limit, backoff in ms, archive (all, dead or none).
 -- Returns: {id sent back, ...}, {id dead, ...}.
 local limit, poison, backoff, archive = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -34,6 +34,7 @@ local followed = start_followers(ids, moves, again)
 for id, place in pairs(again) do
   if not followed[id] then move(moves, place[2], place[1], id) end
 end
+make_room(ids, ids, records, moves)
 park(moves)
 if #dead > 0 then redis.call('HINCRBY', META, 'dead', #dead) end
 redis.call('HINCRBY', META, 'reclaimed', #back)

@@ -1,6 +1,6 @@
 -- release: leased -> delayed at its old due time or after a delay, the attempt given back.
 -- Guarantee: only the holder of the lease gives a message back; it loses no attempt, and without a delay no turn.
--- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, followers, leases.
+-- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, followers, leases, limits.
 -- ARGV: id, token, delay in ms ('' = at its old due time) for each.
 -- Returns: index, word of every message that was refused: SETTLED, GONE or LEASE_LOST.
 local ids, entries, refused = held(1, 3)
@@ -22,5 +22,6 @@ for i, id in ipairs(ids) do
     move(moves, lane_of(records[i]), delay == '' and due or due_of('+' .. delay), id)
   end
 end
+make_room(ids, entries, records, moves)
 park(moves)
 return refused

@@ -16,7 +16,7 @@ if before and #record >= 8 and struct.unpack('>I8', record) > before then return
 
 local expires_at = #record >= 23 and struct.unpack('>I6', record, 9) or 0
 if expires_at > 0 and math.floor(string.byte(record, 15) / 8) % 2 == 1 then
-  expires_at = math.max(expires_at + due - old, 1)
+  expires_at = math.max(expires_at + due - due_in(old), 1)
   record = string.sub(record, 1, 8) .. struct.pack('>I6', expires_at) .. string.sub(record, 15)
   if not follower then redis.call('HSET', MESSAGES, id, record) end
 end

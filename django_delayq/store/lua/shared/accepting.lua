@@ -33,5 +33,5 @@ end
 -- When what an enqueue takes the place of would have run.
 local function planned(id, record, word)
   if word == 'FOLLOWS' then return struct.unpack('>I6', redis.call('HGET', FOLLOWERS, id)) end
-  return redis.call('ZSCORE', lane_of(record), id)
+  return due_in(redis.call('ZSCORE', lane_of(record), id))
 end

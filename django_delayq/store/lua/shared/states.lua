@@ -1,4 +1,5 @@
--- Shared: what the partition holds under some ids, and how a message is taken out of it. After finish, lanes and followers.
+-- Shared: what the partition holds under some ids, and how a message is taken out of it. After finish, lanes, followers,
+-- limits.
 
 -- A state for each id, and the bytes read. record, leased (the deadline) and follower (its entry) are false or nil if there
 -- are none. lanes: in how many it is; right: its due time in the lane of its record; due: this one, else the earliest.
@@ -14,7 +15,7 @@ local function states_of(ids)
   for _, lane in ipairs(LANES) do
     for i, score in ipairs(redis.call('EXISTS', lane) == 1 and redis.call('ZMSCORE', lane, unpack(ids)) or {}) do
       if score then
-        local state, due = states[i], tonumber(score)
+        local state, due = states[i], due_in(score)
         state.lanes = state.lanes + 1
         if lane == lane_of(state.record) then state.right = due end
         state.due = state.right or math.min(state.due or due, due)
@@ -43,5 +44,8 @@ local function die(state, archive, reason)
   redis.call('HDEL', ATTEMPTS, state.id)
   finish(archive, state.id, 'dead', state.record, entry, '{"reason":"' .. reason .. '"}')
   redis.call('HINCRBY', META, 'dead', 1)
+  local moves = {}
+  make_room({state.id}, {true}, {state.record}, moves)
+  park(moves)
   start_follower(state)
 end

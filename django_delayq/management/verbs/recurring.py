@@ -1,0 +1,93 @@
+"""List recurring tasks, pause or resume one, or run one now.
+
+`list` shows the rule of each task, its next ticks and its last run. `pause` needs a reason; ticks
+during a pause never run. `run` runs the task once, now, and leaves its ticks as they are.
+
+  python manage.py delayq recurring list
+  python manage.py delayq recurring pause shop.tasks.send_report --reason "the mail server moves"
+  python manage.py delayq recurring resume shop.tasks.send_report
+  python manage.py delayq recurring run shop.tasks.send_report
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from ...core.exceptions import InvalidMessage
+from ...operators import recurring
+from ...operators.recurring import RecurringStatus
+from ..cli import Answer, ShellUser, Verb, add_record, in_time_zone
+
+_HEAD = ("task", "rule", "missed", "next", "last", "state")
+
+
+class Command(Verb):
+    """Lists or changes recurring tasks."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """What to do, with which task, and for the record."""
+        parser.add_argument(
+            "what", choices=("list", "pause", "resume", "run"), help="what to do (see above)"
+        )
+        parser.add_argument("task", nargs="?", help="the name of the task, as the list shows it")
+        add_record(parser)
+
+    def run(self, options: dict[str, Any]) -> Answer:
+        """The list, or what was done."""
+        what, name, reason = options["what"], options["task"], options["reason"]
+        if what == "list":
+            found = recurring.recurring_statuses()
+            found = [one for one in found if name in (None, one.task)]
+            return Answer(
+                text="" if found else "no recurring task",
+                data=[_plain(one) for one in found],
+                rows=[_HEAD, *map(_row, found)] if found else (),
+                right=[False] * len(_HEAD),
+            )
+        if not name:
+            raise InvalidMessage(f"Name the task: delayq recurring {what} TASK.")
+        user = ShellUser(options["by"])
+        if what == "pause":
+            recurring.pause_recurring(user, name, reason=reason)
+            return Answer(text=f"paused {name}", data={"task": name, "paused": True})
+        if what == "resume":
+            recurring.resume_recurring(user, name, reason=reason)
+            return Answer(text=f"resumed {name}", data={"task": name, "paused": False})
+        handle = recurring.run_recurring_now(user, name, reason=reason)
+        return Answer(
+            text=f"enqueued {name} as message {handle.id}", data={"task": name, "id": handle.id}
+        )
+
+
+def _row(one: RecurringStatus) -> tuple[str, ...]:
+    last = one.last
+    if one.paused:
+        then = f"paused by {one.paused.paused_by}: {one.paused.pause_reason}"
+    elif one.silent:
+        then = "nobody writes its ticks"
+    else:
+        then = in_time_zone(one.next_ticks[0]) if one.next_ticks else "-"
+    return (
+        one.task,
+        one.rule,
+        one.missed or "not declared here",
+        then,
+        in_time_zone(last.tick) if last else "-",
+        (last.state or "-") if last else "-",
+    )
+
+
+def _plain(one: RecurringStatus) -> dict[str, Any]:
+    """What JSON can hold. Instants are in ISO 8601."""
+    row = one.paused
+    pause = row and {"at": row.paused_at, "by": row.paused_by, "reason": row.pause_reason}
+    last = one.last and {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in asdict(one.last).items()
+    }
+    ticks = [tick.isoformat() for tick in one.next_ticks]
+    shown = {name: getattr(one, name) for name in ("task", "topic", "rule", "missed", "silent")}
+    return {**shown, "next_ticks": ticks, "last": last, "paused": pause}

@@ -1,0 +1,36 @@
+-- Shared: the limits of single keys. After wake and lanes.
+-- What a limit holds back stays in its lane with HELD added to its due time. LIMITS: 'r' limit id is a message that runs
+-- under a limit; 'w' limit due id one that waits for it, the first due first; 'full': the topic's own is used up.
+
+-- The limit that the message is under (8 bytes), nil: none.
+local function limit_of(record)
+  local flags = string.byte(record or '', 15) or 0
+  if math.floor(flags / 64) % 2 == 1 and #record >= 31 then return string.sub(record, 24, 31) end
+end
+
+-- What waits for the limit, the first due first.
+local function waiting_for(limit, count)
+  return redis.call('ZRANGEBYLEX', LIMITS, '[w' .. limit, '(w' .. limit .. '\255', 'LIMIT', 0, count)
+end
+
+-- Lets up to `count` of them be claimed; the caller parks `moves`. What is not held back any more (it was moved or
+-- cancelled) is forgotten.
+local function admit(limit, count, moves)
+  local waiting = waiting_for(limit, count)
+  for _, member in ipairs(waiting) do
+    local due, id = struct.unpack('>I6', member, 10), string.sub(member, 16)
+    local lane = lane_of(redis.call('HGET', MESSAGES, id))
+    if tonumber(redis.call('ZSCORE', lane, id)) == HELD + due then move(moves, lane, due, id) end
+  end
+  if #waiting > 0 then redis.call('ZREM', LIMITS, unpack(waiting)) end
+end
+
+-- The runs of these messages have ended (`mine`: false for those whose have not): what waits for their limits may go.
+local function make_room(ids, mine, records, moves)
+  if redis.call('EXISTS', LIMITS) == 0 then return end
+  for i, id in ipairs(ids) do
+    local limit = mine[i] and limit_of(records[i])
+    if limit and redis.call('ZREM', LIMITS, 'r' .. limit .. id) == 1 then admit(limit, 1, moves) end
+  end
+  if redis.call('ZREM', LIMITS, 'full') == 1 then wake(0) end
+end

@@ -1,0 +1,124 @@
+"""Runs the tests that a version of Python or Django can change on every pair that this machine can
+have: `make matrix`.
+
+`python -m tests.matrix [3.12 django6.1 ...]` runs those whose names have one of these words. Each
+pair gets an environment in .matrix, which is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".matrix"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+#: Versions of Django, and the oldest Python of each.
+DJANGOS = {"5.2": "3.10", "6.0": "3.12", "6.1": "3.12"}
+TOOLS = (
+    "pytest", "pytest-django", "pytest-timeout", "hypothesis", "factory-boy", "psutil",
+)  # fmt: skip
+#: Where versions differ: Django's tasks, what closures and signatures say of functions, threads and
+#: loops.
+TESTS = (
+    "tests/integrations", "tests/client/test_waiting.py",
+    "tests/tasks", "tests/worker/test_executor.py", "tests/core/test_message.py",
+)  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """One environment."""
+
+    python: Path
+    version: str
+    django: str
+
+    @property
+    def name(self) -> str:
+        """Also that of its folder."""
+        return f"python{self.version}-django{self.django}"
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """What it has beside the product's own requirements."""
+        backport = [] if _numbers(self.django) >= (6,) else ["django-tasks>=0.12,<1"]
+        return [f"django=={self.django}.*", *TOOLS, *backport]
+
+
+def interpreters() -> Iterator[tuple[str, Path]]:
+    """Each version of PYTHONS that is on the path or among pyenv's, once."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for version in PYTHONS:
+        named = shutil.which(f"python{version}")
+        found = [Path(named)] if named else []
+        found += sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
+        for python in found:
+            if _version_of(python) == version:
+                yield version, python
+                break
+
+
+def pairs(words: Sequence[str] = ()) -> list[Pair]:
+    """All of them, or those with one of these words in their names."""
+    found = [
+        Pair(python, version, django)
+        for version, python in interpreters()
+        for django, oldest in DJANGOS.items()
+        if _numbers(version) >= _numbers(oldest)
+    ]
+    return [p for p in found if not words or any(_has(p.name, word) for word in words)]
+
+
+def run(pair: Pair, arguments: Iterable[str] = ()) -> int:
+    """Make its environment where it is missing, and run the tests in it. Returns pytest's code."""
+    folder = FOLDER / pair.name
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([pair.python, "-m", "venv", folder], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--editable", f"{ROOT}[embedded]", *pair.packages], check=True)
+        (folder / "ready").touch()
+    command = [python, "-m", "pytest", "-q", *TESTS, *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the pairs and say how each ended. Returns 1 when one has failed, or there is none."""
+    chosen = pairs([word for word in words if not word.startswith("-")])
+    options = [word for word in words if word.startswith("-")]
+    failed = 0
+    for pair in chosen:
+        print(f"make matrix: {pair.name}", flush=True)
+        code = run(pair, options)
+        failed += code != 0
+        print(f"make matrix: {pair.name} {'passed' if code == 0 else 'FAILED'}", flush=True)
+    if not chosen:
+        print("make matrix: no interpreter fits", file=sys.stderr)
+    return 1 if failed or not chosen else 0
+
+
+def _has(name: str, word: str) -> bool:
+    """3.1 is not in python3.12-django5.2, 5.2 is."""
+    return re.search(rf"(?<![\d.]){re.escape(word)}(?![\d.])", name) is not None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def _version_of(python: Path) -> str:
+    """Empty for a shim of pyenv that leads nowhere."""
+    code = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
