@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from ..client.finding import Target
 from ..core.message import Message
 from ..core.present import distance, on_one_line
-from ..operators.waiting import WaitingSelection
+from ..operators.waiting_selection import WaitingSelection
 from ..worker.process.runner import ExitCode
 from .cli import in_time_zone, parse_due
 
@@ -73,7 +73,7 @@ def selection_of(options: dict[str, Any]) -> WaitingSelection:
     return WaitingSelection(topic=options["topic"] or "", **given)
 
 
-def row_of(message: Message, now: datetime) -> Sequence[str]:
+def table_row(message: Message, now: datetime) -> Sequence[str]:
     """A message as a row under HEAD."""
     return (
         in_time_zone(message.due_at),

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 
 from django_delayq import topic_stats
 from django_delayq.models import OperatorAction
-from django_delayq.operators import waiting
+from django_delayq.operators import waiting_selection
 from tests.app.tasks import close_order, record
 from tests.faults import unreachable
 from tests.hands import Hands
@@ -86,7 +86,7 @@ def test_filters_of_the_list(five: None, args: list[str], chosen: list[str]) -> 
 
 
 def test_a_list_longer_than_a_page_is_whole(five: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "BATCH", 1)
+    monkeypatch.setattr(waiting_selection, "BATCH", 1)
     assert len(keys()) == 5
 
 
@@ -210,14 +210,14 @@ def test_what_runs_is_not_cancelled(five: None, hands: Hands) -> None:
 def test_a_cancel_that_was_cut_goes_on_where_it_was(
     five: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = waiting.changes.cancel, iter(range(3))
+    real, calls = waiting_selection.changes.cancel, iter(range(3))
 
     def cut(*args: Any) -> bool:
         if next(calls) == 2:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(waiting.changes, "cancel", cut)
+    monkeypatch.setattr(waiting_selection.changes, "cancel", cut)
     with pytest.raises(SystemExit):
         delayq_command("cancel", "default", "--all")
     monkeypatch.undo()

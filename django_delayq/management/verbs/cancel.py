@@ -18,11 +18,11 @@ from django.core.management.base import CommandError
 from ...core.present import counted
 from ...core.times import from_ms
 from ...operators import operations
-from ...operators.waiting import Cancelled, cancel_waiting, waiting
+from ...operators.waiting_selection import Cancelled, cancel_waiting, waiting_messages
 from ...store import get_store
 from ...worker.process.runner import ExitCode
 from ..cli import Answer, ShellUser, Verb, add_record
-from ..targets import HEAD, RIGHT, add_filters, add_one, one_target, row_of, selection_of
+from ..targets import HEAD, RIGHT, add_filters, add_one, one_target, selection_of, table_row
 
 
 class Command(Verb):
@@ -67,13 +67,13 @@ class Command(Verb):
             )
         if options["dry_run"]:
             now, shown, count = from_ms(get_store().clock_ms()), [], 0
-            for count, message in enumerate(waiting(selection), 1):
+            for count, message in enumerate(waiting_messages(selection), 1):
                 if count <= 10:
                     shown.append(message)
             return Answer(
                 text=f"would have cancelled {counted(count, 'message')}; nothing was changed",
                 data={"dry_run": True, "count": count, "first": shown},
-                rows=[HEAD, *(row_of(message, now) for message in shown)] if shown else (),
+                rows=[HEAD, *(table_row(message, now) for message in shown)] if shown else (),
                 right=RIGHT,
             )
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from django.core.management.base import CommandError
 
 from ...core.exceptions import StoreError
+from ...core.present import counted
 from ...core.times import in_words
 from ...outbox.existing import check_existing
 from ...stats.overview import TopicOverview, overview
@@ -99,7 +100,10 @@ class Command(Verb):
         problems.sort(key=lambda problem: (-order.index(problem.level), problem.topic))
         worst = problems[0].level if problems else Level.OK
         words = [f"{problem.topic or 'all'}: {problem.words}" for problem in problems]
-        summary = "; ".join(words) or f"{len(topics)} topics are fine"
+        summary = (
+            "; ".join(words)
+            or f"{counted(len(topics), 'topic')} {'is' if len(topics) == 1 else 'are'} fine"
+        )
         figures = " ".join(_figures(row, options) for row in topics)
         return Answer(
             text=f"DELAYQ {worst.name} - {summary}" + (f" | {figures}" if figures else ""),
@@ -147,7 +151,7 @@ def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
 def _words(name: str, value: Any) -> str:
     if name == "lag":
         return f"lag {_plain(value)}"
-    return f"{value:,} {'messages are due' if name == 'backlog' else 'open dead letters'}"
+    return counted(value, "due message" if name == "backlog" else "open dead letter")
 
 
 def _plain(value: Any) -> str:

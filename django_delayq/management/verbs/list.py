@@ -19,10 +19,10 @@ from ...client.topics import list_running
 from ...core.exceptions import InvalidMessage
 from ...core.present import distance, on_one_line
 from ...core.times import from_ms
-from ...operators.waiting import waiting
+from ...operators.waiting_selection import waiting_messages
 from ...store import get_store
 from ..cli import Answer, Verb, whole
-from ..targets import HEAD, RIGHT, add_filters, row_of, selection_of
+from ..targets import HEAD, RIGHT, add_filters, selection_of, table_row
 
 
 class Command(Verb):
@@ -49,7 +49,7 @@ class Command(Verb):
         if options["running"]:
             return _running(options)
         now = from_ms(get_store().clock_ms())
-        found = list(islice(waiting(selection_of(options)), limit + 1))
+        found = list(islice(waiting_messages(selection_of(options)), limit + 1))
         shown, more = found[:limit], len(found) > limit
         text = "" if shown else "Nothing waits that fits."
         if more:
@@ -57,7 +57,7 @@ class Command(Verb):
         return Answer(
             text=text,
             data={"messages": shown, "more": more},
-            rows=[HEAD, *(row_of(message, now) for message in shown)] if shown else (),
+            rows=[HEAD, *(table_row(message, now) for message in shown)] if shown else (),
             right=RIGHT,
         )
 

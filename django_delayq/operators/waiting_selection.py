@@ -90,7 +90,7 @@ def pages(
             return
 
 
-def waiting(selection: WaitingSelection) -> Iterator[Message]:
+def waiting_messages(selection: WaitingSelection) -> Iterator[Message]:
     """The messages that fit, by due time. Raises UnknownTopic."""
 
     def of(topic: str, place: str) -> Iterator[Message]:
@@ -135,7 +135,7 @@ def cancel_waiting(
     with OperatorAction.recorded(
         "cancel", user.get_username(), clean(reason), topic=selection.topic, selection=words
     ) as action:
-        for message in waiting(selection):
+        for message in waiting_messages(selection):
             if message.enqueued_at > began_at:
                 continue
             is_cancelled = changes.cancel(message.topic, None, message.id, how)
