@@ -41,24 +41,25 @@ class Command(Verb):
     def run(self, options: dict[str, Any]) -> Answer:
         """Move the messages."""
         topic, to = options["topic"], options["to"]
+        check_topic(to)
+        stats, outbox = topics.topic_stats(topic), count_outbox(topic)
+        waiting = stats.delayed + stats.backlog
         if options["dry_run"]:
-            check_topic(to)
-            stats, outbox = topics.topic_stats(topic), count_outbox(topic)
             text = (
-                f"{stats.delayed + stats.backlog:,} messages wait in Redis, {outbox:,}"
+                f"{waiting:,} messages wait in Redis, {outbox:,}"
                 f"{'+' if outbox == CAP else ''} in the outbox; {stats.leased:,} run. "
                 "Nothing was changed"
             )
             data = {
                 "dry_run": True,
-                "redis": stats.delayed + stats.backlog,
+                "redis": waiting,
                 "outbox": outbox,
                 "running": stats.leased,
             }
             return Answer(text=text, data=data)
 
         def progress(moved: Moved) -> None:
-            self.progress(str(moved))
+            self.progress(str(moved), moved.moved, waiting + outbox)
 
         done = operations.move(
             ShellUser(options["by"]), topic, to, reason=options["reason"], progress=progress
