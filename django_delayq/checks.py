@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
-from .core.conf import get_settings
+from .core.conf import Settings, get_settings
 from .core.exceptions import ConfigurationError, DelayQError
 from .operators.recurring import silent_tasks
 from .stats.unserved import unserved_topics
@@ -30,6 +30,7 @@ ALWAYS = {
     "E004": '`DELAYQ["REDACT"]` cannot be imported, or is no function.',
     "E005": "A task has a limit, and its topic has several partitions.",
     "E008": "`TASKS` gives the backend `DelayqBackend` a queue or an option that it cannot take.",
+    "E009": '`DELAYQ["MIDDLEWARE"]` or `DELAYQ["ENQUEUE_HOOKS"]` names what cannot be imported.',
     "W005": "A cache uses the same Redis database: its `clear()` deletes all messages.",
     "W006": '`DELAYQ["DATABASE"]` is not `"default"`: durable messages need transactions there.',
 }
@@ -76,10 +77,7 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
                 id="delayq.E003",
             )
         )
-    if settings.redact and (problem := _import_problem(settings.redact)):
-        found.append(
-            Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
-        )
+    found += _wrong_paths(settings)
     if names := caches_beside(settings):
         found.append(
             checks.Warning(
@@ -144,6 +142,22 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
             id="delayq.W007",
         )
     ]
+
+
+def _wrong_paths(settings: Settings) -> list[CheckMessage]:
+    """The settings that name functions which are not there."""
+    found: list[CheckMessage] = []
+    if settings.redact and (problem := _import_problem(settings.redact)):
+        found.append(
+            Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
+        )
+    for name in ("middleware", "enqueue_hooks"):
+        for path in getattr(settings, name):
+            if problem := _import_problem(path):
+                found.append(
+                    Error(f'DELAYQ["{name.upper()}"] has {path!r}: {problem}.', id="delayq.E009")
+                )
+    return found
 
 
 def _import_problem(path: str) -> str:

@@ -24,7 +24,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 from django.dispatch import Signal
-from django.utils import timezone
+from django.utils import timezone, translation
 
 import django_delayq
 from django_delayq import checks
@@ -387,3 +387,62 @@ def test_the_guide_to_limits_says_what_holds(declared: dict[str, Any], delayq: R
         for topic in ("mail", "payments")
     }
     assert claimed == {"mail": 6, "payments": 2}
+
+
+def test_a_request_id_travels_as_the_page_about_middleware_says(
+    hands: Hands, settings: Any, declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, config = blocks(docs("how-to/middleware.md"))
+    module = ModuleType("guide_queue")
+    monkeypatch.setitem(sys.modules, "guide_queue", module)
+    exec(queue, module.__dict__)
+    namespace: dict[str, Any] = {}
+    exec(config.replace("shop.queue", "guide_queue"), namespace)
+    wanted = namespace["DELAYQ"]
+    names = {name: wanted[name] for name in ("MIDDLEWARE", "ENQUEUE_HOOKS")}
+    settings.DELAYQ = {**settings.DELAYQ, **names}
+    found: list[tuple[str, str | None]] = []
+
+    @django_delayq.delayed_task(name="guide.first")
+    def first() -> None:
+        second.enqueue()
+
+    @django_delayq.delayed_task(name="guide.second")
+    def second() -> None:
+        found.append((module.request_id.get(), translation.get_language()))
+
+    workers = Hands(hands.store)  # of a process with these settings
+    token = module.request_id.set("r-7")
+    with translation.override("de"):
+        first.enqueue()
+    module.request_id.reset(token)
+    assert [workers.work(), workers.work()] == [1, 1]
+    assert found == [("r-7", "de")]
+
+
+def test_follow_up_messages_and_the_counter_that_joins_do_what_the_page_says(
+    hands: Hands, declared: dict[str, Any]
+) -> None:
+    one_by_one, joined = blocks(docs("how-to/follow-up-messages.md"))
+    guide: dict[str, Any] = {"__name__": "guide"}
+    exec(one_by_one + joined, guide)
+    guide["charge"].enqueue(7)
+    guide["split"].enqueue("book", 3)
+    assert hands.work() == 2
+    hands.relay()
+    (*parts,) = hands.claim()
+    render = guide["render"].definition.code
+    pages = [lease for lease in parts if lease.record[19:23] == render]
+    assert (len(parts), len(pages)) == (4, 3)
+    hands.run(*(lease for lease in parts if lease not in pages), *pages, pages[0])
+    hands.relay()
+    assert hands.work() == 1, "the end, once"
+    done = [row.task for row in hands.archive()]
+    assert sorted(set(done)) == [
+        "guide.bind",
+        "guide.charge",
+        "guide.render",
+        "guide.send_receipt",
+        "guide.split",
+    ]
+    assert done.count("guide.bind") == 1

@@ -399,7 +399,7 @@ def _change_row(
     if not _is_live_row(row, seen) and not (is_again and seen in ("waits", "unknown")):
         return "", stamp_us
     if due_ms is not None:
-        lookup.move(row, due_ms)
+        outbox.move(row, due_ms)
     if not _is_only_here(row):
         status = OutboxStatus.CANCELLED if due_ms is None else OutboxStatus.MOVED
         reason = "cancelled" if due_ms is None else ""
@@ -461,8 +461,11 @@ def _move_pending(target: Target, when: When) -> tuple[int | None, bool]:
             return None, False
         on_commit.replace(database, item, item._replace(message=moved[1]) if moved[1] else None)
         return moved[0], True
-    on_commit.replace(database, item, item._replace(message=item.message._replace(when=when)))
-    counts = item.message.mode == "replace" or not item.template.fixed
+    message, replaces = item.message._replace(when=when), item.message.replaces
+    if replaces:  # its new time counts, whatever is live or would be sent before it
+        message = message._replace(mode="replace")
+    on_commit.replace(database, item, item._replace(message=message))
+    counts = replaces or not item.template.fixed
     return lookup.due_ms_of(when), counts
 
 

@@ -64,7 +64,8 @@ class DelayedTask(Task[P, R]):
         return DelayedTask(self.definition, self.options.changed(changes))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """One element for enqueue_many, with this copy's options."""
+        """One element for enqueue_many, with this copy's options; its using() gives it a key and a
+        due time of its own."""
         return Call(self, args, kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
@@ -86,11 +87,18 @@ class DelayedTask(Task[P, R]):
         """Enqueue one message per element and return their handles. Sent in batches of 500.
 
         An element is a sequence (positional arguments), a mapping (keyword arguments) or what
-        prepare() returned. Duplicates raise DuplicateMessage after everything else was sent.
+        prepare() returned, such as `task.prepare(order.pk).using(key=..., due_at=...)`. Duplicates
+        raise DuplicateMessage after everything else was sent.
         """
         from .enqueue import in_chunks
 
         return cast("list[Handle]", _enqueue()(in_chunks(map(self._call, calls))))
+
+    async def aenqueue_many(
+        self, calls: Iterable[Sequence[Any] | Mapping[str, Any] | Call]
+    ) -> list[Handle]:
+        """enqueue_many() for async code. `calls` is read in a thread."""
+        return await sync_to_async(self.enqueue_many, thread_sensitive=True)(calls)
 
     def key_for(self, *args: Any, **kwargs: Any) -> str | None:
         """The key of a message with these arguments, as `key` of @delayed_task makes it: for

@@ -48,7 +48,7 @@ def find(topic: str, identity: bytes) -> tuple[str, Item] | None:
     for batch in _open_batches():
         found = None
         for item in batch.planned().at((topic, identity)):
-            found = item if found is None or item.message.mode == "replace" else found
+            found = item if found is None or item.message.replaces else found
         if found is not None:
             return batch.database, found
     return None
@@ -69,7 +69,7 @@ def give_way(items: Iterable[Item]) -> None:
     """Durable messages replace the messages with the same keys that the transaction would send at
     its commit. Those would be sent later, and so replace the newer durable ones in Redis."""
     for item in items:
-        if item.message.mode == "replace":
+        if item.message.replaces:
             while pending := find(*item.address):
                 if pending[1].template.durable:
                     break  # the rows decide

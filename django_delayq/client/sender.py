@@ -28,10 +28,11 @@ from ..core.exceptions import (
 from ..core.signals import Event
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
-from ..outbox import outbox
+from ..outbox import lookup, outbox
 from ..store import get_store
 from ..store.client import BATCH
 from ..store.keys import Partition
+from ..store.store import replaces
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -324,7 +325,13 @@ def _is_refused(item: Item, word: str) -> bool:
     """Complete the receipt of a message that was not simply stored. Returns whether it is a
     duplicate to raise for."""
     receipt, mode = item.receipt, item.message.mode
-    if item.template.durable and word not in _OUTCOMES:
+    outcome, _, due_ms = word.partition(":")
+    if outcome in _OUTCOMES:
+        receipt.outcome = _OUTCOMES[outcome]
+        if due_ms:
+            _follow_choice(item, int(due_ms))
+        return False
+    if item.template.durable:
         # Write the word into the row. Where that fails, the reconciler finds out.
         try:
             if word in ("DUPLICATE", "OLDER"):  # another message has the key: left to the relay
@@ -341,14 +348,26 @@ def _is_refused(item: Item, word: str) -> bool:
     if word == "SAME" and item.template.may_exist:
         receipt.due_ms = None  # that of the first time, which nobody knows here
         return False
-    if word in ("SAME", "DUPLICATE"):
-        receipt.outcome, receipt.due_ms = "kept", None
-        return mode == "raise"
-    receipt.outcome = _OUTCOMES[word]
-    return False
+    receipt.outcome, receipt.due_ms = "kept", None
+    return mode == "raise"
 
 
 _OUTCOMES = {"REPLACED": "replaced", "FOLLOWS": "follows"}
+
+
+def _follow_choice(item: Item, due_ms: int) -> None:
+    """Redis has chosen between two due times: the receipt gets it, and the row of a durable
+    message."""
+    item.receipt.due_ms = due_ms
+    if not item.template.durable:
+        return
+    topic, identity = item.address
+    try:
+        lookup.follow_move(topic, identity, due_ms, item.message.when.stamp_us)
+    except Error as error:
+        logger.warning(
+            "the outbox row of message %s has another due time: %s", identity.hex(), error
+        )
 
 
 def _spill_beside(items: Sequence[Item]) -> None:
@@ -403,7 +422,7 @@ def _adopt(partition: Partition, rows: Sequence[OutboxMessage]) -> Sequence[Outb
             life = OutboxMessage.objects.filter(pk=row.pk, enqueued_at_us=row.enqueued_at_us)
             if word.startswith("ADOPTED"):
                 life.update(enqueued_at_us=outbox.adopted_stamp(word), status=OutboxStatus.SENT)
-            elif word == "GONE" or (word == "DUPLICATE" and row.on_duplicate != "replace"):
+            elif word == "GONE" or (word == "DUPLICATE" and not replaces(row.on_duplicate)):
                 life.delete()
                 ended.append(row)
     return ended

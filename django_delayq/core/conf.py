@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -106,6 +106,13 @@ class Settings:
     `kwargs={"result": value}`."""
     result_ttl: float = 3600.0
     """How long Redis keeps the result of a task with `result=True`. The archive has it longer."""
+    archive_retention: Mapping[str, float] = field(default_factory=dict)
+    """How long the archive keeps rows, by state. Without an entry they stay until somebody prunes
+    them."""
+    middleware: Sequence[str] = ()
+    """Dotted paths of the middleware around each run of a task, the outermost first."""
+    enqueue_hooks: Sequence[str] = ()
+    """Dotted paths of functions `hook(topic, task)`. Each returns headers for a new message."""
     finished_limit: int = 200_000
     """How many ended messages of a partition may wait for the archiver. With more of them, workers
     claim nothing there."""
@@ -173,6 +180,41 @@ _DURATIONS = {
 }  # fmt: skip
 
 
+def _checked_paths(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(path, str) for path in value):
+        raise ConfigurationError(f"{where} must be a list of dotted paths, not {value!r}.")
+    return tuple(value)
+
+
+#: The states that rows of the archive have.
+RETAINED_STATES = ("acked", "dead", "cancelled", "expired")
+
+
+def _checked_retention(value: Any, where: str) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{where} must be a dict of state -> duration, not {value!r}.")
+    seconds: dict[str, float] = {}
+    for state, age in value.items():
+        if state not in RETAINED_STATES:
+            raise ConfigurationError(
+                f"{where} has no state {state!r}: use one of {', '.join(RETAINED_STATES)}."
+            )
+        try:
+            seconds[state] = duration_ms(age, f'{where}["{state}"]') / 1000
+        except InvalidDelay as error:
+            raise ConfigurationError(str(error)) from None
+        if seconds[state] < 3600:
+            raise ConfigurationError(f'{where}["{state}"] must be at least 1 hour, not {age!r}.')
+    return seconds
+
+
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "archive_retention": _checked_retention,
+    "middleware": _checked_paths,
+    "enqueue_hooks": _checked_paths,
+}
+
+
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
     """DELAYQ of the Django settings, checked. Raises ConfigurationError."""
@@ -237,7 +279,8 @@ def _checked(
             raise ConfigurationError(f"{where} has no option {spelling(name)}.{hint}")
         # None is a value only where it is the default.
         if value is not None or known[name].default is not None:
-            raw[name] = _checked_value(name, value, f'{where}["{spelling(name)}"]')
+            check: Callable[[Any, str], Any] = _CHECKS.get(name, partial(_checked_value, name))
+            raw[name] = check(value, f'{where}["{spelling(name)}"]')
     return raw
 
 

@@ -116,6 +116,11 @@ class MessageChanged(DelayQError):
     """Another caller has changed this message at the same moment. Read it again, then decide."""
 
 
+class MiddlewareFailed(DelayQError):
+    """A middleware failed before or after the task: see the cause. The attempt has failed, and the
+    message is tried again."""
+
+
 class UndecodableMessage(DelayQError):
     """The stored record is not one that this version can read."""
 

@@ -9,6 +9,7 @@ from django.apps import apps
 from django.db import Error, connections
 
 from ..archive.archiver import IDLE, Archiver
+from ..archive.retention import Retention
 from ..core.conf import get_settings
 from ..core.exceptions import ConfigurationError
 from ..core.service import Service
@@ -47,6 +48,7 @@ def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> 
         StatsService(store, tasks_run=tasks_run),
         UnservedWatch(store),
         *tickers,
+        *((Retention(store, tasks_run=tasks_run),) if get_settings().archive_retention else ()),
     )
 
 

@@ -379,7 +379,7 @@ class Migration(migrations.Migration):
                 ("topic", models.CharField(max_length=64, verbose_name="topic")),
                 ("task", models.CharField(max_length=200, verbose_name="task")),
                 ("key", models.CharField(blank=True, max_length=256, verbose_name="key")),
-                ("on_duplicate", models.CharField(max_length=7, verbose_name="on duplicate")),
+                ("on_duplicate", models.CharField(max_length=40, verbose_name="on duplicate")),
                 ("due_at_ms", models.BigIntegerField(verbose_name="due at")),
                 ("expires_at_ms", models.BigIntegerField(default=0, verbose_name="expires at")),
                 ("record", models.BinaryField(verbose_name="record")),

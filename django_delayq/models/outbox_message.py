@@ -36,7 +36,9 @@ class OutboxMessage(models.Model):
     topic = models.CharField(_("topic"), max_length=64)
     task = models.CharField(_("task"), max_length=200)
     key = models.CharField(_("key"), max_length=256, blank=True)
-    on_duplicate = models.CharField(_("on duplicate"), max_length=7)
+    on_duplicate = models.CharField(_("on duplicate"), max_length=40)
+    """The mode. With max_wait also its ms, and, once it has replaced another row, the first instant
+    in ms: `replace:60000:1763632200123`."""
     due_at_ms = models.BigIntegerField(_("due at"))
     expires_at_ms = models.BigIntegerField(_("expires at"), default=0)
     """0: never."""

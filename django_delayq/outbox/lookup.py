@@ -12,13 +12,13 @@ from django.db import transaction
 from ..archive import archive_rows
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, MessageChanged
-from ..core.message import EXPIRES_WITH_DUE, Found, State, restamped, stamp_us_of, without_stamp
+from ..core.message import Found, State, restamped, stamp_us_of, without_stamp
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.store import Outgoing
+from ..store.store import Outgoing, replaces
 from . import outbox
 
 logger = logging.getLogger("delayq")
@@ -84,7 +84,7 @@ def reschedule(topic: str, identity: bytes, when: When) -> int | None:
             ):  # an exactly_once task has run
                 return None
             begin_anew(row, partition)
-        move(row, due_ms_of(when))
+        outbox.move(row, due_ms_of(when))
         row.relay_at_ms = outbox.next_relay_ms(row.due_at_ms)
         row.save(using=row._state.db)
         return row.due_at_ms
@@ -124,7 +124,9 @@ def reschedule_unsent(
     row = find(topic, identity)
     if row is None:
         return None
-    move(row, due_ms_of(when))
+    outbox.move(row, due_ms_of(when))
+    if replaces(row.on_duplicate):  # this time counts, whatever waits in Redis
+        row.on_duplicate = "replace"
     # One that replaces what Redis has is sent however far it is.
     far = outbox.relay_at_ms(row.due_at_ms) > outbox.redis_now_ms() and not row.may_be_in_redis
     if far:
@@ -139,7 +141,7 @@ def follow_move(topic: str, identity: bytes, due_ms: int, stamp_us: int | None =
     row = find(topic, identity)
     if row is None or stamp_us not in (None, row.enqueued_at_us):
         return
-    move(row, due_ms)
+    outbox.move(row, due_ms)
     changes = {
         "due_at_ms": row.due_at_ms,
         "expires_at_ms": row.expires_at_ms,
@@ -248,15 +250,6 @@ def lock(topic: str, identity: bytes) -> OutboxMessage | None:
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
     row: OutboxMessage | None = rows.select_for_update().first()
     return row
-
-
-def move(row: OutboxMessage, due_ms: int) -> None:
-    """Give the row another due time; an expiry that counts from it moves too."""
-    if row.expires_at_ms and bytes(row.record)[0] & EXPIRES_WITH_DUE:
-        row.expires_at_ms = max(row.expires_at_ms + due_ms - row.due_at_ms, 1)
-    if row.moved_to_ms:  # what is live under its id was moved before: this move counts for both
-        row.moved_to_ms = due_ms
-    row.due_at_ms = due_ms
 
 
 def due_ms_of(when: When) -> int:

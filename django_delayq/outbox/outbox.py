@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 from uuid import UUID
 
@@ -20,14 +21,14 @@ from django.db.models import Q, QuerySet
 from ..archive import archive_rows
 from ..core.conf import get_settings
 from ..core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
-from ..core.message import DURABLE, with_stamp
+from ..core.message import DURABLE, EXPIRES_WITH_DUE, with_stamp
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from ..store.entries import Entry
 from ..store.keys import Partition, partition_of
 from ..store.queries import Life
-from ..store.store import Outgoing
+from ..store.store import Outgoing, replaces
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -279,11 +280,11 @@ def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
         ):  # the same call again, under its id
             _copy(row, {name: getattr(there, name) for name in _LIFE})
             return True
-        if is_live and row.on_duplicate != "replace" and not is_done(there):
+        if is_live and not replaces(row.on_duplicate) and not is_done(there):
             return False
         if _take_over(row, there):
             return True
-    if row.on_duplicate != "replace":
+    if not replaces(row.on_duplicate):
         return False  # a live one was there each time
     raise StoreUnavailable("Others replace this key all the time: it was not enqueued. Try again.")
 
@@ -294,6 +295,7 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
     # The clocks of hosts differ by a little: the later life is newer all the same.
     stamp_us = max(row.enqueued_at_us, there.enqueued_at_us + 1)
     changes = {name: getattr(row, name) for name in _CONTENT} | {"enqueued_at_us": stamp_us}
+    changes |= _chosen(row, there)
     if there.status == OutboxStatus.CANCELLED:
         # Unless Redis has obeyed, it may still have the cancelled message.
         changes["on_duplicate"] = "replace" if there.changed_at_us else row.on_duplicate
@@ -302,7 +304,7 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
     elif not there.record:
         changes |= {"moved_to_ms": there.due_at_ms, "changed_at_us": there.changed_at_us}
     if (there.may_be_in_redis or there.status != OutboxStatus.WAITING) and not (
-        relay_at_ms(row.due_at_ms) > redis_now_ms() and is_done(there)
+        relay_at_ms(changes["due_at_ms"]) > redis_now_ms() and is_done(there)
     ):
         # Redis has to hear that the life before is over, however far the new one is from due. The
         # caller or the relay tells it.
@@ -317,12 +319,53 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
             changes["relay_at_ms"] = redis_now_ms()
         changes["may_be_in_redis"] = True
     rows = OutboxMessage.objects.using(get_settings().database).filter(
-        pk=there.pk, enqueued_at_us=there.enqueued_at_us, status=there.status
+        pk=there.pk,
+        enqueued_at_us=there.enqueued_at_us,
+        status=there.status,
+        due_at_ms=there.due_at_ms,
     )
     if not rows.update(**changes):
         return False
     _copy(row, changes)
     return True
+
+
+def _chosen(row: OutboxMessage, there: OutboxMessage) -> dict[str, Any]:
+    """What changes when the row's mode chooses between its due time and that of the waiting row
+    whose place it takes. Of rows that Redis has, Redis chooses."""
+    mode, _, limit = row.on_duplicate.partition(":")
+    waits_here = there.status == OutboxStatus.WAITING and there.record
+    if not waits_here or row.on_duplicate == "replace" or not replaces(mode):
+        return {}
+    due_ms = row.due_at_ms
+    if mode != "replace":
+        due_ms = (max if mode == "extend" else min)(due_ms, there.due_at_ms)
+    before, *limits = there.on_duplicate.split(":")
+    if limit:
+        first_ms = int(limits[1]) if len(limits) > 1 else there.enqueued_at_us // 1000
+        due_ms = min(due_ms, first_ms + int(limit))
+        limit = f":{limit}:{first_ms}"
+    merged = copy(row)
+    move(merged, due_ms)
+    # What Redis may have was to be replaced.
+    merged.on_duplicate = ("replace" if before == "replace" else mode) + limit
+    if not there.may_be_in_redis and not row.may_be_in_redis:
+        merged.relay_at_ms = next_relay_ms(merged.due_at_ms)
+        if merged.relay_at_ms > redis_now_ms():
+            merged.status = OutboxStatus.WAITING
+        elif merged.status == OutboxStatus.SENT:
+            merged.relay_at_ms = redis_now_ms() + patience_ms()
+    names = ("on_duplicate", "due_at_ms", "expires_at_ms", "status", "relay_at_ms")
+    return {name: getattr(merged, name) for name in names}
+
+
+def move(row: OutboxMessage, due_ms: int) -> None:
+    """Give the row another due time; an expiry that counts from it moves too."""
+    if row.expires_at_ms and bytes(row.record)[0] & EXPIRES_WITH_DUE:
+        row.expires_at_ms = max(row.expires_at_ms + due_ms - row.due_at_ms, 1)
+    if row.moved_to_ms:  # what is live under its id was moved before: this move counts for both
+        row.moved_to_ms = due_ms
+    row.due_at_ms = due_ms
 
 
 def _copy(row: OutboxMessage, values: Mapping[str, Any]) -> None:

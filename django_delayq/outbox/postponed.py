@@ -25,7 +25,8 @@ from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from . import outbox
-from .lookup import begin_anew, due_ms_of, end, lock, mark, move
+from .lookup import begin_anew, due_ms_of, end, lock, mark
+from .outbox import move
 
 logger = logging.getLogger("delayq")
 

@@ -179,7 +179,10 @@ def _give_way(row: OutboxMessage, word: str) -> bool:
     Redis."""
     if word == "DUPLICATE" and row.moved_to_ms:
         postponed.move_live(row)
-    if word.startswith("ADOPTED"):
+    outcome, _, due_ms = word.partition(":")
+    if due_ms and outcome in ("REPLACED", "FOLLOWS"):  # Redis has chosen between two due times
+        lookup.follow_move(row.topic, row.message_id.bytes, int(due_ms), row.enqueued_at_us)
+    elif outcome == "ADOPTED":
         OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.adopted_stamp(word))
     elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
         reason = "replaced" if word == "OLDER" else "duplicate"

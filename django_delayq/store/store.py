@@ -46,11 +46,22 @@ class Outgoing(NamedTuple):
 
     id: bytes
     mode: str
-    """raise, keep, replace or adopt: see enqueue.lua."""
+    """raise, keep, replace, extend, earliest or adopt; also with a limit, such as replace:60000:
+    see enqueue.lua."""
     when: When
     expires: When
     record: bytes
     """Without its stamp."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it takes the place of a live message with its id."""
+        return replaces(self.mode)
+
+
+def replaces(mode: str) -> bool:
+    """Whether a message of this mode takes the place of a live one with its id."""
+    return mode.partition(":")[0] in ("replace", "extend", "earliest")
 
 
 class Claimed(NamedTuple):

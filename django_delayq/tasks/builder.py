@@ -4,7 +4,6 @@ sent."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -32,9 +31,8 @@ from ..core.message import (
 )
 from ..store.store import Outgoing
 from . import registry
-from .options import OnDuplicate
 from .registry import check_topic
-from .task import Call, Receipt, Task
+from .task import Call, PlacedCall, Receipt, Task
 
 
 class Item(NamedTuple):
@@ -105,7 +103,7 @@ class Template:
         in an old partition. Else each message gets a fresh id."""
         self.may_exist = options.id is not None or options.key is None
         """The id is explicit, or nobody else makes it: to find the very same record is success."""
-        self.mode: OnDuplicate = options.on_duplicate
+        self.mode = options.mode
         self.durable = options.durable
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
@@ -189,34 +187,40 @@ class Template:
 
 
 class KeyedTemplate(Template):
-    """Of a task that makes the key of each message from its arguments."""
+    """Of messages with a key or a due time of their own: the task makes the key from the arguments,
+    or the call has it."""
 
-    __slots__ = ("unkeyed",)
+    __slots__ = ("keyed",)
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
         super().__init__(task, settings)
-        options = replace(task.options, key_maker=None)
-        self.unkeyed = Template(type(task)(task.definition, options), settings)
-        """For messages without a key: a function may return None."""
-        self.fixed, self.may_exist = True, self.identity is not None
+        self.keyed = Template(task, settings)
+        """For messages with a key of their own: a call may have only a due time, and a function
+        may return None."""
+        self.keyed.fixed, self.keyed.may_exist = True, task.options.id is not None
 
     def item(self, call: Call, fresh_id: bytes) -> Item:
         """The message of one call. Raises InvalidMessage and its subclasses, and what the function
         that makes the key raises."""
-        self.task.definition.check_arguments(call.args, call.kwargs)
-        key = self.task.key_of(call.args, call.kwargs)
+        key, when = None, self.when
+        if isinstance(call, PlacedCall):
+            key, when = call.key, call.when or self.when
+        if key is None and self.task.options.key_maker is not None:
+            self.task.definition.check_arguments(call.args, call.kwargs)
+            key = self.task.key_of(call.args, call.kwargs)
         if key is None:
-            return self.unkeyed.item(call, fresh_id)
+            item = super().item(call, fresh_id)
+            return item._replace(message=item.message._replace(when=when))
         identity = key_id(self.topic, key)
-        if self.identity not in (None, identity):
+        if self.task.options.id not in (None, identity):
             raise InvalidMessage(_WRONG_ID)
         extra = Body(key=key)
         if self.extra is not None:
             extra = msgspec.structs.replace(self.extra, key=key)
         record = self.record(call, extra)
         receipt = self.task.receipt(identity, self.topic, self.name, key)
-        message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
-        return _named(Item, (receipt, message, self))
+        message = _named(Outgoing, (identity, self.mode, when, self.expires, record))
+        return _named(Item, (receipt, message, self.keyed))
 
 
 def has_limit(task: Task[..., Any], settings: Settings) -> bool:
@@ -259,11 +263,16 @@ def limit_of(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
 def build(calls: Sequence[Call]) -> list[Item]:
     """One item per call. Raises InvalidMessage and its subclasses; then nothing was sent."""
     settings = get_settings()
+    if settings.enqueue_hooks:
+        from .enqueue_hooks import with_hooked_headers
+
+        calls = with_hooked_headers(calls, settings.enqueue_hooks)
     items: list[Item] = []
     for call, fresh_id in zip(calls, new_ids(len(calls)), strict=True):
         template: Template | None = call.task.template
         if template is None or template.settings is not settings:
-            kind = KeyedTemplate if call.task.options.key_maker else Template
+            is_keyed = call.task.options.key_maker or isinstance(call, PlacedCall)
+            kind = KeyedTemplate if is_keyed else Template
             template = call.task.template = kind(call.task, settings)
         items.append(template.item(call, fresh_id))
     return items

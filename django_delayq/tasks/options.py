@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 from uuid import UUID
 
 from ..core.conf import DEFAULT_TOPIC, check_name
@@ -20,7 +20,10 @@ from .backoff import Backoff, exponential, ladder
 from .key_maker import KeyMaker
 from .recurrence import RecurrenceOptions
 
-OnDuplicate = Literal["raise", "keep", "replace"]
+OnDuplicate = Literal["raise", "keep", "replace", "extend", "earliest"]
+
+#: Values of on_duplicate with which max_wait goes.
+LIMITED = ("replace", "extend")
 
 NOW, NEVER = When.after(0), When()
 
@@ -51,7 +54,11 @@ class SharedOptions(TypedDict, total=False):
     `"raise"` raises. Default: `ON_REDIS_ERROR`."""
     on_duplicate: OnDuplicate
     """What enqueue does when a message with this key is live: `"raise"` (the default) raises
-    DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one."""
+    DuplicateMessage, `"keep"` drops the new message, `"replace"` replaces the waiting one. So do
+    `"extend"`, at the later of the two due times, and `"earliest"`, at the earlier one."""
+    max_wait: Duration | None
+    """With `"replace"` or `"extend"`: a replacement is due so long after the first enqueue at the
+    latest; 1 s to ten years. Default: no limit."""
 
 
 class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
@@ -128,6 +135,7 @@ class Options:
     priority: Priority = Priority.NORMAL
     expires: When = NEVER
     on_duplicate: OnDuplicate = "raise"
+    max_wait_ms: int | None = None
     key: str | None = None
     key_maker: KeyMaker | None = None
     id: bytes | None = None
@@ -165,6 +173,16 @@ class Options:
         """A copy with what using() was given. Raises InvalidMessage and its subclasses."""
         return self._with(changes, _OF_CALL)
 
+    @property
+    def mode(self) -> str:
+        """on_duplicate, with max_wait where that counts. Raises InvalidMessage when the delay is
+        longer."""
+        if self.max_wait_ms is None or self.on_duplicate not in LIMITED:
+            return self.on_duplicate
+        if self.when.is_delay and self.when.ms > self.max_wait_ms:
+            raise InvalidMessage("The delay is longer than max_wait. Make one of both fit.")
+        return f"{self.on_duplicate}:{self.max_wait_ms}"
+
     def _with(self, changes: Mapping[str, Any], known: frozenset[str]) -> Options:
         if "delay" in changes and changes.get("due_at") is not None and "due_at" in known:
             raise InvalidMessage("Give delay or due_at, not both.")
@@ -177,7 +195,10 @@ class Options:
                 values[target] = check(value)
         if "key" in values:
             values["key_maker"] = None
-        return replace(self, **values)
+        options = replace(self, **values)
+        if "max_wait_ms" in values and options.on_duplicate not in LIMITED:
+            raise InvalidMessage('max_wait goes with on_duplicate="replace" or "extend".')
+        return options
 
 
 #: Names that other queues have for these options.
@@ -316,7 +337,8 @@ def _backoff(value: Any) -> Backoff:
     return ladder(steps)
 
 
-def _headers(value: Any) -> dict[str, str]:
+def check_headers(value: Any) -> dict[str, str]:
+    """A copy of the headers. Raises InvalidMessage unless they are a mapping of str to str."""
     if not isinstance(value, Mapping) or not all(
         isinstance(x, str) for pair in value.items() for x in pair
     ):
@@ -337,11 +359,12 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "expires": ("expires", _expires),
     "on_duplicate": (
         "on_duplicate",
-        partial(_choice, "on_duplicate", ("raise", "keep", "replace")),
+        partial(_choice, "on_duplicate", get_args(OnDuplicate)),
     ),
+    "max_wait": ("max_wait_ms", partial(_duration, "max_wait", 3650 * 86_400)),
     "key": ("key", check_key),
     "id": ("id", parse_id),
-    "headers": ("headers", _headers),
+    "headers": ("headers", check_headers),
     "database": ("database", str),
     "after_commit": ("after_commit", partial(_boolean, "after_commit")),
     "durable": ("durable", partial(_boolean, "durable")),

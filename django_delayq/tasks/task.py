@@ -7,22 +7,34 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
-from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from ..core.conf import get_settings
-from ..core.exceptions import InvalidArguments, InvalidTask, Reject, Retry, Snooze
+from ..core.exceptions import (
+    InvalidArguments,
+    InvalidTask,
+    MiddlewareFailed,
+    Reject,
+    Retry,
+    Snooze,
+)
 from ..core.limits import names_in
-from ..core.message import task_code
+from ..core.message import check_key, task_code
+from ..core.times import Duration, When
 from .annotations import Annotations
 from .declaration import declaring
 from .options import CallOptions, Options
 from .recurrence import Recurrence
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 #: Worth another attempt whatever retry_for says.
-_WORTH = (Retry, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
+_WORTH = (Retry, MiddlewareFailed, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -189,6 +201,14 @@ class Task(Generic[P, R]):
         result: R = self.definition.func(*args, **kwargs)
         return result
 
+    @cached_property
+    def placing(self) -> Self:
+        """The copy that calls with a key or a due time of their own belong to: what they share is
+        made once for them, too."""
+        copy = type(self)(self.definition, self.options)
+        copy.__dict__["placing"] = copy
+        return copy
+
     @property
     def name(self) -> str:
         """Stands for the task in logs and stored messages."""
@@ -256,3 +276,25 @@ class Call:
     task: Task[Any, Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+
+    def using(
+        self,
+        *,
+        key: str | None = None,
+        delay: Duration | None = None,
+        due_at: datetime | None = None,
+    ) -> PlacedCall:
+        """The call with a key and a due time of its own. In an enqueue_many() of many keys this
+        costs a fraction of a `using()` of the task for each. Raises InvalidMessage."""
+        when = None
+        if delay is not None or due_at is not None:
+            when = When.given(delay, due_at)
+        return PlacedCall(self.task.placing, self.args, self.kwargs, check_key(key), when)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCall(Call):
+    """A call with a key or a due time of its own; None: those of the task."""
+
+    key: str | None
+    when: When | None

@@ -33,8 +33,9 @@ from ..store.store import RedisStore
 from ..tasks import registry
 from ..tasks.naming import shown
 from ..tasks.task import Task
-from ..worker.executor import Executor, Resolved
+from ..worker.executor import Executor
 from ..worker.outcome import Outcome
+from ..worker.resolved import Resolved
 from ..worker.settler import Settler
 from ..worker.shared import Shared
 

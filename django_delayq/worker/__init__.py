@@ -8,6 +8,6 @@ from __future__ import annotations
 
 __all__ = [
     "agenda", "claim_hold", "dispatcher", "event_loop", "executor", "heartbeat", "lease_keeper",
-    "listener", "outcome", "process", "quarantine", "reclaimer", "sampler", "settler",
-    "shared", "thread_pool", "worker",
+    "listener", "middleware", "outcome", "process", "quarantine", "reclaimer", "resolved",
+    "sampler", "settler", "shared", "thread_pool", "worker",
 ]  # fmt: skip

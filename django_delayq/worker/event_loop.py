@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 from ..core.connections import close_all
@@ -80,7 +81,8 @@ class EventLoop:
         """Start a coroutine for each lease; one hop into the loop for all."""
         self._fed += len(leases)
         self._fed_at = time.monotonic()
-        self._loop.call_soon_threadsafe(self._begin, leases)
+        # An empty context, of which each coroutine gets a copy: it inherits nothing from here.
+        self._loop.call_soon_threadsafe(self._begin, leases, context=Context())
 
     @property
     def running(self) -> list[Lease]:

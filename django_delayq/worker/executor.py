@@ -7,16 +7,14 @@ import logging
 import math
 import time
 import traceback as tracebacks
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
-from inspect import isasyncgen, isawaitable, isgenerator
-from typing import Any, NamedTuple
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
 from ..core import signals
-from ..core.conf import Settings
 from ..core.connections import close_all, close_broken
 from ..core.exceptions import (
     DelayQError,
@@ -28,7 +26,7 @@ from ..core.exceptions import (
     UndecodableMessage,
 )
 from ..core.log import log_failure
-from ..core.message import VERSION, Body, Record, decode_body, task_code_of
+from ..core.message import VERSION, Record, decode_body, task_code_of
 from ..core.task_report import TaskReport, encode_result
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
@@ -38,6 +36,7 @@ from ..tasks.context import running
 from ..tasks.naming import kept_task_name
 from ..tasks.task import Task
 from .outcome import Outcome, Result
+from .resolved import Resolved, refuse_unrun
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
@@ -75,13 +74,6 @@ _REASONS: dict[type[DelayQError], str] = {
 _ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
 
 
-class Resolved(NamedTuple):
-    """A message whose task is known and can be called."""
-
-    task: Task[..., Any]
-    body: Body
-
-
 class Executor:
     """Turns a lease into an outcome. Knows neither Redis nor threads."""
 
@@ -92,17 +84,26 @@ class Executor:
         self._settle = settle
         self._connections_checked_at = 0.0
         self._connection_check: asyncio.Future[None] | None = None
+        self._call: Callable[[Resolved], Any] = Resolved.call
+        self._start: Callable[[Resolved], Awaitable[Any]] = Resolved.call
+        if self._settings.middleware:
+            from .middleware import Middleware
+
+            middleware = Middleware(self._settings.middleware)
+            self._call, self._start = middleware.call, middleware.start
         context.worker_name = shared.name
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
+        # A copy of the thread's context, which has nothing but its caches. What a task, a
+        # middleware or a receiver of `started` sets (a language, a time zone) ends with the run.
+        copy_context().run(self._run, lease)
+
+    def _run(self, lease: Lease) -> None:
         try:
             resolved, outcome = self._resolve(lease)
             if resolved is not None:
-                # A context of its own: a language or a time zone that a task activates ends with
-                # the task.
-                error = copy_context().run(self._perform, lease, resolved)
-                outcome = self._classify(lease, resolved, error)
+                outcome = self._classify(lease, resolved, self._perform(lease, resolved))
         except BaseException as error:
             outcome = self._fail(lease, error)
         self._settle(outcome)
@@ -157,15 +158,22 @@ class Executor:
         close_broken()
         try:
             if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, partial(_call, lease, resolved, self._settings))
+                self._perform_once(lease, partial(self._run_def, lease, resolved))
             else:
-                _call(lease, resolved, self._settings)
+                self._run_def(lease, resolved)
         except BaseException as error:  # SystemExit of a task must not end the thread
             return error
         else:
             return None
         finally:
             close_broken()
+
+    def _run_def(self, lease: Lease, resolved: Resolved) -> None:
+        result = self._call(resolved)
+        if result is not None:
+            refuse_unrun(resolved.task.name, result)
+        if resolved.task.definition.options.result:
+            keep_result(lease, result, self._settings.body_limit)
 
     def _perform_once(self, lease: Lease, run: Callable[[], object]) -> None:
         perform_once = self._shared.perform_once
@@ -190,11 +198,9 @@ class Executor:
             ):
                 self._connections_checked_at = now
                 self._connection_check = asyncio.ensure_future(sync_to_async(close_broken)())
-            result = await resolved.task.definition.func(
-                *resolved.body.args, **resolved.body.kwargs
-            )
+            result = await self._start(resolved)
             if result is not None:
-                _refuse_unrun(resolved.task.name, result)
+                refuse_unrun(resolved.task.name, result)
             if resolved.task.definition.options.result:
                 keep_result(lease, result, self._settings.body_limit)
         except BaseException as error:
@@ -279,31 +285,10 @@ class Executor:
             return ""
 
 
-def _call(lease: Lease, resolved: Resolved, settings: Settings) -> None:
-    definition = resolved.task.definition
-    result = definition.func(*resolved.body.args, **resolved.body.kwargs)
-    if result is not None:
-        _refuse_unrun(resolved.task.name, result)
-    if definition.options.result:
-        keep_result(lease, result, settings.body_limit)
-
-
 def keep_result(lease: Lease, value: object, limit: int) -> None:
     """Let the ack take the return value with it. Raises InvalidResult."""
     lease.report = lease.report or TaskReport()
     lease.report.result = encode_result(value, limit)
-
-
-def _refuse_unrun(name: str, result: object) -> None:
-    """Raise TypeError when the task returned a coroutine or a generator: then nothing has run, and
-    the message must not be acked."""
-    if isgenerator(result) or isasyncgen(result) or isawaitable(result):
-        if isinstance(result, Generator | Coroutine):
-            result.close()  # or Python warns of it later
-        kind = type(result).__name__
-        raise TypeError(
-            f"Nothing has run: {name} returned a {kind}, which nobody awaits or iterates over."
-        )
 
 
 def _storable(text: str) -> str:

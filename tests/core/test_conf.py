@@ -51,6 +51,8 @@ def test_topics_are_parsed() -> None:
     [
         ({"PREFX": "x"}, r"DELAYQ has no option PREFX. Did you mean PREFIX\?"),
         ({"COLOUR": "x"}, r"DELAYQ has no option COLOUR\.$"),
+        ({"MIDDLEWARE": "shop.layer"}, r'DELAYQ\["MIDDLEWARE"\] must be a list of dotted paths'),
+        ({"ENQUEUE_HOOKS": [5]}, r"must be a list of dotted paths, not \[5\]"),
         ({"TTR": 0}, r'DELAYQ\["TTR"\] must be from 1 to 86400, not 0'),
         ({"TTR": "60"}, r'DELAYQ\["TTR"\] must be a timedelta or a number of seconds'),
         ({"TTR": -1}, r"zero or more"),

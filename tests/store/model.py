@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from django_delayq.core.message import Attempts
 from django_delayq.store.lease import Lease
+from django_delayq.store.store import replaces
 
 AGEING_MS = 60_000
 
@@ -131,15 +132,24 @@ class Model:
             self.live[message_id] = new
             self.enqueued += 1
             return ""
-        if mode != "replace":
+        if not replaces(mode):
             return "SAME" if (known.body, known.lane) == (new.body, new.lane) else "DUPLICATE"
         if known.token is not None:
-            self.supersede(message_id, known.follower, new)
+            word = self.take_the_place(message_id, "FOLLOWS", mode, known.follower, new)
             known.follower = new
-            return "FOLLOWS"
-        self.supersede(message_id, known, new)
+            return word
         self.live[message_id] = new
-        return "REPLACED"
+        return self.take_the_place(message_id, "REPLACED", mode, known, new)
+
+    def take_the_place(
+        self, message_id: bytes, word: str, mode: str, old: Known | None, new: Known
+    ) -> str:
+        """The new one takes the place of the old, and with some modes its due time."""
+        self.supersede(message_id, old, new)
+        if old is None or mode == "replace":
+            return word
+        new.due = max(new.due, old.due) if mode == "extend" else min(new.due, old.due)
+        return f"{word}:{new.due}"
 
     def fate(self, message_id: bytes, stamp: int) -> str:
         """What is known of a life of a durable message."""
@@ -153,7 +163,7 @@ class Model:
         fate, known = self.fate(row.id, row.stamp), self.live.get(row.id)
         if fate != "MISSING":
             return "SAME" if fate == "LIVE" else fate
-        if known and row.mode == "replace" and (known.follower or known).stamp > row.stamp:
+        if known and replaces(row.mode) and (known.follower or known).stamp > row.stamp:
             self.forget_older(row)
             return "OLDER"
         word = self.enqueue(row.id, row.mode, replace(row.known))

@@ -14,11 +14,11 @@ from django_delayq.core.message import DURABLE, Priority, Record
 from django_delayq.store import finished as module
 from django_delayq.store.entries import Entry
 from django_delayq.store.finished import FinishedStream
-from django_delayq.store.store import RedisStore
+from django_delayq.store.store import RedisStore, replaces
 from tests.servers import Server
 from tests.store import factories
 from tests.store.factories import PARTITION, accepted
-from tests.store.machine import StoreMachine, bodies, ids, priorities, whens
+from tests.store.machine import MODES, StoreMachine, bodies, ids, priorities, whens
 from tests.store.model import Known, Row
 
 contents = st.builds(
@@ -46,14 +46,14 @@ class DurableMachine(StoreMachine):
 
     @rule(
         message_id=ids,
-        mode=st.sampled_from(["raise", "keep", "replace", "replace"]),
+        mode=st.sampled_from([*MODES, "replace"]),
         content=contents,
         sent=st.booleans(),
     )
     def accept(self, message_id: bytes, mode: str, content: Known, sent: bool) -> None:
         """A producer commits a row, and sends it unless it crashes before."""
         row = self.model.rows.get(message_id)
-        if row and mode != "replace" and self._fate(row) != "DONE":
+        if row and not replaces(mode) and self._fate(row) != "DONE":
             return
         self.last_stamp = max(self.last_stamp + 1, int(self.store.clock_ms() * 1000))
         content.stamp = self.last_stamp
@@ -70,7 +70,7 @@ class DurableMachine(StoreMachine):
 
     @rule(
         message_id=ids,
-        mode=st.sampled_from(["raise", "keep", "replace"]),
+        mode=st.sampled_from(MODES),
         content=contents,
         first=st.booleans(),
     )

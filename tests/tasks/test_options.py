@@ -42,7 +42,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_attempts": True}, exceptions.InvalidMessage, "whole number"),
     ({"priority": "urgent"}, exceptions.InvalidMessage, 'priority is \'urgent\': use "high", "normal" or "low"'),
     ({"priority": 9}, exceptions.InvalidMessage, "priority is 9"),
-    ({"on_duplicate": "ignore"}, exceptions.InvalidMessage, 'use "raise", "keep" or "replace"'),
+    ({"on_duplicate": "ignore"}, exceptions.InvalidMessage, 'use "raise", "keep", "replace", "extend" or "earliest"'),
     ({"key": ""}, exceptions.InvalidKey, "1 to 256 characters"),
     ({"key": "x" * 257}, exceptions.InvalidKey, "1 to 256 characters"),
     ({"key": 5}, exceptions.InvalidKey, "key is 5. A key is a string"),

@@ -53,6 +53,8 @@ class ScheduleForm(WhenForm):
             ("raise", gettext_lazy("refuse")),
             ("keep", gettext_lazy("keep that one")),
             ("replace", gettext_lazy("replace it")),
+            ("extend", gettext_lazy("replace it, at the later of the two due times")),
+            ("earliest", gettext_lazy("replace it, at the earlier of the two due times")),
         ),
     )
     priority = forms.ChoiceField(

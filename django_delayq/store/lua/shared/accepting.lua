@@ -13,7 +13,8 @@ local function standing(id, existing, record, when, mode)
   local word = from_sql and known(id, existing, string.sub(record, 1, 8))
   if word then return word == 'LIVE' and 'SAME' or word end
   if not existing then return mode == 'adopt' and 'GONE' end
-  if mode == 'replace' then
+  local how = string.match(mode, '^%a+')
+  if how == 'replace' or how == 'extend' or how == 'earliest' then
     if from_sql and follower_of(id) ~= '' then existing = follower_of(id) end -- this is what would be replaced
     return from_sql and #existing >= 8 and struct.unpack('>I8', existing) > struct.unpack('>I8', record) and 'OLDER'
   end
@@ -28,10 +29,4 @@ end
 local function adopt(existing)
   local flags = string.byte(existing, 15)
   return string.sub(existing, 1, 14) .. string.char(flags % 128 + 128) .. string.sub(existing, 16)
-end
-
--- When what an enqueue takes the place of would have run.
-local function planned(id, record, word)
-  if word == 'FOLLOWS' then return struct.unpack('>I6', redis.call('HGET', FOLLOWERS, id)) end
-  return due_in(redis.call('ZSCORE', lane_of(record), id))
 end

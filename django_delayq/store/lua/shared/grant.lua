@@ -28,8 +28,9 @@ local function grant(ids, records, olds, scores, lanes, token, late)
       over[#over + 1] = i
     else
       local attempt, crashes = struct.unpack('>I2I2', old or '\0\0\0\0')
+      local before = old and string.sub(old, 11, 16)
       local entry = struct.pack('>I2I2I6', math.min(attempt + 1, 65535), crashes, scores[i])
-        .. (old and string.sub(old, 11, 16) or first_claim) .. token .. (old and string.sub(old, 33) or never)
+        .. (before ~= never and before or first_claim) .. token .. (old and string.sub(old, 33) or never)
       local n = #leases
       leases[n + 1], leases[n + 2] = NOW + (whole and struct.unpack('>I4', record, 16) or 60000), id
       entries[n + 1], entries[n + 2] = id, entry

@@ -1,0 +1,104 @@
+"""Prunes the archive by itself: what DELAYQ["ARCHIVE_RETENTION"] no longer keeps goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from ..core.conf import get_settings
+from ..core.database import reached
+from ..core.service import Service
+from ..store.store import RedisStore
+from .prune import Pruned, prune
+
+#: Seconds between two runs.
+INTERVAL = 600.0
+#: Rows that go in one transaction.
+BATCH = 500
+#: While tasks run, it rests after each transaction so many times as long as that took.
+REST = 4.0
+
+
+class _Found(Exception):
+    """There is something to prune."""
+
+
+class _Stops(Exception):
+    """The process stops, or another one has the lock by now."""
+
+
+class Retention(Service):
+    """Runs in each process that archives, when the setting is there. One of them prunes at a
+    time."""
+
+    name = "retention"
+    interval = INTERVAL
+
+    def __init__(self, store: RedisStore, *, tasks_run: Callable[[], bool] = bool) -> None:
+        super().__init__()
+        self._store = store
+        self._tasks_run = tasks_run
+        self._batch_began_at = 0.0
+        self.deleted = 0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Rows that were deleted here."""
+        return {"deleted": self.deleted}
+
+    def run_once(self) -> float:
+        """Prune each state by its own age, each recorded as a prune. Raises StoreUnavailable and
+        DatabaseUnavailable: the service tries again."""
+        if not self._store.workers.acquire_lock(self.name, int(INTERVAL * 900)):
+            return self.interval
+        try:
+            with reached():
+                for state, seconds in get_settings().archive_retention.items():
+                    self._prune(timedelta(seconds=seconds), state)
+        except _Stops:
+            return 0.0
+        return self.interval
+
+    def _prune(self, age: timedelta, state: str) -> None:
+        if not self._has_old(age, state):
+            return
+        before = 0
+
+        def progress(pruned: Pruned) -> None:
+            nonlocal before
+            self.deleted += pruned.count - before
+            before = pruned.count
+            self._pause()
+
+        self._batch_began_at = time.monotonic()
+        done = prune(
+            age, state=state, by='DELAYQ["ARCHIVE_RETENTION"]', progress=progress, batch=BATCH
+        )
+        self.deleted += done.count - before
+
+    def _has_old(self, age: timedelta, state: str) -> bool:
+        """Whether a prune would delete anything: one that does not would only leave a record."""
+
+        def progress(pruned: Pruned) -> None:
+            if self.stopping:
+                raise _Stops
+            if pruned.count:
+                raise _Found
+
+        try:
+            found = prune(age, state=state, dry_run=True, progress=progress, batch=BATCH)
+        except _Found:
+            return True
+        return found.count > 0
+
+    def _pause(self) -> None:
+        """Before the first transaction and after each. Raises _Stops."""
+        if self._tasks_run() and not self.stopping:
+            self.sleeper.wait(REST * (time.monotonic() - self._batch_began_at))
+        if self.stopping:
+            self._store.workers.release_lock(self.name)
+            raise _Stops
+        self._store.workers.extend_lock(self.name, int(INTERVAL * 900))
+        self._batch_began_at = time.monotonic()
