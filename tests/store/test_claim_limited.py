@@ -368,6 +368,24 @@ def test_many_that_went_while_they_waited_do_not_hold_up_those_behind_them(
     assert claimed_ids(store, ONE) == [newer]
 
 
+def test_very_many_that_went_are_forgotten_in_a_few_claims_that_come_at_once(
+    store: RedisStore,
+) -> None:
+    enqueue_in_order(store, 400)
+    (lease,) = claim(store, ONE).leases
+    store.purge(PARTITION)
+    newer = enqueue(store, limit=LIMIT, when=str(int(PAST) + 900))
+    assert claimed_ids(store, ONE) == []
+    ack(store, lease)
+    rewind(store, PARTITION, 3000)
+    for _ in range(5):
+        claimed = claim(store, ONE)
+        if claimed.leases:
+            break
+        assert (claimed.next_due_ms or 0) <= claimed.now_us / 1000
+    assert [lease.id for lease in claimed.leases] == [newer]
+
+
 @pytest.mark.parametrize("why", ["too late", "expired"])
 def test_many_that_are_over_do_not_hold_up_those_behind_them(store: RedisStore, why: str) -> None:
     limits = TopicLimits(tasks={CODE: LimitRule(concurrency=1, too_late_ms=60_000)})
