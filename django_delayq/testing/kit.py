@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from ..core.present import view
 from ..core.times import Duration, duration_ms, from_ms, in_words, instant_ms
 from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import list_outbox
+from ..outbox.ticker import insert
 from ..store import get_store
 from ..store.for_tests import delete_keys, travel
 from ..store.store import RedisStore
@@ -43,6 +45,8 @@ R = TypeVar("R")
 
 #: A due time and a delay are as expected when they differ by less than this.
 TOLERANCE = timedelta(seconds=1)
+#: So many ticks of a task are written in one travel at most.
+MOST_TICKS = 10_000
 ASYNC = "In async code, await the method of this name with an `a` before it."
 
 
@@ -69,6 +73,7 @@ class QueueUnderTest:
         self._prefix = f"test-{secrets.token_hex(6)}"
         self._ahead_ms = 0
         self._failures: list[PlannedFailure] = []
+        self._recurring: list[Task[..., Any]] = []
         self._before: dict[str, Any] = {}
         self._store: RedisStore | None = None
         self._watched = ExitStack()
@@ -213,18 +218,20 @@ class QueueUnderTest:
         """The time of the queue. Python's own clock does not move with it."""
         return from_ms(self.store.clock_ms())
 
-    def travel(self, **duration: float) -> datetime:
-        """Move the time of the queue forward, by `days`, `hours`, `minutes`, `seconds` and other
-        arguments of timedelta. Returns the new time. Nobody sleeps, and nothing runs.
+    def travel(self, duration: Duration = 0, /, **parts: float) -> datetime:
+        """Move the time of the queue forward, by a timedelta or a number of seconds, or by `days`,
+        `hours`, `minutes`, `seconds` and other arguments of timedelta. Returns the new time. Nobody
+        sleeps, and nothing runs.
 
         What the transaction of a TestCase has enqueued was sent before. Raises InvalidDelay for a
-        negative duration.
+        negative duration, and DelayQError if a task of recur() has more than 10,000 ticks meanwhile.
         """
-        return self._travel(duration_ms(timedelta(**duration), "the duration"))
+        moved_ms = duration_ms(timedelta(**parts), "the duration")
+        return self._travel(duration_ms(duration, "the duration") + moved_ms)
 
     def travel_to(self, instant: datetime) -> datetime:
         """Move the time of the queue to an aware datetime, and return it. Raises InvalidDelay when
-        that has passed."""
+        that has passed, and DelayQError as travel()."""
         distance_ms = instant_ms(instant, "the instant") - self.store.clock_ms()
         if distance_ms < 0:
             raise InvalidDelay(f"Time goes forward only: it is {self.now:%Y-%m-%d %H:%M:%S} UTC.")
@@ -232,9 +239,34 @@ class QueueUnderTest:
 
     def _travel(self, distance_ms: int) -> datetime:
         self._send()
+        self._write_ticks(distance_ms)
         self._ahead_ms += distance_ms
         travel(self.store.client, self._ahead_ms)
         return self.now
+
+    def recur(self, *tasks: Task[..., Any]) -> None:
+        """Give these recurring tasks their ticks from now on: each travel enqueues a message for
+        each tick that it passes. Without this call a test meets no ticks, whatever the time of day.
+
+        Raises InvalidMessage for a task without `every` or `cron`.
+        """
+        for task in tasks:
+            if task.definition.recurrence is None:
+                raise InvalidMessage(f"{task.name} is not recurring: give it every= or cron=.")
+        self._recurring += tasks
+
+    @async_unsafe(ASYNC)
+    def _write_ticks(self, distance_ms: int) -> None:
+        now_ms = int(self.store.clock_ms())
+        for task in self._recurring:
+            assert task.definition.recurrence is not None
+            passed = task.definition.recurrence.rule.ticks(now_ms, now_ms + distance_ms)
+            ticks = list(islice(passed, MOST_TICKS + 1))
+            if len(ticks) > MOST_TICKS:
+                raise DelayQError(
+                    f"{task.name} has more than {MOST_TICKS:,} ticks in this time. Travel less far."
+                )
+            insert(task, ticks)
 
     # What runs
 
@@ -281,9 +313,9 @@ class QueueUnderTest:
         """refute_enqueued() for async tests."""
         await _aside(lambda: self.refute_enqueued(task, **wanted))
 
-    async def atravel(self, **duration: float) -> datetime:
+    async def atravel(self, duration: Duration = 0, /, **parts: float) -> datetime:
         """travel() for async tests."""
-        return await _aside(lambda: self.travel(**duration))
+        return await _aside(lambda: self.travel(duration, **parts))
 
     async def atravel_to(self, instant: datetime) -> datetime:
         """travel_to() for async tests."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ from ..store.store import RedisStore
 from ..tasks import registry
 from ..tasks.naming import shown
 from ..tasks.task import Task
+from ..worker.claims import Claims
 from ..worker.executor import Executor
 from ..worker.outcome import Outcome
 from ..worker.resolved import Resolved
@@ -121,6 +123,7 @@ class DueRunner:
         self._relay = Relay(store)
         topics = tuple(sorted(registry.known_topics()))
         settings, perform_once = store.client.settings, exactly_once.perform
+        self._claims = Claims(store, settings)
         self._shared = Shared(store, settings, WORKER, topics, perform_once=perform_once)
         self._settler = Settler(self._shared, lambda outcomes: None)
         self._outcomes: list[Outcome] = []
@@ -160,7 +163,7 @@ class DueRunner:
         """Claim and run one message: it may cancel those that are due after it. Returns whether
         there was one."""
         for partition in self._due():
-            claimed = self._store.claim(partition, 1)
+            claimed = self._claims.claim(partition, 1, os.urandom(16))
             self._shared.clock.sync(claimed.now_us)
             for lease in claimed.leases:
                 self._run(lease, reraise)
@@ -168,7 +171,7 @@ class DueRunner:
                 self._report_expired(partition, claimed.over)
             if claimed.leases or claimed.over:
                 return True
-        return False  # what is due there is paused
+        return False  # what is due there is paused, or a limit holds it back
 
     def _due(self) -> Sequence[Partition]:
         """The partitions that have something due, the oldest first."""
