@@ -34,8 +34,9 @@ from ..store.for_tests import delete_keys, travel
 from ..store.store import RedisStore
 from ..tasks import registry
 from ..tasks.builder import Item, build
+from ..tasks.recurrence import Recurrence
 from ..tasks.task import Call, Task
-from .running import DueRunner, PlannedFailure, RunReport, open_tests
+from .running import AnyTask, DueRunner, PlannedFailure, RunReport, name_of, open_tests
 from .session_server import session_url
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class QueueUnderTest:
         self._prefix = f"test-{secrets.token_hex(6)}"
         self._ahead_ms = 0
         self._failures: list[PlannedFailure] = []
-        self._recurring: list[Task[..., Any]] = []
+        self._recurring: dict[str, tuple[Task[Any, Any], Recurrence]] = {}
         self._before: dict[str, Any] = {}
         self._store: RedisStore | None = None
         self._watched = ExitStack()
@@ -171,7 +172,7 @@ class QueueUnderTest:
 
     def assert_enqueued(
         self,
-        task: Task[..., Any] | str,
+        task: AnyTask | str,
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
@@ -181,9 +182,10 @@ class QueueUnderTest:
     ) -> Message:
         """Fail unless a message of the task waits that is as described; returns the first of them.
 
-        `args` and `kwargs` are the whole call, as the task takes it. `delay` counts from the
-        enqueue. Delays and due times may differ by a second. Raises InvalidMessage for a call that
-        the task does not take, and for wrong durations and datetimes.
+        `task` is a task of this package or of Django, or its name. `args` and `kwargs` are the
+        whole call, as the task takes it. `delay` counts from the enqueue. Delays and due times may
+        differ by a second. Raises InvalidMessage for what is no task, for a call that the task does
+        not take, and for wrong durations and datetimes.
         """
         __tracebackhide__ = True
         wanted = _Wanted(task, args, kwargs, key, delay, due_at)
@@ -195,7 +197,7 @@ class QueueUnderTest:
 
     def refute_enqueued(
         self,
-        task: Task[..., Any] | str,
+        task: AnyTask | str,
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
@@ -224,7 +226,7 @@ class QueueUnderTest:
         sleeps, and nothing runs.
 
         What the transaction of a TestCase has enqueued was sent before. Raises InvalidDelay for a
-        negative duration, and DelayQError if a task of recur() has more than 10,000 ticks meanwhile.
+        negative duration, and DelayQError if a task of recur() has more than 10,000 ticks in it.
         """
         moved_ms = duration_ms(timedelta(**parts), "the duration")
         return self._travel(duration_ms(duration, "the duration") + moved_ms)
@@ -244,23 +246,27 @@ class QueueUnderTest:
         travel(self.store.client, self._ahead_ms)
         return self.now
 
-    def recur(self, *tasks: Task[..., Any]) -> None:
-        """Give these recurring tasks their ticks from now on: each travel enqueues a message for
-        each tick that it passes. Without this call a test meets no ticks, whatever the time of day.
+    def recur(self, task: AnyTask | str) -> datetime:
+        """Give a recurring task its ticks from now on: each travel enqueues a message for each tick
+        that it passes. Without this call a test meets no ticks, whatever the time of day. Returns
+        the first tick, for travel_to().
 
         Raises InvalidMessage for a task without `every` or `cron`.
         """
-        for task in tasks:
-            if task.definition.recurrence is None:
-                raise InvalidMessage(f"{task.name} is not recurring: give it every= or cron=.")
-        self._recurring += tasks
+        name = name_of(task)
+        recurring = registry.recurring_tasks().get(name)
+        if recurring is None:
+            raise InvalidMessage(
+                f"{name} is not a recurring task: declare it with every= or cron=."
+            )
+        self._recurring[name] = recurring
+        return from_ms(next(recurring[1].rule.ticks(int(self.store.clock_ms()))))
 
     @async_unsafe(ASYNC)
     def _write_ticks(self, distance_ms: int) -> None:
         now_ms = int(self.store.clock_ms())
-        for task in self._recurring:
-            assert task.definition.recurrence is not None
-            passed = task.definition.recurrence.rule.ticks(now_ms, now_ms + distance_ms)
+        for task, recurrence in self._recurring.values():
+            passed = recurrence.rule.ticks(now_ms, now_ms + distance_ms)
             ticks = list(islice(passed, MOST_TICKS + 1))
             if len(ticks) > MOST_TICKS:
                 raise DelayQError(
@@ -288,12 +294,12 @@ class QueueUnderTest:
         return runner.run(limit, reraise)
 
     def fail_next(
-        self, error: BaseException | type[BaseException], *, task: Task[..., Any] | None = None
+        self, error: BaseException | type[BaseException], *, task: AnyTask | None = None
     ) -> None:
         """Let the next run raise this error in place of the task; with `task`, the next run of this
         one. Called twice, the next two runs fail."""
         raised = error() if isinstance(error, type) else error
-        self._failures.append(PlannedFailure(raised, task.name if task else None))
+        self._failures.append(PlannedFailure(raised, None if task is None else name_of(task)))
 
     # For async tests
 
@@ -302,14 +308,12 @@ class QueueUnderTest:
         return await _aside(lambda: self.messages)
 
     async def aassert_enqueued(
-        self, task: Task[..., Any] | str, **wanted: Unpack[_Description]
+        self, task: AnyTask | str, **wanted: Unpack[_Description]
     ) -> Message:
         """assert_enqueued() for async tests."""
         return await _aside(lambda: self.assert_enqueued(task, **wanted))
 
-    async def arefute_enqueued(
-        self, task: Task[..., Any] | str, **wanted: Unpack[_Description]
-    ) -> None:
+    async def arefute_enqueued(self, task: AnyTask | str, **wanted: Unpack[_Description]) -> None:
         """refute_enqueued() for async tests."""
         await _aside(lambda: self.refute_enqueued(task, **wanted))
 
@@ -356,17 +360,17 @@ class _Wanted:
 
     def __init__(
         self,
-        task: Task[..., Any] | str,
+        task: AnyTask | str,
         args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
         key: str | None,
         delay: Duration | None,
         due_at: datetime | None,
     ) -> None:
-        if isinstance(task, str) and task not in registry.by_name:
-            raise InvalidMessage(f"No task is declared under the name {task!r}.")
-        declared = registry.by_name[task] if isinstance(task, str) else task
-        self.task = declared.name
+        self.task = name_of(task)
+        declared = registry.by_name.get(self.task) or registry.find(self.task)
+        if declared is None:
+            raise InvalidMessage(f"No task is declared under the name {self.task!r}.")
         self.key = key
         self.delay = None if delay is None else timedelta(milliseconds=duration_ms(delay))
         self.due_at = None if due_at is None else from_ms(instant_ms(due_at))

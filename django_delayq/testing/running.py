@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -23,7 +23,7 @@ from ..archive import exactly_once
 from ..archive.archiver import store_entries
 from ..client.enqueue import is_of_a_test
 from ..core import signals
-from ..core.exceptions import DelayQError, StoreUnavailable
+from ..core.exceptions import DelayQError, InvalidMessage, StoreUnavailable
 from ..core.message import Found, Message, State, task_code_of
 from ..core.signals import Event
 from ..outbox.relay import Relay
@@ -45,6 +45,26 @@ logger = logging.getLogger("delayq")
 
 #: Names the runs of tests in the archive.
 WORKER = "test"
+
+
+class DjangoTask(Protocol):
+    """A task of `django.tasks` or of its backport."""
+
+    @property
+    def module_path(self) -> str:
+        """The path of its function, which is the name of the task here."""
+
+
+AnyTask = Task[..., Any] | DjangoTask
+
+
+def name_of(task: AnyTask | str) -> str:
+    """The name under which messages know the task. Raises InvalidMessage for what is no task."""
+    name = task if isinstance(task, str) else getattr(task, "module_path", None)
+    name = task.name if isinstance(task, Task) else name
+    if not isinstance(name, str):
+        raise InvalidMessage(f"Give a task, not {task!r:.80}. Is @delayed_task missing?")
+    return name
 
 
 @dataclass(frozen=True)
@@ -90,9 +110,10 @@ class RunReport(tuple[TaskRun, ...]):
         """The runs in which a task raised an error, and those that the worker could not begin."""
         return [run for run in self if run.outcome in ("retried", "dead", "put off", "lease lost")]
 
-    def of(self, task: Task[..., Any]) -> RunReport:
-        """The runs of one task."""
-        return RunReport(run for run in self if run.task == task.name)
+    def of(self, task: AnyTask) -> RunReport:
+        """The runs of one task, ours or Django's."""
+        name = name_of(task)
+        return RunReport(run for run in self if run.task == name)
 
     def __repr__(self) -> str:
         return "RunReport(" + "".join(f"\n  {run}" for run in self) + ")"
